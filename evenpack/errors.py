@@ -1,0 +1,52 @@
+"""What can go wrong by the user's hand, in one tree.
+
+    EvenpackError
+    ├── ConfigError        the run file, an override or the command line
+    ├── DataError          sources, tokenizers, token files, prepared data
+    │   └── NotPreparedError
+    ├── PackingError       lengths, histograms, packing limits
+    ├── BackendError       an attention backend or device that cannot serve
+    ├── CheckpointError    a checkpoint that is missing, broken or of another run
+    └── RunError           a run that could not go on: a rank died, the disk is full
+
+Each message says what was expected, what came, and what to do now. The command line prints it without a
+traceback and exits with `EXIT_BAD_INPUT`.
+"""
+
+EXIT_BAD_INPUT = 2
+"""Exit code for every `EvenpackError`."""
+
+EXIT_STOPPED = 75
+"""Exit code of a run that was asked to stop, saved its state and can be resumed (EX_TEMPFAIL)."""
+
+
+class EvenpackError(Exception):
+    """Base of every error that the user can mend."""
+
+
+class ConfigError(EvenpackError):
+    """The run file, an override or the command line is wrong."""
+
+
+class DataError(EvenpackError):
+    """A source, tokenizer, token file or prepared set is wrong."""
+
+
+class NotPreparedError(DataError):
+    """The run's data has not been prepared, or only in part."""
+
+
+class PackingError(EvenpackError):
+    """Lengths or limits that cannot be packed."""
+
+
+class BackendError(EvenpackError):
+    """A named attention backend or device cannot serve the request."""
+
+
+class CheckpointError(EvenpackError):
+    """A checkpoint is missing, broken, or belongs to another run."""
+
+
+class RunError(EvenpackError):
+    """A run could not go on."""

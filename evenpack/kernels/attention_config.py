@@ -1,0 +1,12 @@
+"""The `attention:` section of a run file."""
+
+from typing import Literal
+
+from evenpack.config import Section
+
+
+class AttentionConfig(Section):
+    """Which kernel computes attention over packs."""
+
+    backend: Literal["auto", "reference", "sdpa", "varlen", "flash"] = "auto"
+    """`auto` takes the fastest that can serve and says which; a named one that cannot serve is an error."""
