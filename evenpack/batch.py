@@ -43,6 +43,9 @@ class CausalTargets:
             weights=self.weights.to(device, non_blocking=non_blocking),
         )
 
+    def pin_memory(self) -> "CausalTargets":
+        return CausalTargets(labels=self.labels.pin_memory(), weights=self.weights.pin_memory())
+
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch:
@@ -95,4 +98,14 @@ class PackedBatch:
             position_ids=self.position_ids.to(device, non_blocking=non_blocking),
             cu_seqlens=self.cu_seqlens.to(device, non_blocking=non_blocking),
             targets=self.targets.to(device, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> Self:
+        """Page-locks what will be moved, so that the copy to the device does not wait."""
+        return replace(
+            self,
+            tokens=self.tokens.pin_memory(),
+            position_ids=self.position_ids.pin_memory(),
+            cu_seqlens=self.cu_seqlens.pin_memory(),
+            targets=self.targets.pin_memory(),
         )

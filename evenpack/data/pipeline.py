@@ -1,0 +1,171 @@
+"""Prepared data -> micro-batches for one rank, prefetched by worker processes without changing their order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
+
+from evenpack.batch import PackedBatch, StepCounts
+from evenpack.data.collate import Collator, Layout
+from evenpack.data.prepared import PreparedData
+from evenpack.data.step_plan import Dealing, PackedSource, StepPlan, StepPlanner
+
+Split = Literal["train", "validation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """What decides the batches of one rank; the first five fields decide the content of a step."""
+
+    seed: int
+    packs_per_step: int
+    packs_per_micro_batch: int
+    layout: Layout
+    ranks: int
+    rank: int
+    per_micro_batch_balance: bool
+    """True at ZeRO 2 and 3."""
+    cost_weights: tuple[float, float]
+    """Attention cost of a token and of a squared sequence length, in any one unit."""
+    loader_workers: int
+    pin_memory: bool = False
+
+    @property
+    def micro_batches(self) -> int:
+        """Of each rank in each step."""
+        return self.packs_per_step // (self.ranks * self.packs_per_micro_batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBatches:
+    """One rank's share of one step."""
+
+    step: int
+    """From 0."""
+    micro_batches: tuple[PackedBatch, ...]
+
+    @property
+    def counts(self) -> StepCounts:
+        """Of the whole step over all ranks."""
+        return self.micro_batches[0].step_counts
+
+
+class MicroBatchDataset(Dataset[PackedBatch]):
+    """Item i is micro-batch i % A of step i // A of one rank, for A micro-batches a step.
+
+    A pure function of the index. Picklable: worker processes map the files again.
+    """
+
+    def __init__(self, prepared: PreparedData, settings: PipelineSettings) -> None:
+        self.prepared = prepared
+        self.settings = settings
+        sources = packed_sources(prepared, "train", seed=settings.seed)
+        self.collator = _collator(prepared, sources, settings.layout, settings.packs_per_micro_batch)
+        self.planner = StepPlanner(
+            sources,
+            prepared.weights,
+            packs_per_step=settings.packs_per_step,
+            dealing=Dealing(
+                ranks=settings.ranks,
+                micro_batches=settings.micro_batches,
+                per_micro_batch=settings.per_micro_batch_balance,
+                cost_per_token=settings.cost_weights[0],
+                cost_per_squared_length=settings.cost_weights[1],
+            ),
+        )
+        self._planned: StepPlan | None = None
+
+    def __reduce__(self) -> tuple[type[Self], tuple[PreparedData, PipelineSettings]]:
+        return type(self), (self.prepared, self.settings)
+
+    def __getitem__(self, index: int) -> PackedBatch:
+        step, micro_batch = divmod(index, self.settings.micro_batches)
+        if self._planned is None or self._planned.step != step:
+            self._planned = self.planner.plan(step)
+        packs = self._planned.micro_batch(self.settings.rank, micro_batch)
+        return self.collator.collate(packs, self._planned.counts)
+
+
+def training_batches(
+    prepared: PreparedData, settings: PipelineSettings, *, start_step: int, stop_step: int
+) -> Iterator[StepBatches]:
+    """The steps from `start_step` up to `stop_step`, in order. Starting anywhere costs the same."""
+    per_step = settings.micro_batches
+    loader = DataLoader(
+        MicroBatchDataset(prepared, settings),
+        sampler=range(start_step * per_step, stop_step * per_step),
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=settings.loader_workers,
+        # Forking a process that holds a process group or a CUDA context is undefined behaviour.
+        multiprocessing_context="spawn" if settings.loader_workers else None,
+        prefetch_factor=min(2 * per_step, _MOST_PREFETCHED) if settings.loader_workers else None,
+        pin_memory=settings.pin_memory,
+    )
+    batches = iter(loader)
+    for step in range(start_step, stop_step):
+        yield StepBatches(step=step, micro_batches=tuple(next(batches) for _ in range(per_step)))
+
+
+def evaluation_batches(
+    prepared: PreparedData,
+    source: str,
+    *,
+    packs_per_micro_batch: int,
+    layout: Layout,
+    rank: int,
+    ranks: int,
+    max_packs: int | None,
+    seed: int,
+) -> Iterator[PackedBatch]:
+    """This rank's share of a source's validation packs, each pack once over all ranks, in a fixed order.
+
+    The last batch may hold fewer packs, and a rank may get fewer batches than another.
+    """
+    index = prepared.source_names.index(source)
+    packed = packed_sources(prepared, "validation", seed=seed, only=source)
+    collator = _collator(prepared, packed, layout, packs_per_micro_batch)
+    planner = StepPlanner(packed, [1], packs_per_step=1, dealing=_UNDEALT)
+    packs = packed[0].plan.packs if max_packs is None else min(max_packs, packed[0].plan.packs)
+    mine = np.arange(rank, packs, ranks)
+    for first in range(0, len(mine), packs_per_micro_batch):
+        chosen = mine[first : first + packs_per_micro_batch]
+        selection = planner.select(np.zeros(len(chosen), dtype=np.int64), chosen)
+        batch = collator.collate(selection, _NO_COUNTS)
+        tokens = [0] * len(prepared.source_names)
+        tokens[index] = batch.local_counts.tokens
+        yield replace(batch, step_counts=batch.local_counts, source_tokens=tuple(tokens))
+
+
+def packed_sources(
+    prepared: PreparedData, split: Split, *, seed: int, only: str | None = None
+) -> tuple[PackedSource, ...]:
+    """Views and plans of one split, in the mixture's order."""
+    names = prepared.source_names if only is None else (only,)
+    return tuple(
+        PackedSource(view=prepared.view(name, split), plan=prepared.plan(name, split, seed=seed)) for name in names
+    )
+
+
+_MOST_PREFETCHED = 32
+"""Micro-batches a worker; each holds six shared-memory files open, and 1,024 are a usual limit."""
+_UNDEALT = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
+_NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+
+
+def _collator(
+    prepared: PreparedData, sources: tuple[PackedSource, ...], layout: Layout, packs_per_micro_batch: int
+) -> Collator:
+    return Collator(
+        sources,
+        layout=layout,
+        pack_length=prepared.pack_length,
+        packs_per_micro_batch=packs_per_micro_batch,
+        padding_token=prepared.end_of_text_id,
+    )
+
+
+def _as_it_is(batch: PackedBatch) -> PackedBatch:
+    return batch

@@ -1,0 +1,174 @@
+"""The ranks of a run: how this process joins them, and the few things they tell one another."""
+
+import importlib.util
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float64
+from torch import Tensor
+
+from evenpack.errors import EvenpackError, RunError
+
+ResultT = TypeVar("ResultT")
+
+_MPI_NAMES = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+}
+"""How Open MPI and the MPICH family call what torch calls RANK, WORLD_SIZE and LOCAL_RANK."""
+
+_MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_MPI_PORT = "29500"
+"""torch's default; mpirun hands out none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among the ranks of the run. A world of one needs no process group."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the one that logs and writes what is written once."""
+        return self.rank == 0
+
+    def all_sum(self, vector: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
+        """Sum over the ranks, element by element, on the CPU: the caller waits for the device here."""
+        if self.size > 1:
+            vector = vector.to(self.device, copy=True)
+            dist.all_reduce(vector)
+        return vector.cpu()
+
+    def all_gather(self, value: ResultT) -> list[ResultT]:
+        """The picklable `value` of every rank, in the order of ranks."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def broadcast(self, value: ResultT) -> ResultT:
+        """Rank 0's picklable `value`, on every rank."""
+        values = [value]
+        if self.size > 1:
+            dist.broadcast_object_list(values, src=0, device=self.device)
+        return values[0]
+
+    def on_main(self, action: Callable[[], ResultT]) -> ResultT:
+        """Runs `action` on rank 0 alone; every rank gets its result, or its error if the user can mend it."""
+        outcome: tuple[ResultT | None, EvenpackError | None] = (None, None)
+        if self.is_main:
+            try:
+                outcome = (action(), None)
+            except EvenpackError as error:
+                outcome = (None, error)
+        result, problem = self.broadcast(outcome)
+        if problem is not None:
+            raise problem
+        return result  # type: ignore[return-value]  # None only where the action returned it
+
+    def barrier(self) -> None:
+        """Waits until every rank is here."""
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined_world() -> Iterator[World]:
+    """Joins the ranks that `deepspeed`, `torchrun` or `mpirun` started; with no launcher this process is alone.
+
+    Raises: RunError if the launcher's environment is incomplete or the rank has no device.
+    """
+    complete_environment(os.environ)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    deepspeed = _quiet_deepspeed()
+    accelerator = deepspeed.get_accelerator()
+    if accelerator.device_name() == "cpu":
+        # It would compile a shared-memory collective first: 40 s before the first step.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    elif local_rank >= accelerator.device_count():
+        raise RunError(
+            f"local rank {local_rank} has no device of its own: this machine shows {accelerator.device_count()}; "
+            "start at most one rank for each device"
+        )
+    else:
+        accelerator.set_device(local_rank)
+    deepspeed.init_distributed(accelerator.communication_backend_name(), verbose=False)
+    yield World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=local_rank,
+        device=torch.device(accelerator.device_name(local_rank)),
+    )
+    # Not in a `finally`: after an error the others may wait in a collective, and leaving in order would wait for them.
+    deepspeed.comm.destroy_process_group()
+
+
+def complete_environment(environment: MutableMapping[str, str]) -> None:
+    """Fills in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from what the launcher left there.
+
+    Under MPI over several machines MASTER_ADDR may stay away: DeepSpeed then asks mpi4py.
+
+    Raises: RunError if there is a part of a launcher's environment, but not all of it.
+    """
+    for name, candidates in _MPI_NAMES.items():
+        found = next((environment[candidate] for candidate in candidates if candidate in environment), None)
+        if found is not None:
+            environment.setdefault(name, found)
+    present = [name for name in _MPI_NAMES if name in environment]
+    if not present:
+        _be_alone(environment)
+    elif len(present) < len(_MPI_NAMES):
+        missing = ", ".join(sorted(set(_MPI_NAMES) - set(present)))
+        raise RunError(
+            f"the environment sets {', '.join(present)} but not {missing}: start with `deepspeed`, `torchrun` or "
+            "`mpirun`, or unset them to run as a single process"
+        )
+    if "MASTER_ADDR" not in environment and _all_on_this_machine(environment):
+        environment["MASTER_ADDR"] = "127.0.0.1"
+    under_mpi = any(name in environment for name in _MPI_LOCAL_SIZES)
+    if "MASTER_ADDR" not in environment and not (under_mpi and importlib.util.find_spec("mpi4py")):
+        raise RunError(
+            f"{environment['WORLD_SIZE']} ranks need the address of the first one: set MASTER_ADDR for each of them "
+            "(mpirun -x MASTER_ADDR=...), or start with `mpirun` and evenpack[mpi] installed"
+        )
+    environment.setdefault("MASTER_PORT", _MPI_PORT)
+
+
+def _be_alone(environment: MutableMapping[str, str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def _all_on_this_machine(environment: Mapping[str, str]) -> bool:
+    here = next((environment[name] for name in _MPI_LOCAL_SIZES if name in environment), "1")
+    return here == environment["WORLD_SIZE"]
+
+
+def _quiet_deepspeed() -> ModuleType:
+    """DeepSpeed, saying no more than warnings, on standard error."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else each rank warns that it found no other
+    import deepspeed
+
+    logger = logging.getLogger("DeepSpeed")
+    logger.setLevel(logging.WARNING)
+    for handler in logger.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)  # standard output belongs to --json
+    return cast(ModuleType, deepspeed)

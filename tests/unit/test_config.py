@@ -1,0 +1,120 @@
+"""Run files: what is read, what is refused, and what the refusal says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from evenpack.config import load_run_file
+from evenpack.engine.run_config import RunConfig
+from evenpack.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def run_values() -> dict[str, Any]:
+    return {
+        "run": {"name": "a", "output_dir": "runs/a"},
+        "data": {
+            "sources": {"wiki": {"kind": "jsonl", "path": None}},
+            "tokenizer": {"kind": "gpt2"},
+            "recipe": {"kind": "documents", "max_sequence_length": 128},
+            "pack_length": 128,
+        },
+        "model": {"kind": "gpt2", "preset": "tiny"},
+        "training": {"packs_per_step": 8, "packs_per_micro_batch": 2, "steps": 10},
+        "optimizer": {"learning_rate": 1e-3},
+    }
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(run_values()))
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_run_file_is_valid(path: Path) -> None:
+    config = load_run_file(path, RunConfig)
+    assert config.run.name == path.stem
+
+
+def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
+    config = load_run_file(
+        run_file,
+        RunConfig,
+        ["optimizer.learning_rate=6e-4", "data.sources.wiki.path=/data/a=b.jsonl", "deepspeed.extra.steps_per_print=7"],
+    )
+    assert config.optimizer.learning_rate == 6e-4
+    assert config.data.sources["wiki"].path == Path("/data/a=b.jsonl")
+    assert config.deepspeed.extra == {"steps_per_print": 7}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("training.stps=3", "did you mean 'steps'"),
+        ("trainig.steps=3", "did you mean 'training'"),
+        ("data.sources.wikki.path=x", "did you mean 'wiki'"),
+        ("data.sources.wiki.pth=x", "did you mean 'path'"),
+        ("data.sources.wiki.subset=x", "data.sources.wiki.subset: no such key"),
+        ("data.recipe.kind=documnts", "'documents', 'concat'"),
+        ("data.tokenizer.kind=gtp2", "'gpt2'"),
+        ("optimizer.learning_rate=fast", "found 'fast'"),
+        ("optimizer.learning_rate=.nan", "finite"),
+        ("optimizer.learning_rate=-1", "greater than 0"),
+        ("training.steps=0", "greater than or equal to 1"),
+        ("training.steps=2.5", "valid integer"),
+        ("training.packs_per_micro_batch=3", "must divide"),
+        ("schedule.warmup_steps=11", "warmup_steps (11) is above training.steps (10)"),
+        ("training.stop_after_steps=11", "stop_after_steps (11) is above"),
+        ("data.pack_length=64", "no pack could hold"),
+        ("model.max_positions=64", "max_positions (64) is below"),
+        ("model.heads=3", "must be a multiple of heads (3)"),
+        ("deepspeed.zero_stage=2", "deepspeed.zero_stage"),
+        ("training.steps", "not of the form section.key=value"),
+        ("training.steps.x=3", "single value, not a section"),
+        ("run={}", "run.name: this key is required"),
+    ],
+)
+def test_a_wrong_override_is_refused_and_explained(run_file: Path, override: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_file(run_file, RunConfig, [override])
+    assert expected in str(caught.value)
+
+
+def test_an_unknown_key_in_the_file_names_the_nearest_one(tmp_path: Path) -> None:
+    values = run_values()
+    values["data"]["sources"]["wiki"]["txt_key"] = "body"
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"data\.sources\.wiki\.txt_key: no such key; did you mean 'text_key'"):
+        load_run_file(path, RunConfig)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run: [1, 2", "not readable YAML"),
+        ("- 1", "must hold sections"),
+        ("run: {name: a}\nrun: {name: b}", "'run' is given twice"),
+    ],
+)
+def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        load_run_file(path, RunConfig)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml does not exist"):
+        load_run_file(tmp_path / "none.yaml", RunConfig)
+
+
+def test_sections_cannot_be_changed_after_loading(run_file: Path) -> None:
+    config = load_run_file(run_file, RunConfig)
+    with pytest.raises(Exception, match="frozen"):
+        config.training.steps = 3
