@@ -1,0 +1,129 @@
+"""Input files, plain or zstd-compressed, line by line, always knowing where they are."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import zstandard
+
+from evenpack.config import Section
+from evenpack.errors import DataError
+
+_READ_BYTES = 1 << 17
+_LINE_BUFFER_BYTES = 1 << 20
+_LARGEST_WINDOW_BYTES = 1 << 31
+"""zstd refuses windows above 128 MiB by default; corpora packed with `--long=31` need this much."""
+
+
+class InputFile(Section):
+    """A file as it was when it was read; size and time tell a change."""
+
+    path: str
+    bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """The file at `path` as it is now."""
+        status = path.stat()
+        return cls(path=str(path.resolve()), bytes=status.st_size, modified_ns=status.st_mtime_ns)
+
+
+class SourceReader:
+    """One input file, opened; `.zst` is decompressed on the way. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.line_number = 0
+        self._line_start = 0
+        try:
+            self._file: IO[bytes] = path.open("rb", buffering=0)
+        except OSError as error:
+            raise DataError(f"{path} cannot be opened: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the file as it lies on disk."""
+        return self._file.tell()
+
+    @property
+    def where(self) -> str:
+        """Path and number (from 1) of the line read last."""
+        return f"{self.path}, line {self.line_number}"
+
+    def lines(self) -> Iterator[bytes]:
+        """Every line with its end. Raises: DataError if the compressed data is broken or ends too early."""
+        raw: Any = _ZstdFrames(self._file, self.path) if self.path.suffix == ".zst" else self._file
+        line_end = 0
+        for line in io.BufferedReader(raw, _LINE_BUFFER_BYTES):
+            self.line_number += 1
+            self._line_start = line_end
+            line_end += len(line)
+            yield line
+
+    def decode(self, line: bytes) -> str:
+        """The line read last as text, a byte order mark left out. Raises: DataError where it is not UTF-8."""
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            place = self._line_start + error.start
+            raise DataError(
+                f"{self.where}: invalid UTF-8: byte 0x{line[error.start]:02x} at byte {place} "
+                f"of the {'uncompressed ' if self.path.suffix == '.zst' else ''}file ({error.reason}). "
+                "Convert the file to UTF-8"
+            ) from error
+        return text.removeprefix("\ufeff") if self.line_number == 1 else text
+
+
+class _ZstdFrames(io.RawIOBase):
+    """Any number of zstd frames as one stream of bytes.
+
+    Not `zstandard`'s own stream reader: that takes a file cut off in the middle of a frame for a whole one.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            block = self._file.read(_READ_BYTES)
+            if not block and self._frame is not None:
+                raise DataError(f"{self._path} ends in the middle of a zstd frame: it is truncated")
+            if not block:
+                return 0
+            self._ready = memoryview(self._decompress(block))
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _decompress(self, block: bytes) -> bytes:
+        parts = []
+        try:
+            while block:
+                self._frame = self._frame or self._decompressor.decompressobj()
+                parts.append(self._frame.decompress(block))
+                block = b""
+                if self._frame.eof:
+                    block = self._frame.unused_data
+                    self._frame = None
+        except zstandard.ZstdError as error:
+            raise DataError(f"{self._path} is not readable zstd: {error}") from error
+        return b"".join(parts)

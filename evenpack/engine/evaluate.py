@@ -1,0 +1,126 @@
+"""Loss, perplexity and accuracy on the held-out documents of each source, the same at any number of ranks."""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from evenpack.data.pipeline import evaluation_batches
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.distributed import World
+from evenpack.engine.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEvaluation:
+    """What the model makes of one source's held-out documents; every target weighs the same."""
+
+    loss: float
+    """Mean cross-entropy of a target, in nats."""
+    accuracy: float
+    """Share of targets whose token had the highest probability."""
+    targets: int
+    """Positions that count."""
+    sequences: int
+    packs: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite beyond what a float holds."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
+
+    def to_json(self) -> dict[str, float | int]:
+        return {
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "accuracy": self.accuracy,
+            "targets": self.targets,
+            "sequences": self.sequences,
+            "packs": self.packs,
+        }
+
+
+@torch.no_grad()
+def evaluate_model(
+    model: nn.Module, prepared: PreparedData, config: RunConfig, world: World
+) -> dict[str, SourceEvaluation]:
+    """Evaluates `model`, called as `model(batch) -> LossSums`, on each source's validation packs, by source name.
+
+    All ranks call it with the same weights and get the same answer. Packs are dealt over the ranks one by one and
+    a rank may have a batch fewer than another: a forward pass up to ZeRO 1 holds no collective that could wait for it.
+    Sums are kept in float64 and added over ranks once. The model is left in the mode in which it came.
+
+    A source that has held out no document is not in the answer, and rank 0 warns of it by name.
+    """
+    precision = torch.autocast(
+        world.device.type, dtype=torch.bfloat16, enabled=config.training.precision == "bf16_autocast"
+    )
+    was_training = model.training
+    model.eval()
+    try:
+        with precision:
+            sums = torch.stack([_sum_source(model, prepared, name, config, world) for name in prepared.source_names])
+    finally:
+        model.train(was_training)
+    totals = world.all_sum(sums.flatten()).view(sums.shape).tolist()
+    evaluations = {
+        name: _divide(*total) for name, total in zip(prepared.source_names, totals, strict=True) if total[2] > 0
+    }
+    absent = [name for name in prepared.source_names if name not in evaluations]
+    if absent and world.is_main:
+        log.warning(
+            "no validation loss for %s: no document was held out (data.validation_fraction is %g)",
+            ", ".join(absent),
+            config.data.validation_fraction,
+        )
+    return evaluations
+
+
+def evaluations_to_json(
+    prepared: PreparedData, evaluations: dict[str, SourceEvaluation]
+) -> dict[str, dict[str, float | int] | None]:
+    """Every source by name; null says that it has nothing held out."""
+    return {name: evaluations[name].to_json() if name in evaluations else None for name in prepared.source_names}
+
+
+def _sum_source(model: nn.Module, prepared: PreparedData, source: str, config: RunConfig, world: World) -> torch.Tensor:
+    """This rank's loss sum, correct targets, targets, sequences and packs, as float64 on the rank's device."""
+    sums = torch.zeros(5, dtype=torch.float64, device=world.device)
+    if prepared.view(source, "validation").count == 0:
+        return sums
+    batches = evaluation_batches(
+        prepared,
+        source,
+        packs_per_micro_batch=config.training.packs_per_micro_batch,
+        layout=config.training.layout,
+        rank=world.rank,
+        ranks=world.size,
+        max_packs=config.training.evaluation_packs,
+        seed=config.run.seed,
+    )
+    for batch in batches:
+        result = model(batch.to(world.device, non_blocking=True))
+        # Added up on the device: no batch waits for the one before it.
+        sums[0] += result.loss_sum
+        sums[1] += result.correct
+        counts = batch.local_counts
+        sums[2:] += sums.new_tensor([result.targets, counts.sequences, counts.packs])
+    return sums
+
+
+def _divide(loss_sum: float, correct: float, targets: float, sequences: float, packs: float) -> SourceEvaluation:
+    return SourceEvaluation(
+        loss=loss_sum / targets,
+        accuracy=correct / targets,
+        targets=round(targets),
+        sequences=round(sequences),
+        packs=round(packs),
+    )

@@ -1,0 +1,25 @@
+"""The learning rate as a pure function of the update's number: a resumed run needs no state for it."""
+
+import math
+
+from evenpack.engine.run_config import ScheduleSection
+
+
+def learning_rate(update: int, *, peak: float, steps: int, schedule: ScheduleSection) -> float:
+    """The rate of update `update`, counted from 1 to `steps`.
+
+    Rises linearly from 0 (before the first update) to `peak` at update `warmup_steps`, then falls to
+    `final_fraction` of it at update `steps`: by half a cosine (Loshchilov and Hutter 2017, SGDR, equation 5, one
+    cycle), linearly, or not at all. It stays there after `steps`.
+
+    Raises: ValueError for an update below 1.
+    """
+    if update < 1:
+        raise ValueError(f"updates are counted from 1, got {update}")
+    if update <= schedule.warmup_steps:
+        return peak * update / schedule.warmup_steps
+    if schedule.kind == "constant":
+        return peak
+    progress = min(1.0, (update - schedule.warmup_steps) / (steps - schedule.warmup_steps)) if update < steps else 1.0
+    remaining = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.kind == "cosine" else 1.0 - progress
+    return peak * (schedule.final_fraction + (1.0 - schedule.final_fraction) * remaining)

@@ -1,0 +1,260 @@
+"""What each rank of a run says about itself in `OUTPUT_DIR/ranks`, and who failed first.
+
+The files are how `evenpack train`, on one machine, learns the fate of processes that `deepspeed` started, on any
+machine that shares the folder. A run id in each of them tells this run's files from those of an earlier one.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import psutil
+
+from evenpack.errors import RunError
+from evenpack.files import write_json, write_text
+
+_RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_LOCAL_WORLD_NAMES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""torchrun's names first, then `deepspeed`'s, Open MPI's and those of the MPICH family."""
+
+_LOCK_SECONDS = 15.0
+"""How long a new run waits for the ranks of a killed one to notice and end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessIdentity:
+    """A process of this machine; the session tells it from a later one with the same pid, without any clock."""
+
+    pid: int
+    session: int
+
+    @classmethod
+    def of(cls, pid: int) -> Self | None:
+        """None if there is no such process."""
+        try:
+            return cls(pid=pid, session=os.getsid(pid))
+        except OSError:
+            return None
+
+    def is_alive(self) -> bool:
+        """False also for a zombie, which has ended and waits for its parent to ask."""
+        if self.of(self.pid) != self:
+            return False
+        try:
+            return bool(psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """This process among the ranks, as whoever started it has put it into the environment."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    launched: bool
+    """Whether a launcher (deepspeed, torchrun, mpirun) started it; else it is alone."""
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> Self:
+        def number(names: tuple[str, ...], otherwise: int) -> int:
+            return next((int(environment[name]) for name in names if name in environment), otherwise)
+
+        return cls(
+            rank=number(_RANK_NAMES, 0),
+            world_size=number(_WORLD_NAMES, 1),
+            local_rank=number(_LOCAL_RANK_NAMES, 0),
+            local_world_size=number(_LOCAL_WORLD_NAMES, 1),
+            launched=any(name in environment for name in _RANK_NAMES),
+        )
+
+    def local_ranks(self) -> range:
+        """The ranks on this machine: every launcher numbers them one after another."""
+        first = self.rank - self.local_rank
+        return range(first, min(first + self.local_world_size, self.world_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchToken:
+    """The `evenpack train` that started a rank, as it travels on the command line, which reaches every machine."""
+
+    host: str
+    process: ProcessIdentity
+    run_id: str
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        return cls(
+            host=socket.gethostname(),
+            process=ProcessIdentity(pid=os.getpid(), session=os.getsid(0)),
+            run_id=uuid.uuid4().hex,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises: ValueError."""
+        run_id, pid, session, host = text.split(":", 3)
+        return cls(host=host, process=ProcessIdentity(pid=int(pid), session=int(session)), run_id=run_id)
+
+    def __str__(self) -> str:
+        return f"{self.run_id}:{self.process.pid}:{self.process.session}:{self.host}"
+
+
+State = Literal["running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """`OUTPUT_DIR/ranks/rank_N.json`."""
+
+    run_id: str
+    rank: int
+    world_size: int
+    host: str
+    process: ProcessIdentity
+    started: float
+    """Seconds since 1970."""
+    state: State
+    step: int | None
+    """The last step done; None until the rank has ended."""
+    error: str | None
+    exit_code: int | None
+
+    def ended(self, state: State, *, exit_code: int, step: int | None = None, error: str | None = None) -> Self:
+        """The rank's last word."""
+        return replace(self, state=state, step=step, error=error, exit_code=exit_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """`OUTPUT_DIR/ranks/failure.json`: the rank that failed first. Who comes first writes it, later ones cannot."""
+
+    run_id: str
+    rank: int
+    host: str
+    error: str | None
+    """None: it died without a word, and a neighbour writes this for it."""
+    exit_code: int | None
+    at: float
+    """Seconds since 1970."""
+
+    def describe(self) -> str:
+        how = f"failed: {self.error}" if self.error is not None else "died without a word"
+        return f"rank {self.rank} on {self.host} {how}"
+
+
+class RankFolder:
+    """`OUTPUT_DIR/ranks` of one run."""
+
+    def __init__(self, output_dir: Path, run_id: str) -> None:
+        self.path = output_dir / "ranks"
+        self._run_id = run_id
+
+    def write_status(self, status: RankStatus) -> None:
+        """Raises: OSError."""
+        write_json(self._status_file(status.rank), asdict(status))
+
+    def read_status(self, rank: int) -> RankStatus | None:
+        """None if this rank has not said anything in this run."""
+        values = read_json_or_none(self._status_file(rank))
+        if values is None or values.get("run_id") != self._run_id:
+            return None
+        return RankStatus(**{**values, "process": ProcessIdentity(**values["process"])})
+
+    def read_statuses(self) -> dict[int, RankStatus]:
+        """By rank; only this run's."""
+        found = {}
+        for path in self.path.glob("rank_*.json"):
+            status = self.read_status(int(path.stem.removeprefix("rank_")))
+            if status is not None:
+                found[status.rank] = status
+        return dict(sorted(found.items()))
+
+    def claim_failure(self, failure: Failure) -> Failure:
+        """Makes `failure` the first of this run, unless another was faster; returns the first."""
+        temporary = self.path / f".failure.{failure.rank}.{uuid.uuid4().hex}"
+        write_text(temporary, json.dumps(asdict(failure)))
+        try:
+            with suppress(FileExistsError):
+                os.link(temporary, self._failure_file)  # fails if it exists, and is whole when it appears
+        finally:
+            temporary.unlink()
+        return self.read_failure() or failure
+
+    def read_failure(self) -> Failure | None:
+        """None while no rank of this run has failed."""
+        values = read_json_or_none(self._failure_file)
+        return None if values is None or values["run_id"] != self._run_id else Failure(**values)
+
+    def remove_earlier(self) -> None:
+        """Removes what earlier runs have left, and makes the folder; for the one that holds the output directory."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in [*self.path.glob("rank_*.json"), *self.path.glob("failure_*.json")]:
+            values = read_json_or_none(path)
+            if values is None or values.get("run_id") != self._run_id:
+                path.unlink(missing_ok=True)
+
+    def _status_file(self, rank: int) -> Path:
+        return self.path / f"rank_{rank}.json"
+
+    @property
+    def _failure_file(self) -> Path:
+        return self.path / f"failure_{self._run_id}.json"
+
+
+@contextmanager
+def held_output_dir(output_dir: Path, *, patience_seconds: float = _LOCK_SECONDS) -> Iterator[None]:
+    """Holds the output directory for one run; the kernel lets go of it however the process ends.
+
+    Raises: RunError if another run holds it, or it cannot be written.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file = (output_dir / ".lock").open("a")
+    except OSError as error:
+        raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
+    deadline = time.monotonic() + patience_seconds
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunError(
+                        f"another run is writing into {output_dir}: wait for its end, or give this one a "
+                        "run.output_dir of its own"
+                    ) from None
+            except OSError:
+                break  # a file system without locks: nothing can be known here
+            time.sleep(0.2)
+        yield
+
+
+def parent_run_id() -> str:
+    """An id that all ranks of one plain `deepspeed` or `torchrun` call share on a machine: their parent's."""
+    parent = os.getppid()
+    with suppress(psutil.Error):
+        return f"{socket.gethostname()}-{parent}-{psutil.Process(parent).create_time():.0f}"
+    return uuid.uuid4().hex
+
+
+def read_json_or_none(path: Path) -> dict[str, Any] | None:
+    """What a small JSON file holds; None if it is not there, or whoever wrote it did not know how."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return values

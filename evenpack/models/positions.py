@@ -1,0 +1,53 @@
+"""How a model knows where a token stands: a learned table, or ALiBi's bias in attention.
+
+Both restart with each segment: the table is read through `PackedBatch.position_ids`, and ALiBi sees only distances
+between positions of one segment. ALiBi's parameters do not depend on the longest sequence.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class LearnedPositions(nn.Module):
+    """One trained vector for each position in a segment."""
+
+    def __init__(self, rows: int, hidden_size: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, hidden_size)
+
+    def forward(self, position_ids: Int[Tensor, " T"], max_sequence_length: int) -> Float[Tensor, " T C"]:
+        """Vectors for `position_ids`, which are below `max_sequence_length`.
+
+        Raises: ValueError if sequences may be longer than the table. The bound is checked instead of the ids: that
+        costs no wait for the device, where an id outside the table would end the process without a message.
+        """
+        rows = self.table.num_embeddings
+        if max_sequence_length > rows:
+            raise ValueError(
+                f"sequences of up to {max_sequence_length} tokens need as many learned positions, the model has "
+                f"{rows}; raise model.max_positions or lower data.recipe.max_sequence_length"
+            )
+        vectors: Tensor = self.table(position_ids)
+        return vectors
+
+
+def alibi_slopes(heads: int, device: torch.device) -> Float[Tensor, " heads"]:
+    """FP32 slope of each head: it adds -slope * distance to its attention scores.
+
+    For n heads, a power of two, the slopes are 2^(-8/n), 2^(-16/n), ..., 2^-8. For other n they are those of the
+    power of two below n, followed by the odd-numbered ones of twice that power until there are n.
+
+    They are computed where they are used and never stored in the model: a stored tensor would lose bits when the
+    model is cast to bfloat16 and its values when it is materialised from the meta device.
+
+    Source: Press, Smith, Lewis 2022 (Train Short, Test Long), section 3, and the rule in their published code.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    exponents = torch.cat([_slope_exponents(power, device), _slope_exponents(2 * power, device)[::2][: heads - power]])
+    return exponents.exp2().float()
+
+
+def _slope_exponents(heads: int, device: torch.device) -> Float[Tensor, " heads"]:
+    """Base-2 logarithms of the slopes for a power of two; FP64, so that FP32 slopes are correctly rounded."""
+    return torch.arange(1, heads + 1, dtype=torch.float64, device=device) * (-8 / heads)

@@ -1,0 +1,62 @@
+"""Sources held in memory, for tests of what stands on plans and views."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.plan import PackPlan
+from evenpack.data.step_plan import PackedSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListView:
+    """A `SequenceView` over sequences given as lists of segments; the token at a place tells where it comes from."""
+
+    sequences: list[list[int]]
+    """Segment lengths of each sequence."""
+    max_sequence_length: int
+    first_token: int = 1000
+
+    @property
+    def count(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def max_segments_per_sequence(self) -> int:
+        return max(len(segments) for segments in self.sequences)
+
+    def lengths(self) -> np.ndarray:
+        return np.array([sum(segments) for segments in self.sequences], dtype=np.int32)
+
+    def tokens(self, sequence: int) -> np.ndarray:
+        """Tokens of one sequence: all different from those of every other one."""
+        start = self.first_token + sequence * self.max_sequence_length
+        return start + np.arange(sum(self.sequences[sequence]))
+
+    def locate(self, sequence_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise AssertionError("collation reads through gather")
+
+    def gather(self, sequence_ids: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(self.tokens(int(i)) for i in sequence_ids)])
+
+    def segments(self, sequence_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        chosen = [self.sequences[int(i)] for i in sequence_ids]
+        flat = np.array([length for segments in chosen for length in segments], dtype=np.int64)
+        return flat, np.array([len(segments) for segments in chosen], dtype=np.int64)
+
+    def statistics(self, sequence_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        chosen = [self.sequences[int(i)] for i in sequence_ids]
+        targets = np.array([sum(length - 1 for length in segments) for segments in chosen], dtype=np.int64)
+        squares = np.array([sum(length**2 for length in segments) for segments in chosen], dtype=np.int64)
+        return targets, squares
+
+
+def packed_source(
+    sequences: list[list[int]], *, pack_length: int, longest: int, key: int = 7, first_token: int = 1000
+) -> PackedSource:
+    """A source whose sequences have the given segments."""
+    view = ListView(sequences=sequences, max_sequence_length=longest, first_token=first_token)
+    lengths = view.lengths()
+    packing = pack(LengthHistogram.from_lengths(lengths, longest=longest), "longest_pack_first", pack_length=pack_length)
+    return PackedSource(view=view, plan=PackPlan(packing, np.argsort(lengths, kind="stable"), key=key))
