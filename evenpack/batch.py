@@ -4,7 +4,6 @@ Shapes: T = slots of the micro-batch, S = segments it can hold.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
 
 import torch
 from jaxtyping import Float, Int
@@ -90,7 +89,7 @@ class PackedBatch:
         """All positions, padding included."""
         return self.tokens.shape[0]
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PackedBatch":
         """Moves the tensors the model reads to `device`; the ids stay where they are."""
         return replace(
             self,
@@ -100,7 +99,7 @@ class PackedBatch:
             targets=self.targets.to(device, non_blocking=non_blocking),
         )
 
-    def pin_memory(self) -> Self:
+    def pin_memory(self) -> "PackedBatch":
         """Page-locks what will be moved, so that the copy to the device does not wait."""
         return replace(
             self,

@@ -6,6 +6,7 @@ import numpy as np
 
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.plan import PackPlan
+from evenpack.data.recipes.ledger import RecipeLedger
 from evenpack.data.step_plan import PackedSource
 
 
@@ -25,6 +26,22 @@ class ListView:
     @property
     def max_segments_per_sequence(self) -> int:
         return max(len(segments) for segments in self.sequences)
+
+    @property
+    def ledger(self) -> RecipeLedger:
+        tokens = int(self.lengths().sum())
+        return RecipeLedger(
+            documents_read=self.count,
+            documents_kept=self.count,
+            documents_too_short=0,
+            documents_too_long=0,
+            tokens_read=tokens,
+            tokens_kept=tokens,
+            tokens_cut=0,
+            tokens_too_short=0,
+            tokens_too_long=0,
+            sequences=self.count,
+        )
 
     def lengths(self) -> np.ndarray:
         return np.array([sum(segments) for segments in self.sequences], dtype=np.int32)
@@ -58,5 +75,7 @@ def packed_source(
     """A source whose sequences have the given segments."""
     view = ListView(sequences=sequences, max_sequence_length=longest, first_token=first_token)
     lengths = view.lengths()
-    packing = pack(LengthHistogram.from_lengths(lengths, longest=longest), "longest_pack_first", pack_length=pack_length)
+    packing = pack(
+        LengthHistogram.from_lengths(lengths, longest=longest), "longest_pack_first", pack_length=pack_length
+    )
     return PackedSource(view=view, plan=PackPlan(packing, np.argsort(lengths, kind="stable"), key=key))

@@ -163,7 +163,8 @@ class Collator:
         """Padding is cut into segments no longer than a sequence, so that static kernel bounds hold for it too."""
         pieces = -(-(ends - starts) // self.max_sequence_length)
         piece = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        return np.repeat(starts, pieces) + piece * self.max_sequence_length
+        padding: Int64[np.ndarray, " P"] = np.repeat(starts, pieces) + piece * self.max_sequence_length
+        return padding
 
     def _cu_seqlens(self, placement: _Placement) -> np.ndarray:
         return _filled(placement.segment_starts, self.max_segments + 1, placement.slots).astype(np.int32)
@@ -184,7 +185,8 @@ def order_hash(packs: PackSelection) -> int:
 
 def _positions(placement: _Placement) -> Int64[np.ndarray, " T"]:
     lengths = np.diff(np.append(placement.segment_starts, placement.slots))
-    return np.arange(placement.slots) - np.repeat(placement.segment_starts, lengths)
+    positions: Int64[np.ndarray, " T"] = np.arange(placement.slots) - np.repeat(placement.segment_starts, lengths)
+    return positions
 
 
 def _causal_targets(tokens: Int64[np.ndarray, " T"], is_target: Bool[np.ndarray, " T"]) -> CausalTargets:

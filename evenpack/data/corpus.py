@@ -12,16 +12,18 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import xxhash
 
 from evenpack.data import builtin_corpus
 from evenpack.data.data_config import BuiltinSource, HubSource, JsonlSource, MegatronSource, Source, TextSource
-from evenpack.data.hub_corpus import open_hub_dataset
+from evenpack.data.hub_corpus import HubRows
 from evenpack.data.input_files import InputFile, SourceReader
+from evenpack.data.token_index import bin_path, index_path
 from evenpack.errors import DataError
 
+_JSONL_SUFFIXES = (".jsonl", ".jsonl.zst")
 _MOST_KEYS_SHOWN = 20
 
 
@@ -37,22 +39,20 @@ class Document(NamedTuple):
     """Bytes of the source's files read so far, this document included; counts up to `Corpus.total_bytes`."""
 
 
+@runtime_checkable
 class Corpus(Protocol):
     """The documents of one source."""
 
     @property
-    def total_bytes(self) -> int | None:
-        """What `Document.bytes_read` comes to in the end; None if it cannot be known."""
-
-    def inputs(self) -> tuple[InputFile, ...]:
-        """The files that the documents come from, as they are now."""
+    def total_bytes(self) -> int:
+        """What `Document.bytes_read` comes to in the end."""
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         """Documents from number `start` on, always in the same order. Raises: DataError with file and line."""
 
 
 def open_corpus(name: str, source: Source) -> Corpus:
-    """The corpus of source `name`; finds its files and reads none of them.
+    """The corpus of source `name`; finds its files and reads none of them. A dataset of the hub is loaded.
 
     Raises: DataError if the path is not given or leads to no file.
     """
@@ -60,13 +60,51 @@ def open_corpus(name: str, source: Source) -> Corpus:
         case BuiltinSource():
             return BuiltinCorpus()
         case JsonlSource():
-            return JsonlCorpus(find_files(name, source.path, suffixes=(".jsonl", ".jsonl.zst")), source.text_key)
+            return JsonlCorpus(find_files(name, source.path, suffixes=_JSONL_SUFFIXES), source.text_key)
         case TextSource():
             return TextCorpus(find_files(name, source.path, suffixes=None), source.document_separator)
         case HubSource():
             return HubCorpus(name, source)
         case MegatronSource():
             raise DataError(f"source '{name}' is a token file: it holds no text")
+
+
+def source_inputs(name: str, source: Source) -> tuple[InputFile, ...]:
+    """The files that a source consists of, as they are now; none for a name of the hub, which is not asked again.
+
+    Raises: DataError if the path is not given or leads to no file.
+    """
+    match source:
+        case BuiltinSource():
+            # One entry for the whole library: its hundreds of files change together, with Python.
+            library = builtin_corpus.standard_library()
+            files = [InputFile.of(path) for path in builtin_corpus.source_files(library)]
+            total, newest = sum(file.bytes for file in files), max(file.modified_ns for file in files)
+            return (InputFile(path=str(library), bytes=total, modified_ns=newest),)
+        case JsonlSource():
+            paths = find_files(name, source.path, suffixes=_JSONL_SUFFIXES)
+        case TextSource():
+            paths = find_files(name, source.path, suffixes=None)
+        case HubSource():
+            folder = Path(source.name).expanduser()
+            paths = find_files(name, folder, suffixes=None) if folder.is_dir() else ()
+        case MegatronSource():
+            prefix = megatron_prefix(name, source)
+            paths = (bin_path(prefix), index_path(prefix))
+    return tuple(InputFile.of(path) for path in paths)
+
+
+def megatron_prefix(name: str, source: MegatronSource) -> Path:
+    """The common prefix of a token file's pair. Raises: DataError if it is not given or leads to no pair."""
+    if source.path is None:
+        raise DataError(f"source '{name}' has no path: give data.sources.{name}.path=PREFIX (of PREFIX.bin and .idx)")
+    prefix = source.path.expanduser().absolute()
+    for path in (bin_path(prefix), index_path(prefix)):
+        if not path.is_file():
+            raise DataError(
+                f"source '{name}': {path} does not exist; give data.sources.{name}.path=PREFIX without '.bin' or '.idx'"
+            )
+    return prefix
 
 
 def find_files(name: str, path: Path | None, *, suffixes: tuple[str, ...] | None) -> tuple[Path, ...]:
@@ -88,7 +126,7 @@ def find_files(name: str, path: Path | None, *, suffixes: tuple[str, ...] | None
             raise DataError(f"source '{name}': folder {path} holds no {expected}; give {override}")
     else:
         matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
-        files = [found for found in matches if found.is_file()]
+        files = [found for found in matches if found.is_file() and not _is_hidden(Path(found.name))]
         if not files:
             raise DataError(f"source '{name}': {path} does not exist, and no file matches it; give {override}")
     return tuple(sorted(files))
@@ -104,12 +142,6 @@ class BuiltinCorpus:
     @property
     def total_bytes(self) -> int:
         return sum(path.stat().st_size for path in self._files)
-
-    def inputs(self) -> tuple[InputFile, ...]:
-        """One entry for the whole library: its hundreds of files change together, with Python."""
-        files = [InputFile.of(path) for path in self._files]
-        newest = max(file.modified_ns for file in files)
-        return (InputFile(path=str(self._library), bytes=self.total_bytes, modified_ns=newest),)
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         seen: set[int] = set()
@@ -133,9 +165,6 @@ class _FileCorpus:
     @property
     def total_bytes(self) -> int:
         return sum(path.stat().st_size for path in self._files)
-
-    def inputs(self) -> tuple[InputFile, ...]:
-        return tuple(InputFile.of(path) for path in self._files)
 
     def _readers(self) -> Iterator[tuple[SourceReader, int]]:
         """Each file, open, and the bytes of all files before it."""
@@ -216,31 +245,22 @@ class TextCorpus(_FileCorpus):
 
 
 class HubCorpus:
-    """A dataset that `datasets` loads; it is opened when the first document is asked for."""
-
-    total_bytes = None
+    """A dataset that `datasets` loads."""
 
     def __init__(self, name: str, source: HubSource) -> None:
-        self._name = name
         self._source = source
+        self._rows = HubRows(name, source)
 
-    def inputs(self) -> tuple[InputFile, ...]:
-        """The files of a local folder. Of a name of the hub nothing is recorded: it is not asked again."""
-        folder = Path(self._source.name).expanduser()
-        if not folder.is_dir():
-            return ()
-        files = find_files(self._name, folder, suffixes=None)
-        return tuple(InputFile.of(path) for path in files)
+    @property
+    def total_bytes(self) -> int:
+        return self._rows.total_bytes
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        bytes_read = 0
-        for number, text in enumerate(open_hub_dataset(self._name, self._source, start=start), start=start):
+        for number, text in enumerate(self._rows.read(start), start=start):
             where = f"row {number} of {self._source.name}"
             if not isinstance(text, str):
                 raise DataError(f"{where}: '{self._source.text_key}' must be a string, found {type(text).__name__}")
-            document = _document(text, bytes_read, where)
-            bytes_read += document.text_bytes
-            yield document
+            yield _document(text, self.total_bytes * (number + 1) // self._rows.count, where)
 
 
 def _document(text: str, bytes_read: int, where: str) -> Document:

@@ -9,25 +9,37 @@ from evenpack.errors import DataError
 _ROWS_AT_ONCE = 1000
 
 
-def open_hub_dataset(name: str, source: HubSource, *, start: int) -> Iterator[Any]:
-    """The text column of the dataset, from row `start` on; rows before it are not read.
+class HubRows:
+    """The text column of a dataset."""
 
-    Raises: DataError if it cannot be loaded, or has no such column.
-    """
-    import datasets
+    def __init__(self, name: str, source: HubSource) -> None:
+        """Loads the dataset. Raises: DataError if it cannot be loaded, or has no such column."""
+        import datasets
 
-    try:
-        dataset = datasets.load_dataset(source.name, source.subset, split=source.split)
-    except Exception as error:  # `datasets` raises whatever its readers, filesystems and the network raise
-        raise DataError(
-            f"source '{name}': datasets.load_dataset('{source.name}', {source.subset!r}, split='{source.split}') "
-            f"failed: {type(error).__name__}: {error}"
-        ) from error
-    if source.text_key not in dataset.column_names:
-        raise DataError(
-            f"source '{name}': {source.name} has no column '{source.text_key}'; the columns there are: "
-            f"{', '.join(dataset.column_names)}. Set data.sources.{name}.text_key"
-        )
-    texts = dataset.select_columns([source.text_key]).skip(min(start, len(dataset)))
-    for rows in texts.iter(batch_size=_ROWS_AT_ONCE):
-        yield from rows[source.text_key]
+        bars_were_off = datasets.are_progress_bars_disabled()
+        datasets.disable_progress_bars()  # they would write over the caller's own
+        try:
+            dataset = datasets.load_dataset(source.name, source.subset, split=source.split)
+        except Exception as error:  # `datasets` raises whatever its readers, filesystems and the network raise
+            raise DataError(
+                f"source '{name}': datasets.load_dataset('{source.name}', {source.subset!r}, split='{source.split}') "
+                f"failed: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            if not bars_were_off:
+                datasets.enable_progress_bars()
+        if source.text_key not in dataset.column_names:
+            raise DataError(
+                f"source '{name}': {source.name} has no column '{source.text_key}'; the columns there are: "
+                f"{', '.join(dataset.column_names)}. Set data.sources.{name}.text_key"
+            )
+        self._column = source.text_key
+        self._dataset: Any = dataset.select_columns([source.text_key])
+        self.count = len(dataset)
+        self.total_bytes = int(self._dataset.data.nbytes)
+
+    def read(self, start: int) -> Iterator[Any]:
+        """The values from row `start` on; rows before it are not read."""
+        if start < self.count:
+            for rows in self._dataset.skip(start).iter(batch_size=_ROWS_AT_ONCE):
+                yield from rows[self._column]

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import zstandard
 
@@ -25,7 +25,7 @@ class InputFile(Section):
     modified_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> Self:
+    def of(cls, path: Path) -> "InputFile":
         """The file at `path` as it is now."""
         status = path.stat()
         return cls(path=str(path.resolve()), bytes=status.st_size, modified_ns=status.st_mtime_ns)
@@ -42,13 +42,16 @@ class SourceReader:
             self._file: IO[bytes] = path.open("rb", buffering=0)
         except OSError as error:
             raise DataError(f"{path} cannot be opened: {error.strerror}") from error
+        raw: Any = _ZstdFrames(self._file, path) if path.suffix == ".zst" else self._file
+        self._stream = io.BufferedReader(raw, _LINE_BUFFER_BYTES)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "SourceReader":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stream.close()
         self._file.close()
 
     @property
@@ -63,9 +66,8 @@ class SourceReader:
 
     def lines(self) -> Iterator[bytes]:
         """Every line with its end. Raises: DataError if the compressed data is broken or ends too early."""
-        raw: Any = _ZstdFrames(self._file, self.path) if self.path.suffix == ".zst" else self._file
         line_end = 0
-        for line in io.BufferedReader(raw, _LINE_BUFFER_BYTES):
+        for line in self._stream:
             self.line_number += 1
             self._line_start = line_end
             line_end += len(line)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
@@ -77,7 +77,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
         )
         self._planned: StepPlan | None = None
 
-    def __reduce__(self) -> tuple[type[Self], tuple[PreparedData, PipelineSettings]]:
+    def __reduce__(self) -> tuple[type["MicroBatchDataset"], tuple[PreparedData, PipelineSettings]]:
         return type(self), (self.prepared, self.settings)
 
     def __getitem__(self, index: int) -> PackedBatch:
@@ -167,5 +167,5 @@ def _collator(
     )
 
 
-def _as_it_is(batch: PackedBatch) -> PackedBatch:
+def _as_it_is(batch: Any) -> Any:
     return batch

@@ -157,4 +157,5 @@ class StepPlanner:
 
 def _sum_by_pack(values: Int64[np.ndarray, " M"], offsets: Int64[np.ndarray, " N_plus_1"]) -> Int64[np.ndarray, " N"]:
     cumulated = np.concatenate([[0], np.cumsum(values)])
-    return cumulated[offsets[1:]] - cumulated[offsets[:-1]]
+    sums: Int64[np.ndarray, " N"] = cumulated[offsets[1:]] - cumulated[offsets[:-1]]
+    return sums

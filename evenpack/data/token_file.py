@@ -1,30 +1,24 @@
 """Documents as tokens in a pair of files, PREFIX.bin and PREFIX.idx, that Megatron-LM and DeepSpeed share.
 
-    TokenFile         opens a pair, memory-mapped      prefix -> document spans -> tokens
-    TokenFileWriter   writes one, resumable            batches of tokens -> PREFIX.{bin,idx}, document_hashes.npy
-
-While a file is written the folder holds PREFIX.{bin,sizes,hashes}.partial and PREFIX.journal.json. The journal says
-how far the data is on disk; whatever lies behind that is cut off before the writing goes on. The last journal is
-complete, is written before the first rename, and stays: it is the record of the file.
+token_index.py    the layout of PREFIX.idx         bytes <-> lengths, pointers, documents
+TokenFile         opens a pair, memory-mapped      documents -> spans -> tokens
+TokenFileWriter   writes one, resumable            batches of tokens -> PREFIX.{bin,idx}, document_hashes.npy
 """
 
-import json
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any
 
 import numpy as np
 import xxhash
 from jaxtyping import Bool, Int64, Integer, UInt64
 
-from evenpack.data.token_index import bin_path, index_path, read_index, write_index
-from evenpack.errors import DataError, RunError
-from evenpack.files import file_checksum, fsync_directory, fsync_file, write_json
+from evenpack.data.token_file_writer import Journal, TokenFileWriter, hashes_path, read_journal
+from evenpack.data.token_index import bin_path, read_index
+from evenpack.errors import DataError
+
+__all__ = ["TokenFile", "TokenFileWriter", "Journal", "hash_documents", "hashes_path", "read_journal"]
 
 _CHUNK_TOKENS = 1 << 22
 _CHUNK_DOCUMENTS = 1 << 20
@@ -77,9 +71,7 @@ class TokenFile:
         lengths: Int64[np.ndarray, " documents"] = np.diff(self.document_offsets)
         return lengths
 
-    def spans(
-        self, documents: Integer[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+    def spans(self, documents: Integer[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """First token and length of each of `documents`, looked up in the mapped index."""
         starts = self._index.token_offsets(documents)
         return starts, self._index.token_offsets(documents + 1) - starts
@@ -103,8 +95,8 @@ class TokenFile:
                 f"slices from {token_offsets.min()} to {stops.max()} (shortest {lengths.min()}) "
                 f"leave {self.prefix} of {self.tokens} tokens"
             )
-        # One slice costs 0.3 us, one token of an index array 2 to 3 ns: slices win from 100 tokens on
-        # (benchmarks/token_file.py), and packs hold few sequences much shorter than that.
+        # A slice costs 0.3 us, a token of an index array 2 to 3 ns: slices win from some 130 tokens on, nearly three
+        # times at 1024, and are fast enough (80 M tokens/s) at 32 (benchmarks/token_file.py).
         tokens = self._tokens
         slices = [tokens[start:stop] for start, stop in zip(token_offsets.tolist(), stops.tolist(), strict=True)]
         return np.concatenate(slices)
@@ -144,8 +136,8 @@ def hash_documents(token_file: TokenFile) -> UInt64[np.ndarray, " documents"]:
         last = max(last, first + 1)
         tokens = token_file.read(int(offsets[first]), int(offsets[last])).astype("<u4")
         bounds = (4 * (offsets[first : last + 1] - offsets[first])).tolist()
-        content = memoryview(tokens).cast("B")
-        for document, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True), first):
+        content = tokens.view(np.uint8).data
+        for document, (start, stop) in enumerate(pairwise(bounds), first):
             hashes[document] = xxhash.xxh3_64_intdigest(content[start:stop])
         first = last
     return hashes
@@ -153,175 +145,3 @@ def hash_documents(token_file: TokenFile) -> UInt64[np.ndarray, " documents"]:
 
 def _reopen(prefix: Path) -> TokenFile:
     return TokenFile(prefix, verify=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Journal:
-    """How far a token file is written; the complete one is its record."""
-
-    complete: bool
-    vocabulary_size: int
-    documents: int
-    tokens: int
-    checksums: dict[str, str]
-    """XXH3 (128 bits) by file name; empty until complete."""
-    state: dict[str, Any]
-    """The caller's own, as given to the last `commit` or `finish`."""
-
-
-def journal_path(prefix: Path) -> Path:
-    return prefix.with_name(f"{prefix.name}.journal.json")
-
-
-def hashes_path(prefix: Path) -> Path:
-    """`document_hashes.npy` beside the pair: uint64[documents]."""
-    return prefix.with_name("document_hashes.npy")
-
-
-def read_journal(prefix: Path) -> Journal | None:
-    """The journal of a written or half-written file, None if there is none. Raises: DataError if it is broken."""
-    path = journal_path(prefix)
-    if not path.is_file():
-        return None
-    try:
-        return Journal(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{path} is no journal of a token file ({error}); remove the folder {path.parent} and prepare again"
-        ) from error
-
-
-def token_type(vocabulary_size: int) -> np.dtype:
-    """The narrowest type that Megatron-LM and DeepSpeed write and that holds every id."""
-    return np.dtype(np.uint16 if vocabulary_size < 1 << 16 else np.int32)
-
-
-class TokenFileWriter:
-    """Appends documents in batches, survives a kill at any moment, and puts the finished files in place at once.
-
-    A finished file of the same name stays readable until `finish` replaces it.
-    """
-
-    def __init__(self, prefix: Path, *, vocabulary_size: int) -> None:
-        """Begins anew: what an earlier writer left unfinished under this name is removed."""
-        self._prepare(prefix.absolute(), vocabulary_size)
-        self._remove_unfinished()
-        self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._open("wb")
-
-    @classmethod
-    def resume(cls, prefix: Path, *, vocabulary_size: int) -> Self:
-        """Goes on from the journal, or begins anew if there is none. `state` says where the caller was.
-
-        Raises: DataError if the journal is of another vocabulary or the partial files are shorter than it says.
-        """
-        journal = read_journal(prefix)
-        if journal is None:
-            return cls(prefix, vocabulary_size=vocabulary_size)
-        if journal.vocabulary_size != vocabulary_size:
-            raise DataError(
-                f"{journal_path(prefix)} was begun with a vocabulary of {journal.vocabulary_size}, now it is "
-                f"{vocabulary_size}; remove the folder {prefix.parent} and prepare again"
-            )
-        writer = cls.__new__(cls)
-        writer._prepare(prefix.absolute(), vocabulary_size)
-        writer._journal = journal
-        writer.documents, writer.tokens = journal.documents, journal.tokens
-        if not journal.complete:
-            writer._cut_to_journal()
-            writer._open("r+b")
-        return writer
-
-    def _prepare(self, prefix: Path, vocabulary_size: int) -> None:
-        self.prefix = prefix
-        self.dtype = token_type(vocabulary_size)
-        self.documents = 0
-        self.tokens = 0
-        self._journal = Journal(
-            complete=False, vocabulary_size=vocabulary_size, documents=0, tokens=0, checksums={}, state={}
-        )
-        self._files: dict[str, IO[bytes]] = {}
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The caller's state at the last commit."""
-        return self._journal.state
-
-    @property
-    def complete(self) -> bool:
-        """Nothing can be appended any more; `finish` puts in place what is not there yet."""
-        return self._journal.complete
-
-    def append(
-        self,
-        tokens: Integer[np.ndarray, " tokens"],
-        lengths: Integer[np.ndarray, " documents"],
-        hashes: UInt64[np.ndarray, " documents"],
-    ) -> None:
-        """Adds documents that lie behind one another in `tokens`; `hashes` are XXH3 (64 bits) of their texts.
-
-        Raises: DataError naming the document with a token id outside the vocabulary; RunError if the disk is full.
-        """
-        if lengths.sum() != len(tokens) or (len(lengths) and lengths.min() < 1):
-            raise ValueError(
-                f"{len(lengths)} documents of {lengths.sum()} tokens, each of at least one, expected, {len(tokens)} came"
-            )
-        if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= self._journal.vocabulary_size):
-            position = int(np.argmax((tokens < 0) | (tokens >= self._journal.vocabulary_size)))
-            document = self.documents + int(np.searchsorted(np.cumsum(lengths), position, side="right"))
-            raise DataError(
-                f"document {document} for {self.prefix} holds token id {tokens[position]}, but the vocabulary has "
-                f"{self._journal.vocabulary_size} entries; is this the tokenizer that made it?"
-            )
-        with self._explain_failure():
-            self._write("bin", tokens.astype(self.dtype, copy=False))
-            self._write("sizes", lengths.astype("<i4", casting="same_kind", copy=False))
-            self._write("hashes", hashes.astype("<u8", copy=False))
-        self.documents += len(lengths)
-        self.tokens += len(tokens)
-
-    def append_documents(
-        self, documents: Sequence[Integer[np.ndarray, " _"]], hashes: UInt64[np.ndarray, " documents"]
-    ) -> None:
-        """`append` for a list of arrays."""
-        if documents:
-            self.append(np.concatenate(documents), np.array([len(document) for document in documents]), hashes)
-
-    def commit(self, state: dict[str, Any]) -> None:
-        """Flushes to disk and notes it: a resumed writer goes on from here. `state` must be JSON."""
-        with self._explain_failure():
-            self._write_journal(state, checksums={})
-
-    def finish(self, state: dict[str, Any] | None = None) -> Journal:
-        """Writes index and hashes and gives all files their names, the index last; safe to call again.
-
-        `state` replaces that of the last commit. Returns: the record of the file.
-        """
-        with self._explain_failure():
-            if not self.complete:
-                self._write_journal(self.state if state is None else state, checksums={})
-                self.close()
-                self._write_index_and_hashes()
-                checksums = {final.name: file_checksum(partial) for partial, final in self._renames()}
-                self._write_journal(self.state, checksums=checksums)
-            self._put_in_place()
-        return self._journal
-
-    def abandon(self) -> None:
-        """Removes what is unfinished; a file finished earlier under this name stays."""
-        self.close()
-        self._remove_unfinished()
-
-    def close(self) -> None:
-        """Lets go of the files. What came after the last commit will be cut off."""
-        for file in self._files.values():
-            file.close()
-        self._files = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

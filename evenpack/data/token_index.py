@@ -129,9 +129,9 @@ def read_index(prefix: Path) -> TokenIndex:
                 f"token file {prefix}: {file} does not exist; a token file is a pair PREFIX.bin and PREFIX.idx, "
                 "and its path is given without either ending"
             )
-    code, sequences, boundaries = _read_header(path)
-    bytes_ = np.memmap(path, mode="r").view(np.ndarray)
-    parts = np.split(bytes_[_HEADER.size :], np.cumsum([4 * sequences, 8 * sequences]))
+    code, sequences = _read_header(path)
+    content = np.memmap(path, mode="r").view(np.ndarray)[_HEADER.size :]
+    parts = np.split(content, [4 * sequences, 12 * sequences])
     lengths, pointers, document_indices = parts[0].view("<i4"), parts[1].view("<i8"), parts[2].view("<i8")
     if document_indices[0] != 0 or document_indices[-1] != sequences:
         raise _broken(
@@ -139,7 +139,7 @@ def read_index(prefix: Path) -> TokenIndex:
             f"its documents cover sequences {document_indices[0]} to {document_indices[-1]}, expected 0 to {sequences}",
         )
     bin_bytes = bin_path(prefix).stat().st_size
-    index = TokenIndex(
+    return TokenIndex(
         prefix=prefix,
         dtype=_token_type(prefix, code, bin_bytes, lengths, pointers),
         bin_bytes=bin_bytes,
@@ -147,7 +147,6 @@ def read_index(prefix: Path) -> TokenIndex:
         pointers=pointers,
         document_indices=document_indices,
     )
-    return index
 
 
 def write_index(path: Path, dtype: np.dtype, lengths: Int32[np.ndarray, " documents"]) -> None:
@@ -173,8 +172,8 @@ def write_index(path: Path, dtype: np.dtype, lengths: Int32[np.ndarray, " docume
         os.fsync(file.fileno())
 
 
-def _read_header(path: Path) -> tuple[int, int, int]:
-    """The code of the token type, sequences, and document boundaries; the file has the size that they ask for."""
+def _read_header(path: Path) -> tuple[int, int]:
+    """The code of the token type and the number of sequences, of a file that has the size it should have."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(_HEADER.size)
@@ -197,7 +196,7 @@ def _read_header(path: Path) -> tuple[int, int, int]:
         raise _broken(
             path, f"it has {size} bytes, expected {expected} for {sequences} sequences and {boundaries} boundaries"
         )
-    return code, sequences, boundaries
+    return code, sequences
 
 
 def _token_type(
@@ -222,4 +221,6 @@ def _token_type(
 
 
 def _broken(path: Path, finding: str) -> DataError:
-    return DataError(f"{path} is truncated or not the other half of its pair: {finding}; copy or write both files again")
+    return DataError(
+        f"{path} is truncated or not the other half of its pair: {finding}; copy or write both files again"
+    )

@@ -11,9 +11,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import Any, Protocol, runtime_checkable
 
 from evenpack.engine.checkpoint_files import (
     LATEST,
@@ -25,6 +23,7 @@ from evenpack.engine.checkpoint_files import (
     checkpoint_name,
     commit_files,
     find_candidates,
+    find_changed_keys,
     find_leftovers,
     find_wrong_content,
     find_wrong_size,
@@ -41,8 +40,12 @@ from evenpack.files import fsync_directory, write_text
 log = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class CheckpointableEngine(Protocol):
     """The part of `deepspeed.DeepSpeedEngine` that writes and reads its own files."""
+
+    optimizer: Any
+    """Has torch's `param_groups`."""
 
     def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> Any: ...
 
@@ -75,7 +78,6 @@ class CheckpointStore:
             # With the tag "." DeepSpeed's recovery scripts go into the same directory instead of the one above.
             client_state = {"train_state": state.to_json()}
             engine.save_checkpoint(str(partial), tag=".", client_state=client_state, save_latest=False)
-            _save_random_state(_random_state_file(partial, self._world.rank), self._world.device)
         self._world.barrier()
         files = self._commit_files(partial)
         checkpoint = self._world.on_main(lambda: self._publish(partial, state, files))
@@ -88,26 +90,27 @@ class CheckpointStore:
         return newest_whole(self._directory, self._world)
 
     def load(self, engine: CheckpointableEngine, checkpoint: Checkpoint) -> None:
-        """Puts a checkpoint that `newest` returned into `engine`: module, optimizer, schedule, random states.
+        """Puts a checkpoint that `newest` returned into `engine`: module, optimizer and DeepSpeed's own counters.
 
-        At another world size (ZeRO 0 only) each rank keeps the random state it has: the masks of dropout then
-        differ in any case.
+        There are no random states to restore: data order and dropout are functions of the seed and the step. The
+        optimizer's settings (weight decay, betas, ...) stay those of this run: torch would bring back the saved ones.
 
         Raises: CheckpointError if this run's ranks, ZeRO stage, model or optimizer cannot take it.
         """
         self._require_fitting(engine, checkpoint)
+        settings = [_without_parameters(group) for group in engine.optimizer.param_groups]
         try:
             path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
         except (AssertionError, KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(
                 f"checkpoint {checkpoint.path} is whole, but does not fit this run's model or optimizer: {error}\n"
-                f"Restore the model and optimizer sections with which it was saved (they stand in its manifest.json), "
+                "Restore the model and optimizer sections with which it was saved (they stand in its manifest.json), "
                 "or choose another run.output_dir to start anew."
             ) from error
         if path is None:
             raise CheckpointError(f"DeepSpeed found nothing to load in {checkpoint.path}")
-        if self._world.size == checkpoint.state.world_size:
-            _load_random_state(_random_state_file(checkpoint.path, self._world.rank), self._world.device)
+        for group, values in zip(engine.optimizer.param_groups, settings, strict=True):
+            group.update(values)
 
     def _begin(self, partial: Path) -> None:
         with self._writing():
@@ -155,7 +158,7 @@ class CheckpointStore:
         state, stage = checkpoint.state, engine.zero_optimization_stage()
         if state.zero_stage != stage:
             raise CheckpointError(
-                f"checkpoint {checkpoint.path} was saved with ZeRO stage {state.zero_stage}, this run has stage {stage}: "
+                f"checkpoint {checkpoint.path} was saved at ZeRO stage {state.zero_stage}, this run has stage {stage}: "
                 f"the optimizer's state is laid out differently. Set deepspeed.zero_stage={state.zero_stage}, "
                 "or choose another run.output_dir to start anew."
             )
@@ -176,8 +179,8 @@ class CheckpointStore:
             raise RunError(
                 f"rank {self._world.rank} on {socket.gethostname()} failed while saving a checkpoint into "
                 f"{self._directory} ({_free_space(self._directory)}): {error}\n"
-                "Older checkpoints are untouched. Mend the cause (is the disk full?), then start the same command again: "
-                "it goes on from the newest."
+                "Older checkpoints are untouched. Mend the cause (is the disk full?), then start the same command "
+                "again: it goes on from the newest."
             ) from error
 
 
@@ -214,11 +217,33 @@ def require_fingerprint(state: TrainState, fingerprint: str) -> None:
     if state.fingerprint != fingerprint:
         saved = state.config.get("run", {})
         raise CheckpointError(
-            f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}) was trained on "
-            f"data with fingerprint {state.fingerprint}, this run's data and seed have {fingerprint}: going on would "
-            "repeat some documents and leave others out. Restore the run file's data section, its seed and the prepared "
-            "data with which the run began, or choose another run.output_dir to start anew."
+            f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}) was trained "
+            f"on data with fingerprint {state.fingerprint}, this run's data and seed have {fingerprint}: going on "
+            "would repeat some documents and leave others out. Restore the run file's data section, its seed and the "
+            "prepared data with which the run began, or choose another run.output_dir to start anew."
         )
+
+
+def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
+    """Tells once what has changed in the run file since the checkpoint, and refuses steps of another size.
+
+    Args:
+        config: the resolved run file as JSON values, as in `TrainState`.
+
+    Raises: CheckpointError if the checkpoint's steps had another number of packs.
+    """
+    changed = find_changed_keys(state.config, config)
+    if "training.packs_per_step" in changed:
+        before, now = changed["training.packs_per_step"]
+        raise CheckpointError(
+            f"the checkpoint has done {state.step} steps of {before} packs, this run's training.packs_per_step is "
+            f"{now}: step {state.step + 1} would not begin at the pack that comes next, and documents would be "
+            f"repeated or left out. Set training.packs_per_step={before}, or choose another run.output_dir to start "
+            "anew."
+        )
+    if changed:
+        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
+        log.info("the run file has changed since step %d and holds from here on:\n%s", state.step, "\n".join(lines))
 
 
 def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:
@@ -247,23 +272,8 @@ def _looks_whole(path: Path, *, newest_step: int) -> bool:
     return checkpoint is not None and checkpoint.step <= newest_step and find_wrong_size(checkpoint) is None
 
 
-def _random_state_file(directory: Path, rank: int) -> Path:
-    return directory / f"random_state_{rank:05d}.pt"
-
-
-def _save_random_state(path: Path, device: torch.device) -> None:
-    """Only torch's generators: data order takes nothing from global random state."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    torch.save(states, path)
-
-
-def _load_random_state(path: Path, device: torch.device) -> None:
-    states = torch.load(path, map_location="cpu", weights_only=True)
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _free_space(directory: Path) -> str:

@@ -6,7 +6,6 @@
         manifest.json                written last: the TrainState, and each other file's size and checksum
         mp_rank_00_model_states.pt   DeepSpeed's: the weights; at ZeRO 0 the optimizer's state too
         zero_pp_rank_0_mp_rank_00_optim_states.pt   and so on, from ZeRO 1 on
-        random_state_00000.pt        one for each rank
       .step_000400.partial/          a save under way, or one that a kill cut short
       .step_000200.replaced/         stood where a new checkpoint of the same step is being put
       .step_000100.removed/          on its way out
@@ -41,7 +40,7 @@ _HIDDEN = re.compile(rf"\.step_\d+\.({PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """What a run needs beside weights, optimizer, schedule and random states to go on as if it had never stopped."""
+    """What a run needs beside its weights and its optimizer's state to go on as if it had never stopped."""
 
     step: int
     """Optimizer updates done."""

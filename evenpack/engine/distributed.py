@@ -1,13 +1,18 @@
 """The ranks of a run: how this process joins them, and the few things they tell one another."""
 
+import gc
 import importlib.util
 import logging
 import os
 import socket
 import sys
+import time
+import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
@@ -30,6 +35,8 @@ _MPI_NAMES = {
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _MPI_PORT = "29500"
 """torch's default; mpirun hands out none."""
+_SHARED_DIRECTORY_SECONDS = 15.0
+"""Network file systems keep what they know of a directory for some seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +97,14 @@ class World:
 def joined_world() -> Iterator[World]:
     """Joins the ranks that `deepspeed`, `torchrun` or `mpirun` started; with no launcher this process is alone.
 
+    At the end of the block nothing may hold a DeepSpeed engine any more. After an error the groups are left as they
+    are, because the other ranks may wait in one of them: the process should end by `os._exit`.
+
     Raises: RunError if the launcher's environment is incomplete or the rank has no device.
     """
     complete_environment(os.environ)
     local_rank = int(os.environ["LOCAL_RANK"])
-    deepspeed = _quiet_deepspeed()
+    deepspeed = quiet_deepspeed()
     accelerator = deepspeed.get_accelerator()
     if accelerator.device_name() == "cpu":
         # It would compile a shared-memory collective first: 40 s before the first step.
@@ -113,8 +123,51 @@ def joined_world() -> Iterator[World]:
         local_rank=local_rank,
         device=torch.device(accelerator.device_name(local_rank)),
     )
-    # Not in a `finally`: after an error the others may wait in a collective, and leaving in order would wait for them.
+    # DeepSpeed's engine is a cycle that holds groups. A gloo group that outlives the interpreter aborts the process.
+    gc.collect()
     deepspeed.comm.destroy_process_group()
+
+
+def configure_logging(world: World) -> None:
+    """Sends evenpack's log to standard error: news from rank 0 alone, warnings from every rank with its number."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s" if world.is_main else f"rank {world.rank}: %(message)s"))
+    logger = logging.getLogger("evenpack")
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.INFO if world.is_main else logging.WARNING)
+
+
+def require_shared_directory(directory: Path, world: World) -> None:
+    """Makes `directory` and proves that all ranks see the same one, by a file that rank 0 writes and others read.
+
+    Raises: RunError naming the machines that do not see it.
+    """
+    token = world.broadcast(uuid.uuid4().hex)
+    proof = directory / f".seen_by_all.{token}"
+    world.on_main(lambda: _write_proof(proof))
+    deadline = time.monotonic() + _SHARED_DIRECTORY_SECONDS
+    while not (seen := proof.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        with suppress(OSError):
+            list(directory.iterdir())  # makes network file systems look again
+    reports = world.all_gather((seen, socket.gethostname()))
+    if world.is_main:
+        proof.unlink(missing_ok=True)
+    blind = sorted({host for seen, host in reports if not seen})
+    if blind:
+        raise RunError(
+            f"{', '.join(blind)} cannot see what {reports[0][1]} writes into run.output_dir ({directory.absolute()}): "
+            "put it on a file system that all machines share"
+        )
+
+
+def _write_proof(proof: Path) -> None:
+    try:
+        proof.parent.mkdir(parents=True, exist_ok=True)
+        proof.touch()
+    except OSError as error:
+        raise RunError(f"run.output_dir ({proof.parent}) cannot be written: {error.strerror}") from error
 
 
 def complete_environment(environment: MutableMapping[str, str]) -> None:
@@ -160,12 +213,14 @@ def _all_on_this_machine(environment: Mapping[str, str]) -> bool:
     return here == environment["WORLD_SIZE"]
 
 
-def _quiet_deepspeed() -> ModuleType:
-    """DeepSpeed, saying no more than warnings, on standard error."""
+def quiet_deepspeed() -> ModuleType:
+    """Imports DeepSpeed (seconds) so that it says no more than warnings, on standard error."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else each rank warns that it found no other
     import deepspeed
 
+    # DeepSpeed 0.19 still calls the old name under torch 2.13.
+    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor. is deprecated", category=FutureWarning)
     logger = logging.getLogger("DeepSpeed")
     logger.setLevel(logging.WARNING)
     for handler in logger.handlers:

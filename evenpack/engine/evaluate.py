@@ -3,11 +3,12 @@
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float64
+from torch import Tensor, nn
 
+from evenpack.batch import StepCounts
 from evenpack.data.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.distributed import World
@@ -58,7 +59,7 @@ def evaluate_model(
     a rank may have a batch fewer than another: a forward pass up to ZeRO 1 holds no collective that could wait for it.
     Sums are kept in float64 and added over ranks once. The model is left in the mode in which it came.
 
-    A source that has held out no document is not in the answer, and rank 0 warns of it by name.
+    A source that has held out nothing to predict is not in the answer, and rank 0 warns of it by name.
     """
     precision = torch.autocast(
         world.device.type, dtype=torch.bfloat16, enabled=config.training.precision == "bf16_autocast"
@@ -77,7 +78,7 @@ def evaluate_model(
     absent = [name for name in prepared.source_names if name not in evaluations]
     if absent and world.is_main:
         log.warning(
-            "no validation loss for %s: no document was held out (data.validation_fraction is %g)",
+            "no validation loss for %s: nothing to predict was held out (data.validation_fraction is %g)",
             ", ".join(absent),
             config.data.validation_fraction,
         )
@@ -91,29 +92,29 @@ def evaluations_to_json(
     return {name: evaluations[name].to_json() if name in evaluations else None for name in prepared.source_names}
 
 
-def _sum_source(model: nn.Module, prepared: PreparedData, source: str, config: RunConfig, world: World) -> torch.Tensor:
-    """This rank's loss sum, correct targets, targets, sequences and packs, as float64 on the rank's device."""
-    sums = torch.zeros(5, dtype=torch.float64, device=world.device)
-    if prepared.view(source, "validation").count == 0:
-        return sums
-    batches = evaluation_batches(
-        prepared,
-        source,
-        packs_per_micro_batch=config.training.packs_per_micro_batch,
-        layout=config.training.layout,
-        rank=world.rank,
-        ranks=world.size,
-        max_packs=config.training.evaluation_packs,
-        seed=config.run.seed,
-    )
-    for batch in batches:
-        result = model(batch.to(world.device, non_blocking=True))
-        # Added up on the device: no batch waits for the one before it.
-        sums[0] += result.loss_sum
-        sums[1] += result.correct
-        counts = batch.local_counts
-        sums[2:] += sums.new_tensor([result.targets, counts.sequences, counts.packs])
-    return sums
+def _sum_source(
+    model: nn.Module, prepared: PreparedData, source: str, config: RunConfig, world: World
+) -> Float64[Tensor, " 5"]:
+    """This rank's loss sum, correct targets, targets, sequences and packs of one source."""
+    sums = torch.zeros(2, dtype=torch.float64, device=world.device)
+    counts = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+    if prepared.view(source, "validation").count > 0:
+        for batch in evaluation_batches(
+            prepared,
+            source,
+            packs_per_micro_batch=config.training.packs_per_micro_batch,
+            layout=config.training.layout,
+            rank=world.rank,
+            ranks=world.size,
+            max_packs=config.training.evaluation_packs,
+            seed=config.run.seed,
+        ):
+            result = model(batch.to(world.device, non_blocking=True))
+            # Added up on the device, so that no batch waits for the one before it.
+            sums += torch.stack([result.loss_sum.double(), result.correct.double()])
+            counts += batch.local_counts
+    host_counts = torch.tensor([counts.targets, counts.sequences, counts.packs], dtype=torch.float64)
+    return torch.cat([sums.cpu(), host_counts])
 
 
 def _divide(loss_sum: float, correct: float, targets: float, sequences: float, packs: float) -> SourceEvaluation:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Protocol, runtime_checkable
 
 from evenpack.errors import RunError
 from evenpack.files import atomic_open, fsync_file, write_json
@@ -31,7 +31,7 @@ class MetricsLog:
         self._file = path.open("a", encoding="utf-8", newline="\n")
 
     @classmethod
-    def resume(cls, path: Path, *, step: int) -> Self:
+    def resume(cls, path: Path, *, step: int) -> "MetricsLog":
         """Opens the log of a run that goes on after `step`; 0 starts it anew."""
         cut_back(path, step=step)
         return cls(path)
@@ -56,7 +56,7 @@ class MetricsLog:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,9 +94,9 @@ class WindowRate:
 
     def __init__(self, *, window_seconds: float) -> None:
         self._window_seconds = window_seconds
-        self._points: deque[tuple[float, float]] = deque()
+        self._points: deque[tuple[float, int]] = deque()
 
-    def add(self, now: float, total: float) -> None:
+    def add(self, now: float, total: int) -> None:
         """Notes that `total` had been reached at time `now`, both never falling."""
         self._points.append((now, total))
         while len(self._points) > 2 and now - self._points[1][0] >= self._window_seconds:
@@ -110,6 +110,17 @@ class WindowRate:
         return (after - before) / (last - first) if last > first else None
 
 
+@runtime_checkable
+class TextStream(Protocol):
+    """Where progress goes: standard error, a log file, a test's buffer."""
+
+    def write(self, text: str, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool: ...
+
+
 class ProgressLine:
     """Step, loss, learning rate, tokens a second and time to go, for rank 0's terminal or log file.
 
@@ -119,7 +130,7 @@ class ProgressLine:
 
     def __init__(
         self,
-        stream: TextIO,
+        stream: TextStream,
         *,
         step: int,
         stop_step: int,

@@ -20,6 +20,6 @@ def learning_rate(update: int, *, peak: float, steps: int, schedule: ScheduleSec
         return peak * update / schedule.warmup_steps
     if schedule.kind == "constant":
         return peak
-    progress = min(1.0, (update - schedule.warmup_steps) / (steps - schedule.warmup_steps)) if update < steps else 1.0
+    progress = min(1.0, (update - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps))
     remaining = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.kind == "cosine" else 1.0 - progress
     return peak * (schedule.final_fraction + (1.0 - schedule.final_fraction) * remaining)

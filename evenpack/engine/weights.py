@@ -29,5 +29,5 @@ def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
             f"{path} does not exist, and only it holds whole weights: the checkpoint was saved at ZeRO stage "
             f"{checkpoint.state.zero_stage}, expected 0 or 1"
         ) from error
-    except (pickle.UnpicklingError, RuntimeError, KeyError, AttributeError, EOFError) as error:
+    except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise CheckpointError(f"{path} is not a file of weights as DeepSpeed writes it: {error}") from error

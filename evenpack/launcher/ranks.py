@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import psutil
 
@@ -39,7 +39,7 @@ class ProcessIdentity:
     session: int
 
     @classmethod
-    def of(cls, pid: int) -> Self | None:
+    def of(cls, pid: int) -> "ProcessIdentity | None":
         """None if there is no such process."""
         try:
             return cls(pid=pid, session=os.getsid(pid))
@@ -68,7 +68,7 @@ class RankPlace:
     """Whether a launcher (deepspeed, torchrun, mpirun) started it; else it is alone."""
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> Self:
+    def of_environment(cls, environment: Mapping[str, str]) -> "RankPlace":
         def number(names: tuple[str, ...], otherwise: int) -> int:
             return next((int(environment[name]) for name in names if name in environment), otherwise)
 
@@ -95,7 +95,7 @@ class LaunchToken:
     run_id: str
 
     @classmethod
-    def of_this_process(cls) -> Self:
+    def of_this_process(cls) -> "LaunchToken":
         return cls(
             host=socket.gethostname(),
             process=ProcessIdentity(pid=os.getpid(), session=os.getsid(0)),
@@ -103,7 +103,7 @@ class LaunchToken:
         )
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str) -> "LaunchToken":
         """Raises: ValueError."""
         run_id, pid, session, host = text.split(":", 3)
         return cls(host=host, process=ProcessIdentity(pid=int(pid), session=int(session)), run_id=run_id)
@@ -132,7 +132,23 @@ class RankStatus:
     error: str | None
     exit_code: int | None
 
-    def ended(self, state: State, *, exit_code: int, step: int | None = None, error: str | None = None) -> Self:
+    @classmethod
+    def starting(cls, run_id: str, place: RankPlace) -> "RankStatus":
+        """This process, now."""
+        return cls(
+            run_id=run_id,
+            rank=place.rank,
+            world_size=place.world_size,
+            host=socket.gethostname(),
+            process=ProcessIdentity(pid=os.getpid(), session=os.getsid(0)),
+            started=time.time(),
+            state="running",
+            step=None,
+            error=None,
+            exit_code=None,
+        )
+
+    def ended(self, state: State, *, exit_code: int, step: int | None = None, error: str | None = None) -> "RankStatus":
         """The rank's last word."""
         return replace(self, state=state, step=step, error=error, exit_code=exit_code)
 
@@ -150,7 +166,20 @@ class Failure:
     at: float
     """Seconds since 1970."""
 
+    @classmethod
+    def of(cls, status: RankStatus) -> "Failure":
+        """A rank that could still say why."""
+        return cls(
+            run_id=status.run_id,
+            rank=status.rank,
+            host=status.host,
+            error=status.error,
+            exit_code=status.exit_code,
+            at=time.time(),
+        )
+
     def describe(self) -> str:
+        """A clause for messages."""
         how = f"failed: {self.error}" if self.error is not None else "died without a word"
         return f"rank {self.rank} on {self.host} {how}"
 
@@ -243,11 +272,12 @@ def held_output_dir(output_dir: Path, *, patience_seconds: float = _LOCK_SECONDS
         yield
 
 
-def parent_run_id() -> str:
-    """An id that all ranks of one plain `deepspeed` or `torchrun` call share on a machine: their parent's."""
-    parent = os.getppid()
-    with suppress(psutil.Error):
-        return f"{socket.gethostname()}-{parent}-{psutil.Process(parent).create_time():.0f}"
+def plain_run_id(place: RankPlace) -> str:
+    """A run id for a rank that `evenpack train` has not started: one for all children of a launcher."""
+    if place.launched:
+        with suppress(psutil.Error):
+            parent = psutil.Process(os.getppid())
+            return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}"
     return uuid.uuid4().hex
 
 

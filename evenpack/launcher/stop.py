@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from evenpack.files import write_json
 from evenpack.launcher.ranks import read_json_or_none
@@ -77,13 +78,17 @@ class StopFlag:
                 os._exit(EXIT_INTERRUPTED)
 
 
-def on_stop_signals(handler: Callable[[int, types.FrameType | None], None]) -> dict[int, object]:
+SignalHandler = Callable[[int, types.FrameType | None], Any] | int | None
+"""What `signal.signal` takes and returns."""
+
+
+def on_stop_signals(handler: Callable[[int, types.FrameType | None], None]) -> dict[int, SignalHandler]:
     """Puts `handler` on `STOP_SIGNALS` and returns what was there before.
 
     A signal that whoever started us has set to be ignored stays so: `nohup` does that with SIGHUP, and a shell
     script with SIGINT for what it starts in the background.
     """
-    before: dict[int, object] = {}
+    before: dict[int, SignalHandler] = {}
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, handler)

@@ -42,7 +42,7 @@ def run_ranks(
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": str(threads),
         }
-        process = context.Process(target=_rank_main, args=(there, environment, name, arguments), daemon=True)
+        process = context.Process(target=_rank_main, args=(there, environment, name, arguments))
         process.start()
         there.close()
         processes.append(process)

@@ -1,5 +1,7 @@
 """Packs become batches: every token in its place, no target across a border, fixed shapes."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -15,13 +17,13 @@ PADDING_TOKEN = 3
 COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)
 LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")
 
-sequence_lists = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=3).filter(lambda s: sum(s) <= 12), min_size=1)
+sequence_lists = st.lists(
+    st.lists(st.integers(1, 6), min_size=1, max_size=3).filter(lambda s: sum(s) <= 12), min_size=1
+)
 
 
 def select(source: PackedSource, packs: int) -> PackSelection:
-    dealing = Dealing(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
-    )
+    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0)
     planner = StepPlanner([source], [1], packs_per_step=packs, dealing=dealing)
     return planner.select(np.zeros(packs, dtype=np.int64), np.arange(packs))
 
@@ -42,7 +44,7 @@ def segments_of(batch: PackedBatch) -> list[tuple[list[int], list[int], list[int
     fields = (batch.tokens, batch.position_ids, batch.targets.labels, batch.targets.weights)
     return [
         tuple(field[start:stop].tolist() for field in fields)  # type: ignore[misc]
-        for start, stop in zip(borders, borders[1:], strict=False)
+        for start, stop in itertools.pairwise(borders)
         if stop > start
     ]
 
@@ -59,7 +61,7 @@ def test_every_segment_stands_whole_with_its_own_positions_and_targets(
     for sequence in packs.sequence_ids:
         tokens = source.view.tokens(int(sequence))  # type: ignore[attr-defined]
         borders = np.cumsum([0, *sequences[int(sequence)]])
-        expected += [tokens[a:b].tolist() for a, b in zip(borders, borders[1:], strict=False)]
+        expected += [tokens[a:b].tolist() for a, b in itertools.pairwise(borders)]
     found = []
     for tokens, positions, labels, weights in segments_of(batch):
         assert positions == list(range(len(tokens)))
@@ -106,16 +108,16 @@ def test_packed_shapes_do_not_depend_on_the_packs() -> None:
 def test_slots_of_each_layout() -> None:
     source = packed_source([[5], [4], [3], [9]], pack_length=12, longest=12)
     packs = select(source, packs=2)
-    slots = {layout: collator(source, layout, rows=2, pack_length=12).collate(packs, COUNTS).slots for layout in LAYOUTS}
+    slots = {
+        layout: collator(source, layout, rows=2, pack_length=12).collate(packs, COUNTS).slots for layout in LAYOUTS
+    }
     assert slots == {"packed": 24, "unpadded": UNPADDED_SLOT_MULTIPLE, "padded": 12 * len(packs.sequence_ids)}
 
 
 def test_sources_keep_their_tokens_apart() -> None:
     first = packed_source([[5], [4], [3]], pack_length=12, longest=12, first_token=1000)
     second = packed_source([[7], [6, 2]], pack_length=12, longest=12, first_token=5000)
-    dealing = Dealing(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
-    )
+    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0)
     planner = StepPlanner([first, second], [1, 1], packs_per_step=4, dealing=dealing)
     plan = planner.plan(0)
     both = Collator(

@@ -1,0 +1,42 @@
+"""From documents to sequences. Recipes are views: where a sequence lies is computed, its tokens stay in the file.
+
+documents    a document is a sequence; long ones are split, truncated, dropped or refused
+concat       one stream of documents, cut at a fixed length
+"""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.data.data_config import ConcatRecipe, DocumentsRecipe
+from evenpack.data.recipes.concat import ConcatView, build_concat
+from evenpack.data.recipes.documents import DocumentsView, build_documents
+from evenpack.data.recipes.ledger import RecipeLedger
+from evenpack.data.recipes.view import SequenceView, open_stored, read_description
+from evenpack.data.token_file import TokenFile
+
+__all__ = ["RecipeLedger", "SequenceView", "build_view", "open_view"]
+
+
+def build_view(
+    recipe: DocumentsRecipe | ConcatRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
+) -> DocumentsView | ConcatView:
+    """The sequences that `recipe` makes of `documents`, the ids of one split in ascending order; `save` stores them.
+
+    Raises: DataError if a document is too long and the recipe's policy is `error`.
+    """
+    if isinstance(recipe, ConcatRecipe):
+        return build_concat(recipe, token_file, documents)
+    return build_documents(recipe, token_file, documents)
+
+
+def open_view(directory: Path, token_file: TokenFile) -> DocumentsView | ConcatView:
+    """A stored view, memory-mapped and cheap to pickle.
+
+    Raises: DataError if it is not there, not whole, or made for another token file.
+    """
+    directory = directory.absolute()
+    if read_description(directory)["recipe"]["kind"] == "concat":
+        return open_stored(ConcatView, directory, token_file)
+    return open_stored(DocumentsView, directory, token_file)

@@ -1,0 +1,170 @@
+"""Forward and backward of attention over packs of several document mixes.
+
+    python benchmarks/attention.py [--device cuda] [--heads 12] [--head-dim 64] [--bidirectional] [--alibi] [--json FILE]
+
+On a CPU it compares ways for `sdpa` to cut a pack into windows (`WINDOW_TOKENS` in evenpack/kernels/sdpa.py): one call
+for each document ("0"), windows of 32, 64, ... tokens, one block mask over each pack. On CUDA, every backend that can
+serve, in bfloat16. All ways of a mix are timed in turn, and the median is reported.
+
+TFLOP/s count pairs of positions that see each other, two matrix products forward and five backward, 2 * head_dim
+operations a pair, head and product.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evenpack.kernels.attention import AttentionRequest, packed_attention
+from evenpack.kernels.capabilities import capabilities
+from evenpack.kernels.sdpa import attend_windows, plan_windows
+from evenpack.models.positions import alibi_slopes
+
+DOCUMENTS_PER_PACK = {"one": 1, "long": 4, "medium": 16, "short": 80}
+WINDOWS = (0, 32, 64, 128, 256)
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--pack-length", type=int, default=1024)
+    parser.add_argument("--packs", type=int, default=None, help="in a call; default 2 on a CPU, 16 on CUDA")
+    parser.add_argument("--bidirectional", action="store_true")
+    parser.add_argument("--alibi", action="store_true")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=None, help="of a CPU")
+    parser.add_argument("--json", type=Path, default=None, help="also write the report to this file")
+    arguments = parser.parse_args()
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    arguments.packs = arguments.packs or (2 if arguments.device == "cpu" else 16)
+
+    report = {"setting": setting(arguments), "mixes": {}}
+    for mix, documents in DOCUMENTS_PER_PACK.items():
+        lengths = cut(documents, arguments.pack_length, arguments.packs)
+        report["mixes"][mix] = measure(ways(arguments, lengths), lengths, arguments)
+        for way, figures in report["mixes"][mix].items():
+            print(f"{mix:8}{way:12}", *(f"{name} {value:9.3f}" for name, value in figures.items()), flush=True)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def setting(arguments: argparse.Namespace) -> dict[str, str | int | bool]:
+    """What the figures hold for."""
+    cuda = arguments.device == "cuda"
+    return {
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "dtype": str(dtype_of(arguments)),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "causal": not arguments.bidirectional,
+        "alibi": arguments.alibi,
+        **{name: getattr(arguments, name) for name in ("heads", "head_dim", "pack_length", "packs", "repeats")},
+    }
+
+
+def dtype_of(arguments: argparse.Namespace) -> torch.dtype:
+    return torch.bfloat16 if arguments.device == "cuda" else torch.float32
+
+
+def cut(documents: int, pack_length: int, packs: int) -> list[int]:
+    """Each pack cut into so many documents at random places, the same in every run."""
+    generator = np.random.default_rng(documents)
+    lengths: list[int] = []
+    for _ in range(packs):
+        places = np.sort(generator.choice(np.arange(1, pack_length), documents - 1, replace=False))
+        lengths += np.diff(places, prepend=0, append=pack_length).tolist()
+    return lengths
+
+
+def ways(arguments: argparse.Namespace, lengths: list[int]) -> dict[str, Attend]:
+    """The competitors by name."""
+    device = torch.device(arguments.device)
+    causal = not arguments.bidirectional
+    slopes = alibi_slopes(arguments.heads, device) if arguments.alibi else None
+    if arguments.device == "cpu":
+        found: dict[str, Attend] = {}
+        for window_tokens in (*WINDOWS, arguments.pack_length):
+            windows = plan_windows(
+                tuple(lengths),
+                window_tokens=window_tokens,
+                causal=causal,
+                slopes=None if slopes is None else tuple(slopes.tolist()),
+                mask_dtype=torch.float32,
+                device=device,
+            )
+            found[f"window {window_tokens}"] = partial(attend_windows, windows=windows, causal=causal, dropout=0.0)
+        return found
+    request = AttentionRequest(
+        device_type="cuda",
+        dtype=dtype_of(arguments),
+        head_dim=arguments.head_dim,
+        causal=causal,
+        alibi=arguments.alibi,
+        dropout=False,
+    )
+    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+    return {
+        answer.backend: partial(
+            packed_attention,
+            cu_seqlens=cu_seqlens,
+            max_sequence_length=arguments.pack_length,
+            causal=causal,
+            alibi_slopes=slopes,
+            backend=answer.backend,
+        )
+        for answer in capabilities(request)
+        if answer.available and answer.backend != "reference"  # its dense scores of 16 packs would be 13 GB
+    }
+
+
+def measure(
+    competitors: dict[str, Attend], lengths: list[int], arguments: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Median milliseconds and TFLOP/s of each, all in turn so that a busy moment strikes them alike."""
+    shape = (sum(lengths), arguments.heads, arguments.head_dim)
+    q, k, v, upstream = (torch.randn(shape, device=arguments.device, dtype=dtype_of(arguments)) for _ in range(4))
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in competitors}
+    for repeat in range(arguments.repeats + 2):
+        for name, attend in competitors.items():
+            start = now(arguments.device)
+            output = attend(*inputs)
+            middle = now(arguments.device)
+            torch.autograd.grad(output, inputs, upstream)
+            if repeat >= 2:  # the first rounds warm up
+                times[name].append((middle - start, now(arguments.device) - middle))
+    pairs = sum(length**2 if arguments.bidirectional else length * (length + 1) // 2 for length in lengths)
+    operations = 7 * 2 * arguments.head_dim * arguments.heads * pairs
+    figures = {}
+    for name, rounds in times.items():
+        forward, backward = (statistics.median(column) for column in zip(*rounds, strict=True))
+        figures[name] = {
+            "forward_ms": 1e3 * forward,
+            "backward_ms": 1e3 * backward,
+            "tflops": operations / (forward + backward) / 1e12,
+        }
+    return figures
+
+
+def now(device: str) -> float:
+    """Seconds, once the device has done all that it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Rate of one loader worker: plan, read, collate; against reading the same sequences and nothing more.
+
+    python benchmarks/loader.py RUN.yaml [section.key=value ...]
+
+After `evenpack prepare` with the same arguments. The files are in the page cache after the
+first round. CPU seconds of one thread; medians of the rounds.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from evenpack.config import load_run_file
+from evenpack.data.pipeline import MicroBatchDataset, PipelineSettings
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.run_config import RunConfig
+
+
+def main() -> None:
+    arguments = _parse_arguments()
+    config = load_run_file(arguments.run_file, RunConfig, arguments.overrides)
+    dataset = _dataset(config)
+    steps = max(1, arguments.tokens // (config.training.packs_per_step * config.data.pack_length))
+    batches, reads, tokens = [], [], 0
+    for _ in range(arguments.rounds + 1):
+        seconds, tokens = _collate(dataset, steps)
+        batches.append(seconds)
+        reads.append(_read_only(dataset, steps))
+    batch_seconds, read_seconds = statistics.median(batches[1:]), statistics.median(reads[1:])
+    print(
+        json.dumps(
+            {
+                "pack_length": config.data.pack_length,
+                "packs_per_step": config.training.packs_per_step,
+                "layout": config.training.layout,
+                "tokens": tokens,
+                "batches_tokens_per_cpu_second": round(tokens / batch_seconds),
+                "reading_tokens_per_cpu_second": round(tokens / read_seconds),
+                "ratio": round(read_seconds / batch_seconds, 3),
+                "peak_resident_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            },
+            indent=2,
+        )
+    )
+
+
+def _dataset(config: RunConfig) -> MicroBatchDataset:
+    settings = PipelineSettings(
+        seed=config.run.seed,
+        packs_per_step=config.training.packs_per_step,
+        packs_per_micro_batch=config.training.packs_per_micro_batch,
+        layout=config.training.layout,
+        ranks=1,
+        rank=0,
+        per_micro_batch_balance=False,
+        cost_weights=(0.0, 1.0),
+        loader_workers=0,
+    )
+    return MicroBatchDataset(PreparedData.open(config.prepared_dir, config.data), settings)
+
+
+def _collate(dataset: MicroBatchDataset, steps: int) -> tuple[float, int]:
+    started, tokens = time.process_time(), 0
+    for index in range(steps * dataset.settings.micro_batches):
+        tokens += dataset[index].local_counts.tokens
+    return time.process_time() - started, tokens
+
+
+def _read_only(dataset: MicroBatchDataset, steps: int) -> float:
+    """The sequences of the same steps, read in the same portions, planned beforehand."""
+    plans = [dataset.planner.plan(step) for step in range(steps)]
+    portions = [plan.micro_batch(0, index) for plan in plans for index in range(dataset.settings.micro_batches)]
+    started = time.process_time()
+    for packs in portions:
+        sources = np.repeat(packs.sources, np.diff(packs.offsets))
+        for index, source in enumerate(dataset.planner.sources):
+            source.view.gather(packs.sequence_ids[sources == index])
+    return time.process_time() - started
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--tokens", type=int, default=8_000_000, help="about how many tokens a round reads")
+    parser.add_argument("--rounds", type=int, default=5)
+    return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    main()

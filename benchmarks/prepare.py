@@ -1,0 +1,115 @@
+"""Rate of `prepare` against the bare batch encoder of `tokenizers`, on the same text and with the same threads.
+
+    python benchmarks/prepare.py --path FILE.jsonl.zst --tokenizer DIR
+
+`prepare` reads, decompresses, parses, hashes, tokenises, writes, splits and packs. The bare encoder gets the texts in
+memory, and what it returns is thrown away. Both run in this one process and take turns, so that whatever else the
+machine does hits both; medians are compared. `ratio_cpu` compares CPU time and is the steadier figure on a busy
+machine.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import tokenizers
+
+from evenpack.data.corpus import open_corpus
+from evenpack.data.data_config import DataConfig
+from evenpack.data.prepare import prepare
+
+BARE_BATCH_SIZES = {"bare, 1000 documents a call": 1000, "bare, all documents in one call": None}
+"""What `datasets.map(batched=True)` gives, and what leaves the least waiting between calls. The faster one counts."""
+
+
+def main() -> None:
+    arguments = _parse_arguments()
+    config = DataConfig.model_validate(
+        {
+            "sources": {"text": {"kind": "jsonl", "path": arguments.path}},
+            "tokenizer": {"kind": "gpt2", "path": arguments.tokenizer},
+            "recipe": {"kind": "documents", "max_sequence_length": 1024},
+            "pack_length": 1024,
+        }
+    )
+    texts = [document.text for document in open_corpus("text", config.sources["text"]).documents()]
+    scratch = Path(tempfile.mkdtemp(dir=arguments.directory))
+    try:
+        manifest = prepare(config, scratch / "first")
+        encoder = tokenizers.Tokenizer.from_file(str(scratch / "first" / "tokenizer" / "tokenizer.json"))
+        contenders: dict[str, Callable[[], None]] = {
+            name: partial(_encode, encoder, texts, size) for name, size in BARE_BATCH_SIZES.items()
+        }
+        contenders["prepare"] = partial(_prepare, config, scratch / "prepared")
+        timings = _take_turns(contenders, arguments.repeats)
+    finally:
+        shutil.rmtree(scratch)
+    record = manifest.sources["text"]
+    print(
+        json.dumps(_report(timings, documents=len(texts), text_bytes=record.text_bytes, tokens=record.tokens), indent=2)
+    )
+
+
+def _prepare(config: DataConfig, directory: Path) -> None:
+    prepare(config, directory)
+    shutil.rmtree(directory)
+
+
+def _encode(encoder: tokenizers.Tokenizer, texts: list[str], size: int | None) -> None:
+    for start in range(0, len(texts), size or len(texts)):
+        encoder.encode_batch_fast(texts[start : start + (size or len(texts))], add_special_tokens=False)
+
+
+def _take_turns(contenders: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[tuple[float, float]]]:
+    """Wall-clock and CPU seconds of each run."""
+    timings: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, run in contenders.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            run()
+            timings[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    return timings
+
+
+def _report(
+    timings: dict[str, list[tuple[float, float]]], *, documents: int, text_bytes: int, tokens: int
+) -> dict[str, object]:
+    wall = {name: statistics.median(run[0] for run in runs) for name, runs in timings.items()}
+    cpu = {name: statistics.median(run[1] for run in runs) for name, runs in timings.items()}
+    return {
+        "documents": documents,
+        "text_bytes": text_bytes,
+        "tokens_with_end_of_text": tokens,
+        "runs": {
+            name: {
+                "median_seconds": round(wall[name], 3),
+                "median_cpu_seconds": round(cpu[name], 3),
+                "text_bytes_per_second": round(text_bytes / wall[name]),
+                "tokens_per_second": round(tokens / wall[name]),
+                "repeats": len(timings[name]),
+            }
+            for name in timings
+        },
+        "ratio": round(min(wall[name] for name in BARE_BATCH_SIZES) / wall["prepare"], 3),
+        "ratio_cpu": round(min(cpu[name] for name in BARE_BATCH_SIZES) / cpu["prepare"], 3),
+        "wanted": 0.9,
+    }
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", type=Path, required=True, help="jsonl or jsonl.zst with a key 'text'")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with vocab.json and merges.txt")
+    parser.add_argument("--directory", type=Path, default=None, help="where to write; the default is the system's own")
+    parser.add_argument("--repeats", type=int, default=5)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

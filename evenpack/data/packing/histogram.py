@@ -1,0 +1,76 @@
+"""How many sequences there are of each length: all that a packer has to know of a corpus."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.errors import PackingError
+
+_CHUNK = 1 << 20
+"""Lengths looked at together; keeps temporaries at a few MB however long a memory-mapped input is."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LengthHistogram:
+    """Counts of sequences by length; `counts[i]` belongs to length i + 1.
+
+    Raises: PackingError for a negative count, or where there is no sequence at all.
+    """
+
+    counts: Int64[np.ndarray, " longest"]
+    """May end in zeros."""
+
+    def __post_init__(self) -> None:
+        negative = np.flatnonzero(self.counts < 0)
+        if len(negative):
+            index = int(negative[0])
+            raise PackingError(f"a histogram counts 0 or more sequences; length {index + 1} has {self.counts[index]}")
+        if not self.counts.any():
+            raise PackingError("there is no sequence to pack: the histogram is empty; look whether the source has text")
+
+    @classmethod
+    def from_lengths(cls, lengths: np.ndarray | Sequence[int | float], *, longest: int) -> "LengthHistogram":
+        """Counts `lengths` (one number a sequence, memory-mapped or not); all must be whole and in [1, longest].
+
+        Raises: PackingError with the first wrong value and its index.
+        """
+        if longest < 1:
+            raise PackingError(f"the longest length allowed must be 1 or more, found {longest}")
+        values = np.asarray(lengths)
+        if values.ndim != 1 or (len(values) and values.dtype.kind not in "iuf"):
+            raise PackingError(
+                f"expected one whole number for each sequence, found an array of {values.dtype} "
+                f"with shape {values.shape}"
+            )
+        counts = np.zeros(longest + 1, dtype=np.int64)
+        for start in range(0, len(values), _CHUNK):
+            chunk = values[start : start + _CHUNK]
+            _refuse_wrong_lengths(chunk, start, longest)
+            counts += np.bincount(chunk.astype(np.intp, copy=False), minlength=longest + 1)
+        return cls(counts=counts[1:])
+
+    @property
+    def sequences(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts @ np.arange(1, len(self.counts) + 1))
+
+    @property
+    def longest(self) -> int:
+        """The greatest length that occurs."""
+        return int(np.flatnonzero(self.counts)[-1]) + 1
+
+
+def _refuse_wrong_lengths(chunk: np.ndarray, start: int, longest: int) -> None:
+    """`start` is the index of the chunk's first value among all lengths."""
+    in_range = (chunk >= 1) & (chunk <= longest)  # False for NaN too
+    right = in_range if chunk.dtype.kind != "f" else in_range & (chunk == np.floor(chunk))
+    if right.all():
+        return
+    index = int(np.argmin(right))
+    reason = f"in the range from 1 to {longest}" if not in_range[index] else "a whole number"
+    raise PackingError(f"the length at index {start + index} must be {reason}, found {chunk[index]}")

@@ -1,0 +1,115 @@
+"""The exact result of packing: which combinations of lengths form packs, and how often each is used."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.data.packing.histogram import LengthHistogram
+from evenpack.errors import PackingError
+
+Strategy = tuple[int, ...]
+"""The lengths of one pack, longest first."""
+
+Packer = Callable[[LengthHistogram, int, int], Mapping[Strategy, int]]
+"""(histogram, pack length, most sequences a pack) -> how often each strategy is used."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Packing:
+    """Strategies that place each sequence of a histogram exactly once.
+
+    Raises: PackingError where a strategy is malformed or the strategies do not add up to the histogram.
+    """
+
+    algorithm: str
+    pack_length: int
+    """Slots of a pack."""
+    histogram: LengthHistogram
+    strategies: tuple[Strategy, ...]
+    """Each one's lengths descend and sum to `pack_length` at most; no two are the same."""
+    counts: Int64[np.ndarray, " strategies"]
+    """Packs of each strategy, 1 or more."""
+    cpu_seconds: float
+    """CPU time that the algorithm took."""
+
+    def __post_init__(self) -> None:
+        if len(self.counts) != len(self.strategies):
+            raise PackingError(f"{len(self.strategies)} strategies have {len(self.counts)} counts")
+        if len(set(self.strategies)) != len(self.strategies):
+            raise PackingError("a strategy is listed twice; sum the counts of equal strategies")
+        for strategy, count in zip(self.strategies, self.counts, strict=True):
+            if count < 1:
+                raise PackingError(f"strategy {strategy} is used {count} times; leave out what is not used")
+            if not strategy or strategy[-1] < 1 or list(strategy) != sorted(strategy, reverse=True):
+                raise PackingError(f"strategy {strategy} must hold positive lengths, longest first")
+            if sum(strategy) > self.pack_length:
+                raise PackingError(f"strategy {strategy} takes {sum(strategy)} slots of {self.pack_length}")
+        self._check_conservation()
+
+    def _check_conservation(self) -> None:
+        placed = np.zeros(self.pack_length + 1, dtype=np.int64)
+        np.add.at(placed, self.slot_lengths, np.repeat(self.counts, self.depths))
+        expected = np.zeros(max(self.pack_length, len(self.histogram.counts)) + 1, dtype=np.int64)
+        expected[1 : len(self.histogram.counts) + 1] = self.histogram.counts
+        wrong = np.flatnonzero(np.pad(placed, (0, len(expected) - len(placed))) != expected)
+        if len(wrong):
+            length = int(wrong[0])
+            found = placed[length] if length < len(placed) else 0
+            raise PackingError(
+                f"the strategies place {found} sequences of length {length}, the histogram has {expected[length]}"
+            )
+
+    @property
+    def slot_lengths(self) -> Int64[np.ndarray, " slots"]:
+        """The lengths of all strategies behind one another."""
+        return np.fromiter(chain.from_iterable(self.strategies), dtype=np.int64)
+
+    @property
+    def depths(self) -> Int64[np.ndarray, " strategies"]:
+        """Sequences in a pack of each strategy."""
+        return np.fromiter(map(len, self.strategies), dtype=np.int64)
+
+    @property
+    def packs(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def sequences(self) -> int:
+        return self.histogram.sequences
+
+    @property
+    def tokens(self) -> int:
+        return self.histogram.tokens
+
+    @property
+    def padding(self) -> int:
+        """Slots of all packs that hold no token."""
+        return self.packs * self.pack_length - self.tokens
+
+    @property
+    def efficiency(self) -> float:
+        """Share of slots that hold a token."""
+        return self.tokens / (self.packs * self.pack_length)
+
+    @property
+    def packing_factor(self) -> float:
+        """Sequences a pack, on average."""
+        return self.sequences / self.packs
+
+    @property
+    def depth(self) -> int:
+        """Sequences of the fullest pack."""
+        return int(self.depths.max())
+
+    @property
+    def lower_bound(self) -> int:
+        """Packs that the tokens alone would fill: no packing has fewer, whatever its depth."""
+        return -(-self.tokens // self.pack_length)
+
+    @property
+    def gap(self) -> float:
+        """Packs above the lower bound, as a share of it."""
+        return self.packs / self.lower_bound - 1

@@ -1,0 +1,199 @@
+"""One source of a prepared directory: its token file, its splits, and the account of both."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt64
+
+from evenpack.data.corpus import Corpus, megatron_prefix
+from evenpack.data.data_config import DataConfig, MegatronSource
+from evenpack.data.input_files import InputFile
+from evenpack.data.manifest import (
+    SPLITS,
+    FileRecord,
+    PackingSummary,
+    SourceRecord,
+    SplitRecord,
+    TokenizerRecord,
+    data_section,
+    refuse_changed_inputs,
+    refuse_differences,
+)
+from evenpack.data.recipes import build_view
+from evenpack.data.split import held_out
+from evenpack.data.stored_plan import store_plan, write_array
+from evenpack.data.token_file import TokenFile, hash_documents, hashes_path, read_journal
+from evenpack.data.token_index import bin_path, index_path
+from evenpack.data.tokenise import SourceReporter, write_tokens
+from evenpack.data.tokenizer import Tokenizer
+from evenpack.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WrittenTokens:
+    """A finished token file and what is known of it beside its tokens."""
+
+    token_file: TokenFile
+    recorded_prefix: str
+    """As the manifest has it."""
+    identities: UInt64[np.ndarray, " documents"]
+    text_bytes: int
+    unknown_tokens: int
+    checksums: Mapping[str, str]
+    """Of those files whose checksum is known already, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePreparation:
+    """What is needed to prepare one source."""
+
+    name: str
+    config: DataConfig
+    directory: Path
+    """Of the whole prepared set."""
+    inputs: tuple[InputFile, ...]
+    """As they were before anything was read."""
+    vocabulary: TokenizerRecord
+
+    @property
+    def folder(self) -> Path:
+        return self.directory / "sources" / self.name
+
+    def from_text(
+        self, corpus: Corpus, tokenizer: Tokenizer, reporter: SourceReporter
+    ) -> tuple[SourceRecord, dict[str, FileRecord]]:
+        """Tokenises the corpus, or goes on with it.
+
+        Raises: DataError if the source is wrong (what was written of it is removed), or if what an earlier call began
+        came from another source or tokenizer. RunError if the disk is full.
+        """
+        prefix = self.folder / "tokens"
+        origin = self._origin()
+        self._refuse_other_origin(prefix, origin)
+        try:
+            journal = write_tokens(corpus, tokenizer, prefix, origin=origin, reporter=reporter)
+        except DataError:
+            self._remove_if_empty()
+            raise
+        return self._finish(
+            _WrittenTokens(
+                token_file=TokenFile(prefix),
+                recorded_prefix=prefix.relative_to(self.directory).as_posix(),
+                identities=np.load(hashes_path(prefix), mmap_mode="r"),
+                text_bytes=journal.state["text_bytes"],
+                unknown_tokens=journal.state["unknown_tokens"],
+                checksums=journal.checksums,
+            )
+        )
+
+    def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
+        """Takes a token file where it lies: checks its vocabulary and its ends, and hashes its documents.
+
+        Raises: DataError if it is broken, empty, or not of the vocabulary.
+        """
+        prefix = megatron_prefix(self.name, source)
+        token_file = TokenFile(prefix)
+        if token_file.tokens == 0:
+            raise DataError(f"source '{self.name}': token file {prefix} holds no token")
+        token_file.check_vocabulary(self.vocabulary.vocabulary_size)
+        if source.require_end_of_text:
+            self._check_ends(token_file)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_array(hashes_path(self.folder / "tokens"), hash_documents(token_file))
+        return self._finish(
+            _WrittenTokens(
+                token_file=token_file,
+                recorded_prefix=str(prefix),
+                identities=np.load(hashes_path(self.folder / "tokens"), mmap_mode="r"),
+                text_bytes=0,
+                unknown_tokens=0,
+                checksums={},
+            )
+        )
+
+    def _origin(self) -> dict[str, Any]:
+        """What decides the token file of a text source; the journal keeps it."""
+        section = data_section(self.config)["sources"][self.name]
+        return {
+            "data": {"sources": {self.name: section}, "tokenizer": {"checksum": self.vocabulary.checksum}},
+            "inputs": [file.model_dump() for file in self.inputs],
+        }
+
+    def _refuse_other_origin(self, prefix: Path, origin: dict[str, Any]) -> None:
+        journal = read_journal(prefix)
+        if journal is None or not journal.state:
+            return
+        begun = journal.state["origin"]
+        refuse_differences(begun["data"], origin["data"], self.folder)
+        refuse_changed_inputs([InputFile(**file) for file in begun["inputs"]], self.inputs, self.folder)
+
+    def _check_ends(self, token_file: TokenFile) -> None:
+        end_of_text = self.vocabulary.end_of_text_id
+        (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths > 0))
+        if len(unended):
+            raise DataError(
+                f"source '{self.name}': {len(unended)} of {token_file.documents} documents of {token_file.prefix} do "
+                f"not end in the end-of-text id {end_of_text}, document {unended[0]} first; write the file with "
+                f"Megatron-LM's --append-eod, correct data.tokenizer.end_of_text_id, or allow it with "
+                f"data.sources.{self.name}.require_end_of_text=false"
+            )
+
+    def _finish(self, written: _WrittenTokens) -> tuple[SourceRecord, dict[str, FileRecord]]:
+        """Splits, views and strategies, which are quickly made anew after an interruption; then the accounts."""
+        is_held_out = held_out(np.asarray(written.identities), self.config.validation_fraction)
+        splits = {}
+        for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
+            splits[split] = self._split(self.folder / split, written.token_file, chosen)
+        if splits["train"].packing is None:
+            raise DataError(
+                f"source '{self.name}' leaves no sequence to train on; its documents: {splits['train'].ledger}, and "
+                f"{int(is_held_out.sum())} are held out for validation"
+            )
+        record = SourceRecord(
+            kind=self.config.sources[self.name].kind,
+            inputs=self.inputs,
+            token_file=written.recorded_prefix,
+            documents=written.token_file.documents,
+            tokens=written.token_file.tokens,
+            text_bytes=written.text_bytes,
+            unknown_tokens=written.unknown_tokens,
+            train=splits["train"],
+            validation=splits["validation"],
+        )
+        return record, self._files(written)
+
+    def _split(self, folder: Path, token_file: TokenFile, chosen: np.ndarray) -> SplitRecord:
+        if folder.exists():
+            shutil.rmtree(folder)  # an interrupted call may have had another recipe
+        view = build_view(self.config.recipe, token_file, np.flatnonzero(chosen))
+        view.save(folder)
+        if view.count == 0:
+            return SplitRecord(ledger=view.ledger, packing=None)
+        packing = store_plan(folder, view, self.config.packing, pack_length=self.config.pack_length)
+        return SplitRecord(ledger=view.ledger, packing=PackingSummary.of(packing))
+
+    def _files(self, written: _WrittenTokens) -> dict[str, FileRecord]:
+        """Every file by a name that does not depend on where it lies."""
+        base = f"sources/{self.name}"
+        prefix = written.token_file.prefix
+        recorded = Path(written.recorded_prefix)
+        files = {}
+        for path, recorded_path in (
+            (bin_path(prefix), bin_path(recorded)),
+            (index_path(prefix), index_path(recorded)),
+        ):
+            name = f"{base}/tokens{path.suffix}"
+            files[name] = FileRecord.of(path, recorded_path.as_posix(), written.checksums.get(path.name))
+        hashes = hashes_path(self.folder / "tokens")
+        for path in [hashes, *(path for split in SPLITS for path in sorted((self.folder / split).iterdir()))]:
+            name = path.relative_to(self.directory).as_posix()
+            files[name] = FileRecord.of(path, name, written.checksums.get(path.name))
+        return files
+
+    def _remove_if_empty(self) -> None:
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()

@@ -1,0 +1,129 @@
+"""A prepared directory, opened for a run."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import xxhash
+
+from evenpack.data.data_config import DataConfig
+from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
+from evenpack.data.permutation import derive_key
+from evenpack.data.plan import PackPlan
+from evenpack.data.recipes import SequenceView, open_view
+from evenpack.data.stored_plan import open_plan
+from evenpack.data.token_file import TokenFile
+from evenpack.errors import DataError
+
+Split = Literal["train", "validation"]
+
+
+class PreparedData:
+    """The files of a prepared directory with the mixture of a run. Pickled, it is its path and the configuration."""
+
+    def __init__(self, directory: Path, config: DataConfig, manifest: Manifest) -> None:
+        """`open` checks what this takes for granted."""
+        self.directory = directory
+        self.config = config
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, directory: Path, config: DataConfig) -> "PreparedData":
+        """Opens what `prepare` wrote, in time that does not grow with the corpus: sizes are checked, nothing is read.
+
+        Raises: NotPreparedError if the directory is not prepared, or not to the end; DataError if it was prepared from
+        another data section, or if files are missing or cut short.
+        """
+        directory = directory.expanduser().absolute()
+        manifest = Manifest.read(directory)
+        refuse_differences(manifest.data, data_section(config), directory)
+        _check_sizes(directory, manifest)
+        return cls(directory, config, manifest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PreparedData.open, (self.directory, self.config)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.manifest.tokenizer.vocabulary_size
+
+    @property
+    def end_of_text_id(self) -> int:
+        return self.manifest.tokenizer.end_of_text_id
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        """What `AutoTokenizer.from_pretrained` reads; absent where tokens came ready made."""
+        return self.directory / TOKENIZER_FOLDER
+
+    @property
+    def pack_length(self) -> int:
+        """Slots of a pack."""
+        return self.config.pack_length
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """In the mixture's order, which is that of the run file."""
+        return tuple(self.config.sources)
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """Of the sources, in the same order; they may change without another preparation."""
+        return tuple(source.weight for source in self.config.sources.values())
+
+    def view(self, source: str, split: Split) -> SequenceView:
+        """The sequences of a split, which may have none."""
+        token_file = TokenFile(self.directory / self.manifest.sources[source].token_file, verify=False)
+        return open_view(self._folder(source, split), token_file)
+
+    def plan(self, source: str, split: Split, *, seed: int) -> PackPlan:
+        """The packs of a split: shuffled by `seed` for training, in their natural order for validation.
+
+        Raises: DataError if the split has no sequence.
+        """
+        record = getattr(self.manifest.sources[source], split)
+        if record.packing is None:
+            raise DataError(
+                f"source '{source}' has no sequence for {split}: raise data.validation_fraction (now "
+                f"{self.config.validation_fraction}) or give it more documents"
+            )
+        name_hash = xxhash.xxh3_64_intdigest(f"{source}/{split}".encode())
+        key = int(derive_key(seed, name_hash))
+        return open_plan(self._folder(source, split), key=key, shuffle=split == "train")
+
+    def fingerprint(self, seed: int) -> str:
+        """Of all that decides which packs form which step; not of places, times, world size or workers."""
+        common = math.gcd(*self.weights)
+        content = {
+            "files": {name: record.checksum for name, record in sorted(self.manifest.files.items())},
+            "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
+            "recipe": self.config.recipe.model_dump(),
+            "pack_length": self.pack_length,
+            "mixture": [[name, source.weight // common] for name, source in self.config.sources.items()],
+            "seed": seed,
+        }
+        return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+    def _folder(self, source: str, split: Split) -> Path:
+        return self.directory / "sources" / source / split
+
+
+def _check_sizes(directory: Path, manifest: Manifest) -> None:
+    """Raises: DataError naming each file that is missing or has another size than it was written with."""
+    wrong = []
+    for record in manifest.files.values():
+        path = directory / record.path
+        found = path.stat().st_size if path.is_file() else None
+        if found != record.bytes:
+            wrong.append(f"  {path}: expected {record.bytes} bytes, found {'no file' if found is None else found}")
+    if wrong:
+        raise DataError(
+            "\n".join(
+                [
+                    f"{directory} is not as it was prepared:",
+                    *wrong,
+                    f"Copy these files again, or remove {directory} and prepare again",
+                ]
+            )
+        )

@@ -1,0 +1,89 @@
+"""What `prepare` tells while it works; who calls it decides how that looks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+_BYTES_PER_TOKEN = 4
+"""2 for a small vocabulary: an estimate must not be too low."""
+_BYTES_PER_DOCUMENT = 64
+"""Length, hash, index, view and plan, roughly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareState:
+    """Where `prepare` is with one source."""
+
+    stage: Literal["tokenizer", "tokens"]
+    """Reading for the training of a tokenizer, or tokenising."""
+    source: str
+    documents: int
+    """Done so far, by earlier calls too."""
+    tokens: int
+    """0 while a tokenizer is trained."""
+    bytes_read: int
+    """Of the source's files."""
+    bytes_resumed: int
+    """The part of `bytes_read` that an earlier call had done."""
+    total_bytes: int
+    elapsed_seconds: float
+    """Since this call began with this source."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        return (self.bytes_read - self.bytes_resumed) / max(self.elapsed_seconds, 1e-9)
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """At the rate so far; None before there is one."""
+        if self.bytes_per_second <= 0:
+            return None
+        return (self.total_bytes - self.bytes_read) / self.bytes_per_second
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Receives the state several times a second; called by the thread that called `prepare`."""
+
+    def update(self, state: PrepareState) -> None:
+        """A batch is done."""
+
+    def note(self, message: str) -> None:
+        """Something to be said once, in a line."""
+
+
+class NoProgress:
+    """Says nothing."""
+
+    def update(self, state: PrepareState) -> None:
+        """Says nothing."""
+
+    def note(self, message: str) -> None:
+        """Says nothing."""
+
+
+class Meter:
+    """Passes progress on and estimates from it how much the disk still has to take."""
+
+    def __init__(self, progress: Progress, total_bytes: Mapping[str, int]) -> None:
+        """`total_bytes`: what is to be read of each source."""
+        self._progress = progress
+        self._total_bytes = dict(total_bytes)
+        self._latest: dict[str, PrepareState] = {}
+
+    def update(self, state: PrepareState) -> None:
+        if state.stage == "tokens":
+            self._latest[state.source] = state
+        self._progress.update(state)
+
+    def note(self, message: str) -> None:
+        self._progress.note(message)
+
+    def needed_bytes(self) -> int | None:
+        """What is still to be written, if it goes on as before; None before anything was."""
+        states = self._latest.values()
+        read = sum(state.bytes_read for state in states)
+        if not read:
+            return None
+        written = sum(_BYTES_PER_TOKEN * state.tokens + _BYTES_PER_DOCUMENT * state.documents for state in states)
+        return written * (sum(self._total_bytes.values()) - read) // read

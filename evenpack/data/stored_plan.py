@@ -1,0 +1,74 @@
+"""The strategies and sorted sequences of a split as files, so that no run has to solve a packing again.
+
+packing.json            algorithm, pack length, strategies and how often each is used
+histogram.npy           int64[longest]: sequences by length
+sorted_sequences.npy    sequence ids by length
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenpack.data.data_config import PackingConfig
+from evenpack.data.packing import LengthHistogram, Packing, pack
+from evenpack.data.plan import PackPlan, sort_by_length
+from evenpack.data.recipes import SequenceView
+from evenpack.errors import DataError
+from evenpack.files import atomic_open, write_text
+
+_PACKING = "packing.json"
+_HISTOGRAM = "histogram.npy"
+_SORTED = "sorted_sequences.npy"
+
+
+def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pack_length: int) -> Packing:
+    """Packs the sequences of a split, at least one, and stores the result.
+
+    Raises: PackingError if they cannot be packed so.
+    """
+    lengths = view.lengths()
+    histogram = LengthHistogram.from_lengths(lengths, longest=view.max_sequence_length)
+    packing = pack(
+        histogram,
+        config.algorithm,
+        pack_length=pack_length,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+    )
+    write_array(directory / _HISTOGRAM, histogram.counts)
+    write_array(directory / _SORTED, sort_by_length(lengths, histogram))
+    content = {
+        "algorithm": packing.algorithm,
+        "pack_length": packing.pack_length,
+        "strategies": packing.strategies,
+        "counts": packing.counts.tolist(),
+    }
+    write_text(directory / _PACKING, json.dumps(content) + "\n")
+    return packing
+
+
+def open_plan(directory: Path, *, key: int, shuffle: bool) -> PackPlan:
+    """The stored plan; its sequence ids stay memory-mapped. Raises: DataError if a file is missing or broken."""
+    try:
+        content: dict[str, Any] = json.loads((directory / _PACKING).read_text(encoding="utf-8"))
+        packing = Packing(
+            algorithm=content["algorithm"],
+            pack_length=content["pack_length"],
+            histogram=LengthHistogram(counts=np.load(directory / _HISTOGRAM)),
+            strategies=tuple(map(tuple, content["strategies"])),
+            counts=np.array(content["counts"], dtype=np.int64),
+            cpu_seconds=0.0,
+        )
+        ids = np.load(directory / _SORTED, mmap_mode="r")
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{directory} holds no readable plan ({error}); remove it and prepare again") from error
+    return PackPlan(packing, ids, key=key, shuffle=shuffle)
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Writes a `.npy` file atomically. Unlike `np.save`, it reports a full disk as what it is."""
+    array = np.ascontiguousarray(array)
+    with atomic_open(path) as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.data)

@@ -1,0 +1,226 @@
+"""A source's documents -> its token file, in a pipeline that keeps the encoder's threads busy.
+
+reader thread            documents, in batches of equal bytes, a few batches ahead
+two encoder threads      batch -> tokens; two, so that Rust's threads have work while the last
+                         long document of a batch is encoded, and while ids become arrays
+the calling thread       appends in order, commits every few seconds
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from jaxtyping import UInt64
+
+from evenpack.data.corpus import Corpus, Document
+from evenpack.data.progress import PrepareState, Progress
+from evenpack.data.split import held_out
+from evenpack.data.token_file_writer import Journal, TokenFileWriter
+from evenpack.data.tokenizer import EncodedDocuments, Tokenizer
+from evenpack.errors import DataError
+
+BATCH_TEXT_BYTES = 4 << 20
+_BATCH_DOCUMENTS = 1 << 14
+_BATCHES_READ_AHEAD = 3
+_ENCODERS = 2
+COMMIT_SECONDS = 5.0
+"""What a kill costs at most."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Batch(NamedTuple):
+    """Some documents in a row."""
+
+    texts: list[str]
+    identities: UInt64[np.ndarray, " documents"]
+    text_bytes: int
+    bytes_read: int
+    """Of the source's files, when the last document was read."""
+
+
+class EncodedBatch(NamedTuple):
+    """A batch and its tokens."""
+
+    batch: Batch
+    encoded: EncodedDocuments
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceReporter:
+    """Turns the counts of one source into progress."""
+
+    progress: Progress
+    source: str
+    stage: Literal["tokenizer", "tokens"]
+    total_bytes: int
+    start_seconds: float
+
+    @classmethod
+    def begin(
+        cls, progress: Progress, source: str, stage: Literal["tokenizer", "tokens"], corpus: Corpus
+    ) -> "SourceReporter":
+        """The clock runs from now on."""
+        return cls(
+            progress=progress,
+            source=source,
+            stage=stage,
+            total_bytes=corpus.total_bytes,
+            start_seconds=time.monotonic(),
+        )
+
+    def report(self, *, documents: int, tokens: int, bytes_read: int, bytes_resumed: int) -> None:
+        self.progress.update(
+            PrepareState(
+                stage=self.stage,
+                source=self.source,
+                documents=documents,
+                tokens=tokens,
+                bytes_read=bytes_read,
+                bytes_resumed=bytes_resumed,
+                total_bytes=self.total_bytes,
+                elapsed_seconds=time.monotonic() - self.start_seconds,
+            )
+        )
+
+
+def write_tokens(
+    corpus: Corpus, tokenizer: Tokenizer, prefix: Path, *, origin: dict[str, Any], reporter: SourceReporter
+) -> Journal:
+    """Writes the token file of a source, or goes on with it. `origin` goes into the journal's state.
+
+    Raises: DataError for a source that cannot be read or says nothing in this vocabulary: then what was written of it
+    is removed. RunError if the disk is full: then it is kept.
+    """
+    with TokenFileWriter.resume(prefix, vocabulary_size=tokenizer.vocabulary_size) as writer:
+        if writer.complete:
+            reporter.report(
+                documents=writer.documents,
+                tokens=writer.tokens,
+                bytes_read=corpus.total_bytes,
+                bytes_resumed=corpus.total_bytes,
+            )
+            return writer.finish()
+        try:
+            state = _append_all(corpus, tokenizer, writer, origin=origin, reporter=reporter)
+            _check_content(reporter.source, writer, state)
+        except DataError:
+            writer.abandon()
+            raise
+        return writer.finish(state)
+
+
+def training_texts(corpus: Corpus, *, validation_fraction: float, reporter: SourceReporter) -> Iterator[str]:
+    """The texts that are not held out, to train a tokenizer on."""
+    documents = 0
+    with ThreadPoolExecutor(1, thread_name_prefix="reader") as executor:
+        for batch in _ahead(_batches(corpus.documents()), executor):
+            documents += len(batch.texts)
+            reporter.report(documents=documents, tokens=0, bytes_read=batch.bytes_read, bytes_resumed=0)
+            out = held_out(batch.identities, validation_fraction)
+            yield from (text for text, held in zip(batch.texts, out.tolist(), strict=True) if not held)
+
+
+def _append_all(
+    corpus: Corpus, tokenizer: Tokenizer, writer: TokenFileWriter, *, origin: dict[str, Any], reporter: SourceReporter
+) -> dict[str, Any]:
+    """Tokenises what the writer does not have yet. Returns: the state for the last journal."""
+    state: dict[str, Any] = {"origin": origin, "text_bytes": 0, "unknown_tokens": 0, "bytes_read": 0, **writer.state}
+    bytes_resumed = state["bytes_read"]
+    committed = time.monotonic()
+    for batch, encoded in _encoded_batches(corpus.documents(writer.documents), tokenizer):
+        if writer.documents == 0 and batch.text_bytes and encoded.says_nothing:
+            raise _says_nothing(reporter.source)
+        writer.append(encoded.tokens, encoded.lengths, batch.identities)
+        state["text_bytes"] += batch.text_bytes
+        state["unknown_tokens"] += encoded.unknown_tokens
+        state["bytes_read"] = batch.bytes_read
+        if time.monotonic() - committed >= COMMIT_SECONDS:
+            writer.commit(state)
+            committed = time.monotonic()
+        reporter.report(
+            documents=writer.documents,
+            tokens=writer.tokens,
+            bytes_read=batch.bytes_read,
+            bytes_resumed=bytes_resumed,
+        )
+    return state
+
+
+def _check_content(source: str, writer: TokenFileWriter, state: dict[str, Any]) -> None:
+    if writer.documents == 0:
+        raise DataError(f"source '{source}' holds no document: look at data.sources.{source}")
+    if writer.tokens - writer.documents == state["unknown_tokens"]:
+        raise _says_nothing(source)
+
+
+def _says_nothing(source: str) -> DataError:
+    return DataError(
+        f"the text of source '{source}' encodes to nothing but unknown tokens, or to no token at all: "
+        "the tokenizer's vocabulary is not of this text, or the text is empty"
+    )
+
+
+def _encoded_batches(documents: Iterator[Document], tokenizer: Tokenizer) -> Iterator[EncodedBatch]:
+    """Batches in order, read and encoded in the background."""
+
+    def encode(batch: Batch) -> EncodedBatch:
+        return EncodedBatch(batch, tokenizer.encode_batch(batch.texts))
+
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="reader") as reader,
+        ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encoder") as encoders,
+    ):
+        yield from _mapped(encode, _ahead(_batches(documents), reader), encoders)
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[Batch]:
+    """Documents in groups of `BATCH_TEXT_BYTES` or a little more; their bounds do not show in what is written.
+
+    Raises: DataError for a file that cannot be read any more.
+    """
+    gathered: list[Document] = []
+    text_bytes = 0
+    try:
+        for document in documents:
+            gathered.append(document)
+            text_bytes += document.text_bytes
+            if text_bytes >= BATCH_TEXT_BYTES or len(gathered) == _BATCH_DOCUMENTS:
+                yield _batch(gathered, text_bytes)
+                gathered, text_bytes = [], 0
+    except OSError as error:  # told apart from a disk that cannot be written to
+        raise DataError(f"the source could not be read to its end: {error}") from error
+    if gathered:
+        yield _batch(gathered, text_bytes)
+
+
+def _batch(documents: list[Document], text_bytes: int) -> Batch:
+    identities = np.array([document.identity for document in documents], dtype=np.uint64)
+    return Batch([document.text for document in documents], identities, text_bytes, documents[-1].bytes_read)
+
+
+def _ahead(items: Iterator[T], executor: Executor) -> Iterator[T]:
+    """The items, the next few of them made by the executor's one thread while the caller is busy."""
+    pending: deque[Future[T | None]] = deque()
+    for _ in range(_BATCHES_READ_AHEAD):
+        pending.append(executor.submit(next, items, None))
+    while (item := pending.popleft().result()) is not None:
+        pending.append(executor.submit(next, items, None))
+        yield item
+
+
+def _mapped(function: Callable[[T], R], items: Iterator[T], executor: Executor) -> Iterator[R]:
+    """`map` in order, by the executor's threads, no more than one call ahead of each."""
+    pending: deque[Future[R]] = deque()
+    for item in items:
+        pending.append(executor.submit(function, item))
+        if len(pending) > _ENCODERS:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()

@@ -1,0 +1,134 @@
+"""The composition root: a run file and a place among the ranks become everything that a run consists of."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+
+from evenpack.data.pipeline import PipelineSettings, StepBatches, training_batches
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.checkpoint import CheckpointStore, require_fingerprint
+from evenpack.engine.checkpoint_files import TrainState
+from evenpack.engine.deepspeed_config import micro_batches_per_step
+from evenpack.engine.distributed import World
+from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.run_config import RunConfig
+from evenpack.errors import RunError
+from evenpack.models.cost import Work, step_flops
+from evenpack.models.gpt2 import Gpt2
+
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's output directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that a training run consists of, at the step where it begins or goes on."""
+
+    config: RunConfig
+    world: World
+    prepared: PreparedData
+    engine: TrainingEngine
+    checkpoints: CheckpointStore
+    fingerprint: str
+    cost_weights: tuple[float, float]
+    """a and b of the cost of a pack, a·tokens + b·Σ length², by which packs are dealt to ranks."""
+    first_step: int
+    """Updates done before: 0, or those of the checkpoint."""
+
+    def batches(self, *, stop_step: int) -> Generator[StepBatches]:
+        """This rank's share of the steps from `first_step` up to `stop_step`; closing it ends the loader."""
+        training = self.config.training
+        settings = PipelineSettings(
+            seed=self.config.run.seed,
+            packs_per_step=training.packs_per_step,
+            packs_per_micro_batch=training.packs_per_micro_batch,
+            layout=training.layout,
+            ranks=self.world.size,
+            rank=self.world.rank,
+            per_micro_batch_balance=False,  # ZeRO 0 and 1 exchange once a step
+            cost_weights=self.cost_weights,
+            loader_workers=training.loader_workers,
+            pin_memory=self.world.device.type == "cuda",
+        )
+        yield from training_batches(self.prepared, settings, start_step=self.first_step, stop_step=stop_step)
+
+    def state(self, step: int) -> TrainState:
+        """What a checkpoint after `step` updates must hold beside weights and optimizer."""
+        return TrainState(
+            step=step,
+            fingerprint=self.fingerprint,
+            world_size=self.world.size,
+            zero_stage=self.config.deepspeed.zero_stage,
+            cost_weights=self.cost_weights,
+            config=self.config.model_dump(mode="json"),
+        )
+
+
+def build(config: RunConfig, world: World) -> Run:
+    """Opens the data, makes the model and puts the newest whole checkpoint into it, if there is one.
+
+    Raises: ConfigError if these ranks cannot divide a step; NotPreparedError and DataError; CheckpointError for a
+    checkpoint that cannot be gone on from; RunError if the ranks do not see the same data.
+    """
+    micro_batches_per_step(config.training, world.size)
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    fingerprint = _shared_fingerprint(prepared, config, world)
+    checkpoints = CheckpointStore(config.run.output_dir / CHECKPOINTS, world, keep=config.training.keep_checkpoints)
+    checkpoint = checkpoints.newest()
+    if checkpoint is not None:
+        require_fingerprint(checkpoint.state, fingerprint)
+    engine = TrainingEngine(build_model(config, prepared, world.device), config, world)
+    if checkpoint is not None:
+        checkpoints.load(engine.deepspeed, checkpoint)
+    return Run(
+        config=config,
+        world=world,
+        prepared=prepared,
+        engine=engine,
+        checkpoints=checkpoints,
+        fingerprint=fingerprint,
+        cost_weights=cost_weights(config, prepared) if checkpoint is None else checkpoint.state.cost_weights,
+        first_step=0 if checkpoint is None else checkpoint.step,
+    )
+
+
+def build_model(config: RunConfig, prepared: PreparedData, device: torch.device) -> Gpt2:
+    """The run's model with the initial weights of its seed."""
+    with device:
+        return Gpt2(
+            config.model,
+            vocabulary_size=prepared.vocabulary_size,
+            max_positions=config.model.max_positions or config.data.recipe.max_sequence_length,
+            attention_backend=config.attention.backend,
+            seed=config.run.seed,
+        )
+
+
+def cost_weights(config: RunConfig, prepared: PreparedData) -> tuple[float, float]:
+    """a and b of a pack's cost by the model's operations, in units of b.
+
+    In the packed layout every pack has the same slots and so the same work outside attention, real tokens or not:
+    a is 0 there, else a pack would seem the cheaper for its padding.
+    """
+    if config.training.layout == "packed":
+        return 0.0, 1.0
+
+    def flops(work: Work) -> int:
+        return step_flops(config.model, vocabulary_size=prepared.vocabulary_size, work=work)
+
+    two_tokens = flops(Work(slots=2, squared_lengths=0, head_slots=2))  # in twos, since pairs come in halves
+    two_squares = flops(Work(slots=0, squared_lengths=2, head_slots=0))
+    return two_tokens / two_squares, 1.0
+
+
+def _shared_fingerprint(prepared: PreparedData, config: RunConfig, world: World) -> str:
+    """Raises: RunError if a rank sees other data than rank 0."""
+    fingerprints = world.all_gather(prepared.fingerprint(config.run.seed))
+    others = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
+    if others:
+        raise RunError(
+            f"ranks {others} see other prepared data in {prepared.directory} than rank 0: put data.prepared_dir on a "
+            "file system that all machines share, or copy the same prepared set to each"
+        )
+    return fingerprints[0]

@@ -1,0 +1,159 @@
+"""One optimizer update over this rank's micro-batches, by DeepSpeed."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from evenpack.batch import PackedBatch
+from evenpack.data.permutation import derive_key
+from evenpack.engine.deepspeed_config import deepspeed_config
+from evenpack.engine.distributed import World, quiet_deepspeed
+from evenpack.engine.optimizers import build_optimizer
+from evenpack.engine.run_config import RunConfig
+from evenpack.engine.schedules import learning_rate
+from evenpack.models.losses import scaled_loss
+
+_DROPOUT = 3
+"""Tells the seeds of dropout from other numbers derived from the run's seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStep:
+    """What one step was on this rank. Tensors lie on its device: reading one waits for it."""
+
+    loss_sums: Float[Tensor, " micro_batches"]
+    """Of each micro-batch, in nats; FP32."""
+    correct: Int[Tensor, ""]
+    """Targets of all micro-batches whose label had the highest logit."""
+    gradient_norm: Float[Tensor, ""]
+    """L2 norm of the global mean gradient before clipping, the same on all ranks."""
+    learning_rate: float
+    stopwatch: "Stopwatch"
+    """From the first forward to the end of the last backward pass, without what ranks exchange after it."""
+
+
+class TrainingEngine:
+    """A model, its optimizer and DeepSpeed, with the exact global mean gradient at any split of the step."""
+
+    def __init__(self, model: nn.Module, config: RunConfig, world: World) -> None:
+        """Moves `model` to the rank's device; every rank then has rank 0's weights.
+
+        Raises: ConfigError if this number of ranks cannot divide a step.
+        """
+        settings = deepspeed_config(config, world.size)
+        model.to(world.device)
+        self.config = config
+        self.world = world
+        self.micro_batches: int = settings["gradient_accumulation_steps"]
+        optimizer = build_optimizer(model, config.optimizer, world.device)
+        initialize = quiet_deepspeed().initialize
+        self.deepspeed: Any = initialize(model=model, optimizer=optimizer, config=settings)[0]
+        # Reduced by `reduce_gradients`, so that computing and waiting for others can be told apart.
+        self.deepspeed.enable_backward_allreduce = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model itself, for evaluation and export."""
+        model: nn.Module = self.deepspeed.module
+        return model
+
+    def train_step(self, step: int, micro_batches: Sequence[PackedBatch]) -> LocalStep:
+        """Update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
+
+        Nothing here waits for the device (at ZeRO 1 DeepSpeed does once, to look at the gradient norm). An update
+        with a gradient norm that is not finite is no sane one: the caller must look at it.
+        """
+        loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
+        gradient_norm = self.reduce_gradients()
+        rate = learning_rate(
+            step + 1,
+            peak=self.config.optimizer.learning_rate,
+            steps=self.config.training.steps,
+            schedule=self.config.schedule,
+        )
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = rate
+        self.deepspeed.step()
+        if gradient_norm is None:
+            # A number instead of a tensor says that the norm was not finite and the update was left out.
+            gradient_norm = torch.as_tensor(self.deepspeed.get_global_grad_norm(), device=self.world.device)
+        return LocalStep(
+            loss_sums=loss_sums,
+            correct=correct,
+            gradient_norm=gradient_norm.float(),
+            learning_rate=rate,
+            stopwatch=stopwatch,
+        )
+
+    def compute_gradients(
+        self, step: int, micro_batches: Sequence[PackedBatch]
+    ) -> tuple[Float[Tensor, " micro_batches"], Int[Tensor, ""], "Stopwatch"]:
+        """Adds up this rank's share of the gradient; nothing is exchanged yet.
+
+        Raises: ValueError if the number of micro-batches is not the one that the step is divided into.
+        """
+        if len(micro_batches) != self.micro_batches:
+            raise ValueError(f"a step has {self.micro_batches} micro-batches on each rank, got {len(micro_batches)}")
+        self.model.train()
+        stopwatch = Stopwatch(self.world.device)
+        loss_sums, correct = [], []
+        for index, batch in enumerate(micro_batches):
+            slot = self.world.rank * self.micro_batches + index
+            torch.manual_seed(dropout_seed(self.config.run.seed, step, slot))
+            self.deepspeed.set_gradient_accumulation_boundary(index == self.micro_batches - 1)
+            sums = self.deepspeed(batch.to(self.world.device, non_blocking=True))
+            loss = scaled_loss(sums, batch.step_counts, world_size=self.world.size, accumulation=self.micro_batches)
+            self.deepspeed.backward(loss)
+            loss_sums.append(sums.loss_sum.detach())
+            correct.append(sums.correct)
+        stopwatch.stop()
+        return torch.stack(loss_sums), torch.stack(correct).sum(), stopwatch
+
+    def reduce_gradients(self) -> Float[Tensor, ""] | None:
+        """Averages the gradients over the ranks. Returns their norm, or None where DeepSpeed takes it in its step."""
+        self.deepspeed.allreduce_gradients()
+        if self.deepspeed.zero_optimization():
+            return None  # each rank keeps a part of the gradient
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
+
+
+class Stopwatch:
+    """Seconds of work on a device, started when made; on CUDA by events, which make nobody wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: tuple[Any, Any] | None = None
+        self._started = time.perf_counter()
+        self._stopped = self._started
+        if device.type == "cuda":
+            new_event: Any = torch.cuda.Event  # has no annotations
+            self._events = (new_event(enable_timing=True), new_event(enable_timing=True))
+            self._events[0].record()
+
+    def stop(self) -> None:
+        """Marks the end."""
+        self._stopped = time.perf_counter()
+        if self._events is not None:
+            self._events[1].record()
+
+    def seconds(self) -> float:
+        """Between start and stop; on CUDA waits for the work before `stop`, not for what came after."""
+        if self._events is None:
+            return self._stopped - self._started
+        started, stopped = self._events
+        stopped.synchronize()
+        return float(started.elapsed_time(stopped)) / 1000.0
+
+
+def dropout_seed(run_seed: int, step: int, slot: int) -> int:
+    """Seed of torch's random numbers for one micro-batch, so that a resumed run draws what it would have drawn.
+
+    Args:
+        slot: of the micro-batch among all of the step: rank x micro-batches + index.
+    """
+    return int(derive_key(run_seed, step, slot, _DROPOUT))

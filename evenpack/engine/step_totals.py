@@ -1,0 +1,113 @@
+"""What the ranks tell one another about a step: one sum of one vector, where the host waits for the device."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from evenpack.batch import StepCounts
+from evenpack.data.pipeline import StepBatches
+from evenpack.engine.distributed import World
+from evenpack.engine.engine import LocalStep
+from evenpack.errors import RunError
+
+_LIMBS = 4
+_LIMB_BITS = 16
+"""A 64-bit number travels as four: float64 holds their sums over ranks exactly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTotals:
+    """One step over all ranks."""
+
+    loss_sum: float
+    """In nats, over the step's targets."""
+    correct: int
+    """Targets whose label had the highest logit."""
+    gradient_norm: float
+    stop: bool
+    """Whether any rank was asked to stop."""
+    counts: StepCounts
+    """What the ranks really collated."""
+    slots: int
+    """Padding included."""
+    squared_lengths: int
+    """Sum of length² over segments."""
+    order_hash: int
+    """Sum mod 2**64 over what the ranks really collated, whoever did."""
+    source_tokens: tuple[int, ...]
+    """Real tokens of each source, in the mixture's order."""
+    compute_seconds: tuple[float, ...]
+    """Of each rank: forward and backward passes, without exchange."""
+    loader_seconds: float
+    """That a rank waited for its batches, on average."""
+
+    @property
+    def loss(self) -> float:
+        """Mean per target; 0 for a step without any."""
+        return self.loss_sum / max(self.counts.targets, 1)
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss_sum) and math.isfinite(self.gradient_norm)
+
+
+def sum_over_ranks(
+    world: World, batches: StepBatches, local: LocalStep, *, stop: bool, loader_seconds: float
+) -> StepTotals:
+    """Adds up what the ranks did; each calls it once a step.
+
+    Raises: RunError if the ranks did not collate what this rank's plan of the step says.
+    """
+    shared = local.gradient_norm if world.is_main else torch.zeros_like(local.gradient_norm)
+    on_device = torch.stack([local.loss_sums.double().sum(), local.correct.double(), shared.double()])
+    on_host = _host_part(world, batches, local.stopwatch.seconds(), stop=stop, loader_seconds=loader_seconds)
+    vector = torch.cat([on_device, torch.tensor(on_host, dtype=torch.float64).to(on_device.device)])
+    totals = _unpack(world.all_sum(vector).tolist(), sources=len(batches.micro_batches[0].source_tokens))
+    if totals.counts != batches.counts:
+        raise RunError(
+            f"step {batches.step + 1}: the plan of rank {world.rank} has {batches.counts}, the ranks together "
+            f"collated {totals.counts}: do all ranks read the same prepared data and the same run file?"
+        )
+    return totals
+
+
+def _host_part(
+    world: World, batches: StepBatches, compute_seconds: float, *, stop: bool, loader_seconds: float
+) -> list[float]:
+    """What the host knows of this rank's share, in the order of `_unpack`."""
+    micro_batches = batches.micro_batches
+    order_hash = sum(batch.order_hash for batch in micro_batches)
+    limbs = [(order_hash >> (_LIMB_BITS * index)) % (1 << _LIMB_BITS) for index in range(_LIMBS)]
+    counts = sum((batch.local_counts for batch in micro_batches[1:]), micro_batches[0].local_counts)
+    source_tokens = [sum(tokens) for tokens in zip(*(batch.source_tokens for batch in micro_batches), strict=True)]
+    seconds = [compute_seconds if rank == world.rank else 0.0 for rank in range(world.size)]
+    return [
+        *limbs,
+        float(stop),
+        *(counts.packs, counts.sequences, counts.tokens, counts.targets),
+        sum(batch.slots for batch in micro_batches),
+        sum(batch.squared_lengths for batch in micro_batches),
+        loader_seconds / world.size,
+        *source_tokens,
+        *seconds,
+    ]
+
+
+def _unpack(values: list[float], *, sources: int) -> StepTotals:
+    loss_sum, correct, gradient_norm, *rest = values
+    limbs, rest = rest[:_LIMBS], rest[_LIMBS:]
+    stop, packs, sequences, tokens, targets, slots, squared_lengths, loader_seconds, *rest = rest
+    return StepTotals(
+        loss_sum=loss_sum,
+        correct=round(correct),
+        gradient_norm=gradient_norm,
+        stop=stop > 0.0,
+        counts=StepCounts(packs=round(packs), sequences=round(sequences), tokens=round(tokens), targets=round(targets)),
+        slots=round(slots),
+        squared_lengths=round(squared_lengths),
+        order_hash=sum(round(limb) << (_LIMB_BITS * index) for index, limb in enumerate(limbs)) % (1 << 64),
+        source_tokens=tuple(round(tokens) for tokens in rest[:sources]),
+        compute_seconds=tuple(rest[sources:]),
+        loader_seconds=loader_seconds,
+    )

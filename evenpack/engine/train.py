@@ -1,0 +1,150 @@
+"""The training loop."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+from evenpack.data.pipeline import StepBatches
+from evenpack.engine.build import Run, build
+from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
+from evenpack.engine.engine import LocalStep
+from evenpack.engine.evaluate import evaluate_model
+from evenpack.engine.journal import Journal
+from evenpack.engine.run_config import RunConfig
+from evenpack.engine.step_totals import StepTotals, sum_over_ranks
+from evenpack.errors import RunError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOutcome:
+    """How a call of `train` ended."""
+
+    state: Literal["finished", "stopped"]
+    """`finished`: the step that the run file names is reached; `stopped`: asked to stop, saved, can go on."""
+    step: int
+    """Updates done."""
+
+
+def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
+    """Trains from the newest whole checkpoint, or from the start, to the step that the run file names.
+
+    Every rank of the run calls it. `stop_requested` is asked once a step; if it is true on any rank, all save at the
+    end of the step and return.
+
+    Raises: ConfigError, DataError, CheckpointError or BackendError for what cannot begin; RunError for a loss that
+    is not finite (nothing is saved then), a disk that is full, or ranks that do not see the same files.
+    """
+    with joined_world() as world:
+        configure_logging(world)
+        return train_in(world, config, stop_requested=stop_requested)
+
+
+def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
+    """`train` among ranks that have already met."""
+    require_shared_directory(config.run.output_dir, world)
+    run = build(config, world)
+    last_step = config.training.stop_after_steps or config.training.steps
+    log.info("%s", describe(run, last_step=last_step))
+    if run.first_step >= last_step:
+        log.info("nothing to do: step %d of %d is done", run.first_step, last_step)
+        return TrainOutcome(state="finished", step=run.first_step)
+    with closing(run.batches(stop_step=last_step)) as batches:
+        first = next(batches)  # starts the loader's processes, which is no part of a step's time
+        with Journal.opened(run, last_step=last_step) as journal:
+            outcome = _loop(run, journal, chain([first], batches), last_step, stop_requested)
+            journal.summarise(outcome.state, outcome.step)
+    return outcome
+
+
+def _loop(
+    run: Run,
+    journal: Journal,
+    batches_of_steps: Iterator[StepBatches],
+    last_step: int,
+    stop_requested: Callable[[], bool],
+) -> TrainOutcome:
+    training = run.config.training
+    for batches, loader_seconds in _timed(batches_of_steps):
+        started = time.perf_counter()
+        local = run.engine.train_step(batches.step, batches.micro_batches)
+        totals = sum_over_ranks(run.world, batches, local, stop=stop_requested(), loader_seconds=loader_seconds)
+        step_seconds = loader_seconds + time.perf_counter() - started
+        _require_finite(run.world, batches, local, totals)
+        step = batches.step + 1
+        is_last = step == last_step
+        is_stopped = totals.stop and not is_last
+        evaluations = None
+        if not is_stopped and _is_due(step, training.evaluate_every_steps, is_last=is_last):
+            with journal.paused():
+                evaluations = evaluate_model(run.engine.model, run.prepared, run.config, run.world)
+        journal.add(step, totals, learning_rate=local.learning_rate, step_seconds=step_seconds, evaluations=evaluations)
+        if is_last or is_stopped or _is_due(step, training.checkpoint_every_steps, is_last=False):
+            with journal.paused():
+                journal.commit()
+                run.checkpoints.save(run.engine.deepspeed, run.state(step))
+        if is_stopped:
+            return TrainOutcome(state="stopped", step=step)
+    return TrainOutcome(state="finished", step=last_step)
+
+
+def _timed(batches_of_steps: Iterator[StepBatches]) -> Iterator[tuple[StepBatches, float]]:
+    """Each step's batches, and the seconds that were waited for them."""
+    started = time.perf_counter()
+    for batches in batches_of_steps:
+        yield batches, time.perf_counter() - started
+        started = time.perf_counter()
+
+
+def _is_due(step: int, every_steps: int | None, *, is_last: bool) -> bool:
+    return every_steps is not None and (is_last or step % every_steps == 0)
+
+
+def _require_finite(world: World, batches: StepBatches, local: LocalStep, totals: StepTotals) -> None:
+    """Raises: RunError naming the step and the sequences, on every rank alike."""
+    if totals.is_finite:
+        return
+    losses = local.loss_sums.tolist()
+    here = [
+        f"rank {world.rank}, micro-batch {index}: ids {batch.sequence_ids[batch.sequence_ids >= 0].tolist()}"
+        for index, (batch, loss) in enumerate(zip(batches.micro_batches, losses, strict=True))
+        if not math.isfinite(loss)
+    ]
+    found = [place for places in world.all_gather(here) for place in places]
+    where = "sequences whose loss is not finite:\n  " + "\n  ".join(found) if found else "every single loss is finite"
+    raise RunError(
+        f"step {batches.step + 1}: loss {totals.loss}, gradient norm {totals.gradient_norm}; {where}\n"
+        "Nothing was saved since the newest checkpoint. Look at these sequences; if they are sound, lower "
+        "optimizer.learning_rate, lengthen schedule.warmup_steps or set training.gradient_clipping, and start again"
+    )
+
+
+def describe(run: Run, *, last_step: int) -> str:
+    """The run in a few lines, for the start of its log."""
+    config, world, training = run.config, run.world, run.config.training
+    parameters = sum(parameter.numel() for parameter in run.engine.model.parameters())
+    weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)
+    shares = ", ".join(f"{name} {weight}" for name, weight in weights)
+    clipping = "off" if training.gradient_clipping is None else f"{training.gradient_clipping:g}"
+    begin = "from the start" if run.first_step == 0 else f"going on after step {run.first_step}"
+    until = f"{last_step} of {training.steps}" if last_step < training.steps else f"{last_step}"
+    return "\n".join(
+        [
+            f"run {config.run.name} in {config.run.output_dir}: {begin}, up to step {until}",
+            f"  model    {config.model.kind} {config.model.preset}, {parameters:,} parameters, "
+            f"{config.model.positions} positions, vocabulary {run.prepared.vocabulary_size:,}",
+            f"  data     {shares} (source and weight); packs of {config.data.pack_length} slots, "
+            f"layout {training.layout}",
+            f"  step     {training.packs_per_step} packs = {world.size} ranks ({world.device.type}) x "
+            f"{run.engine.micro_batches} micro-batches x {training.packs_per_micro_batch} packs",
+            f"  update   {config.optimizer.kind}, learning rate {config.optimizer.learning_rate:g}, "
+            f"{config.schedule.kind} after {config.schedule.warmup_steps} steps of warm-up, clipping {clipping}, "
+            f"{training.precision}, ZeRO {config.deepspeed.zero_stage}",
+        ]
+    )

@@ -1,0 +1,109 @@
+"""The one attention function: softmax(q k^T / sqrt(D)) v within each segment of a pack, whatever computes it.
+
+Shapes: T = slots, H = heads, D = head_dim, S = segments.
+
+    q, k, v [T, H, D], cu_seqlens [S + 1]  ->  resolve_backend  ->  reference | sdpa | varlen | flash  ->  [T, H, D]
+"""
+
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from evenpack.kernels import flash, reference, sdpa, varlen
+from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
+
+__all__ = ["BACKENDS", "AttentionRequest", "packed_attention", "resolve_backend"]
+
+
+class AttentionBackend(Protocol):
+    """What each backend's `attend` looks like."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        max_sequence_length: int,
+        *,
+        causal: bool,
+        alibi_slopes: Tensor | None,
+        dropout: float,
+    ) -> Tensor: ...
+
+
+BACKENDS: dict[str, AttentionBackend] = {
+    "reference": reference.attend,
+    "sdpa": sdpa.attend,
+    "varlen": varlen.attend,
+    "flash": flash.attend,
+}
+
+
+def packed_attention(
+    q: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T H D"],
+    v: Float[Tensor, " T H D"],
+    cu_seqlens: Int32[Tensor, " S_plus_1"],
+    max_sequence_length: int,
+    *,
+    causal: bool,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    dropout: float = 0.0,
+    backend: str = "auto",
+) -> Float[Tensor, " T H D"]:
+    """Attends within segments; nothing crosses a border of `cu_seqlens`.
+
+    Under autocast q, k and v are computed in the autocast dtype, as in any matrix product.
+
+    Args:
+        q: queries; keys and values have the same shape.
+        cu_seqlens: where segments begin and end, from 0 to T, never falling. Repeated values are empty segments.
+        max_sequence_length: no segment is longer; a fixed number keeps the kernels' launches the same.
+        causal: position i sees j <= i only.
+        alibi_slopes: one per head; -slope * |i - j| is added to the scores (Press et al. 2022, arXiv:2108.12409).
+        dropout: share of attention probabilities set to zero; the caller passes 0 when it evaluates.
+        backend: `auto`, or a name in `BACKENDS`.
+
+    Raises:
+        BackendError: the named backend cannot serve.
+        ValueError: shapes or borders do not fit. Borders are checked on CPU only: on a GPU that would wait for it.
+    """
+    device_type = q.device.type
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    _check_arguments(q, k, v, cu_seqlens, max_sequence_length)
+    request = AttentionRequest(
+        device_type=device_type,
+        dtype=q.dtype,
+        head_dim=q.shape[2],
+        causal=causal,
+        alibi=alibi_slopes is not None,
+        dropout=dropout > 0,
+    )
+    attend = BACKENDS[resolve_backend(backend, request)]
+    # Autocast has had its say. Left on it would round the oracle's FP32 and the ALiBi bias to 8 bits.
+    with torch.autocast(device_type, enabled=False):
+        return attend(
+            q, k, v, cu_seqlens, max_sequence_length, causal=causal, alibi_slopes=alibi_slopes, dropout=dropout
+        )
+
+
+def _check_arguments(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_sequence_length: int) -> None:
+    if q.dim() != 3 or not q.shape == k.shape == v.shape:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
+        raise ValueError(f"q, k and v must have one shape [T, H, D], found {shapes}")
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1:
+        raise ValueError(f"cu_seqlens must be int32 [S + 1], found {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
+    if cu_seqlens.device.type != "cpu":
+        return
+    borders = cu_seqlens.tolist()
+    lengths = [stop - start for start, stop in pairwise(borders)]
+    if not lengths or borders[0] != 0 or borders[-1] != q.shape[0] or min(lengths) < 0:
+        raise ValueError(f"cu_seqlens must rise from 0 to {q.shape[0]} (the slots of q), found {borders}")
+    if max(lengths) > max_sequence_length:
+        raise ValueError(f"a segment of {max(lengths)} slots is longer than max_sequence_length={max_sequence_length}")

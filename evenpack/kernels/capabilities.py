@@ -1,0 +1,156 @@
+"""Which attention backend can serve which request, and why not.
+
+| backend   | devices            | dtypes     | head_dim                     | ALiBi | dropout |
+| --------- | ------------------ | ---------- | ---------------------------- | ----- | ------- |
+| reference | any                | any        | any                          | yes   | yes     |
+| sdpa      | any                | any        | any                          | yes   | yes     |
+| varlen    | CUDA, sm_80 and up | fp16, bf16 | multiple of 8, at most 256   | no    | no      |
+| flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     |
+
+Nothing here asks the device or imports flash-attn before a request comes.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from evenpack.errors import BackendError
+from evenpack.kernels import flash
+
+_LOGGER = logging.getLogger("evenpack")
+
+_PREFERENCE = ("flash", "varlen", "sdpa")
+"""What `auto` tries, fastest first. `reference` is an oracle and has to be asked for by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRequest:
+    """What a call of attention needs of its backend."""
+
+    device_type: str
+    """As in `torch.device.type`: cpu, cuda, ..."""
+    dtype: torch.dtype
+    """Of q, k and v as the kernel gets them, after autocast."""
+    head_dim: int
+    causal: bool
+    alibi: bool
+    dropout: bool
+    """Whether attention probabilities are dropped: training with a rate above zero."""
+
+    def __str__(self) -> str:
+        parts = [self.device_type, str(self.dtype).removeprefix("torch."), f"head_dim {self.head_dim}"]
+        parts.append("causal" if self.causal else "bidirectional")
+        parts += [name for name, wanted in (("ALiBi", self.alibi), ("dropout", self.dropout)) if wanted]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """Whether one backend can serve one request."""
+
+    backend: str
+    reason: str | None
+    """Why it cannot; None: it can."""
+
+    @property
+    def available(self) -> bool:
+        return self.reason is None
+
+
+def capabilities(request: AttentionRequest) -> tuple[Capability, ...]:
+    """Every backend's answer to `request`, in the order of the table above."""
+    return tuple(Capability(backend=name, reason=why_not(name, request)) for name in _RULES)
+
+
+def why_not(backend: str, request: AttentionRequest) -> str | None:
+    """The reason why `backend` cannot serve `request`; None: it can.
+
+    Raises:
+        BackendError: no backend has this name.
+    """
+    if backend not in _RULES:
+        raise BackendError(f"attention backend '{backend}' does not exist; take auto or one of {', '.join(_RULES)}")
+    if not request.dtype.is_floating_point:
+        return f"q, k and v are {request.dtype}, not floating-point"
+    if request.device_type == "cuda" and not torch.cuda.is_available():
+        return "PyTorch sees no CUDA device"
+    return _RULES[backend](request)
+
+
+@lru_cache(maxsize=256)
+def resolve_backend(name: str, request: AttentionRequest) -> str:
+    """The backend that serves `request`: the one named, or for `auto` the fastest that can.
+
+    The answer is remembered, so that asking in every layer costs a dictionary look-up and `auto` tells the log once
+    per kind of request what it took and why nothing faster could be had.
+
+    Raises:
+        BackendError: the named backend does not exist or cannot serve; the message says why, and which ones can.
+    """
+    if name != "auto":
+        reason = why_not(name, request)
+        if reason is not None:
+            able = [answer.backend for answer in capabilities(request) if answer.available]
+            raise BackendError(
+                f"attention backend '{name}' cannot serve ({request}): {reason}; "
+                f"take attention.backend=auto or one of those that can: {', '.join(able) or 'none'}"
+            )
+        return name
+    reasons: dict[str, str] = {}
+    for candidate in _PREFERENCE:
+        reason = why_not(candidate, request)
+        if reason is None:
+            refused = "".join(f"; not {other}: {why}" for other, why in reasons.items())
+            _LOGGER.info("attention backend auto took %s for (%s)%s", candidate, request, refused)
+            return candidate
+        reasons[candidate] = reason
+    refused = "; ".join(f"{other}: {why}" for other, why in reasons.items())
+    raise BackendError(f"no attention backend can serve ({request}): {refused}")
+
+
+def _serves_everything(request: AttentionRequest) -> str | None:
+    return None
+
+
+def _why_not_varlen(request: AttentionRequest) -> str | None:
+    if request.alibi:
+        return "torch's varlen_attn has no ALiBi"
+    if request.dropout:
+        return "torch's varlen_attn has no dropout"
+    reason = _why_not_fused(request)
+    if reason is not None:
+        return reason
+    if request.head_dim % 8:
+        return f"head_dim {request.head_dim} is not a multiple of 8"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "this build of PyTorch has no FlashAttention"
+    return None
+
+
+def _why_not_flash(request: AttentionRequest) -> str | None:
+    return _why_not_fused(request) or flash.import_failure()
+
+
+def _why_not_fused(request: AttentionRequest) -> str | None:
+    """The limits of FlashAttention 2, which is inside both `varlen` and `flash`."""
+    if request.device_type != "cuda":
+        return f"it needs a CUDA device, not {request.device_type}"
+    if request.dtype not in (torch.float16, torch.bfloat16):
+        return f"it needs float16 or bfloat16, not {str(request.dtype).removeprefix('torch.')}"
+    if request.head_dim > 256:
+        return f"head_dim {request.head_dim} is above 256"
+    major, minor = torch.cuda.get_device_capability()
+    if major < 8:
+        return f"it needs compute capability 8.0 or higher, this device has {major}.{minor}"
+    return None
+
+
+_RULES: dict[str, Callable[[AttentionRequest], str | None]] = {
+    "reference": _serves_everything,
+    "sdpa": _serves_everything,
+    "varlen": _why_not_varlen,
+    "flash": _why_not_flash,
+}

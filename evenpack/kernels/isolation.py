@@ -1,0 +1,129 @@
+"""The probe for isolation: what happens in one segment must not be felt in any other.
+
+One segment after another gets new q, k and v, eight times as large so that a single leaked position shows. Then
+the outputs of all other segments, and the gradients of a loss over these outputs, must be as they were, and the
+replaced segment's own gradients must be zero. The same probe with isolation off (one segment over everything) is
+the control: where it finds no leak, the probe has proved nothing.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from evenpack.kernels.attention import packed_attention
+
+_SEGMENT_LENGTHS = (37, 1, 0, 130, 5, 64, 11, 0, 0, 0)
+"""Long and short neighbours, a single token, empty segments in the middle and at the end."""
+
+_HEADS = 2
+_REPLACED_SCALE = 8.0
+_TOLERATED_EPSILONS = 4.0
+"""Isolated kernels agree bit by bit, save those that sum gradients in a changing order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsolationResult:
+    """What the probe found; deviations are relative to the largest value of the tensor that deviates."""
+
+    max_deviation: float
+    """With isolation: of any output or gradient that should not have changed."""
+    control_deviation: float
+    """Without isolation, by the same measure."""
+    tolerance: float
+    """How much rounding may make of it, from the dtype's precision."""
+
+    @property
+    def control_leaks(self) -> bool:
+        """Whether the probe can see a leak at all."""
+        return self.control_deviation > 10 * self.tolerance
+
+    @property
+    def passed(self) -> bool:
+        return self.max_deviation <= self.tolerance and self.control_leaks
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """How attention is called throughout one probe."""
+
+    backend: str
+    causal: bool
+    alibi_slopes: Tensor | None
+    cu_seqlens: Tensor
+
+
+def probe_isolation(
+    backend: str,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    causal: bool,
+    alibi: bool,
+    head_dim: int = 64,
+    seed: int = 0,
+) -> IsolationResult:
+    """Probes `backend` (or what `auto` resolves to) through `packed_attention`.
+
+    Raises:
+        BackendError: the backend cannot serve such a request.
+    """
+    borders = torch.tensor((0, *_SEGMENT_LENGTHS)).cumsum(0)
+    spans = [slice(start, stop) for start, stop in pairwise(borders.tolist()) if start < stop]
+    one_segment = torch.where(borders > 0, borders[-1], 0)
+    slopes = torch.exp2(-torch.arange(1.0, _HEADS + 1, device=device)) if alibi else None
+
+    generator = torch.Generator().manual_seed(seed)
+    shape = (4, int(borders[-1]), _HEADS, head_dim)
+    original, replacement = (torch.randn(shape, generator=generator) for _ in range(2))
+    replacement = replacement * _REPLACED_SCALE
+    deviations = []
+    for cu_seqlens in (borders, one_segment):
+        call = _Call(backend=backend, causal=causal, alibi_slopes=slopes, cu_seqlens=cu_seqlens.to(device, torch.int32))
+        found = [
+            _deviation(call, original.to(device, dtype), replacement.to(device, dtype), replaced) for replaced in spans
+        ]
+        deviations.append(torch.stack(found).max().item())  # torch's max and not Python's: a NaN must stay one
+    return IsolationResult(
+        max_deviation=deviations[0],
+        control_deviation=deviations[1],
+        tolerance=_TOLERATED_EPSILONS * torch.finfo(dtype).eps,
+    )
+
+
+def _deviation(call: _Call, original: Tensor, replacement: Tensor, replaced: slice) -> Tensor:
+    """Largest change outside of `replaced`, and largest gradient inside of it."""
+    changed = original.clone()
+    changed[:3, replaced] = replacement[:3, replaced]
+    loss_gradient = original[3].clone()
+    loss_gradient[replaced] = 0
+    before = _run(call, original[:3], loss_gradient)
+    after = _run(call, changed[:3], loss_gradient)
+
+    others = torch.ones(original.shape[1], dtype=torch.bool)
+    others[replaced] = False
+    found = []
+    for old, new in zip(before, after, strict=True):
+        scale = old.abs().max()
+        found.append((new[others] - old[others]).abs().max() / scale)
+    for gradients in (before[1:], after[1:]):
+        found += [gradient[replaced].abs().max() / gradient.abs().max() for gradient in gradients]
+    return torch.stack(found).max()
+
+
+def _run(call: _Call, qkv: Tensor, loss_gradient: Tensor) -> tuple[Tensor, ...]:
+    """Output and the gradients of q, k and v, in FP64 for comparing."""
+    q, k, v = (tensor.requires_grad_() for tensor in qkv.clone().unbind())
+    output = packed_attention(
+        q,
+        k,
+        v,
+        call.cu_seqlens,
+        qkv.shape[1],
+        causal=call.causal,
+        alibi_slopes=call.alibi_slopes,
+        backend=call.backend,
+    )
+    gradients = torch.autograd.grad(output, (q, k, v), loss_gradient)
+    return tuple(tensor.detach().cpu().double() for tensor in (output, *gradients))

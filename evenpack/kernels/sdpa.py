@@ -1,0 +1,149 @@
+"""Attention through `F.scaled_dot_product_attention`: every device, every dtype, ALiBi and dropout.
+
+The segments are taken in *windows*, one call each: a long segment is a window of its own and needs no mask, short
+neighbours share one whose block mask keeps them apart. A call has a price of its own and a masked window computes
+scores that it throws away; `WINDOW_TOKENS` is where the two meet.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+WINDOW_TOKENS = 64
+"""Neighbours share a window while they hold at most this many tokens together.
+
+Forward and backward in ms, FP32, causal, head_dim 64, AMD EPYC with AVX-512, PyTorch 2.13, medians of 9, by
+`benchmarks/attention.py`; 0 is one call per segment, "all" one mask over each row of documents:
+
+MEASUREMENTS
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Whole neighbouring segments that go into one call."""
+
+    tokens: int
+    mask: Tensor | None
+    """[tokens, tokens], true where visible, or with ALiBi [1, H, tokens, tokens], to be added to the scores.
+    None: a segment by itself, whose causality is the kernel's own."""
+
+
+def attend(
+    q: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T H D"],
+    v: Float[Tensor, " T H D"],
+    cu_seqlens: Int32[Tensor, " S_plus_1"],
+    max_sequence_length: int,
+    *,
+    causal: bool,
+    alibi_slopes: Float[Tensor, " H"] | None,
+    dropout: float,
+) -> Float[Tensor, " T H D"]:
+    """SDPA window by window.
+
+    Lengths and slopes are read on the host, for which a CUDA device is waited for in every call. `max_sequence_length`
+    is not needed.
+    """
+    windows = plan_windows(
+        tuple(cu_seqlens.diff().tolist()),
+        window_tokens=WINDOW_TOKENS,
+        causal=causal,
+        slopes=None if alibi_slopes is None else tuple(alibi_slopes.tolist()),
+        # On CPU the kernels take FP32 masks with any q. On CUDA cuDNN would read one as if it had q's dtype:
+        # https://github.com/pytorch/pytorch/pull/191612
+        mask_dtype=torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else q.dtype,
+        device=q.device,
+    )
+    return attend_windows(q, k, v, windows, causal=causal, dropout=dropout)
+
+
+def attend_windows(
+    q: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T H D"],
+    v: Float[Tensor, " T H D"],
+    windows: tuple[Window, ...],
+    *,
+    causal: bool,
+    dropout: float,
+) -> Float[Tensor, " T H D"]:
+    """One SDPA call a window, the windows behind one another."""
+    sizes = [window.tokens for window in windows]
+    outputs = []
+    # split and not slices: the backward of a slice fills a whole [T, H, D] with zeros, for every window again
+    for window, *parts in zip(windows, *(t.split_with_sizes(sizes) for t in (q, k, v)), strict=True):
+        window_q, window_k, window_v = (part.transpose(0, 1)[None] for part in parts)  # [1, H, tokens, D]
+        output = F.scaled_dot_product_attention(
+            window_q,
+            window_k,
+            window_v,
+            attn_mask=window.mask,
+            dropout_p=dropout,
+            is_causal=causal and window.mask is None,
+        )
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@lru_cache(maxsize=2)  # the layers of a batch share its masks; one more batch for a recomputed or second model
+def plan_windows(
+    lengths: tuple[int, ...],
+    *,
+    window_tokens: int,
+    causal: bool,
+    slopes: tuple[float, ...] | None,
+    mask_dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Window, ...]:
+    """Groups neighbouring segments into windows, with their masks.
+
+    With ALiBi the masks hold H x (longest² + T x window_tokens) numbers: segments alone in their window share one bias.
+    """
+    groups = _group([length for length in lengths if length], window_tokens)
+    longest = max((sum(group) for group in groups), default=0)
+    bias = None if slopes is None else _alibi_bias(longest, slopes, causal=causal, dtype=mask_dtype, device=device)
+    return tuple(Window(tokens=sum(group), mask=_window_mask(group, bias, causal, device)) for group in groups)
+
+
+def _group(lengths: list[int], window_tokens: int) -> list[list[int]]:
+    """Cuts the row of segments into windows, each filled as far as it goes."""
+    groups: list[list[int]] = []
+    filled = 0
+    for length in lengths:
+        if groups and filled + length <= window_tokens:
+            groups[-1].append(length)
+            filled += length
+        else:
+            groups.append([length])
+            filled = length
+    return groups
+
+
+def _window_mask(group: list[int], bias: Tensor | None, causal: bool, device: torch.device) -> Tensor | None:
+    """The mask of one window; within a segment distances are those of the window, so all windows share `bias`."""
+    tokens = sum(group)
+    if len(group) == 1:
+        return None if bias is None else bias[..., :tokens, :tokens]
+    segments = torch.arange(len(group)).repeat_interleave(torch.tensor(group)).to(device)
+    visible = segments[:, None] == segments[None, :]
+    if causal:
+        visible = visible.tril()
+    return visible if bias is None else bias[..., :tokens, :tokens].masked_fill(~visible, -math.inf)
+
+
+def _alibi_bias(
+    tokens: int, slopes: tuple[float, ...], *, causal: bool, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, " 1 H rows rows"]:
+    """-slope * |i - j|, and -inf where causality forbids; at least `tokens` rows."""
+    rows = -(-tokens // 16) * 16  # rows of whole 16s keep the views that windows take aligned for CUDA's kernels
+    positions = torch.arange(rows, device=device)
+    distances = positions[:, None] - positions[None, :]
+    bias = -torch.tensor(slopes, device=device)[:, None, None] * distances.abs()
+    if causal:
+        bias = bias.masked_fill(distances < 0, -math.inf)
+    return bias[None].to(dtype)

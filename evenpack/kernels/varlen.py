@@ -1,0 +1,53 @@
+"""Attention through `torch.nn.attention.varlen`, FlashAttention 2 as PyTorch carries it. CUDA only.
+
+It has neither ALiBi nor dropout, and its backward is deterministic only under
+`torch.use_deterministic_algorithms(True)`.
+"""
+
+import inspect
+from functools import cache
+from typing import Any
+
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+
+@cache
+def _causal_arguments(causal: bool) -> dict[str, Any]:
+    """How this version of PyTorch is asked for causality: the first releases had `is_causal`, later ones a window."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if "is_causal" in inspect.signature(varlen_attn).parameters:
+        return {"is_causal": causal}
+    return {"window_size": (-1, 0) if causal else (-1, -1)}
+
+
+def attend(
+    q: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T H D"],
+    v: Float[Tensor, " T H D"],
+    cu_seqlens: Int32[Tensor, " S_plus_1"],
+    max_sequence_length: int,
+    *,
+    causal: bool,
+    alibi_slopes: Float[Tensor, " H"] | None,
+    dropout: float,
+) -> Float[Tensor, " T H D"]:
+    """FlashAttention 2 over the segments, without ALiBi and dropout."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if alibi_slopes is not None or dropout:
+        raise ValueError("varlen has neither ALiBi nor dropout; resolve_backend keeps such requests away")
+    output = varlen_attn(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_sequence_length,
+        max_sequence_length,
+        **_causal_arguments(causal),
+    )
+    if not isinstance(output, Tensor):
+        raise TypeError(f"varlen_attn returned {type(output).__name__}, expected a tensor")
+    return output

@@ -1,0 +1,314 @@
+"""The command line: `evenpack COMMAND RUN.yaml [section.key=value ...]`.
+
+Each command reads its arguments, calls what does the work, and shows the result. Whatever is heavy is imported by
+the command that needs it.
+"""
+
+import errno
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evenpack.errors import EXIT_BAD_INPUT, EvenpackError
+
+if TYPE_CHECKING:
+    from evenpack.engine.run_config import RunConfig
+
+EXIT_PROBE_FAILED = 1
+"""Of `evenpack doctor`."""
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no document sees "
+    "another.\n\n\b\nA first run:\n  evenpack prepare configs/demo.yaml\n  evenpack train configs/demo.yaml",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    context_settings=_SETTINGS,
+)
+config_app = typer.Typer(help="Look at run files.", no_args_is_help=True, context_settings=_SETTINGS)
+app.add_typer(config_app, name="config")
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a figure, too.")]
+
+
+def main() -> None:
+    """Entry point. An error that the user can mend becomes a message and exit code 2."""
+    try:
+        app()
+    except EvenpackError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        _fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room or choose another folder")
+
+
+@app.command()
+def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Turn text into tokens and packs.
+
+    Writes to data.prepared_dir. A second call does nothing; an interrupted one goes on.
+
+    \b
+    Example:
+      evenpack prepare configs/gpt2_mini_wiki.yaml data.sources.wiki.path=wiki.jsonl.zst
+    """
+    config = _load(run_file, overrides)
+    with _reporting(as_json) as report:
+        from evenpack.data.prepare import prepare as prepare_data
+        from evenpack.launcher import console, views
+
+        with console.PrepareProgress(console.messages()) as progress:
+            manifest = prepare_data(config.data, config.prepared_dir, progress=progress)
+        splits = manifest.summary()
+        report.value = {
+            "directory": config.prepared_dir,
+            "vocabulary_size": manifest.tokenizer.vocabulary_size,
+            "splits": splits,
+        }
+        report.shown.append(views.splits_table(splits, title=f"Prepared in {config.prepared_dir}"))
+
+
+@app.command()
+def train(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    *,
+    num_gpus: Annotated[
+        int | None,
+        typer.Option("--num-gpus", "-n", help="Ranks on this machine (of each one in a hostfile). Default: all GPUs."),
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="Machines to run on, in lines 'NAME slots=N'.", show_default=False)
+    ] = None,
+    deepspeed_options: Annotated[
+        str, typer.Option(help="Further options of `deepspeed`, in one string.", show_default=False)
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a prepared run under `deepspeed`.
+
+    Goes on from the newest checkpoint in run.output_dir. Ctrl-C or SIGTERM saves at the end of the step and ends
+    with exit code 75; the same command goes on from there. A second Ctrl-C ends at once.
+
+    \b
+    Example:
+      evenpack train configs/gpt2_small.yaml --num-gpus 8 training.steps=5000
+    """
+    from evenpack.launcher.launch import plan_launch
+    from evenpack.launcher.streams import outlive_terminal
+
+    outlive_terminal()
+    config = _load(run_file, overrides)
+    exit_code = 0
+    with _reporting(as_json) as report:
+        from evenpack.launcher.train_command import describe_run, run_training
+        from evenpack.launcher.training import plan_training
+
+        launch = plan_launch(
+            run_file, overrides or [], num_gpus=num_gpus, hostfile=hostfile, deepspeed_options=deepspeed_options
+        )
+        plan = plan_training(config, ranks=launch.devices.ranks)
+        if dry_run:
+            report.value, report.shown = describe_run(launch, plan)
+        else:
+            report.value, report.shown, exit_code = run_training(config, launch, plan)
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def evaluate(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Evaluate on each source's held-out documents.
+
+    Takes the newest checkpoint of the run, in one process, on the GPU if there is one.
+
+    \b
+    Example:
+      evenpack evaluate configs/gpt2_mini_wiki.yaml training.evaluation_packs=500
+    """
+    config = _load(run_file, overrides)
+    with _reporting(as_json) as report:
+        from evenpack.launcher.devices import settle_accelerator
+
+        settle_accelerator()
+        import torch
+
+        from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
+        from evenpack.launcher import views
+        from evenpack.launcher.trained import load_trained_model
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        trained = load_trained_model(config, device)
+        evaluations = evaluate_model(trained.model, trained.prepared, config, trained.world)
+        sources = evaluations_to_json(trained.prepared, evaluations)
+        report.value = {"checkpoint": trained.checkpoint.path, "step": trained.checkpoint.step, "sources": sources}
+        report.shown.append(views.evaluation_table(sources, title=f"After step {trained.checkpoint.step:,}"))
+
+
+@app.command()
+def inspect(
+    lengths: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN.yaml|LENGTHS",
+            help="A prepared run; or lengths: a .npy file, a .json histogram, a text file of integers, - for stdin.",
+            show_default=False,
+        ),
+    ],
+    overrides: Overrides = None,
+    *,
+    source: Annotated[
+        str | None, typer.Option(help="Of a run: this source alone. Default: all together.", show_default=False)
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of a .json file with several histograms: which one.", show_default=False)
+    ] = None,
+    pack_length: Annotated[
+        int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.", show_default=False)
+    ] = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show lengths, the cost of padding, and packing.
+
+    Of a prepared run, or of any list of lengths.
+
+    \b
+    Examples:
+      evenpack inspect configs/demo.yaml --plot lengths.png
+      evenpack inspect histograms.json --name wikipedia_512 --json
+    """
+    with _reporting(as_json) as report:
+        from evenpack.launcher.inspection import find_subject, inspect_lengths
+
+        subject = find_subject(lengths, overrides or [], source=source, name=name, pack_length=pack_length)
+        report.value, report.shown = inspect_lengths(subject, plot=plot)
+
+
+@app.command()
+def export(
+    run_file: RunFile,
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Is created.", show_default=False)],
+    overrides: Overrides = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint for Hugging Face transformers.
+
+    Takes the newest checkpoint of the run; `GPT2LMHeadModel.from_pretrained(DIRECTORY)` loads it.
+
+    \b
+    Example:
+      evenpack export configs/gpt2_small.yaml gpt2_small_export
+    """
+    config = _load(run_file, overrides)
+    with _reporting(as_json) as report:
+        from evenpack.launcher.devices import settle_accelerator
+
+        settle_accelerator()
+        import torch
+
+        from evenpack.launcher import console
+        from evenpack.launcher.trained import load_trained_model
+        from evenpack.models.huggingface import to_huggingface
+
+        trained = load_trained_model(config, torch.device("cpu"))
+        tokenizer = trained.prepared.tokenizer_dir if trained.prepared.tokenizer_dir.is_dir() else None
+        to_huggingface(
+            trained.model, directory, tokenizer_dir=tokenizer, end_of_text_id=trained.prepared.end_of_text_id
+        )
+        report.value = {"directory": directory, "step": trained.checkpoint.step, "tokenizer": tokenizer is not None}
+        note = "with its tokenizer" if tokenizer else "without a tokenizer: its tokens came ready made"
+        report.shown.append(console.text(f"Wrote {directory}, {note}, after step {trained.checkpoint.step:,}"))
+
+
+@app.command()
+def doctor(*, as_json: AsJson = False) -> None:
+    """Check this machine and its attention backends.
+
+    Versions, devices, which backend can serve what, and a probe that each keeps sequences apart. Exit code 1 if a
+    probe fails or there is no `deepspeed`.
+
+    \b
+    Example:
+      evenpack doctor --json
+    """
+    with _reporting(as_json) as report:
+        from evenpack.launcher.doctor import examine, tables
+
+        found = examine()
+        report.value, report.shown = found, tables(found)
+    raise typer.Exit(0 if found.ok else EXIT_PROBE_FAILED)
+
+
+@config_app.command("show")
+def show_config(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Print the whole run, defaults included.
+
+    \b
+    Example:
+      evenpack config show configs/demo.yaml training.steps=10
+    """
+    config = _load(run_file, overrides)
+    with _reporting(as_json) as report:
+        import yaml
+
+        from evenpack.launcher import console
+
+        report.value = config.model_dump(mode="json")
+        report.shown.append(console.text(yaml.safe_dump(report.value, sort_keys=False, width=100).rstrip()))
+
+
+@dataclass
+class _Report:
+    """What a command has found."""
+
+    value: Any = None
+    """For --json."""
+    shown: list[Any] = field(default_factory=list)
+    """For people: what rich can print."""
+
+
+@contextmanager
+def _reporting(as_json: bool) -> Iterator[_Report]:
+    """Keeps standard output for the result, which is printed at the end of the block."""
+    from evenpack.launcher import console
+
+    console.log_to_stderr()
+    report = _Report()
+    with redirect_stdout(sys.stderr):
+        yield report
+    if as_json:
+        console.print_json(report.value)
+    else:
+        for shown in report.shown:
+            console.results().print(shown)
+
+
+def _load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
+    from evenpack.config import load_run_file
+    from evenpack.engine.run_config import RunConfig
+
+    return load_run_file(run_file, RunConfig, overrides or [])
+
+
+def _fail(message: str) -> None:
+    from evenpack.launcher import console
+
+    console.print_error(message)
+    sys.exit(EXIT_BAD_INPUT)

@@ -1,0 +1,220 @@
+"""What this machine can do: versions, devices, attention backends, and whether these keep sequences apart."""
+
+import importlib.metadata
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from rich.table import Table
+from rich.text import Text
+
+from evenpack.errors import RunError
+from evenpack.kernels.capabilities import AttentionRequest, capabilities
+from evenpack.kernels.isolation import probe_isolation
+from evenpack.launcher.console import pairs, table, text
+from evenpack.launcher.devices import cpu_cores
+from evenpack.launcher.launch import find_deepspeed
+
+_PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn")
+
+_HEAD_DIM = 64
+"""Of every GPT-2 and BERT size in use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Where models can run."""
+
+    name: str
+    memory_bytes: int
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestReport:
+    """One kind of attention, and each backend's reason why it cannot serve it; None: it can."""
+
+    request: str
+    backends: dict[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReport:
+    """The isolation probe of one backend."""
+
+    backend: str
+    request: str
+    max_deviation: float | None
+    """Relative; with isolation. None where the backend raised an error."""
+    control_deviation: float | None
+    """The same without isolation, which must leak."""
+    tolerance: float | None
+    passed: bool
+    error: str | None
+    """What the backend raised instead of an answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorReport:
+    """Everything that `evenpack doctor` finds."""
+
+    versions: dict[str, str]
+    devices: tuple[Device, ...]
+    attention: tuple[RequestReport, ...]
+    isolation: tuple[ProbeReport, ...]
+    free_memory_bytes: int
+    free_disk_bytes: int
+    """Of the current directory."""
+    launcher: str
+    """The `deepspeed` command, or why there is none."""
+    ok: bool
+    """Whether all probes have passed and the launcher is there."""
+
+
+def examine() -> DoctorReport:
+    """Looks at everything and runs the probes: some seconds."""
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    requests = attention_requests(device_type)
+    probes = tuple(probe for request in requests for probe in _probe_all(request))
+    launcher, launcher_found = _find_launcher()
+    return DoctorReport(
+        versions=_versions(),
+        devices=_devices(),
+        attention=tuple(
+            RequestReport(request=str(request), backends={c.backend: c.reason for c in capabilities(request)})
+            for request in requests
+        ),
+        isolation=probes,
+        free_memory_bytes=int(psutil.virtual_memory().available),
+        free_disk_bytes=shutil.disk_usage(Path.cwd()).free,
+        launcher=launcher,
+        ok=launcher_found and all(probe.passed for probe in probes),
+    )
+
+
+def attention_requests(device_type: str) -> tuple[AttentionRequest, ...]:
+    """What models ask for: both precisions and directions, ALiBi, dropout."""
+
+    def request(
+        dtype: torch.dtype, *, causal: bool = True, alibi: bool = False, dropout: bool = False
+    ) -> AttentionRequest:
+        return AttentionRequest(
+            device_type=device_type, dtype=dtype, head_dim=_HEAD_DIM, causal=causal, alibi=alibi, dropout=dropout
+        )
+
+    return (
+        request(torch.float32),
+        request(torch.bfloat16),
+        request(torch.float32, causal=False),
+        request(torch.bfloat16, causal=False),
+        request(torch.float32, alibi=True),
+        request(torch.bfloat16, alibi=True),
+        request(torch.bfloat16, dropout=True),
+        request(torch.bfloat16, alibi=True, dropout=True),
+    )
+
+
+def tables(report: DoctorReport) -> list[Table | Text]:
+    """What was found, section by section."""
+    memory = f"{report.free_memory_bytes / 1e9:.1f} GB of memory, {report.free_disk_bytes / 1e9:.1f} GB of disk"
+    machine = {device.name: f"{device.memory_bytes / 1e9:.1f} GB, {device.detail}" for device in report.devices}
+    return [
+        pairs(report.versions, title="Versions"),
+        pairs({**machine, "free": memory, "launcher": report.launcher}, title="Machine"),
+        *_attention_tables(report.attention),
+        table([_probe_row(probe) for probe in report.isolation], title="Isolation: what one sequence feels of others"),
+        text("Everything is in order." if report.ok else "Something is wrong: see above.", bold=True),
+    ]
+
+
+def _attention_tables(requests: Sequence[RequestReport]) -> list[Table]:
+    """Which backend can serve what; reasons are numbered, since few recur often."""
+    reasons: dict[str, int] = {}
+    rows = []
+    for report in requests:
+        row = {"request": report.request}
+        for backend, reason in report.backends.items():
+            row[backend] = "yes" if reason is None else f"no ({reasons.setdefault(reason, len(reasons) + 1)})"
+        rows.append(row)
+    notes = {f"({number})": reason for reason, number in reasons.items()}
+    return [table(rows, title="Attention backends"), *([pairs(notes)] if notes else [])]
+
+
+def _probe_row(probe: ProbeReport) -> dict[str, Any]:
+    return {
+        "backend": probe.backend,
+        "request": probe.request,
+        "isolated": f"{probe.max_deviation:.1e}" if probe.max_deviation is not None else None,
+        "control": f"{probe.control_deviation:.1e}" if probe.control_deviation is not None else None,
+        "verdict": "passed" if probe.passed else f"FAILED {probe.error or ''}".strip(),
+    }
+
+
+def _probe_all(request: AttentionRequest) -> list[ProbeReport]:
+    """Each backend that can serve; with dropout the outputs would differ anyhow, so nothing could be seen."""
+    if request.dropout:
+        return []
+    return [_probe(answer.backend, request) for answer in capabilities(request) if answer.available]
+
+
+def _probe(backend: str, request: AttentionRequest) -> ProbeReport:
+    result, error = None, None
+    try:
+        result = probe_isolation(
+            backend,
+            device=request.device_type,
+            dtype=request.dtype,
+            causal=request.causal,
+            alibi=request.alibi,
+            head_dim=request.head_dim,
+        )
+    except RuntimeError as failure:  # a kernel that does not run here: to be shown beside those that do
+        error = f"{type(failure).__name__}: {failure}"
+    return ProbeReport(
+        backend=backend,
+        request=str(request),
+        max_deviation=result.max_deviation if result else None,
+        control_deviation=result.control_deviation if result else None,
+        tolerance=result.tolerance if result else None,
+        passed=result is not None and result.passed,
+        error=error,
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    versions["cuda"] = torch.version.cuda or "none: this build of PyTorch runs on the CPU only"
+    return versions
+
+
+def _devices() -> tuple[Device, ...]:
+    cpu = Device(
+        name=platform.processor() or platform.machine(),
+        memory_bytes=int(psutil.virtual_memory().total),
+        detail=f"{cpu_cores()} cores, {torch.get_num_threads()} threads",
+    )
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return (
+        cpu,
+        *(
+            Device(name=gpu.name, memory_bytes=gpu.total_memory, detail=f"compute capability {gpu.major}.{gpu.minor}")
+            for gpu in gpus
+        ),
+    )
+
+
+def _find_launcher() -> tuple[str, bool]:
+    try:
+        return str(find_deepspeed()), True
+    except RunError as error:
+        return str(error), False

@@ -1,0 +1,41 @@
+"""Standard output and error that go on when the terminal is gone."""
+
+import errno
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+
+class TerminalFile(io.FileIO):
+    """A terminal; once it has been closed (a lost connection), what is written to it is dropped.
+
+    Else the next progress line would raise OSError in a run that has just been asked to save its state.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return memoryview(data).nbytes
+
+
+def outlive_terminal() -> None:
+    """Makes `sys.stdout` and `sys.stderr` survive a hang-up; files and pipes stay as they are."""
+    sys.stdout = _lasting(sys.stdout)
+    sys.stderr = _lasting(sys.stderr)
+
+
+def _lasting(stream: TextIO) -> TextIO:
+    if not stream.isatty():
+        return stream
+    stream.flush()
+    raw = TerminalFile(os.dup(stream.fileno()), "w")
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=stream.encoding, errors="replace", line_buffering=True)
+
+
+def say(message: str) -> None:
+    """One line on standard error, at once."""
+    print(message, file=sys.stderr, flush=True)

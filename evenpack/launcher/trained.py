@@ -1,0 +1,57 @@
+"""The newest checkpoint's weights in a model, on one process, for `evaluate` and `export`."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.build import CHECKPOINTS, build_model
+from evenpack.engine.checkpoint import newest_whole
+from evenpack.engine.checkpoint_files import Checkpoint
+from evenpack.engine.distributed import World
+from evenpack.engine.run_config import RunConfig
+from evenpack.engine.weights import load_model_weights
+from evenpack.errors import CheckpointError
+from evenpack.models.gpt2 import Gpt2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """A model as a run's newest whole checkpoint has it."""
+
+    model: Gpt2
+    checkpoint: Checkpoint
+    prepared: PreparedData
+    world: World
+    """Of this process alone."""
+
+
+def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
+    """Opens the run's data and loads its newest whole checkpoint.
+
+    Raises: NotPreparedError or DataError; CheckpointError if there is no checkpoint, or of another model.
+    """
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    world = World(rank=0, size=1, local_rank=0, device=device)
+    directory = config.run.output_dir / CHECKPOINTS
+    checkpoint = newest_whole(directory, world)
+    if checkpoint is None:
+        raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")
+    if checkpoint.state.fingerprint != prepared.fingerprint(config.run.seed):
+        log.warning(
+            "%s was trained on other data or another seed: what is held out here it may have been trained on",
+            checkpoint.path,
+        )
+    model = build_model(config, prepared, device)
+    try:
+        model.load_state_dict(load_model_weights(checkpoint))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{checkpoint.path} is of another model than the run file's: {error}\n"
+            f"The run file with which it was trained stands in its manifest.json"
+        ) from error
+    log.info("loaded %s", checkpoint.path)
+    return TrainedModel(model=model.eval(), checkpoint=checkpoint, prepared=prepared, world=world)

@@ -1,0 +1,134 @@
+"""What is known of a run before it starts, and what it has come to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.deepspeed_config import deepspeed_config
+from evenpack.engine.metrics import read_metrics
+from evenpack.engine.run_config import RunConfig
+from evenpack.errors import DataError
+from evenpack.launcher.ranks import read_json_or_none
+from evenpack.studies.plots import LossCurve, plot_loss
+
+LOSS_PLOT = "loss.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """What a run will do, as far as it is known before: all but the exact count of tokens."""
+
+    ranks: int
+    packs_per_step: int
+    packs_per_micro_batch: int
+    micro_batches_per_rank: int
+    """In each step; DeepSpeed's gradient accumulation."""
+    steps: int
+    slots_per_step: int
+    tokens_per_step: float
+    """Real tokens, on average over an epoch of each source."""
+    tokens: float
+    epochs: dict[str, float]
+    """Of each source."""
+    packing_efficiency: float
+    """Share of slots that hold a token."""
+    packing_factor: float
+    """Sequences a pack."""
+    deepspeed: dict[str, Any]
+    """What `deepspeed.initialize` gets."""
+
+
+def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
+    """Everything that can be found out, and found wrong, before a process is started.
+
+    Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step.
+    """
+    training, settings = config.training, deepspeed_config(config, ranks)
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    total_weight = sum(prepared.weights)
+    tokens_per_pack = sequences_per_pack = 0.0
+    epochs = {}
+    for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
+        packing = prepared.manifest.sources[name].train.packing
+        if packing is None:
+            raise DataError(f"source '{name}' has no sequence to train on: give it more documents, or leave it out")
+        share = weight / total_weight
+        tokens_per_pack += share * packing.tokens / packing.packs
+        sequences_per_pack += share * packing.packing_factor
+        epochs[name] = training.steps * training.packs_per_step * share / packing.packs
+    return TrainingPlan(
+        ranks=ranks,
+        packs_per_step=training.packs_per_step,
+        packs_per_micro_batch=training.packs_per_micro_batch,
+        micro_batches_per_rank=settings["gradient_accumulation_steps"],
+        steps=training.steps,
+        slots_per_step=training.packs_per_step * prepared.pack_length,
+        tokens_per_step=training.packs_per_step * tokens_per_pack,
+        tokens=training.steps * training.packs_per_step * tokens_per_pack,
+        epochs=epochs,
+        packing_efficiency=tokens_per_pack / prepared.pack_length,
+        packing_factor=sequences_per_pack,
+        deepspeed=settings,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingReport:
+    """A run in the numbers that its user looks for first."""
+
+    step: int
+    packing_efficiency: float
+    packing_factor: float
+    padding_share: float
+    """Of the slots that were computed."""
+    tokens_per_second: float
+    """Real tokens over all ranks; the median step, without evaluation and saving."""
+    first_loss: float | None
+    """In nats a target; None where it was not finite."""
+    last_loss: float | None
+    validation_loss: dict[str, float | None]
+    """Of each source, at the last evaluation; None where nothing is held out."""
+
+
+def report_training(plan: TrainingPlan, output_dir: Path) -> TrainingReport | None:
+    """From what the run has written; None if it has not written its summary."""
+    summary = read_json_or_none(output_dir / "summary.json")
+    if summary is None:
+        return None
+    return TrainingReport(
+        step=summary["step"],
+        packing_efficiency=plan.packing_efficiency,
+        packing_factor=plan.packing_factor,
+        padding_share=summary["padding_share"],
+        tokens_per_second=summary["tokens_per_second"],
+        first_loss=summary["first_loss"],
+        last_loss=summary["last_loss"],
+        validation_loss=_losses(summary["validation"] or {}),
+    )
+
+
+def loss_curve(output_dir: Path) -> LossCurve:
+    """Of all steps in the run's metrics whose loss was finite."""
+    records = read_metrics(output_dir / "metrics.jsonl")
+    steps = [record for record in records if record.get("loss") is not None]
+    validation: dict[str, list[tuple[int, float]]] = {}
+    for record in records:
+        for source, loss in _losses(record.get("validation") or {}).items():
+            if loss is not None:
+                validation.setdefault(source, []).append((record["step"], loss))
+    return LossCurve(
+        steps=[record["step"] for record in steps], losses=[record["loss"] for record in steps], validation=validation
+    )
+
+
+def draw_loss(config: RunConfig) -> Path:
+    """Writes OUTPUT_DIR/loss.png. Raises: ConfigError without matplotlib."""
+    path = config.run.output_dir / LOSS_PLOT
+    plot_loss(loss_curve(config.run.output_dir), path, name=config.run.name)
+    return path
+
+
+def _losses(validation: Mapping[str, Any]) -> dict[str, float | None]:
+    return {source: values["loss"] if values is not None else None for source, values in validation.items()}

@@ -1,0 +1,140 @@
+"""Results as tables for people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from evenpack.engine.metrics import format_rate
+from evenpack.launcher.console import pairs, percent, table
+from evenpack.launcher.training import TrainingPlan, TrainingReport
+from evenpack.studies.inspect import LengthRange, LengthStatistics, PackingRow
+
+_BAR_CELLS = 40
+
+
+def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
+    """`Manifest.summary`."""
+    shown = []
+    for row in rows:
+        full = bool(row["packs"])
+        shown.append(
+            {
+                "source": row["source"],
+                "split": row["split"],
+                "documents": row["documents"],
+                "sequences": row["sequences"],
+                "tokens": row["tokens"],
+                "cut": row["tokens_cut"],
+                "dropped": row["tokens_dropped"],
+                "packs": row["packs"],
+                "efficiency": percent(row["packing_efficiency"]) if full else None,
+                "factor": f"{row['packing_factor']:.3f}" if full else None,
+            }
+        )
+    return table(shown, title=title)
+
+
+def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, title: str) -> Table:
+    """`evaluations_to_json`."""
+    rows = []
+    for source, found in evaluations.items():
+        values = found or {}
+        rows.append(
+            {
+                "source": source,
+                "loss": f"{values['loss']:.4f}" if found else None,
+                "perplexity": f"{values['perplexity']:.2f}" if found else None,
+                "accuracy": percent(values["accuracy"]) if found else None,
+                "targets": values.get("targets"),
+            }
+        )
+    return table(rows, title=title)
+
+
+def lengths_table(statistics: LengthStatistics, *, origin: str, pack_length: int) -> Table:
+    """Lengths and what padding would cost."""
+    return pairs(
+        {
+            "sequences": statistics.sequences,
+            "tokens": statistics.tokens,
+            "length": f"shortest {statistics.shortest:,}, mean {statistics.mean:,.1f}, median {statistics.median:,}, "
+            f"90 % up to {statistics.percentile_90:,}, 99 % up to {statistics.percentile_99:,}, "
+            f"longest {statistics.longest:,}",
+            f"padded to {pack_length:,}": f"{percent(statistics.padding_share)} of all slots would be padding; "
+            f"packing can be up to {statistics.speed_up_limit:.2f} times as fast",
+        },
+        title=f"Lengths of {origin}",
+    )
+
+
+def histogram_table(ranges: Sequence[LengthRange], *, sequences: int) -> Table:
+    """One bar for each range of lengths."""
+    most = max(bar.sequences for bar in ranges)
+    rows = [
+        {
+            "tokens": f"{bar.shortest:,} to {bar.longest:,}",
+            "sequences": bar.sequences,
+            "share": percent(bar.sequences / sequences),
+            "": "█" * round(_BAR_CELLS * bar.sequences / most),
+        }
+        for bar in ranges
+    ]
+    return table(rows)
+
+
+def packing_table(rows: Sequence[PackingRow], *, pack_length: int) -> Table:
+    """Algorithms at several depths."""
+    shown = [
+        {
+            "algorithm": row.algorithm,
+            "depth limit": "none" if row.depth_limit is None else f"{row.depth_limit}",
+            "depth": row.depth,
+            "packs": row.packs,
+            "efficiency": percent(row.efficiency),
+            "padding": percent(row.padding_share),
+            "factor": f"{row.packing_factor:.3f}",
+            "above bound": percent(row.gap),
+            "CPU ms": f"{1000 * row.cpu_seconds:.1f}",
+        }
+        for row in rows
+    ]
+    return table(shown, title=f"Packs of {pack_length:,} slots")
+
+
+def plan_table(plan: TrainingPlan) -> Table:
+    """What a run will do."""
+    epochs = ", ".join(f"{epochs:.2f} of {source}" for source, epochs in plan.epochs.items())
+    return pairs(
+        {
+            "step": f"{plan.packs_per_step} packs = {plan.ranks} ranks x {plan.micro_batches_per_rank} micro-batches "
+            f"(gradient accumulation) x {plan.packs_per_micro_batch} packs",
+            "steps": plan.steps,
+            "slots a step": plan.slots_per_step,
+            "tokens a step": f"{plan.tokens_per_step:,.0f} on average",
+            "tokens in all": f"{plan.tokens:,.0f} on average",
+            "epochs": epochs,
+            "packing": f"{percent(plan.packing_efficiency)} efficient, {plan.packing_factor:.3f} sequences a pack",
+        },
+        title="Plan",
+    )
+
+
+def report_table(report: TrainingReport, *, title: str) -> Table:
+    """The end of a run."""
+    values: dict[str, Any] = {
+        "steps": report.step,
+        "packing efficiency": percent(report.packing_efficiency),
+        "packing factor": f"{report.packing_factor:.3f} sequences a pack",
+        "padding share": percent(report.padding_share),
+        "tokens/s": format_rate(report.tokens_per_second),
+        "first loss": _loss(report.first_loss),
+        "last loss": _loss(report.last_loss),
+    }
+    for source, loss in report.validation_loss.items():
+        values[f"validation loss, {source}"] = _loss(loss) if loss is not None else "nothing held out"
+    return pairs(values, title=title)
+
+
+def _loss(loss: float | None) -> str:
+    return f"{loss:.4f}" if loss is not None else "not finite"

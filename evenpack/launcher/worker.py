@@ -1,0 +1,206 @@
+"""One rank of a training run: what `deepspeed`, `torchrun`, `mpirun` or plain Python starts.
+
+    deepspeed --module evenpack.launcher.worker RUN.yaml [section.key=value ...]
+    torchrun --nproc-per-node 2 -m evenpack.launcher.worker RUN.yaml
+    python -m evenpack.launcher.worker RUN.yaml
+
+Exit codes: 0 when the run has reached its last step, 75 when it was asked to stop and has saved, 2 for an error
+that the user can mend, 1 for any other.
+
+Loader processes import this module again, so what is heavy is imported only where it is used.
+"""
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
+
+from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError
+from evenpack.launcher.devices import cpu_cores, settle_accelerator
+from evenpack.launcher.guard import Guard, end_process
+from evenpack.launcher.ranks import (
+    Failure,
+    LaunchToken,
+    RankFolder,
+    RankPlace,
+    RankStatus,
+    held_output_dir,
+    plain_run_id,
+)
+from evenpack.launcher.stop import StopFlag, remove_stop_request
+from evenpack.launcher.streams import outlive_terminal, say
+
+if TYPE_CHECKING:
+    from evenpack.engine.run_config import RunConfig
+
+EXIT_ERROR = 1
+"""For what is not the user's doing."""
+
+_OTHERS_SECONDS = 2.0
+"""How long a rank with an error waits to hear whether another one has it too, or is the cause of it."""
+
+
+class Outcome(Protocol):
+    """What the training loop says at its end."""
+
+    @property
+    def state(self) -> Literal["finished", "stopped"]: ...
+
+    @property
+    def step(self) -> int: ...
+
+
+class TrainFunction(Protocol):
+    """The training loop; it asks `stop_requested` at the end of each step."""
+
+    def __call__(self, config: "RunConfig", *, stop_requested: Callable[[], bool]) -> Outcome: ...
+
+
+def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None = None) -> int:
+    """Runs one rank and returns its exit code. `train`: another loop than evenpack's own."""
+    options = _parser().parse_intermixed_args(arguments)
+    place = RankPlace.of_environment(os.environ)
+    outlive_terminal()
+    share_cores(place)
+    try:
+        config = _load_config(options.run_file, options.overrides)
+    except EvenpackError as error:
+        if place.local_rank == 0:  # the others of this machine read the same file
+            say(f"error: {error}" if place.rank == 0 else f"rank {place.rank}: error: {error}")
+        return EXIT_BAD_INPUT
+    return Rank(config, place, options.evenpack_run).run(train or _train)
+
+
+class Rank:
+    """This process as a rank of one run."""
+
+    def __init__(self, config: "RunConfig", place: RankPlace, token: LaunchToken | None) -> None:
+        run_id = token.run_id if token is not None else plain_run_id(place)
+        self._config = config
+        self._place = place
+        self._token = token
+        self._folder = RankFolder(config.run.output_dir, run_id)
+        self._status = RankStatus.starting(run_id, place)
+        self._stop = StopFlag()
+        self._guard = Guard(self._status, place, folder=self._folder, token=token, stop=self._stop, say=say)
+
+    def run(self, train: TrainFunction) -> int:
+        """Trains and returns the exit code; after an error it ends the process, so that nothing waits at exit."""
+        with ExitStack() as held:
+            try:
+                self._begin(held)
+                outcome = train(self._config, stop_requested=self._stop.is_set)
+            except EvenpackError as error:
+                self._fail(str(error))
+            except BaseException as error:
+                self._crash(error)
+            exit_code = EXIT_STOPPED if outcome.state == "stopped" else 0
+            with suppress(OSError):
+                self._folder.write_status(self._status.ended(outcome.state, exit_code=exit_code, step=outcome.step))
+            self._guard.finish(exit_code)
+        return exit_code
+
+    def _begin(self, held: ExitStack) -> None:
+        output_dir = self._config.run.output_dir
+        try:
+            self._folder.path.mkdir(parents=True, exist_ok=True)
+            self._folder.write_status(self._status)
+        except OSError as error:
+            raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
+        if self._token is None and self._place.rank == 0:  # else `evenpack train` has done it
+            held.enter_context(held_output_dir(output_dir))
+            self._folder.remove_earlier()
+            remove_stop_request(output_dir)
+        self._stop.install()
+        self._guard.start()
+
+    def _fail(self, error: str) -> NoReturn:
+        """Ends on an error that the user can mend; one that all ranks have is printed by rank 0 alone."""
+        self._record(self._status.ended("failed", exit_code=EXIT_BAD_INPUT, error=error))
+        shared = self._place.world_size > 1 and self._other_says(error)
+        if self._place.world_size == 1 or (shared and self._place.rank == 0):
+            say(f"error: {error}")
+        elif not shared:
+            say(f"rank {self._place.rank}: error: {error}")
+        end_process(EXIT_BAD_INPUT)
+
+    def _crash(self, error: BaseException) -> NoReturn:
+        """Ends on any other error, with its traceback unless it only follows from another rank's end."""
+        summary = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        first = self._wait_for_other_failure()
+        if first is None:
+            first = self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
+        if first is None or first.rank == self._place.rank:
+            say(f"rank {self._place.rank} failed:\n{''.join(traceback.format_exception(error)).rstrip()}")
+        else:
+            self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
+            say(f"rank {self._place.rank} ended as well ({summary}), after {first.describe()}")
+        end_process(EXIT_ERROR)
+
+    def _record(self, status: RankStatus) -> Failure | None:
+        """Writes the last word; the first failure of the run, or None if the disk does not take it."""
+        with suppress(OSError):
+            self._folder.write_status(status)
+            return self._folder.claim_failure(Failure.of(status))
+        return None
+
+    def _other_says(self, error: str) -> bool:
+        """Whether the rank to compare with (rank 0; for rank 0: rank 1) ends on the same error."""
+        other = 0 if self._place.rank > 0 else 1
+        deadline = time.monotonic() + _OTHERS_SECONDS
+        while time.monotonic() < deadline:
+            status = self._folder.read_status(other)
+            if status is not None and status.state == "failed":
+                return status.error == error
+            time.sleep(0.05)
+        return False
+
+    def _wait_for_other_failure(self) -> Failure | None:
+        deadline = time.monotonic() + _OTHERS_SECONDS
+        while self._place.world_size > 1 and time.monotonic() < deadline:
+            failure = self._guard.first_failure()
+            if failure is not None:
+                return failure
+            time.sleep(0.1)
+        return None
+
+
+def share_cores(place: RankPlace) -> None:
+    """Gives each rank of this machine its share of the cores; what the user has set stays.
+
+    torch would else start as many threads as there are cores in each rank. To be called before torch is imported,
+    which reads the variable then.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // place.local_world_size)))
+
+
+def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
+    from evenpack.config import load_run_file
+    from evenpack.engine.run_config import RunConfig
+
+    return load_run_file(path, RunConfig, overrides)
+
+
+def _train(config: "RunConfig", *, stop_requested: Callable[[], bool]) -> Outcome:
+    settle_accelerator()
+    from evenpack.engine.train import train
+
+    return train(config, stop_requested=stop_requested)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="evenpack.launcher.worker", description="One rank of a training run.")
+    parser.add_argument("run_file", type=Path, metavar="RUN.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--local_rank", "--local-rank", help="added by `deepspeed`; not used: the environment has it")
+    parser.add_argument("--evenpack-run", type=LaunchToken.parse, help="added by `evenpack train`: its process and run")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

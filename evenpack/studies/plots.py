@@ -1,0 +1,210 @@
+"""Figures as PNG. matplotlib is an extra: without it nothing else is missing."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from evenpack.data.packing import LengthHistogram
+from evenpack.errors import ConfigError
+from evenpack.files import atomic_open
+from evenpack.studies.inspect import LengthStatistics, PackingRow, length_ranges
+
+_INK = "#1f2933"
+_FAINT = "#9aa5b1"
+_GRID = "#e4e7eb"
+_COLOURS = ("#2563eb", "#e8590c", "#0f9d76", "#9333ea", "#c2255c", "#8d6e00")
+
+_STYLE: dict[str, Any] = {
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "figure.facecolor": "white",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": _GRID,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
+
+_MAX_BARS = 64
+_LABEL_POINTS = 13.0
+"""Height of a line's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCurve:
+    """Losses of a run by step, in nats a target."""
+
+    steps: Sequence[int]
+    losses: Sequence[float]
+    validation: Mapping[str, Sequence[tuple[int, float]]]
+    """(step, loss) of each source."""
+
+
+def require_matplotlib() -> None:
+    """Raises: ConfigError if there is none."""
+    try:
+        import matplotlib  # noqa: F401  # looked for, not used
+    except ImportError as error:
+        raise ConfigError("plots need matplotlib: install it with `pip install 'evenpack[plots]'`") from error
+
+
+def plot_loss(curve: LossCurve, path: Path, *, name: str) -> None:
+    """The training loss, smoothed over its light raw values, and the validation losses of each source.
+
+    Raises: ConfigError without matplotlib, or if the curve has no step.
+    """
+    if not curve.steps:
+        raise ConfigError(f"run '{name}' has no step yet whose loss could be plotted")
+    smoothed = smooth(np.asarray(curve.losses, dtype=np.float64))
+    last = _last_step(curve)
+    with _figure(path, width=8.0, height=4.5) as figure:
+        axes = figure.add_subplot()
+        axes.plot(curve.steps, curve.losses, color=_COLOURS[0], alpha=0.25, linewidth=0.8)
+        axes.plot(curve.steps, smoothed, color=_COLOURS[0], linewidth=2.0)
+        ends = [(f"training {smoothed[-1]:.2f}", float(smoothed[-1]), _COLOURS[0])]
+        for index, (source, points) in enumerate(curve.validation.items(), start=1):
+            colour = _COLOURS[index % len(_COLOURS)]
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, marker="o", markersize=4.5)
+            ends.append((f"validation {source} {points[-1][1]:.2f}", points[-1][1], colour))
+        axes.set_xlabel("step (optimizer updates)")
+        axes.set_ylabel("loss (nats a target)")
+        axes.set_xlim(0, last)
+        _label_ends(axes, ends)
+        _title(axes, f"{name}: loss {curve.losses[0]:.2f} → {smoothed[-1]:.2f} in {curve.steps[-1]:,} steps")
+
+
+def plot_packing(
+    histogram: LengthHistogram,
+    statistics: LengthStatistics,
+    rows: Sequence[PackingRow],
+    path: Path,
+    *,
+    pack_length: int,
+) -> None:
+    """Two panels: how long sequences are, and how full packs get by depth and algorithm.
+
+    Raises: ConfigError without matplotlib.
+    """
+    with _figure(path, width=11.0, height=4.2) as figure:
+        left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.15, 1.0), "wspace": 0.28})
+        _draw_lengths(left, histogram, statistics, pack_length)
+        _draw_efficiencies(right, rows)
+
+
+def smooth(losses: Float64[np.ndarray, " steps"]) -> Float64[np.ndarray, " steps"]:
+    """Mean over a window of about a fiftieth of the run around each step; at both ends, of what there is of it."""
+    window = np.ones(2 * (len(losses) // 100) + 1)
+    return np.convolve(losses, window, mode="same") / np.convolve(np.ones_like(losses), window, mode="same")
+
+
+def _draw_lengths(axes: Any, histogram: LengthHistogram, statistics: LengthStatistics, pack_length: int) -> None:
+    ranges = length_ranges(histogram, bars=_MAX_BARS)
+    lefts = [bar.shortest - 0.5 for bar in ranges]
+    widths = [bar.longest - bar.shortest + 1 for bar in ranges]
+    shares = [100 * bar.sequences / statistics.sequences for bar in ranges]
+    axes.bar(lefts, shares, width=widths, align="edge", color=_COLOURS[0], alpha=0.85, linewidth=0.4, edgecolor="white")
+    axes.axvline(statistics.median, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
+    axes.annotate(
+        f"median {statistics.median:,}",
+        (statistics.median, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(5, -4),
+        textcoords="offset points",
+        va="top",
+    )
+    axes.set_xlim(0, max(pack_length, histogram.longest) + 0.5)
+    axes.set_xlabel("sequence length (tokens)")
+    axes.set_ylabel("share of sequences (%)")
+    _title(axes, f"Padding to {pack_length:,} would waste {100 * statistics.padding_share:.1f} % of all slots")
+
+
+def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
+    limits = list(dict.fromkeys(row.depth_limit for row in rows))
+    places = {limit: index for index, limit in enumerate(limits)}
+    alone = [row for row in rows if row.algorithm == "none"]
+    ends = []
+    for index, algorithm in enumerate(dict.fromkeys(row.algorithm for row in rows if row.algorithm != "none")):
+        line = [*alone, *(row for row in rows if row.algorithm == algorithm)]
+        efficiencies = [100 * row.efficiency for row in line]
+        colour = _COLOURS[index % len(_COLOURS)]
+        steps, width = [places[row.depth_limit] for row in line], max(1.2, 3.2 - index)  # those below stay visible
+        axes.plot(steps, efficiencies, color=colour, linewidth=width, marker="o", markersize=2 * width)
+        ends.append((f"{algorithm.replace('_', ' ')} {efficiencies[-1]:.2f} %", efficiencies[-1], colour))
+    axes.set_xticks(range(len(limits)), ["no limit" if limit is None else str(limit) for limit in limits])
+    axes.set_xlabel("most sequences a pack may hold")
+    axes.set_ylabel("packing efficiency (% of slots)")
+    axes.set_ylim(top=101)
+    _label_ends(axes, ends)
+    best = max(rows, key=lambda row: row.efficiency)
+    _title(axes, f"Packs of up to {best.depth} sequences are {100 * best.efficiency:.2f} % full")
+
+
+@contextmanager
+def _figure(path: Path, *, width: float, height: float) -> Iterator[Any]:
+    """A figure in inches that becomes a PNG, atomically; matplotlib's global state stays as it is."""
+    require_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height))
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_open(path) as file:
+            figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.2)
+
+
+def _title(axes: Any, finding: str) -> None:
+    axes.set_title(finding, loc="left", fontsize=11.5, fontweight="bold", pad=12)
+
+
+def _label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
+    """Writes (text, height, colour) right of the axes where each line ends, moved apart where two would overlap."""
+    axes.margins(x=0.02)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high)  # the labels hang on it
+    height_points = axes.get_window_extent().height / axes.figure.dpi * 72
+    ordered = sorted(ends, key=lambda end: -end[1])
+    places = spread([end[1] for end in ordered], gap=_LABEL_POINTS * (high - low) / height_points, low=low)
+    for (text, _, colour), place in zip(ordered, places, strict=True):
+        axes.annotate(
+            text,
+            (1.0, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontweight="bold",
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], *, gap: float, low: float) -> list[float]:
+    """Falling heights, moved down until each is `gap` below the one before, then up again until none is below `low`."""
+    places: list[float] = []
+    for height in heights:
+        places.append(min(height, places[-1] - gap) if places else height)
+    floor = low
+    for index in reversed(range(len(places))):
+        places[index] = max(places[index], floor)
+        floor = places[index] + gap
+    return places
+
+
+def _last_step(curve: LossCurve) -> int:
+    return max([curve.steps[-1], *(points[-1][0] for points in curve.validation.values())])

@@ -1,0 +1,78 @@
+"""Draws docs/packs.svg, README's picture: one real step of the demo, padded and packed.
+
+.venv/bin/python scripts/draw_packs.py        (after `make demo`)
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from evenpack.config import load_run_file
+from evenpack.data.pipeline import packed_sources
+from evenpack.data.prepared import PreparedData
+from evenpack.data.step_plan import Dealing, StepPlanner
+from evenpack.engine.run_config import RunConfig
+
+RANKS = 4
+PACKS = 8
+STEP = 3
+COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#e67700", "#495057")
+PADDING = "#e9ecef"
+WIDTH, ROW, GAP = 300, 12, 4
+LEFT, RIGHT, TOP = 24, 444, 64
+
+
+def rectangle(x: float, y: float, width: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width - 1, 0.5):.1f}" height="{ROW}" rx="2" fill="{colour}"/>'
+
+
+def text(x: float, y: float, content: str, *, size: int = 13, weight: int = 400, anchor: str = "start") -> str:
+    style = f'font-family="Helvetica, Arial, sans-serif" font-size="{size}" font-weight="{weight}"'
+    return f'<text x="{x}" y="{y}" {style} fill="#212529" text-anchor="{anchor}">{content}</text>'
+
+
+def main() -> None:
+    config = load_run_file(Path("configs/demo.yaml"), RunConfig)
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    dealing = Dealing(
+        ranks=RANKS, micro_batches=1, per_micro_batch=False, cost_per_token=0.0, cost_per_squared_length=1.0
+    )
+    sources = packed_sources(prepared, "train", seed=config.run.seed)
+    plan = StepPlanner(sources, prepared.weights, packs_per_step=PACKS, dealing=dealing).plan(STEP)
+    scale = WIDTH / prepared.pack_length
+    parts: list[str] = []
+    number = 0
+    for rank in range(RANKS):
+        y = TOP + rank * (2 * (ROW + GAP) + 22) + 14
+        packs = plan.micro_batch(rank, 0)
+        squares = int((packs.lengths**2).sum())
+        parts.append(text(RIGHT, y - 4, f"GPU {rank}: 2 packs, attention cost {squares / 1000:.0f}k", size=12))
+        for pack in range(packs.packs):
+            x, row = float(RIGHT), y + pack * (ROW + GAP) + 2
+            parts.append(rectangle(RIGHT, row, WIDTH, PADDING))
+            for length in packs.lengths[packs.offsets[pack] : packs.offsets[pack + 1]]:
+                colour = COLOURS[number % len(COLOURS)]
+                parts.append(rectangle(x, row, length * scale, colour))
+                left = TOP + 2 + number * (ROW + GAP)
+                parts += [rectangle(LEFT, left, WIDTH, PADDING), rectangle(LEFT, left, length * scale, colour)]
+                x += length * scale
+                number += 1
+    tokens, slots = plan.counts.tokens, prepared.pack_length
+    padded, packed = 1 - tokens / (number * slots), 1 - tokens / (PACKS * slots)
+    parts += [
+        text(LEFT, 26, "Padded", size=17, weight=700),
+        text(LEFT, 46, f"{number} rows for {number} documents, {padded:.0%} padding"),
+        text(RIGHT, 26, "Packed", size=17, weight=700),
+        text(RIGHT, 46, f"the same documents in {PACKS} packs, {packed:.1%} padding"),
+    ]
+    height = TOP + max(number * (ROW + GAP), RANKS * (2 * (ROW + GAP) + 22)) + 16
+    size = f'width="{RIGHT + WIDTH + 24}" height="{height}"'
+    background = f'<rect {size} fill="#ffffff"/>'
+    Path("docs/packs.svg").write_text(
+        "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', background, *parts, "</svg>", ""])
+    )
+    print(f"docs/packs.svg: {np.diff(plan.packs.offsets).tolist()} sequences a pack")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Saves a checkpoint on real processes and kills one of them right before any chosen change of the file system.
+
+The engine here writes as DeepSpeed does (plain files under final names, no flush) but starts in a fraction of a
+second, so that every border can be tried. Imports are few: each process begins with them.
+"""
+
+import multiprocessing
+import os
+import pathlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evenpack.engine.checkpoint import CheckpointStore
+from evenpack.engine.checkpoint_files import TrainState
+from evenpack.engine.distributed import World
+
+BORDERS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
+"""Every call of `os` by which a save changes the file system, and `write` where the engine says that it wrote."""
+
+_NOWHERE = os.open(os.devnull, os.O_WRONLY)
+
+
+def train_state(step: int, *, world_size: int, zero_stage: int = 0) -> TrainState:
+    return TrainState(
+        step=step,
+        fingerprint="f" * 32,
+        world_size=world_size,
+        zero_stage=zero_stage,
+        cost_weights=(1.0, 0.1),
+        config={"run": {"name": "test"}},
+    )
+
+
+class PlainEngine:
+    """Writes `content` into a file of rank 0 and one of each rank, in two pieces each."""
+
+    def __init__(self, world: World, content: bytes) -> None:
+        self.world = world
+        self.content = content
+        self.optimizer = None
+
+    def zero_optimization_stage(self) -> int:
+        return 0
+
+    def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> None:
+        assert not save_latest
+        names = [f"optimizer_{self.world.rank}.pt"] + ["model.pt"] * self.world.is_main
+        for name in names:
+            with (Path(save_dir) / tag / name).open("wb") as file:
+                for half in (self.content[:1000], self.content[1000:]):
+                    file.write(half)
+                    file.flush()
+                    os.write(_NOWHERE, half)  # a border
+        self.world.barrier()
+
+    def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]:
+        raise NotImplementedError
+
+
+def count_borders(kill_at: int | None) -> list[str]:
+    """Kills this process right before its `kill_at`-th border; returns the list that grows as borders are crossed."""
+    crossed: list[str] = []
+
+    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watching(*arguments: Any, **options: Any) -> Any:
+            if len(crossed) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            crossed.append(name)
+            return call(*arguments, **options)
+
+        return watching
+
+    for name in BORDERS:
+        setattr(os, name, watched(name, getattr(os, name)))
+    open_unwatched, open_watched = pathlib.Path.open, watched("open", pathlib.Path.open)
+    pathlib.Path.open = lambda path, mode="r", *arguments, **options: (
+        open_unwatched if mode in ("r", "rb") else open_watched
+    )(path, mode, *arguments, **options)
+    return crossed
+
+
+def save_and_die(
+    *, rank: int, ranks: int, directory: Path, step: int, content: bytes, kill_at: int | None, answer: Any
+) -> None:
+    """One rank saves one checkpoint and answers with the number of its borders, if it lives."""
+    said = os.open(f"{directory}.rank_{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 2)
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{directory}.meeting", rank=rank, world_size=ranks)
+    world = World(rank=rank, size=ranks, local_rank=rank, device=torch.device("cpu"))
+    store = CheckpointStore(directory, world, keep=1)
+    crossed = count_borders(kill_at)
+    store.save(PlainEngine(world, content), train_state(step, world_size=ranks))
+    answer.send(len(crossed))
+    os._exit(0)
+
+
+def run_save(directory: Path, step: int, content: bytes, *, ranks: int, watched_rank: int, kill_at: int | None) -> int:
+    """Runs one save; once the watched rank dies the others are killed, as a launcher does.
+
+    Returns the borders that the watched rank crossed, 0 if it was killed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "evenpack.engine.checkpoint"])
+    processes, answers = [], []
+    for rank in range(ranks):
+        here, there = context.Pipe(duplex=False)
+        options = {"rank": rank, "ranks": ranks, "directory": directory, "step": step, "content": content}
+        options |= {"kill_at": kill_at if rank == watched_rank else None, "answer": there}
+        process = context.Process(target=save_and_die, kwargs=options)
+        process.start()
+        there.close()
+        processes.append(process)
+        answers.append(here)
+    watched = processes[watched_rank]
+    watched.join(60)
+    for process in processes:
+        if watched.exitcode != 0:
+            process.kill()
+        process.join(60)
+    said = Path(f"{directory}.rank_{watched_rank}").read_text()
+    assert watched.exitcode in (0, -signal.SIGKILL), said
+    return answers[watched_rank].recv() if watched.exitcode == 0 else 0

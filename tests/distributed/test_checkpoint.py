@@ -1,0 +1,356 @@
+"""Checkpoints under real processes: killed at every write border, resumed bit for bit, agreed on by all ranks."""
+
+import errno
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import RanksFailed, run_ranks
+from killed_saves import PlainEngine, run_save, train_state
+from torch import nn
+
+from evenpack.batch import CausalTargets, PackedBatch, StepCounts
+from evenpack.engine import checkpoint_files
+from evenpack.engine.checkpoint import CheckpointStore, newest_whole
+from evenpack.engine.checkpoint_files import checkpoint_name, find_candidates, read_manifest
+from evenpack.engine.distributed import World
+from evenpack.engine.run_config import RunConfig
+from evenpack.engine.weights import load_model_weights
+from evenpack.errors import CheckpointError
+from evenpack.models.losses import LossSums
+
+if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
+    from evenpack.engine.engine import TrainingEngine
+
+SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+OLD, NEW = b"old" * 1000, b"new" * 1000
+
+
+def assert_whole_and_usable(directory: Path, *, old_step: int, new_step: int) -> bytes:
+    """There is a whole checkpoint, of the old or the new content throughout, and saving goes on; returns which."""
+    found = newest_whole(directory, SOLO)
+    assert found is not None
+    contents = {(found.path / record.name).read_bytes() for record in found.files}
+    assert len(contents) == 1
+    content = contents.pop()
+    if old_step != new_step:
+        assert found.step == {OLD: old_step, NEW: new_step}[content]
+    store = CheckpointStore(directory, SOLO, keep=1)
+    store.save(PlainEngine(SOLO, b"next"), train_state(new_step + 1, world_size=1))
+    next_name = f"step_{new_step + 1:06d}"
+    assert sorted(path.name for path in directory.iterdir()) == ["latest", next_name]
+    return content
+
+
+def kill_everywhere(tmp_path: Path, *, old_step: int, new_step: int, ranks: int, watched_rank: int) -> dict[bytes, int]:
+    """Kills a save before its first, second, ... border until it gets through; counts what was found afterwards."""
+    start = tmp_path / "start"
+    run_save(start, old_step, OLD, ranks=ranks, watched_rank=0, kill_at=None)
+    found = {OLD: 0, NEW: 0}
+    kill_at, borders = 0, 0
+    while not borders:
+        directory = tmp_path / f"kill_{kill_at}"
+        shutil.copytree(start, directory)
+        borders = run_save(directory, new_step, NEW, ranks=ranks, watched_rank=watched_rank, kill_at=kill_at)
+        assert borders in (0, kill_at)
+        content = assert_whole_and_usable(directory, old_step=old_step, new_step=new_step)
+        assert not borders or content == NEW
+        found[content] += 1
+        kill_at += 1
+    return found
+
+
+def test_rank_0_killed_before_any_write_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path):
+    found = kill_everywhere(tmp_path, old_step=1, new_step=2, ranks=2, watched_rank=0)
+    assert found[OLD] > 10  # as many writes lie before the commit ...
+    assert found[NEW] > 8  # ... and as many after it: `latest` and the removal of the old one
+
+
+def test_another_rank_killed_before_any_write_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path):
+    found = kill_everywhere(tmp_path, old_step=1, new_step=2, ranks=2, watched_rank=1)
+    assert found[OLD] > 3
+
+
+def test_a_kill_while_a_checkpoint_of_the_same_step_is_replaced_leaves_one_of_the_two(tmp_path: Path):
+    found = kill_everywhere(tmp_path, old_step=2, new_step=2, ranks=1, watched_rank=0)
+    assert found[OLD] > 10
+    assert found[NEW] > 8
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Resume, through DeepSpeed itself.
+
+STEPS, SAVED_STEP = 6, 3
+STAGES = (0, 1)
+SLOTS = 32
+VOCABULARY = 50
+
+
+class PackModel(nn.Module):
+    """The smallest model over packs that has dropout; its first weights are those of no other run."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(int.from_bytes(os.urandom(4)))
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, batch: PackedBatch) -> LossSums:
+        logits = self.head(self.dropout(self.embedding(batch.tokens)))
+        losses = F.cross_entropy(logits, batch.targets.labels, reduction="none")
+        correct = (logits.argmax(-1) == batch.targets.labels).sum()
+        return LossSums(loss_sum=losses.sum(), correct=correct, targets=SLOTS)
+
+
+def training_engine(world: World, *, zero_stage: int, width: int = 16, weight_decay: float = 0.1) -> "TrainingEngine":
+    from evenpack.engine.engine import TrainingEngine
+
+    values = {
+        "run": {"name": "test", "output_dir": "nowhere"},
+        "data": {
+            "sources": {"text": {"kind": "builtin"}},
+            "tokenizer": {"kind": "train"},
+            "recipe": {"kind": "documents", "max_sequence_length": SLOTS},
+            "pack_length": SLOTS,
+        },
+        "model": {"kind": "gpt2"},
+        "training": {"packs_per_step": 4, "packs_per_micro_batch": 1, "steps": STEPS, "precision": "fp32"},
+        "optimizer": {"learning_rate": 1e-2, "weight_decay": weight_decay},
+        "deepspeed": {"zero_stage": zero_stage},
+    }
+    return TrainingEngine(PackModel(width), RunConfig.model_validate(values), world)
+
+
+def batch_of(step: int, slot: int) -> PackedBatch:
+    """Micro-batch `slot` of the step's four, the same at any number of ranks."""
+    tokens = torch.randint(VOCABULARY, (SLOTS,), generator=torch.Generator().manual_seed(4 * step + slot))
+    counts = StepCounts(packs=1, sequences=1, tokens=SLOTS, targets=SLOTS)
+    return PackedBatch(
+        tokens=tokens,
+        position_ids=torch.arange(SLOTS),
+        cu_seqlens=torch.tensor([0, SLOTS], dtype=torch.int32),
+        max_sequence_length=SLOTS,
+        targets=CausalTargets(labels=tokens.roll(-1), weights=torch.ones(SLOTS)),
+        step_counts=counts + counts + counts + counts,
+        local_counts=counts,
+        sequence_ids=torch.zeros(1, dtype=torch.int64),
+        source_tokens=(SLOTS,),
+        squared_lengths=SLOTS**2,
+        order_hash=0,
+    )
+
+
+def train(engine: "TrainingEngine", world: World, start: int, stop: int) -> list[float]:
+    """The loss of each step, summed over all ranks."""
+    losses = []
+    for step in range(start, stop):
+        first = world.rank * engine.micro_batches
+        local = engine.train_step(step, [batch_of(step, first + index) for index in range(engine.micro_batches)])
+        losses.append(world.all_sum(local.loss_sums.double().sum().view(1)).item())
+    return losses
+
+
+def weights_of(engine: "TrainingEngine") -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in engine.model.state_dict().items()}
+
+
+def deepspeed_store(directory: Path, world: World, zero_stage: int) -> CheckpointStore:
+    return CheckpointStore(directory / f"stage_{zero_stage}", world, keep=2)
+
+
+def train_throughout_then_die(world: World, directory: Path) -> None:
+    """Trains at each stage without a stop, saving on the way; rank 1 dies in the midst of the last save."""
+    for stage in STAGES:
+        engine = training_engine(world, zero_stage=stage)
+        store = deepspeed_store(directory, world, stage)
+        losses = train(engine, world, 0, SAVED_STEP)
+        store.save(engine.deepspeed, train_state(SAVED_STEP, world_size=world.size, zero_stage=stage))
+        at_save = weights_of(engine)
+        losses += train(engine, world, SAVED_STEP, STEPS)
+        if world.is_main:
+            torch.save((losses, at_save, weights_of(engine)), directory / f"throughout_{stage}.pt")
+        world.barrier()
+        if stage == STAGES[-1]:
+            torch.save = write_half_and_die if world.rank == 1 else torch.save
+        store.save(engine.deepspeed, train_state(STEPS, world_size=world.size, zero_stage=stage))
+
+
+def write_half_and_die(_: Any, path: str, **options: Any) -> None:
+    Path(path).write_bytes(b"PK" + bytes(100))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on(world: World, directory: Path, zero_stage: int) -> tuple[int, list[float], dict[str, torch.Tensor]]:
+    """Resumes and trains to the end; the step where it began, the losses and the weights."""
+    engine = training_engine(world, zero_stage=zero_stage)
+    store = deepspeed_store(directory, world, zero_stage)
+    checkpoint = store.newest()
+    assert checkpoint is not None
+    store.load(engine.deepspeed, checkpoint)
+    losses = train(engine, world, checkpoint.step, STEPS)
+    return checkpoint.step, losses, weights_of(engine)
+
+
+def hide_from_rank_1(world: World, hidden_part: str) -> None:
+    """Rank 1 does not see files whose path contains `hidden_part`, as on a node where the folder is not the same."""
+    if world.rank == 1:
+        look = Path.stat
+
+        def look_elsewhere(path: Path, **options: Any) -> os.stat_result:
+            if hidden_part in str(path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            return look(path, **options)
+
+        Path.stat = look_elsewhere
+
+
+def read_wrongly_on_rank_1(world: World, directory: Path) -> str:
+    """What `newest_whole` says if the disk hands other bytes to rank 1 than were written."""
+    read = checkpoint_files.file_checksum
+    if world.rank == 1:
+        checkpoint_files.file_checksum = lambda path: read(path)[::-1]
+    with pytest.raises(CheckpointError) as caught:
+        newest_whole(directory, world)
+    checkpoint_files.file_checksum = read
+    return str(caught.value)
+
+
+def resume_at_the_same_size(world: World, directory: Path) -> dict[str, Any]:
+    newest = deepspeed_store(directory, world, 0).newest()
+    assert newest is not None
+    hide_from_rank_1(world, f"stage_0/{checkpoint_name(STEPS)}/mp_rank_00")
+    return {
+        "newest": newest.step,
+        "read_wrongly": read_wrongly_on_rank_1(world, directory / "stage_1"),
+        **{f"stage_{stage}": go_on(world, directory, stage) for stage in STAGES},
+        "weight_decay": [decay_after_load(world, directory, stage) for stage in STAGES],
+        "other_stage": refusal(world, directory / "stage_1", training_engine(world, zero_stage=0)),
+        "other_model": refusal(world, directory / "stage_1", training_engine(world, zero_stage=1, width=32)),
+    }
+
+
+def go_on_from_the_first_save(world: World, directory: Path) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """At ZeRO 0, with whatever number of ranks: the weights as loaded, and the losses to the end."""
+    engine = training_engine(world, zero_stage=0)
+    checkpoint = read_manifest(directory / "stage_0" / checkpoint_name(SAVED_STEP))
+    deepspeed_store(directory, world, 0).load(engine.deepspeed, checkpoint)
+    return weights_of(engine), train(engine, world, SAVED_STEP, STEPS)
+
+
+def resume_at_another_size(world: World, directory: Path) -> dict[str, Any]:
+    return {
+        "stage_0": go_on_from_the_first_save(world, directory),
+        "stage_1": refusal(world, directory / "stage_1", training_engine(world, zero_stage=1)),
+    }
+
+
+def decay_after_load(world: World, directory: Path, zero_stage: int) -> list[float]:
+    """Of both groups of parameters in a run whose run file asks for another weight decay than before."""
+    engine = training_engine(world, zero_stage=zero_stage, weight_decay=0.5)
+    store = deepspeed_store(directory, world, zero_stage)
+    checkpoint = store.newest()
+    assert checkpoint is not None
+    store.load(engine.deepspeed, checkpoint)
+    return [group["weight_decay"] for group in engine.deepspeed.optimizer.param_groups]
+
+
+def refusal(world: World, directory: Path, engine: "TrainingEngine") -> str:
+    store = CheckpointStore(directory, world, keep=2)
+    checkpoint = store.newest()
+    assert checkpoint is not None
+    with pytest.raises(CheckpointError) as caught:
+        store.load(engine.deepspeed, checkpoint)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two processes did that then died, what two others did after them, and what one alone did."""
+    directory = tmp_path_factory.mktemp("runs")
+    with pytest.raises(RanksFailed, match="rank 1: died without a word"):
+        run_ranks(train_throughout_then_die, 2, directory)
+    throughout = {stage: torch.load(directory / f"throughout_{stage}.pt") for stage in STAGES}
+    after = run_ranks(resume_at_the_same_size, 2, directory)
+    alone = run_ranks(resume_at_another_size, 1, directory)[0]
+    return {"directory": directory, "throughout": throughout, "after": after, "alone": alone}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(runs: dict[str, Any], stage: int):
+    losses, _, weights = runs["throughout"][stage]
+    for rank in range(2):
+        step, resumed_losses, resumed_weights = runs["after"][rank][f"stage_{stage}"]
+        assert step == SAVED_STEP
+        assert resumed_losses == losses[SAVED_STEP:]
+        assert weights.keys() == resumed_weights.keys()
+        assert all(torch.equal(weights[name], resumed_weights[name]) for name in weights)
+
+
+def test_all_ranks_pass_over_a_checkpoint_that_a_single_rank_does_not_see(runs: dict[str, Any]):
+    assert [result["newest"] for result in runs["after"]] == [STEPS, STEPS]
+    assert [result["stage_0"][0] for result in runs["after"]] == [SAVED_STEP, SAVED_STEP]
+
+
+def test_all_ranks_refuse_what_a_single_rank_reads_wrongly_and_name_it(runs: dict[str, Any]):
+    for result in runs["after"]:
+        assert "step_000003: zero_pp_rank_0_mp_rank_00_optim_states.pt has checksum" in result["read_wrongly"]
+        assert "seen by rank 1" in result["read_wrongly"]
+
+
+def test_a_rank_killed_inside_deepspeeds_save_leaves_the_older_checkpoint(runs: dict[str, Any]):
+    assert [path.name for path in find_candidates(runs["directory"] / "stage_1")] == [checkpoint_name(SAVED_STEP)]
+    assert (runs["directory"] / "stage_1" / "latest").read_text() == "step_000003\n"
+    assert (runs["directory"] / "stage_1" / f".{checkpoint_name(STEPS)}.partial").exists()
+
+
+def test_zero_0_goes_on_at_another_world_size(runs: dict[str, Any]):
+    losses, at_save, _ = runs["throughout"][0]
+    weights, resumed_losses = runs["alone"]["stage_0"]
+    assert all(torch.equal(weights[name], at_save[name]) for name in at_save)
+    assert resumed_losses == pytest.approx(losses[SAVED_STEP:], rel=1e-5)
+
+
+def test_zero_1_at_another_world_size_is_refused_with_both_sizes_and_a_way_out(runs: dict[str, Any]):
+    message = runs["alone"]["stage_1"]
+    assert "saved by 2 ranks and this run has 1" in message
+    assert "Go on with 2 ranks" in message
+
+
+def test_another_zero_stage_or_model_is_refused_on_every_rank(runs: dict[str, Any]):
+    for result in runs["after"]:
+        assert "saved at ZeRO stage 1, this run has stage 0" in result["other_stage"]
+        assert "deepspeed.zero_stage=1" in result["other_stage"]
+        assert "does not fit this run's model" in result["other_model"]
+
+
+def test_a_changed_weight_decay_holds_after_resuming(runs: dict[str, Any]):
+    assert [result["weight_decay"] for result in runs["after"]] == [[[0.5, 0.0], [0.5, 0.0]]] * 2
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_weights_are_read_from_a_checkpoint_without_deepspeed(runs: dict[str, Any], stage: int):
+    _, at_save, _ = runs["throughout"][stage]
+    checkpoint = read_manifest(runs["directory"] / f"stage_{stage}" / checkpoint_name(SAVED_STEP))
+    weights = load_model_weights(checkpoint)
+    assert weights.keys() == at_save.keys()
+    assert all(torch.equal(weights[name], at_save[name]) for name in at_save)
+
+
+def test_everything_that_deepspeed_writes_lies_in_the_checkpoint(runs: dict[str, Any]):
+    assert sorted(path.name for path in (runs["directory"] / "stage_0").iterdir()) == [
+        "latest",
+        checkpoint_name(SAVED_STEP),
+        checkpoint_name(STEPS),
+    ]
+    checkpoint = read_manifest(runs["directory"] / "stage_1" / checkpoint_name(SAVED_STEP))
+    assert {record.name for record in checkpoint.files} >= {
+        "mp_rank_00_model_states.pt",
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+    }

@@ -1,0 +1,288 @@
+"""Invariants 3 and 6: however a step is split, its gradient is that of one big un-packed batch."""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from batches import build_batch, random_sequences
+from harness import run_ranks
+
+from evenpack.batch import PackedBatch, StepCounts
+from evenpack.engine.distributed import World
+from evenpack.engine.run_config import RunConfig
+from evenpack.models.gpt2 import Gpt2
+
+if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
+    from evenpack.engine.engine import TrainingEngine
+
+PACKS = 16
+PACK_LENGTH = 24
+VOCABULARY = 61
+ACCUMULATIONS = (1, 2, 4)
+CLIPPING = 0.05
+"""Far below the gradient norm here, which is about 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a step is split and computed."""
+
+    stage: int = 0
+    precision: str = "fp32"
+    accumulation: int = 1
+    clipping: float | None = None
+    overlap: bool = False
+    """ZeRO 1 exchanges gradients while the last backward pass goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How far one engine was from the reference."""
+
+    setting: Setting
+    tokens: tuple[int, ...]
+    """Real tokens of each rank."""
+    gradient: float
+    """Largest relative error (L2) of a parameter's gradient."""
+    gradient_norm: float
+    """Relative error."""
+    update: float
+    """Relative error of what the updates changed, all parameters together."""
+
+
+def make_packs() -> list[list[list[int]]]:
+    """Packs whose tokens rise from 2 to full, so that shares of ranks and micro-batches are very unequal."""
+    fills = [2 + (PACK_LENGTH - 2) * index // (PACKS - 1) for index in range(PACKS)]
+    lengths = [[fill] if fill < 8 else [fill // 3, fill - fill // 3] for fill in fills]
+    return [random_sequences(parts, vocabulary_size=VOCABULARY, seed=index) for index, parts in enumerate(lengths)]
+
+
+def make_model() -> Gpt2:
+    config = run_config(Setting(), ranks=1).model
+    model = Gpt2(config, vocabulary_size=VOCABULARY, max_positions=PACK_LENGTH, attention_backend="sdpa", seed=3)
+    with torch.no_grad():  # away from the initial biases of zero, and large enough that clipping clips
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
+    return model
+
+
+def run_config(setting: Setting, *, ranks: int) -> RunConfig:
+    extra = {"zero_optimization": {"overlap_comm": True}} if setting.overlap else {}
+    return RunConfig.model_validate(
+        {
+            "run": {"name": "test", "output_dir": "unused"},
+            "data": {
+                "sources": {"builtin": {"kind": "builtin"}},
+                "tokenizer": {"kind": "train"},
+                "recipe": {"kind": "documents", "max_sequence_length": PACK_LENGTH},
+                "pack_length": PACK_LENGTH,
+            },
+            "model": {"kind": "gpt2", "preset": "tiny", "hidden_size": 32, "heads": 2},
+            "training": {
+                "packs_per_step": PACKS,
+                "packs_per_micro_batch": PACKS // (ranks * setting.accumulation),
+                "steps": 10,
+                "precision": setting.precision,
+                "gradient_clipping": setting.clipping,
+            },
+            # A large epsilon, or Adam would blow rounding errors of tiny gradients up to whole updates.
+            "optimizer": {"learning_rate": 1e-2, "epsilon": 1e-3},
+            "schedule": {"kind": "linear"},
+            "deepspeed": {"zero_stage": setting.stage, "extra": extra},
+        }
+    )
+
+
+def micro_batches(*, rank: int, ranks: int, accumulation: int) -> list[PackedBatch]:
+    """A rank's share, with the counts of the whole step."""
+    packs = make_packs()
+    counts = build_batch(packs, "packed", max_sequence_length=PACK_LENGTH)[0].step_counts
+    size = PACKS // (ranks * accumulation)
+    first = rank * accumulation * size
+    return [
+        replace(part(packs[first + index * size : first + (index + 1) * size]), step_counts=counts)
+        for index in range(accumulation)
+    ]
+
+
+def part(packs: list[list[list[int]]]) -> PackedBatch:
+    return build_batch(packs, "packed", max_sequence_length=PACK_LENGTH, pack_length=PACK_LENGTH)[0]
+
+
+def reference_gradients(model: Gpt2, batches: list[PackedBatch], *, precision: str, targets: int) -> None:
+    """Leaves in `model` the gradient of the mean loss over all targets, computed in this process alone."""
+    model.zero_grad()
+    for batch in batches:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16_autocast"):
+            loss = model(batch).loss_sum
+        (loss / targets).backward()
+
+
+def unpacked_batches() -> list[PackedBatch]:
+    """Every sequence of the step alone."""
+    return [
+        build_batch([[sequence]], "unpadded", max_sequence_length=PACK_LENGTH)[0]
+        for pack in make_packs()
+        for sequence in pack
+    ]
+
+
+def compare(world: World, config: RunConfig, setting: Setting) -> Report:
+    """One engine against torch alone: the gradient, its norm, and updates."""
+    from evenpack.engine.engine import TrainingEngine
+
+    precision = config.training.precision
+    accumulation = setting.accumulation
+    mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=accumulation)
+    everything = unpacked_batches()
+    if precision == "bf16_autocast":  # other shapes would round otherwise, so only the split may differ
+        everything = [
+            batch
+            for rank in range(world.size)
+            for batch in micro_batches(rank=rank, ranks=world.size, accumulation=accumulation)
+        ]
+    reference = make_model()
+    start = copy.deepcopy(reference)
+    gradients, norm = train_reference(reference, config, everything, targets=mine[0].step_counts.targets)
+
+    engine = TrainingEngine(make_model(), config, world)
+    seen = spy_on_gradients(engine)
+    result = engine.train_step(0, mine)
+    for step in range(1, updates(config)):
+        engine.train_step(step, mine)
+    report = Report(
+        setting=setting,
+        tokens=tuple(world.all_gather(sum(batch.local_counts.tokens for batch in mine))),
+        gradient=max(relative(ours, theirs) for ours, theirs in zip(seen, gradients, strict=True)),
+        gradient_norm=relative(result.gradient_norm, norm),
+        update=relative(flat(engine.model) - flat(start), flat(reference) - flat(start)),
+    )
+    engine.deepspeed.destroy()
+    return report
+
+
+def spy_on_gradients(engine: "TrainingEngine") -> list[torch.Tensor]:
+    """Fills a list with the first update's global gradient of each parameter, just before DeepSpeed uses it."""
+    from deepspeed.utils import safe_get_full_grad
+
+    seen: list[torch.Tensor] = []
+    step = engine.deepspeed.step
+
+    def look_and_step() -> None:
+        if not seen:
+            seen.extend(safe_get_full_grad(parameter).clone() for parameter in engine.model.parameters())
+        step()
+
+    engine.deepspeed.step = look_and_step
+    return seen
+
+
+def updates(config: RunConfig) -> int:
+    """How many updates are compared: in bfloat16 a weight that differs by its last bit may round to another."""
+    return 3 if config.training.precision == "fp32" else 1
+
+
+def train_reference(
+    model: Gpt2, config: RunConfig, batches: list[PackedBatch], *, targets: int
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Updates by torch's AdamW and torch's clipping; the first gradient and its norm before clipping."""
+    section = config.optimizer
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        weight_decay=section.weight_decay,
+    )
+    first: list[torch.Tensor] = []
+    for update in range(1, updates(config) + 1):
+        reference_gradients(model, batches, precision=config.training.precision, targets=targets)
+        first = first or [parameter.grad.clone() for parameter in model.parameters()]
+        if config.training.gradient_clipping is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.gradient_clipping)
+        for group in optimizer.param_groups:
+            group["lr"] = section.learning_rate * (1.0 - 0.9 * update / config.training.steps)
+        optimizer.step()
+    return first, torch.nn.utils.get_total_norm(first)
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return ((ours - theirs).norm() / theirs.norm()).item()
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def settings() -> list[Setting]:
+    """Every ZeRO stage, precision and accumulation; clipping and overlapped exchange where they can matter."""
+    every = [
+        Setting(stage=stage, precision=precision, accumulation=accumulation, clipping=None, overlap=False)
+        for stage in (0, 1)
+        for precision in ("fp32", "bf16_autocast")
+        for accumulation in ACCUMULATIONS
+    ]
+    clipped = [replace(setting, clipping=CLIPPING) for setting in every if setting.accumulation == 2]
+    overlapped = [
+        replace(setting, overlap=True) for setting in every if setting.stage == 1 and setting.accumulation > 1
+    ]
+    return every + clipped + overlapped
+
+
+def naive_mean(world: World) -> float:
+    """How wrong the mean over micro-batches and ranks of each one's own mean loss would be."""
+    mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=2)
+    reference, naive = make_model(), make_model()
+    reference_gradients(reference, unpacked_batches(), precision="fp32", targets=mine[0].step_counts.targets)
+    for batch in mine:
+        (naive(batch).loss_sum / batch.local_counts.targets / (2 * world.size)).backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in naive.parameters()])
+    total = world.all_sum(gradient.double())
+    return relative(total, torch.cat([parameter.grad.flatten() for parameter in reference.parameters()]).double())
+
+
+def seeds_of_two_steps(world: World) -> list[int]:
+    """The random state that each micro-batch of steps 0 and 1 begins with."""
+    from evenpack.engine.engine import TrainingEngine
+
+    engine = TrainingEngine(make_model(), run_config(Setting(accumulation=2), ranks=world.size), world)
+    seen: list[int] = []
+    engine.model.register_forward_pre_hook(lambda *_: seen.append(torch.initial_seed()))
+    for step in (0, 1):
+        engine.train_step(step, micro_batches(rank=world.rank, ranks=world.size, accumulation=2))
+    with pytest.raises(ValueError, match="a step has 2 micro-batches on each rank, got 1"):
+        engine.train_step(2, micro_batches(rank=world.rank, ranks=world.size, accumulation=1))
+    engine.deepspeed.destroy()
+    return seen
+
+
+def measure(world: World) -> tuple[list[Report], float, list[int]]:
+    """Everything about one number of ranks, in one process group."""
+    reports = [compare(world, run_config(setting, ranks=world.size), setting) for setting in settings()]
+    return reports, naive_mean(world), seeds_of_two_steps(world)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_any_split_gives_the_gradient_and_the_updates_of_one_unpacked_batch(ranks: int):
+    measured = run_ranks(measure, ranks, timeout_seconds=280)
+    for reports, naive_error, _ in measured:
+        assert len(reports) == len(settings())
+        assert naive_error > 0.05, "a mean of means would pass as well"
+        for report in reports:
+            assert ranks == 1 or max(report.tokens) > 1.5 * min(report.tokens), "shares must be unequal"
+            assert report.gradient < 1e-5, report
+            assert report.gradient_norm < 1e-5, report
+            assert report.update < 1e-5, report
+    seeds = [seed for _, _, seeds_of_rank in measured for seed in seeds_of_rank]
+    assert len(set(seeds)) == 2 * 2 * ranks, "each micro-batch of each rank and step has dropout of its own"
+
+
+def test_step_counts_hold_the_whole_step():
+    counts = [batch.step_counts for rank in range(2) for batch in micro_batches(rank=rank, ranks=2, accumulation=2)]
+    local = [batch.local_counts for rank in range(2) for batch in micro_batches(rank=rank, ranks=2, accumulation=2)]
+    assert sum(local[1:], local[0]) == counts[0]
+    assert set(counts) == {counts[0]}
+    assert isinstance(counts[0], StepCounts)

@@ -1,0 +1,108 @@
+"""The CUDA backends against the formula, in the shapes that training gives them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from evenpack.kernels.attention import AttentionRequest, packed_attention
+from evenpack.kernels.capabilities import why_not
+from evenpack.kernels.cross_entropy import linear_cross_entropy
+from evenpack.kernels.isolation import probe_isolation
+
+pytestmark = pytest.mark.gpu
+
+HEADS, HEAD_DIM = 4, 64
+STATIC_LENGTHS = (100, 1, 300, 17, 0, 94, 512, 0, 0, 0, 0, 0)
+"""1024 slots; empty segments fill the borders up to their fixed number."""
+
+CASES = [
+    (backend, dtype, causal, alibi)
+    for backend in ("sdpa", "varlen", "flash")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    for causal in (False, True)
+    for alibi in (False, True)
+]
+ROUNDING = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+
+
+def can_serve(backend: str, dtype: torch.dtype, causal: bool, alibi: bool) -> bool:
+    request = AttentionRequest(
+        device_type="cuda", dtype=dtype, head_dim=HEAD_DIM, causal=causal, alibi=alibi, dropout=False
+    )
+    return why_not(backend, request) is None
+
+
+def run(backend: str, dtype: torch.dtype, *, causal: bool, alibi: bool) -> list[Tensor]:
+    """Output and the gradients of q, k and v, in FP32."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, upstream = (
+        torch.randn(sum(STATIC_LENGTHS), HEADS, HEAD_DIM, generator=generator).to("cuda", dtype) for _ in range(4)
+    )
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    output = packed_attention(
+        *inputs,
+        torch.tensor((0, *STATIC_LENGTHS), device="cuda").cumsum(0).to(torch.int32),
+        1024,  # an upper bound, above the longest segment here
+        causal=causal,
+        alibi_slopes=torch.exp2(-2 * torch.arange(1.0, HEADS + 1, device="cuda")) if alibi else None,
+        backend=backend,
+    )
+    return [tensor.detach().float() for tensor in (output, *torch.autograd.grad(output, inputs, upstream))]
+
+
+def test_torchs_own_varlen_kernel_serves_on_this_device_so_that_the_cases_below_are_not_empty() -> None:
+    assert can_serve("varlen", torch.bfloat16, causal=True, alibi=False)
+
+
+@pytest.mark.parametrize(("backend", "dtype", "causal", "alibi"), CASES)
+def test_outputs_and_gradients_are_those_of_the_reference(
+    backend: str, dtype: torch.dtype, causal: bool, alibi: bool
+) -> None:
+    if not can_serve(backend, dtype, causal, alibi):
+        return
+    expected = run("reference", dtype, causal=causal, alibi=alibi)
+    for actual, wanted in zip(run(backend, dtype, causal=causal, alibi=alibi), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+
+
+@pytest.mark.parametrize(("backend", "dtype", "causal", "alibi"), CASES)
+def test_segments_are_isolated_and_the_control_leaks(
+    backend: str, dtype: torch.dtype, causal: bool, alibi: bool
+) -> None:
+    if not can_serve(backend, dtype, causal, alibi):
+        return
+    result = probe_isolation(backend, device="cuda", dtype=dtype, causal=causal, alibi=alibi)
+    assert result.control_leaks
+    assert result.passed, result
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "varlen", "flash"])
+def test_told_to_be_deterministic_two_runs_agree_in_every_bit(backend: str) -> None:
+    if not can_serve(backend, torch.bfloat16, causal=True, alibi=False):
+        return
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (run(backend, torch.bfloat16, causal=True, alibi=False) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_lm_head_agrees_with_the_cpu_and_holds_one_chunk_of_logits() -> None:
+    tokens, hidden_size, vocabulary, chunk_tokens = 4096, 64, 20_000, 256
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, hidden_size, generator=generator)
+    weight = torch.randn(vocabulary, hidden_size, generator=generator)
+    labels = torch.randint(vocabulary, (tokens,), generator=generator)
+    found = []
+    for device in ("cpu", "cuda"):
+        inputs = [tensor.to(device).requires_grad_() for tensor in (hidden, weight)]
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        loss, correct = linear_cross_entropy(
+            *inputs, labels.to(device), torch.ones(tokens, device=device), chunk_tokens=chunk_tokens
+        )
+        found.append([loss, correct, *torch.autograd.grad(loss, inputs)])
+    assert torch.cuda.max_memory_allocated() - before < 4 * vocabulary * tokens / 4  # a quarter of all logits
+    for on_cpu, on_cuda in zip(*found, strict=True):
+        torch.testing.assert_close(on_cuda.cpu(), on_cpu, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,155 @@
+"""Starts runs of fake ranks, and looks for what they leave."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+
+RUN_FILE = """
+run: {name: fake, output_dir: OUTPUT_DIR}
+data:
+  sources: {builtin: {kind: builtin}}
+  tokenizer: {kind: train, vocabulary_size: 512}
+  recipe: {kind: documents, max_sequence_length: 64}
+  pack_length: 64
+model: {kind: gpt2, preset: tiny}
+training: {packs_per_step: 4, packs_per_micro_batch: 1, steps: 10000}
+optimizer: {learning_rate: 1e-3}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeRun:
+    """A folder with a run file whose ranks do what `training` names in `fake_worker.TRAININGS`."""
+
+    folder: Path
+    training: str
+    started: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+
+    @classmethod
+    def create(cls, folder: Path, training: str) -> "FakeRun":
+        run = cls(folder=folder, training=training)
+        run.output_dir.mkdir()
+        run.pids_dir.mkdir()
+        run.run_file.write_text(RUN_FILE.replace("OUTPUT_DIR", str(run.output_dir)))
+        return run
+
+    @property
+    def run_file(self) -> Path:
+        return self.folder / "run.yaml"
+
+    @property
+    def output_dir(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def pids_dir(self) -> Path:
+        return self.folder / "pids"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(HERE),
+            "FAKE_TRAINING": self.training,
+            "FAKE_PIDS": str(self.pids_dir),
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+            **more,
+        }
+
+    def start(self, command: list[str], *, environment: Mapping[str, str] | None = None, **options: Any) -> Any:
+        """A process in a session of its own, its output in files."""
+        with (self.folder / "stdout").open("a") as stdout, (self.folder / "stderr").open("a") as stderr:
+            streams = {"stdout": stdout, "stderr": stderr, **options}
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                env=dict(environment or self.environment()),
+                start_new_session=True,
+                **streams,
+            )
+        self.started.append(process)
+        return process
+
+    def launch(self, *, ranks: int = 2, steps: int = 10000, **options: Any) -> Any:
+        """As `evenpack train` does."""
+        arguments = [str(self.run_file), str(self.output_dir), str(ranks), f"training.steps={steps}"]
+        return self.start([str(HERE / "start_fake_run.py"), *arguments], **options)
+
+    def start_ranks(self, ranks: int) -> list[Any]:
+        """Children of this process, with the environment that a launcher gives."""
+        place = {"WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+        return [
+            self.start(
+                [str(HERE / "fake_worker.py"), str(self.run_file)],
+                environment=self.environment(**place, RANK=str(rank), LOCAL_RANK=str(rank)),
+            )
+            for rank in range(ranks)
+        ]
+
+    def wait_for(self, name: str, *, seconds: float = 90.0) -> str:
+        """Waits until a rank has written a file of the output directory."""
+        path = self.output_dir / name
+        wait_until(lambda: path.exists() and path.read_text() != "", f"{name} to appear", seconds=seconds)
+        return path.read_text()
+
+    def pid(self, rank: int) -> int:
+        return int((self.pids_dir / str(rank)).read_text())
+
+    def result(self) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads((self.output_dir / "result.json").read_text())
+        return values
+
+    def status(self, rank: int) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads((self.output_dir / "ranks" / f"rank_{rank}.json").read_text())
+        return values
+
+    def failure(self) -> dict[str, Any]:
+        """Of the rank that failed first."""
+        (path,) = (self.output_dir / "ranks").glob("failure_*.json")
+        values: dict[str, Any] = json.loads(path.read_text())
+        return values
+
+    def errors(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def living(self) -> list[psutil.Process]:
+        """Every process of this run: `deepspeed`, its launcher, ranks, what those have started."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                ours = process.environ().get("FAKE_PIDS") == str(self.pids_dir)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def close(self) -> list[psutil.Process]:
+        """Ends what the test has left running; what nobody would have ended."""
+        direct = {process.pid for process in self.started}
+        orphans = [process for process in self.living() if process.pid not in direct]
+        for process in [*self.started, *orphans]:
+            process.kill()
+        for process in self.started:
+            process.wait()
+        return orphans
+
+    def wait_until_nothing_lives(self, *, seconds: float) -> None:
+        wait_until(lambda: not self.living(), f"the end of {self.living()}", seconds=seconds)
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s in vain for {what}")
+        time.sleep(0.1)

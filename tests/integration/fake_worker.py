@@ -1,0 +1,97 @@
+"""A rank that goes the way of evenpack's worker but, instead of training, does what FAKE_TRAINING says."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenpack.errors import CheckpointError
+from evenpack.launcher.worker import main
+
+STEP_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Outcome:
+    state: str
+    step: int
+
+
+def loop(config, *, stop_requested):
+    """Steps with a reduction each, until any rank is asked to stop; then rank 0 saves."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    step = 0
+    while step < config.training.steps:
+        step += 1
+        time.sleep(STEP_SECONDS)
+        asked = torch.tensor([int(stop_requested())])
+        dist.all_reduce(asked)
+        if dist.get_rank() == 0:
+            (config.run.output_dir / "step").write_text(str(step))
+            print(f"step {step}", flush=True)
+        if asked.item():
+            if dist.get_rank() == 0:
+                time.sleep(0.5)
+                (config.run.output_dir / "saved").write_text(str(step))
+            dist.barrier()
+            return Outcome("stopped", step)
+    dist.barrier()
+    return Outcome("finished", step)
+
+
+def finish(config, *, stop_requested):
+    return Outcome("finished", config.training.steps)
+
+
+def refuse(config, *, stop_requested):
+    raise CheckpointError("the checkpoint is of another run")
+
+
+def refuse_on_rank_1(config, *, stop_requested):
+    if os.environ["RANK"] == "1":
+        raise CheckpointError("the checkpoint is truncated here")
+    return hang(config, stop_requested=stop_requested)
+
+
+def crash_on_rank_1(config, *, stop_requested):
+    if os.environ["RANK"] == "1":
+        raise ZeroDivisionError("one by zero")
+    return loop(config, stop_requested=stop_requested)
+
+
+def die_on_rank_1(config, *, stop_requested):
+    if os.environ["RANK"] == "1":
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return hang(config, stop_requested=stop_requested)
+
+
+def hang(config, *, stop_requested):
+    """As in a collective that the others never join: no stop is noticed, no signal handled."""
+    (config.run.output_dir / "step").write_text("hangs")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    time.sleep(1000)
+
+
+def loop_with_helper(config, *, stop_requested):
+    """With a process of its own, as a loader is."""
+    import subprocess
+
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    (config.run.output_dir / f"helper_{os.environ['RANK']}").write_text(str(helper.pid))
+    return loop(config, stop_requested=stop_requested)
+
+
+TRAININGS = {
+    function.__name__: function
+    for function in (finish, loop, loop_with_helper, refuse, refuse_on_rank_1, crash_on_rank_1, die_on_rank_1, hang)
+}
+
+if __name__ == "__main__":
+    (Path(os.environ["FAKE_PIDS"]) / f"{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+    sys.exit(main(train=TRAININGS[os.environ["FAKE_TRAINING"]]))

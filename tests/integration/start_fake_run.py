@@ -1,0 +1,23 @@
+"""`evenpack train` without data and model: launches fake ranks and prints how it ended, as JSON."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from evenpack.launcher.launch import plan_launch
+from evenpack.launcher.streams import outlive_terminal, say
+from evenpack.launcher.supervise import supervise
+
+
+def main(run_file: str, output_dir: str, ranks: str, *overrides: str) -> int:
+    outlive_terminal()
+    plan = plan_launch(Path(run_file), overrides, num_gpus=int(ranks), hostfile=None, module="fake_worker")
+    result = supervise(plan, Path(output_dir), say=say)
+    (Path(output_dir) / "result.json").write_text(json.dumps(asdict(result)))
+    say(result.message)
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

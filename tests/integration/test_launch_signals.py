@@ -1,0 +1,138 @@
+"""Runs under the real `deepspeed`, with fake training: however they end, they end as they should and leave nothing."""
+
+import os
+import pty
+import signal
+import time
+
+import psutil
+import pytest
+from fake_runs import FakeRun
+
+from evenpack.errors import EXIT_STOPPED
+from evenpack.launcher.stop import StopRequest, write_stop_request
+
+
+@pytest.fixture
+def fake_run(tmp_path, request):
+    run = FakeRun.create(tmp_path, request.param)
+    yield run
+    assert run.close() == []
+
+
+def training(name):
+    return pytest.mark.parametrize("fake_run", [name], indirect=True)
+
+
+def end(process, *, seconds):
+    """Its exit code."""
+    return process.wait(timeout=seconds)
+
+
+def find_process(run, *words):
+    """The process of the run whose command line holds all words."""
+    return next(p for p in run.living() if all(any(word in part for part in p.cmdline()) for word in words))
+
+
+@training("loop")
+def test_ctrl_c_saves_at_the_end_of_the_step_and_ends_with_the_code_of_a_stopped_run(fake_run):
+    write_stop_request(fake_run.output_dir, StopRequest(run_id="of an earlier run", at_once=True))
+    process = fake_run.launch()
+    fake_run.wait_for("step")
+    process.send_signal(signal.SIGINT)
+    assert end(process, seconds=30) == EXIT_STOPPED
+    saved = int(fake_run.wait_for("saved"))
+    assert fake_run.result()["state"] == "stopped"
+    assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["stopped", "stopped"]
+    assert [fake_run.status(rank)["step"] for rank in (0, 1)] == [saved, saved]
+    assert "press again to stop at once" in fake_run.errors()
+    assert fake_run.living() == []
+    assert not (fake_run.output_dir / ".stop").exists()
+
+
+@training("hang")
+def test_a_second_ctrl_c_kills_ranks_that_wait_for_ever(fake_run):
+    process = fake_run.launch()
+    fake_run.wait_for("step")
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert end(process, seconds=10) == 130
+    assert fake_run.living() == []
+
+
+@training("loop_with_helper")
+def test_ranks_and_what_they_have_started_end_when_evenpack_train_is_killed(fake_run):
+    process = fake_run.launch()
+    fake_run.wait_for("step")
+    assert psutil.pid_exists(int(fake_run.wait_for("helper_1")))
+    process.kill()
+    process.wait()
+    fake_run.wait_until_nothing_lives(seconds=15)
+    assert not (fake_run.output_dir / "saved").exists()
+    assert "`evenpack train` (process" in fake_run.failure()["error"]
+
+
+@training("die_on_rank_1")
+def test_a_killed_rank_ends_the_run_and_is_named_though_the_others_wait_for_ever(fake_run):
+    started = time.monotonic()
+    process = fake_run.launch()
+    assert end(process, seconds=75) == 1
+    assert time.monotonic() - started < 75
+    assert "rank 1 on" in fake_run.result()["message"]
+    assert "died without a word (killed by SIGKILL" in fake_run.result()["message"]
+    assert fake_run.living() == []
+
+
+@training("loop")
+def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(fake_run):
+    process = fake_run.launch()
+    fake_run.wait_for("step")
+    find_process(fake_run, "/deepspeed", "--module").terminate()
+    assert end(process, seconds=30) == EXIT_STOPPED
+    assert int(fake_run.wait_for("saved")) == fake_run.status(1)["step"]
+
+
+@training("loop")
+def test_ranks_end_when_the_process_that_has_started_them_is_killed(fake_run):
+    process = fake_run.launch()
+    fake_run.wait_for("step")
+    find_process(fake_run, "deepspeed.launcher.launch").kill()
+    assert end(process, seconds=30) == 1
+    assert "the launcher (process" in fake_run.result()["message"]
+
+
+@training("loop")
+def test_a_lost_terminal_stops_the_run_in_order(fake_run):
+    here, there = pty.openpty()
+    process = fake_run.launch(stdin=there, stdout=there, stderr=there)
+    os.close(there)
+    fake_run.wait_for("step")
+    process.send_signal(signal.SIGHUP)
+    os.close(here)
+    assert end(process, seconds=30) == EXIT_STOPPED
+    assert int(fake_run.wait_for("saved")) == fake_run.status(0)["step"]
+
+
+@training("loop")
+def test_plain_deepspeed_stops_in_order_and_leaves_no_orphan_when_terminated(fake_run):
+    command = ["-m", "deepspeed.launcher.runner", "--num_gpus=2", "--module", "fake_worker", str(fake_run.run_file)]
+    process = fake_run.start(command)
+    fake_run.wait_for("step")
+    process.terminate()
+    process.wait()
+    fake_run.wait_until_nothing_lives(seconds=20)
+    assert int(fake_run.wait_for("saved")) == fake_run.status(1)["step"]
+    assert "saving at the end of this step" in fake_run.errors()
+
+
+@training("loop")
+def test_a_second_run_in_the_same_output_directory_is_refused(fake_run):
+    first = fake_run.launch()
+    fake_run.wait_for("step")
+    second = fake_run.launch()
+    assert end(second, seconds=40) == 1
+    assert "another run is writing into" in fake_run.errors()
+    first.send_signal(signal.SIGTERM)
+    assert end(first, seconds=30) == EXIT_STOPPED

@@ -1,0 +1,30 @@
+"""Small token files for tests."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from evenpack.data.token_file import TokenFile, TokenFileWriter
+
+
+def make_documents(count: int, *, vocabulary_size: int, seed: int = 0, longest: int = 40) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocabulary_size, length) for length in rng.integers(1, longest, count)]
+
+
+def hashes_of(documents: list[np.ndarray]) -> np.ndarray:
+    return np.array([xxhash.xxh3_64_intdigest(document.tobytes()) for document in documents], dtype=np.uint64)
+
+
+def write(prefix: Path, documents: list[np.ndarray], *, vocabulary_size: int = 50_257) -> TokenFile:
+    with TokenFileWriter(prefix, vocabulary_size=vocabulary_size) as writer:
+        writer.append_documents(documents, hashes_of(documents))
+        writer.finish()
+    return TokenFile(prefix)
+
+
+def all_documents(tokens: TokenFile) -> list[list[int]]:
+    offsets = tokens.document_offsets.tolist()
+    return [tokens.read(start, stop).tolist() for start, stop in pairwise(offsets)]

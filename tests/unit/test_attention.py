@@ -1,0 +1,478 @@
+"""Every backend that a CPU has against the formula, and the choice among all of them."""
+
+import importlib.abc
+import importlib.util
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from evenpack.errors import BackendError
+from evenpack.kernels import attention, flash, reference, sdpa, varlen
+from evenpack.kernels.attention import packed_attention
+from evenpack.kernels.capabilities import AttentionRequest, capabilities, resolve_backend, why_not
+
+HEADS, HEAD_DIM = 3, 16
+MIXES = {
+    "one segment": (96,),
+    "single tokens": (1,) * 20,
+    "many short": (7, 30, 2, 19, 40, 1, 1, 33, 12),
+    "long among short": (5, 9, 150, 3, 64, 65, 20),
+    "empty everywhere": (0, 12, 0, 0, 70, 1, 0, 8, 0, 0, 0),
+}
+CPU_REQUEST = AttentionRequest(
+    device_type="cpu", dtype=torch.float32, head_dim=64, causal=True, alibi=False, dropout=False
+)
+CUDA_REQUEST = AttentionRequest(
+    device_type="cuda", dtype=torch.bfloat16, head_dim=64, causal=True, alibi=False, dropout=False
+)
+
+
+@pytest.fixture(autouse=True)
+def _forget_choices() -> Iterator[None]:
+    resolve_backend.cache_clear()
+    yield
+    resolve_backend.cache_clear()
+
+
+def borders(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
+
+
+def slopes() -> Tensor:
+    return torch.exp2(-torch.arange(1.0, HEADS + 1))
+
+
+def random_qkv(tokens: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    return [torch.randn(tokens, HEADS, HEAD_DIM, generator=generator).to(dtype) for _ in range(3)]
+
+
+def run(
+    backend: str, lengths: tuple[int, ...], *, causal: bool, alibi: bool, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Output and the gradients of q, k and v."""
+    q, k, v = (tensor.requires_grad_() for tensor in random_qkv(sum(lengths), dtype))
+    output = packed_attention(
+        q,
+        k,
+        v,
+        borders(lengths),
+        max(lengths),
+        causal=causal,
+        alibi_slopes=slopes() if alibi else None,
+        backend=backend,
+    )
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, (q, k, v), upstream)]
+
+
+# The formula
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_reference_computes_the_formula_written_out_for_single_queries(causal: bool, alibi: bool) -> None:
+    lengths = (0, 5, 1, 0, 9, 3, 0)
+    q, k, v = random_qkv(sum(lengths), torch.float64)
+    expected = torch.empty_like(q)
+    for start, stop in pairwise(borders(lengths).tolist()):
+        for i in range(start, stop):
+            last = i + 1 if causal else stop
+            for head in range(HEADS):
+                scores = (k[start:last, head] @ q[i, head]) / HEAD_DIM**0.5
+                if alibi:
+                    scores -= slopes()[head] * (i - torch.arange(start, last)).abs()
+                expected[i, head] = scores.softmax(0) @ v[start:last, head]
+    actual = reference.attend(
+        q, k, v, borders(lengths), 9, causal=causal, alibi_slopes=slopes() if alibi else None, dropout=0.0
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lengths", MIXES.values(), ids=MIXES.keys())
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sdpa_gives_the_outputs_and_gradients_of_the_reference(
+    lengths: tuple[int, ...], causal: bool, alibi: bool
+) -> None:
+    expected = run("reference", lengths, causal=causal, alibi=alibi)
+    actual = run("sdpa", lengths, causal=causal, alibi=alibi)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@given(
+    lengths=st.lists(st.one_of(st.just(0), st.just(1), st.integers(2, 90)), min_size=1, max_size=12).filter(sum),
+    causal=st.booleans(),
+    alibi=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_sdpa_agrees_with_the_reference_however_the_slots_are_cut(
+    lengths: list[int], causal: bool, alibi: bool
+) -> None:
+    expected = run("reference", tuple(lengths), causal=causal, alibi=alibi)
+    actual = run("sdpa", tuple(lengths), causal=causal, alibi=alibi)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_empty_segments_change_no_bit(backend: str) -> None:
+    without = run(backend, (12, 70, 8, 1), causal=True, alibi=True)
+    with_empty = run(backend, (0, 12, 0, 0, 70, 8, 0, 1, 0, 0), causal=True, alibi=True)
+    assert all(torch.equal(a, b) for a, b in zip(without, with_empty, strict=True))
+
+
+# Precision
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+def test_bfloat16_tensors_stay_bfloat16_and_come_near_the_reference(alibi: bool) -> None:
+    lengths = MIXES["long among short"]
+    expected = run("reference", lengths, causal=True, alibi=alibi, dtype=torch.bfloat16)
+    actual = run("sdpa", lengths, causal=True, alibi=alibi, dtype=torch.bfloat16)
+    assert {tensor.dtype for tensor in actual} == {torch.bfloat16}
+    torch.testing.assert_close(actual, expected, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_autocast_rounds_q_k_and_v_and_nothing_else(backend: str) -> None:
+    """1e-2 is below what an ALiBi bias of 8 bits would do at distance 1000 (bias 250: rounded by up to 0.5)."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1000, HEADS, HEAD_DIM, generator=generator) for _ in range(3))
+    arguments = (borders((1000,)), 1000)
+    offset_slopes = torch.full((HEADS,), -0.25)  # far keys weigh most, so that their bias matters
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = packed_attention(q, k, v, *arguments, causal=False, alibi_slopes=offset_slopes, backend=backend)
+    rounded = (tensor.bfloat16().double() for tensor in (q, k, v))
+    expected = reference.attend(*rounded, *arguments, causal=False, alibi_slopes=offset_slopes, dropout=0.0)
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("lengths", [(256,), (40, 24, 100, 92)], ids=["one", "four"])
+def test_dropout_zeroes_its_share_of_probabilities_and_scales_up_the_rest(
+    backend: str, lengths: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    tokens = sum(lengths)
+    q = torch.zeros(tokens, HEADS, tokens)
+    v = torch.eye(tokens)[:, None].expand(-1, HEADS, -1).contiguous()  # the output is the probabilities themselves
+    probabilities = packed_attention(
+        q, q, v, borders(lengths), max(lengths), causal=False, dropout=0.25, backend=backend
+    )
+    starts = borders(lengths).tolist()
+    for start, stop in pairwise(starts):
+        block = probabilities[start:stop, :, start:stop] * (stop - start)  # 0 or 1 / (1 - 0.25)
+        kept = block > 0
+        assert kept.float().mean().item() == pytest.approx(0.75, abs=0.05)
+        torch.testing.assert_close(block[kept], torch.full_like(block[kept], 4 / 3))
+        assert probabilities[start:stop, :, :start].count_nonzero() == 0
+        assert probabilities[start:stop, :, stop:].count_nonzero() == 0
+
+
+# Windows of sdpa
+
+
+@given(lengths=st.lists(st.integers(0, 100), max_size=30), window_tokens=st.integers(1, 128))
+@settings(max_examples=150, deadline=None)
+def test_windows_hold_all_segments_in_order_and_only_lone_ones_are_longer(
+    lengths: list[int], window_tokens: int
+) -> None:
+    windows = sdpa.plan_windows(
+        tuple(lengths),
+        window_tokens=window_tokens,
+        causal=False,
+        slopes=None,
+        mask_dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert sum(window.tokens for window in windows) == sum(lengths)
+    found = []
+    for window in windows:
+        if window.mask is None:
+            found.append(window.tokens)
+            continue
+        assert window.tokens <= window_tokens
+        starts = [i for i in range(window.tokens) if i == 0 or not window.mask[i, i - 1]]
+        found += [stop - start for start, stop in pairwise([*starts, window.tokens])]
+    assert found == [length for length in lengths if length]
+
+
+def test_the_layers_of_a_batch_share_its_masks() -> None:
+    sdpa.plan_windows.cache_clear()
+    for _ in range(3):
+        run("sdpa", (10, 20, 30, 90), causal=True, alibi=True)
+    assert sdpa.plan_windows.cache_info().misses == 1
+    assert sdpa.plan_windows.cache_info().hits == 2
+
+
+# Wrong arguments
+
+
+@pytest.mark.parametrize(
+    "wrong", [(0, 4, 9), (1, 4, 10), (0, 7, 5, 10), (0,), (0, 11, 10)], ids=["short", "late", "falls", "none", "over"]
+)
+def test_borders_that_do_not_fit_the_slots_are_refused(wrong: tuple[int, ...]) -> None:
+    q, k, v = random_qkv(10)
+    with pytest.raises(ValueError, match=r"must rise from 0 to 10"):
+        packed_attention(q, k, v, torch.tensor(wrong, dtype=torch.int32), 10, causal=True)
+
+
+def test_a_segment_above_max_sequence_length_is_refused() -> None:
+    q, k, v = random_qkv(10)
+    with pytest.raises(ValueError, match=r"7 slots is longer than max_sequence_length=6"):
+        packed_attention(q, k, v, borders((7, 3)), 6, causal=True)
+
+
+def test_tensors_of_unequal_shape_and_borders_of_another_dtype_are_refused_without_the_shape_checker() -> None:
+    q, k, v = random_qkv(10)
+    with pytest.raises(ValueError, match=r"one shape \[T, H, D\], found"):
+        attention._check_arguments(q, k[:9], v, borders((10,)), 10)
+    with pytest.raises(ValueError, match=r"must be int32"):
+        attention._check_arguments(q, k, v, borders((10,)).long(), 10)
+
+
+# The choice
+
+
+def test_every_backend_with_limits_has_an_implementation_and_the_other_way_round() -> None:
+    assert {answer.backend for answer in capabilities(CPU_REQUEST)} == set(attention.BACKENDS)
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_rules_are_asked_for_all_that_the_call_needs(
+    monkeypatch: pytest.MonkeyPatch, alibi: bool, dropout: float, autocast: bool
+) -> None:
+    asked: list[tuple[str, AttentionRequest]] = []
+
+    def resolve(name: str, request: AttentionRequest) -> str:
+        asked.append((name, request))
+        return "reference"
+
+    monkeypatch.setattr(attention, "resolve_backend", resolve)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        packed_attention(
+            *random_qkv(10),
+            borders((10,)),
+            10,
+            causal=True,
+            alibi_slopes=slopes() if alibi else None,
+            dropout=dropout,
+            backend="varlen",
+        )
+    request = AttentionRequest(
+        device_type="cpu",
+        dtype=torch.bfloat16 if autocast else torch.float32,
+        head_dim=HEAD_DIM,
+        causal=True,
+        alibi=alibi,
+        dropout=dropout > 0,
+    )
+    assert asked == [("varlen", request)]
+
+
+def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(BackendError, match=r"'flashy' does not exist.*reference, sdpa, varlen, flash"):
+        resolve_backend("flashy", CPU_REQUEST)
+
+
+@pytest.mark.parametrize("name", ["varlen", "flash"])
+def test_a_named_backend_that_cannot_serve_is_an_error_that_says_why_and_who_can(name: str) -> None:
+    q, k, v = random_qkv(10)
+    with pytest.raises(BackendError, match=rf"'{name}' cannot serve \(cpu, .*needs a CUDA device.*reference, sdpa$"):
+        packed_attention(q, k, v, borders((10,)), 10, causal=True, backend=name)
+
+
+def test_auto_says_once_for_each_kind_of_request_what_it_took_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v = random_qkv(10)
+    with caplog.at_level(logging.INFO, logger="evenpack"):
+        for causal in (True, True, False, True, False):
+            packed_attention(q, k, v, borders((10,)), 10, causal=causal)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert "took sdpa for (cpu, float32, head_dim 16, causal)" in messages[0]
+    assert "not flash: it needs a CUDA device" in messages[0]
+    assert "not varlen: it needs a CUDA device" in messages[0]
+    assert "bidirectional" in messages[1]
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Makes the rules see a CUDA device of a compute capability."""
+
+    def pretend(major: int, minor: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
+        monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+
+    return pretend
+
+
+class _BrokenInstallation(importlib.abc.MetaPathFinder):
+    """A flash_attn compiled against another PyTorch."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "flash_attn":
+            raise OSError("flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi\nsecond line")
+
+
+def install_flash(monkeypatch: pytest.MonkeyPatch, **contents: object) -> None:
+    package = types.ModuleType("flash_attn")
+    for name, value in contents.items():
+        setattr(package, name, value)
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+
+
+def test_auto_prefers_flash_then_varlen_then_sdpa(
+    monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None]
+) -> None:
+    cuda(9, 0)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)  # as if not installed
+    assert resolve_backend("auto", CUDA_REQUEST) == "varlen"
+    resolve_backend.cache_clear()
+    install_flash(monkeypatch, flash_attn_varlen_func=None)
+    assert resolve_backend("auto", CUDA_REQUEST) == "flash"
+    resolve_backend.cache_clear()
+    cuda(7, 5)
+    assert resolve_backend("auto", CUDA_REQUEST) == "sdpa"
+
+
+def test_a_broken_flash_attn_is_a_reason_and_auto_goes_on(
+    monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda(8, 0)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [_BrokenInstallation(), *sys.meta_path])
+    assert why_not("flash", CUDA_REQUEST) == (
+        "flash-attn is installed but cannot be imported: "
+        "flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
+    )
+    with caplog.at_level(logging.INFO, logger="evenpack"):
+        assert resolve_backend("auto", CUDA_REQUEST) == "varlen"
+    assert "undefined symbol" in caplog.text
+    with pytest.raises(BackendError, match=r"undefined symbol.*reference, sdpa, varlen$"):
+        resolve_backend("flash", CUDA_REQUEST)
+
+
+def test_flash_attn_absent_or_of_another_generation_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None]
+) -> None:
+    cuda(9, 0)
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    if importlib.util.find_spec("flash_attn") is None:
+        assert why_not("flash", CUDA_REQUEST) == "flash-attn is not installed"
+    install_flash(monkeypatch)
+    assert "has no flash_attn_varlen_func" in (why_not("flash", CUDA_REQUEST) or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "varlen_reason", "flash_reason"),
+    [
+        ({}, None, None),
+        ({"causal": False}, None, None),
+        ({"alibi": True}, "no ALiBi", None),
+        ({"dropout": True}, "no dropout", None),
+        ({"dtype": torch.float32}, "not float32", "not float32"),
+        ({"dtype": torch.float16}, None, None),
+        ({"head_dim": 264}, "above 256", "above 256"),
+        ({"head_dim": 60}, "multiple of 8", None),
+        ({"device_type": "xpu"}, "not xpu", "not xpu"),
+    ],
+    ids=str,
+)
+def test_the_limits_of_the_cuda_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: Callable[[int, int], None],
+    change: dict[str, object],
+    varlen_reason: str | None,
+    flash_reason: str | None,
+) -> None:
+    cuda(8, 0)
+    install_flash(monkeypatch, flash_attn_varlen_func=None)
+    fields = {name: getattr(CUDA_REQUEST, name) for name in CUDA_REQUEST.__dataclass_fields__}
+    request = AttentionRequest(**{**fields, **change})
+    for backend, expected in (("varlen", varlen_reason), ("flash", flash_reason)):
+        reason = why_not(backend, request)
+        assert (reason is None) if expected is None else (expected in (reason or "")), reason
+    assert why_not("reference", request) is None
+    assert why_not("sdpa", request) is None
+
+
+def test_no_backend_claims_a_cuda_request_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert {answer.reason for answer in capabilities(CUDA_REQUEST)} == {"PyTorch sees no CUDA device"}
+    with pytest.raises(BackendError, match="no attention backend can serve"):
+        resolve_backend("auto", CUDA_REQUEST)
+
+
+# What the CUDA kernels are asked for, with stand-ins that compute by the reference
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool, slopes: Tensor | None) -> Tensor:
+    return reference.attend(q, k, v, cu_seqlens, 0, causal=causal, alibi_slopes=slopes, dropout=0.0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("interface", ["window_size", "is_causal"])
+def test_varlen_asks_each_release_of_torch_for_causality_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, interface: str, causal: bool
+) -> None:
+    def by_window(*arguments: Any, window_size: tuple[int, int] = (-1, -1)) -> Tensor:
+        assert window_size in ((-1, 0), (-1, -1))
+        return dense(*arguments[:4], causal=window_size == (-1, 0), slopes=None)
+
+    def by_flag(*arguments: Any, is_causal: bool = False) -> Tensor:
+        return dense(*arguments[:4], causal=is_causal, slopes=None)
+
+    import torch.nn.attention.varlen
+
+    stand_in = by_window if interface == "window_size" else by_flag
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", stand_in)
+    varlen._causal_arguments.cache_clear()
+    q, k, v = random_qkv(30)
+    actual = varlen.attend(q, k, v, borders((10, 20, 0)), 20, causal=causal, alibi_slopes=None, dropout=0.0)
+    varlen._causal_arguments.cache_clear()
+    assert torch.equal(actual, dense(q, k, v, borders((10, 20, 0)), causal=causal, slopes=None))
+
+
+def test_varlen_never_drops_alibi_or_dropout_silently() -> None:
+    q, k, v = random_qkv(10)
+    with pytest.raises(ValueError, match="neither ALiBi nor dropout"):
+        varlen.attend(q, k, v, borders((10,)), 10, causal=True, alibi_slopes=slopes(), dropout=0.0)
+    with pytest.raises(ValueError, match="neither ALiBi nor dropout"):
+        varlen.attend(q, k, v, borders((10,)), 10, causal=True, alibi_slopes=None, dropout=0.1)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_flash_is_given_slopes_in_fp32_dropout_and_determinism(
+    monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    seen: dict[str, object] = {}
+
+    def stand_in(*arguments: Any, causal: bool, alibi_slopes: Tensor, dropout_p: float, deterministic: bool) -> Tensor:
+        assert torch.equal(arguments[3], arguments[4])
+        assert alibi_slopes.dtype == torch.float32
+        seen.update(longest=arguments[5:], dropout=dropout_p, deterministic=deterministic)
+        return dense(*arguments[:4], causal=causal, slopes=alibi_slopes)
+
+    install_flash(monkeypatch, flash_attn_varlen_func=stand_in)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    q, k, v = random_qkv(30)
+    arguments = (q, k, v, borders((10, 20, 0)))
+    actual = flash.attend(*arguments, 20, causal=True, alibi_slopes=slopes().bfloat16(), dropout=0.1)
+    assert torch.equal(actual, dense(*arguments, causal=True, slopes=slopes()))
+    assert seen == {"longest": (20, 20), "dropout": 0.1, "deterministic": deterministic}

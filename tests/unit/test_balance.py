@@ -1,0 +1,125 @@
+"""Dealing: every pack once, equal counts, and as little waiting as can be."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenpack.data.balance import deal
+from evenpack.data.packing import LengthHistogram, pack
+from evenpack.errors import ConfigError
+
+HISTOGRAMS = json.loads((Path(__file__).parents[1] / "data" / "histograms.json").read_text())
+COST = st.one_of(st.just(0.0), st.sampled_from([1.0, 2.0, 262_144.0]), st.floats(0, 1e12))
+
+
+def sampled_steps(name: str, packs: int, *, steps: int) -> np.ndarray:
+    """Attention cost (sum of length²) of random packs, [steps, packs]."""
+    counts = np.array(HISTOGRAMS[name])
+    packing = pack(LengthHistogram(counts=counts), pack_length=len(counts))
+    costs = np.array([float(np.square(strategy).sum()) for strategy in packing.strategies])
+    chances = packing.counts / packing.packs
+    return costs[np.random.default_rng(1).choice(len(costs), size=(steps, packs), p=chances)]
+
+
+def imbalance(costs: np.ndarray, dealt: np.ndarray) -> float:
+    """Dearest rank over mean rank, in the whole step."""
+    sums = costs[dealt].sum(axis=(1, 2))
+    return float(sums.max() / sums.mean())
+
+
+@given(
+    ranks=st.integers(1, 9),
+    micro_batches=st.integers(1, 5),
+    share=st.integers(1, 9),
+    per_micro_batch=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_pack_is_dealt_once_in_equal_counts(ranks, micro_batches, share, per_micro_batch, data):
+    packs = ranks * micro_batches * share
+    costs = np.array(data.draw(st.lists(COST, min_size=packs, max_size=packs)))
+    given_costs = costs.copy()
+    dealt = deal(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
+    assert dealt.shape == (ranks, micro_batches, share)
+    np.testing.assert_array_equal(np.sort(dealt, axis=None), np.arange(packs))
+    np.testing.assert_array_equal(costs, given_costs)
+    again = deal(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
+    np.testing.assert_array_equal(dealt, again)
+
+
+@given(ranks=st.integers(2, 6), share=st.integers(1, 6), data=st.data(), per_micro_batch=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_ranks_differ_by_one_pack_at_most(ranks, share, data, per_micro_batch):
+    costs = np.array(data.draw(st.lists(st.floats(0, 1e6), min_size=ranks * share, max_size=ranks * share)))
+    dealt = deal(costs, ranks=ranks, micro_batches=1, per_micro_batch=per_micro_batch)
+    sums = costs[dealt].sum(axis=(1, 2))
+    assert sums.max() - sums.min() <= (costs.max() - costs.min()) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "random_exceeds", "allowed"), [("wikipedia_512", 1.2, 1.01), ("wikipedia_2048", 1.4, 1.005)]
+)
+def test_sixty_four_ranks_wait_for_less_than_a_percent(name, random_exceeds, allowed):
+    steps = sampled_steps(name, 64 * 8, steps=40)
+    dealt = [imbalance(costs, deal(costs, ranks=64, micro_batches=1, per_micro_batch=False)) for costs in steps]
+    as_they_come = [imbalance(costs, np.arange(512).reshape(64, 1, 8)) for costs in steps]
+    assert np.mean(as_they_come) > random_exceeds
+    assert np.mean(dealt) < allowed
+
+
+@pytest.mark.parametrize("name", ["wikipedia_512", "wikipedia_2048"])
+def test_ranks_are_even_in_each_micro_batch_where_they_wait_in_each(name):
+    def waiting(per_micro_batch: bool) -> float:
+        found = []
+        for costs in sampled_steps(name, 64 * 4 * 8, steps=10):
+            dealt = deal(costs, ranks=64, micro_batches=4, per_micro_batch=per_micro_batch)
+            sums = costs[dealt].sum(axis=2)
+            found.append(sums.max(axis=0).sum() / sums.mean(axis=0).sum())
+        return float(np.mean(found))
+
+    assert waiting(True) < 1.003
+    assert waiting(False) - 1 > 2 * (waiting(True) - 1)
+
+
+def test_one_pack_a_micro_batch_puts_equals_side_by_side():
+    costs = np.array([5.0, 1.0, 5.0, 1.0, 3.0, 3.0])
+    dealt = deal(costs, ranks=2, micro_batches=3, per_micro_batch=True)
+    np.testing.assert_array_equal(costs[dealt[:, :, 0]], [[5.0, 3.0, 1.0]] * 2)
+
+
+@pytest.mark.parametrize("per_micro_batch", [False, True])
+def test_the_dearest_packs_of_a_rank_come_first(per_micro_batch):
+    costs = sampled_steps("wikipedia_512", 8 * 4 * 2, steps=1)[0]
+    dealt = deal(costs, ranks=8, micro_batches=4, per_micro_batch=per_micro_batch)
+    rank_costs = costs[dealt].reshape(8, -1)
+    assert (np.diff(rank_costs, axis=1) <= 0).all()
+
+
+def test_packs_of_equal_cost_are_dealt_by_index():
+    dealt = deal(np.ones(6), ranks=3, micro_batches=1, per_micro_batch=False)
+    assert dealt.reshape(3, 2).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("packs", "ranks", "micro_batches", "message"),
+    [
+        (10, 4, 1, "10 packs cannot be dealt equally to 4 ranks x 1 micro-batches.*multiple of 4"),
+        (8, 4, 3, "multiple of 12"),
+        (0, 2, 1, "a step of 0 packs"),
+        (4, 0, 1, "0 ranks"),
+        (4, 2, 0, "0 micro-batches"),
+    ],
+)
+def test_what_cannot_be_dealt_equally_is_refused(packs, ranks, micro_batches, message):
+    with pytest.raises(ConfigError, match=message):
+        deal(np.ones(packs), ranks=ranks, micro_batches=micro_batches, per_micro_batch=False)
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
+def test_a_cost_that_is_no_cost_is_refused(cost):
+    with pytest.raises(ValueError, match="cost of pack 1 must be finite and 0 or more"):
+        deal(np.array([1.0, cost]), ranks=2, micro_batches=1, per_micro_batch=False)

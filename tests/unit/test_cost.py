@@ -1,0 +1,139 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from batches import LAYOUTS, build_batch, random_sequences
+from torch.utils.flop_counter import FlopCounterMode
+
+from evenpack.models.cost import (
+    Work,
+    device_peak_flops,
+    parameter_count,
+    performed_work,
+    step_flops,
+    useful_work,
+)
+from evenpack.models.gpt2 import Gpt2
+from evenpack.models.model_config import Gpt2Config
+
+SHAPE = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=32, heads=4)
+VOCABULARY = 101
+
+
+@pytest.mark.parametrize(
+    ("preset", "published"),
+    [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
+)
+def test_presets_have_gpt2s_parameter_counts(preset, published):
+    config = Gpt2Config(kind="gpt2", preset=preset)
+    with torch.device("meta"):
+        model = Gpt2(config, vocabulary_size=50_257, max_positions=1_024)
+    assert sum(parameter.numel() for parameter in model.parameters()) == published
+    assert parameter_count(config, vocabulary_size=50_257, max_positions=1_024) == published
+
+
+@pytest.mark.parametrize("max_positions", [1, 512])
+def test_alibi_counts_no_positions(max_positions):
+    config = Gpt2Config(kind="gpt2", preset="mini", positions="alibi")
+    with torch.device("meta"):
+        model = Gpt2(config, vocabulary_size=300, max_positions=max_positions)
+    built = sum(parameter.numel() for parameter in model.parameters())
+    assert parameter_count(config, vocabulary_size=300, max_positions=max_positions) == built
+
+
+def test_flops_of_a_small_pack_by_hand():
+    """Lengths 5, 3 and 2: ten tokens, 15 + 6 + 3 = 24 causal pairs, 4 + 2 + 1 = 7 targets."""
+    sequences = random_sequences([5, 3, 2], vocabulary_size=VOCABULARY)
+    batch, _ = build_batch([sequences], "packed", max_sequence_length=8, pack_length=14)
+    work = useful_work(batch)
+    assert work == Work(slots=10, squared_lengths=25 + 9 + 4, head_slots=7)
+    assert work.causal_pairs == 24
+    query_key_value = 2 * 10 * 32 * 96
+    output = 2 * 10 * 32 * 32
+    feed_forward = 2 * (2 * 10 * 32 * 128)
+    attention = 4 * (2 * 24 * 8) * 2  # heads x (2 x pairs x head_dim), for scores and for values
+    head = 2 * 7 * 32 * 101
+    forward = 3 * (query_key_value + output + feed_forward + attention) + head
+    assert step_flops(SHAPE, vocabulary_size=VOCABULARY, work=work) == 3 * forward == 2_375_232
+
+
+def test_padding_changes_the_slots_and_nothing_that_is_useful():
+    packs = [random_sequences(lengths, vocabulary_size=VOCABULARY) for lengths in ([5, 3, 2], [7, 1])]
+    shapes = [(layout, 12) for layout in LAYOUTS] + [("packed", 20)]
+    batches = [build_batch(packs, layout, max_sequence_length=8, pack_length=slots)[0] for layout, slots in shapes]
+    assert {useful_work(batch) for batch in batches} == {Work(slots=18, squared_lengths=88, head_slots=13)}
+    assert [batch.slots for batch in batches] == [24, 18, 40, 40]
+    assert [performed_work(batch) for batch in batches] == [
+        Work(slots=24, squared_lengths=88 + 2 * 2 + 4 * 4, head_slots=24),
+        Work(slots=18, squared_lengths=88, head_slots=18),
+        Work(slots=40, squared_lengths=5 * 8 * 8, head_slots=40),
+        Work(slots=40, squared_lengths=88 + 8 * 8 + 2 * 2 + 8 * 8 + 4 * 4, head_slots=40),
+    ]
+
+
+def test_work_adds_up():
+    total = Work(slots=3, squared_lengths=5, head_slots=2) + Work(slots=4, squared_lengths=16, head_slots=3)
+    assert total == Work(slots=7, squared_lengths=21, head_slots=5)
+
+
+def counted_flops(model, batch):
+    """What torch counts, apart for two-dimensional products (linear layers) and batched ones (attention)."""
+    with FlopCounterMode(display=False) as counter:
+        model.logits(batch).sum().backward()
+    counts = {str(operation): flops for operation, flops in counter.get_flop_counts()["Global"].items()}
+    linear = sum(flops for name, flops in counts.items() if name in ("aten.mm", "aten.addmm"))
+    return linear, sum(counts.values()) - linear
+
+
+def test_linear_layers_agree_with_torchs_counter():
+    sequences = random_sequences([16, 16], vocabulary_size=VOCABULARY)
+    batch, _ = build_batch([sequences], "packed", max_sequence_length=16)
+    model = Gpt2(SHAPE, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="reference")
+    linear, _ = counted_flops(model, batch)
+    without_attention = replace(performed_work(batch), squared_lengths=-batch.slots)  # no pairs at all
+    assert step_flops(SHAPE, vocabulary_size=VOCABULARY, work=without_attention) == linear
+
+
+def test_attention_agrees_with_torchs_counter_but_for_the_half_that_causality_leaves_out():
+    """The oracle computes every pair of a segment, l² of them, where l (l + 1) / 2 count."""
+    batch, _ = build_batch([random_sequences([16], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=16)
+    model = Gpt2(SHAPE, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="reference")
+    linear, attention = counted_flops(model, batch)
+    expected = step_flops(SHAPE, vocabulary_size=VOCABULARY, work=performed_work(batch)) - linear
+    assert attention * (16 + 1) / 2 / 16 == expected > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA B200", 2250.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+    ],
+)
+def test_known_devices_have_their_dense_16_bit_peak(name, teraflops):
+    assert device_peak_flops(name, torch.bfloat16) == teraflops * 1e12
+    assert device_peak_flops(name, torch.float16) == teraflops * 1e12
+    single = device_peak_flops(name, torch.float32)
+    assert single is not None
+    assert single < 0.1 * teraflops * 1e12
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("AMD EPYC 9R14", torch.bfloat16),
+        ("NVIDIA H100", torch.bfloat16),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", torch.bfloat16),
+        ("NVIDIA H100 80GB HBM3", torch.float64),
+        ("NVIDIA A1000", torch.bfloat16),
+    ],
+)
+def test_a_peak_that_is_not_known_is_none(name, dtype):
+    assert device_peak_flops(name, dtype) is None

@@ -1,0 +1,217 @@
+"""The chunked LM head against PyTorch's own, without its logits."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from evenpack.kernels import cross_entropy
+from evenpack.kernels.cross_entropy import linear_cross_entropy
+
+TOKENS, HIDDEN, VOCABULARY = 53, 24, 101
+
+
+def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """hidden, weight, labels, weights; a quarter of the tokens is no target, the rest has unequal weights."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator, dtype=torch.float64)
+    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=torch.float64)
+    labels = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    labels[::3] = (hidden @ weight.T).argmax(dim=1)[::3]  # so that some predictions are right
+    weights = torch.rand(TOKENS, generator=generator, dtype=torch.float64) + 0.5
+    weights[::4] = 0
+    return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), labels, weights.to(dtype)
+
+
+def plain(hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight)
+    return (F.cross_entropy(logits.to(weights.dtype), labels, reduction="none") * weights).sum()
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 53, 1000, None])
+def test_loss_and_gradients_are_those_of_the_plain_loss(chunk_tokens: int | None) -> None:
+    hidden, weight, labels, weights = problem()
+    loss, _ = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=chunk_tokens)
+    expected = plain(hidden, weight, labels, weights)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    actual_gradients = torch.autograd.grad(loss * 0.37, (hidden, weight))
+    expected_gradients = torch.autograd.grad(expected * 0.37, (hidden, weight))
+    torch.testing.assert_close(actual_gradients, expected_gradients, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk_tokens", [4, 5, 100])
+def test_gradients_are_those_of_finite_differences_in_float64(chunk_tokens: int) -> None:
+    hidden, weight, labels, weights = problem(torch.float64)
+    small_hidden, small_weight = hidden[:9].detach().requires_grad_(), weight[:11].detach().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda h, w: linear_cross_entropy(h, w, labels[:9] % 11, weights[:9], chunk_tokens=chunk_tokens)[0],
+        (small_hidden, small_weight),
+    )
+
+
+@pytest.mark.parametrize("scale", [100.0, 1e4])
+def test_large_logits_neither_overflow_nor_lose_the_loss(scale: float) -> None:
+    hidden, weight, labels, weights = problem()
+    loss, _ = linear_cross_entropy(hidden * scale, weight, labels, weights, chunk_tokens=10)
+    torch.testing.assert_close(loss, plain(hidden * scale, weight, labels, weights), rtol=1e-6, atol=0)
+
+
+def test_tokens_of_weight_zero_contribute_nothing() -> None:
+    hidden, weight, labels, weights = problem()
+    loss, correct = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=10)
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+    ignored = weights == 0
+    assert ignored.any()
+    assert gradients[0][ignored].count_nonzero() == 0
+
+    other_hidden = torch.where(ignored[:, None], hidden + 3.0, hidden).detach().requires_grad_()
+    other_labels = torch.where(ignored, 0, labels)
+    other_loss, other_correct = linear_cross_entropy(other_hidden, weight, other_labels, weights, chunk_tokens=10)
+    assert torch.equal(other_loss, loss)
+    assert torch.equal(other_correct, correct)
+    other_gradients = torch.autograd.grad(other_loss, (other_hidden, weight))
+    assert torch.equal(other_gradients[0], gradients[0])
+    assert torch.equal(other_gradients[1], gradients[1])
+
+
+def test_right_predictions_are_counted_where_the_weight_is_above_zero() -> None:
+    hidden, weight, labels, weights = problem()
+    _, correct = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=10)
+    right = (hidden @ weight.T).argmax(dim=1) == labels
+    assert correct.dtype == torch.int64
+    assert not correct.requires_grad
+    assert correct.item() == int((right & (weights > 0)).sum())
+    assert 0 < correct.item() < int(right.sum())  # some right predictions have weight zero
+
+
+def test_labels_may_be_int32() -> None:
+    hidden, weight, labels, weights = problem()
+    loss, _ = linear_cross_entropy(hidden, weight, labels.int(), weights)
+    assert torch.equal(loss, linear_cross_entropy(hidden, weight, labels, weights)[0])
+
+
+def test_a_tied_weight_gathers_the_gradients_of_both_its_uses() -> None:
+    _, weight, labels, weights = problem()
+    tokens = labels.roll(1)
+    loss, _ = linear_cross_entropy(F.embedding(tokens, weight).tanh(), weight, labels, weights, chunk_tokens=10)
+    expected = plain(F.embedding(tokens, weight).tanh(), weight, labels, weights)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, weight), torch.autograd.grad(expected, weight), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_retained_graph_gives_the_same_gradients_twice() -> None:
+    hidden, weight, labels, weights = problem()
+    loss, _ = linear_cross_entropy(hidden, weight, labels, weights)
+    first = torch.autograd.grad(loss * 3, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss * 3, (hidden, weight))
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+# Autocast
+
+
+@pytest.mark.parametrize("hidden_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_under_autocast_products_are_bfloat16_and_the_rest_is_float32(hidden_dtype: torch.dtype) -> None:
+    hidden, weight, labels, weights = problem()
+    hidden = hidden.detach().to(hidden_dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=10)
+    rounded_hidden, rounded_weight = hidden.bfloat16(), weight.bfloat16()
+    expected = plain(rounded_hidden, rounded_weight, labels, weights)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+    assert [gradient.dtype for gradient in gradients] == [hidden_dtype, torch.float32]
+    for actual, wanted in zip(gradients, torch.autograd.grad(expected, (hidden, weight)), strict=True):
+        assert (actual - wanted).norm() / wanted.norm() < 1e-2
+
+
+def test_the_weight_gradient_of_many_bfloat16_chunks_is_summed_in_float32() -> None:
+    """Summed in bfloat16, 4096 equal chunks would stop growing at 256 times one chunk."""
+    hidden = torch.ones(4096, 1)
+    weight = torch.zeros(2, 1, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = linear_cross_entropy(
+            hidden, weight, torch.zeros(4096, dtype=torch.int64), torch.ones(4096), chunk_tokens=1
+        )
+    (gradient,) = torch.autograd.grad(loss, weight)
+    torch.testing.assert_close(gradient, torch.tensor([[-2048.0], [2048.0]]))
+
+
+# What is never computed or kept
+
+
+class _Spy(TorchDispatchMode):
+    """Notes the size of every tensor that is made, and the matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+        self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.largest = max(self.largest, leaf.numel())
+        return result
+
+
+def test_the_logits_of_all_tokens_never_exist() -> None:
+    hidden, weight, labels, weights = problem()
+    with _Spy() as whole:
+        plain(hidden, weight, labels, weights).backward()
+    assert whole.largest >= TOKENS * VOCABULARY
+    with _Spy() as chunked:
+        linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=7)[0].backward()
+    assert chunked.largest == VOCABULARY * HIDDEN
+    assert chunked.products == 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("wants_hidden", "wants_weight", "products"), [(True, False, 2), (False, True, 2), (False, False, 1)]
+)
+def test_only_the_gradients_that_are_wanted_are_computed(wants_hidden: bool, wants_weight: bool, products: int) -> None:
+    hidden, weight, labels, weights = problem()
+    hidden, weight = hidden.detach().requires_grad_(wants_hidden), weight.detach().requires_grad_(wants_weight)
+    with _Spy() as spy:
+        loss, _ = linear_cross_entropy(hidden, weight, labels, weights)
+        if loss.requires_grad:
+            loss.backward()
+    assert spy.products == products
+    assert (hidden.grad is not None, weight.grad is not None) == (wants_hidden, wants_weight)
+
+
+def test_evaluation_computes_the_same_loss_and_no_gradients() -> None:
+    hidden, weight, labels, weights = problem()
+    expected, expected_correct = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=10)
+    with torch.no_grad(), _Spy() as spy:
+        loss, correct = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=10)
+    assert spy.products == 6  # one a chunk: the logits
+    assert not loss.requires_grad
+    assert torch.equal(loss, expected)
+    assert torch.equal(correct, expected_correct)
+
+
+def test_chunks_are_even_and_as_few_as_the_limit_allows() -> None:
+    chunks = cross_entropy._even_chunks(53, 10)
+    assert [chunk.stop - chunk.start for chunk in chunks] == [8, 9, 9, 9, 9, 9]
+    assert [chunk.start for chunk in chunks[1:]] == [chunk.stop for chunk in chunks[:-1]]
+    assert (chunks[0].start, chunks[-1].stop) == (0, 53)
+    assert len(cross_entropy._even_chunks(1335, 1335)) == 1
+
+
+def test_a_chunk_without_tokens_is_refused_and_no_tokens_are_no_loss() -> None:
+    hidden, weight, labels, weights = problem()
+    with pytest.raises(ValueError, match="at least 1, found 0"):
+        linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=0)
+    loss, correct = linear_cross_entropy(hidden[:0], weight, labels[:0], weights[:0])
+    assert (loss.item(), correct.item()) == (0.0, 0)

@@ -1,0 +1,102 @@
+"""The isolation probe passes what isolates, and catches every kind of leak."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evenpack.errors import BackendError
+from evenpack.kernels import attention, reference, sdpa
+from evenpack.kernels.isolation import IsolationResult, probe_isolation
+
+
+def probe(backend: str, *, causal: bool = True, alibi: bool = False, dtype: torch.dtype = torch.float32) -> Any:
+    return probe_isolation(backend, device="cpu", dtype=dtype, causal=causal, alibi=alibi)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_no_bit_of_another_segment_changes_and_the_control_leaks(
+    backend: str, causal: bool, alibi: bool, dtype: torch.dtype
+) -> None:
+    result = probe(backend, causal=causal, alibi=alibi, dtype=dtype)
+    assert result.max_deviation == 0
+    assert result.control_deviation > 1
+    assert result.passed
+
+
+def test_a_backend_that_cannot_serve_is_an_error_and_not_a_pass() -> None:
+    with pytest.raises(BackendError, match="cannot serve"):
+        probe("flash")
+
+
+def shift_borders(cu_seqlens: Tensor) -> Tensor:
+    """Each segment takes the first position of the next."""
+    shifted = (cu_seqlens + 1).clamp(max=int(cu_seqlens[-1]))
+    shifted[0] = 0
+    return shifted
+
+
+def ignore_borders(cu_seqlens: Tensor) -> Tensor:
+    return cu_seqlens[[0, -1]]
+
+
+class _LeakGradients(torch.autograd.Function):
+    """Passes values through; a thousandth of each position's gradient also goes to the position before."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] + 1e-3 * gradients[0].roll(-1, dims=0)
+
+
+def with_borders(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, **options: Any) -> Tensor:
+        return sdpa.attend(q, k, v, change(cu_seqlens), longest, **options)
+
+    return attend
+
+
+def with_leaking_gradients(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    leaking: Tensor = _LeakGradients.apply(v)
+    return reference.attend(q, k, leaking, *arguments, **options)
+
+
+def with_nan(q: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    return reference.attend(q, *arguments, **options) * torch.nan
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "broken",
+    [with_borders(ignore_borders), with_borders(shift_borders), with_leaking_gradients, with_nan],
+    ids=["ignores the borders", "borders one late", "gradients leak", "not a number"],
+)
+def test_a_backend_that_leaks_fails(
+    monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Tensor], causal: bool
+) -> None:
+    monkeypatch.setitem(attention.BACKENDS, "sdpa", broken)
+    assert not probe("sdpa", causal=causal).passed
+
+
+def test_a_probe_whose_control_sees_no_leak_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def each_position_alone(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
+        return q * k * v
+
+    monkeypatch.setitem(attention.BACKENDS, "sdpa", each_position_alone)
+    result = probe("sdpa")
+    assert result.max_deviation == 0
+    assert not result.control_leaks
+    assert not result.passed
+
+
+def test_a_deviation_that_is_not_a_number_never_passes() -> None:
+    assert not IsolationResult(max_deviation=float("nan"), control_deviation=5.0, tolerance=1e-6).passed
+    assert not IsolationResult(max_deviation=0.0, control_deviation=float("nan"), tolerance=1e-6).passed

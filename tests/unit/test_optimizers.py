@@ -1,0 +1,56 @@
+"""Which parameters decay, and that AdamW is torch's."""
+
+import torch
+from torch import nn
+
+from evenpack.engine.optimizers import build_optimizer, parameter_groups
+from evenpack.engine.run_config import AdamWSection
+from evenpack.models.gpt2 import Gpt2
+from evenpack.models.model_config import Gpt2Config
+
+
+def tiny_gpt2() -> Gpt2:
+    return Gpt2(Gpt2Config(kind="gpt2", preset="tiny", hidden_size=16, heads=2), vocabulary_size=11, max_positions=8)
+
+
+def test_matrices_and_embeddings_decay_and_biases_and_norms_do_not():
+    model = tiny_gpt2()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    decaying, others = parameter_groups(model, weight_decay=0.1)
+    assert decaying["weight_decay"] == 0.1
+    assert others["weight_decay"] == 0.0
+    assert all(
+        names[parameter].endswith("weight") and "norm" not in names[parameter] for parameter in decaying["params"]
+    )
+    assert all(names[parameter].endswith("bias") or "norm" in names[parameter] for parameter in others["params"])
+    assert any("embedding" in names[parameter] for parameter in decaying["params"])
+    assert any("norm" in names[parameter] for parameter in others["params"])
+
+
+def test_every_parameter_is_in_exactly_one_group():
+    model = tiny_gpt2()
+    grouped = [parameter for group in parameter_groups(model, weight_decay=0.1) for parameter in group["params"]]
+    assert len(grouped) == len(set(grouped)) == len(list(model.parameters()))
+
+
+def test_a_tied_weight_counts_once():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
+    model[1].weight = model[0].weight
+    decaying, others = parameter_groups(model, weight_decay=0.1)
+    assert [len(decaying["params"]), len(others["params"])] == [1, 1]
+
+
+def test_frozen_parameters_are_left_out():
+    model = nn.Linear(3, 5)
+    model.bias.requires_grad_(False)
+    assert [len(group["params"]) for group in parameter_groups(model, weight_decay=0.1)] == [1, 0]
+
+
+def test_the_optimizer_takes_every_number_of_its_section():
+    section = AdamWSection(learning_rate=0.3, beta1=0.5, beta2=0.6, epsilon=1e-3, weight_decay=0.2)
+    optimizer = build_optimizer(nn.Linear(3, 5), section, torch.device("cpu"))
+    assert type(optimizer) is torch.optim.AdamW
+    assert optimizer.defaults["lr"] == 0.3
+    assert optimizer.defaults["betas"] == (0.5, 0.6)
+    assert optimizer.defaults["eps"] == 1e-3
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0.0]
