@@ -1,6 +1,6 @@
 """Forward and backward of attention over packs of several document mixes.
 
-    python benchmarks/attention.py [--device cuda] [--heads 12] [--head-dim 64] [--bidirectional] [--alibi] [--json FILE]
+    python benchmarks/attention.py [--device cuda] [--heads 12] [--head-dim 64] [--bidirectional] [--alibi] ...
 
 On a CPU it compares ways for `sdpa` to cut a pack into windows (`WINDOW_TOKENS` in evenpack/kernels/sdpa.py): one call
 for each document ("0"), windows of 32, 64, ... tokens, one block mask over each pack. On CUDA, every backend that can
@@ -56,7 +56,7 @@ def main() -> None:
         lengths = cut(documents, arguments.pack_length, arguments.packs)
         report["mixes"][mix] = measure(ways(arguments, lengths), lengths, arguments)
         for way, figures in report["mixes"][mix].items():
-            print(f"{mix:8}{way:12}", *(f"{name} {value:9.3f}" for name, value in figures.items()), flush=True)
+            print(f"{mix:8}{way:12}", *(f"{name} {value:9.4g}" for name, value in figures.items()), flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -47,7 +47,7 @@ def hold_lock(directory: Path) -> Iterator[None]:
 
 def refuse_foreign_files(directory: Path) -> None:
     """Raises: DataError if the directory holds anything that `prepare` would not have put there."""
-    foreign = sorted(path.name for path in directory.iterdir() if path.name not in _OURS)
+    foreign = sorted(path.name for path in directory.iterdir() if not _is_ours(path.name))
     if foreign:
         raise DataError(
             f"{directory} holds files that are no prepared data ('{foreign[0]}' first of {len(foreign)}): "
@@ -78,6 +78,13 @@ def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | Non
             f"bytes; needed: {estimate}. What has been written is kept: make room and run the same command again, "
             "it goes on from there"
         ) from error
+
+
+def _is_ours(name: str) -> bool:
+    """A name that `prepare` gives, or the temporary one of such a file."""
+    if name.startswith(".") and name.endswith(".partial"):
+        return any(name.startswith(f".{own}.") for own in _OURS)
+    return name in _OURS
 
 
 def _is_busy(directory: Path) -> DataError:

@@ -24,7 +24,7 @@ from evenpack.data.token_file_writer import Journal, TokenFileWriter
 from evenpack.data.tokenizer import EncodedDocuments, Tokenizer
 from evenpack.errors import DataError
 
-BATCH_TEXT_BYTES = 4 << 20
+BATCH_TEXT_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 1 << 14
 _BATCHES_READ_AHEAD = 3
 _ENCODERS = 2

@@ -7,7 +7,7 @@ import torch
 
 from evenpack.data.pipeline import PipelineSettings, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.checkpoint import CheckpointStore, require_fingerprint
+from evenpack.engine.checkpoint import CheckpointStore, compare_run_files, require_fingerprint
 from evenpack.engine.checkpoint_files import TrainState
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
@@ -78,6 +78,7 @@ def build(config: RunConfig, world: World) -> Run:
     checkpoint = checkpoints.newest()
     if checkpoint is not None:
         require_fingerprint(checkpoint.state, fingerprint)
+        compare_run_files(checkpoint.state, config.model_dump(mode="json"))
     engine = TrainingEngine(build_model(config, prepared, world.device), config, world)
     if checkpoint is not None:
         checkpoints.load(engine.deepspeed, checkpoint)
@@ -128,7 +129,8 @@ def _shared_fingerprint(prepared: PreparedData, config: RunConfig, world: World)
     others = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if others:
         raise RunError(
-            f"ranks {others} see other prepared data in {prepared.directory} than rank 0: put data.prepared_dir on a "
-            "file system that all machines share, or copy the same prepared set to each"
+            f"ranks {others} have another seed or other prepared data in {prepared.directory} than rank 0: start all "
+            "with the same run file, and put data.prepared_dir on a file system that all machines share, or copy the "
+            "same prepared set to each"
         )
     return fingerprints[0]

@@ -82,9 +82,9 @@ def _host_part(
     counts = sum((batch.local_counts for batch in micro_batches[1:]), micro_batches[0].local_counts)
     source_tokens = [sum(tokens) for tokens in zip(*(batch.source_tokens for batch in micro_batches), strict=True)]
     seconds = [compute_seconds if rank == world.rank else 0.0 for rank in range(world.size)]
-    return [
+    numbers = [
         *limbs,
-        float(stop),
+        stop,
         *(counts.packs, counts.sequences, counts.tokens, counts.targets),
         sum(batch.slots for batch in micro_batches),
         sum(batch.squared_lengths for batch in micro_batches),
@@ -92,6 +92,7 @@ def _host_part(
         *source_tokens,
         *seconds,
     ]
+    return [float(number) for number in numbers]
 
 
 def _unpack(values: list[float], *, sources: int) -> StepTotals:

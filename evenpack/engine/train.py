@@ -54,6 +54,8 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
     log.info("%s", describe(run, last_step=last_step))
     if run.first_step >= last_step:
         log.info("nothing to do: step %d of %d is done", run.first_step, last_step)
+        with Journal.opened(run, last_step=last_step) as journal:  # a kill may have come before the summary
+            journal.summarise("finished", run.first_step)
         return TrainOutcome(state="finished", step=run.first_step)
     with closing(run.batches(stop_step=last_step)) as batches:
         first = next(batches)  # starts the loader's processes, which is no part of a step's time

@@ -85,9 +85,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, task: _Task) -> tuple[Tensor, Tensor]:
-        # `task` holds the dtype already; autocast would turn matrix products that add up in FP32 into half precision.
-        with torch.autocast(hidden.device.type, enabled=False):
-            loss_sum, correct, hidden_gradient, weight_gradient = _walk(hidden, weight, task)
+        loss_sum, correct, hidden_gradient, weight_gradient = _walk(hidden, weight, task)
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.mark_non_differentiable(correct)
         return loss_sum, correct
@@ -121,8 +119,6 @@ def _walk(hidden: Tensor, weight: Tensor, task: _Task) -> tuple[Tensor, Tensor, 
             hidden_gradient[chunk] = logit_gradient @ matmul_weight
         if weight_gradient is not None:
             _add_product_(weight_gradient, logit_gradient.T, rows)
-    if weight_gradient is not None:
-        weight_gradient = weight_gradient.to(weight.dtype)
     return loss_sum, correct, hidden_gradient, weight_gradient
 
 

@@ -296,8 +296,7 @@ def _reporting(as_json: bool) -> Iterator[_Report]:
     if as_json:
         console.print_json(report.value)
     else:
-        for shown in report.shown:
-            console.results().print(shown)
+        console.print_apart(report.shown)
 
 
 def _load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":

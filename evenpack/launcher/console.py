@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
@@ -56,6 +56,15 @@ def print_json(value: Any) -> None:
     print(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
+def print_apart(results_shown: Sequence[RenderableType]) -> None:
+    """Results, an empty line between two of them."""
+    console = results()
+    for index, shown in enumerate(results_shown):
+        if index:
+            console.print()
+        console.print(shown, soft_wrap=isinstance(shown, Text))  # a command is to be copied in one piece
+
+
 def print_error(message: str) -> None:
     """What went wrong, by the user's hand."""
     messages().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
@@ -63,7 +72,7 @@ def print_error(message: str) -> None:
 
 def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
     """One column for each key of the first row: text to the left, numbers to the right."""
-    shown = Table(title=title or None, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    shown = _plain_table(title)
     for name, value in (rows[0] if rows else {}).items():
         is_text = isinstance(value, str) and not value[:1].isdigit()
         shown.add_column(name, justify="left" if is_text else "right", overflow="fold")
@@ -74,7 +83,7 @@ def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
 
 def pairs(values: Mapping[str, Any], *, title: str = "") -> Table:
     """A table of names and values, one below another."""
-    shown = Table(title=title or None, title_justify="left", title_style="bold", box=None, show_header=False)
+    shown = _plain_table(title, show_header=False)
     shown.add_column(style="dim")
     shown.add_column(overflow="fold")
     for name, value in values.items():
@@ -143,6 +152,17 @@ def _facts(state: PrepareState) -> str:
 
 def _console(is_terminal: bool, *, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, markup=False, width=None if is_terminal else _FILE_COLUMNS)
+
+
+def _plain_table(title: str, *, show_header: bool = True) -> Table:
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
+        show_header=show_header,
+    )
 
 
 def _cell(value: Any) -> str:

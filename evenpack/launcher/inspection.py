@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
 from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepared import PreparedData
@@ -46,7 +48,7 @@ def find_subject(
     return Subject(origin=name or lengths, histogram=histogram, pack_length=pack_length or histogram.longest, splits=())
 
 
-def inspect_lengths(subject: Subject, *, plot: Path | None) -> tuple[dict[str, Any], list[Any]]:
+def inspect_lengths(subject: Subject, *, plot: Path | None) -> tuple[dict[str, Any], list[RenderableType]]:
     """The figures as a value for JSON and as what rich can print; draws them too if asked.
 
     Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib.
@@ -56,7 +58,7 @@ def inspect_lengths(subject: Subject, *, plot: Path | None) -> tuple[dict[str, A
     histogram, pack_length = subject.histogram, subject.pack_length
     statistics = length_statistics(histogram, pack_length=pack_length)
     packings = compare_packings(histogram, pack_length=pack_length)
-    shown: list[Any] = [
+    shown: list[RenderableType] = [
         views.lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
         views.histogram_table(length_ranges(histogram), sequences=statistics.sequences),
         views.packing_table(packings, pack_length=pack_length),

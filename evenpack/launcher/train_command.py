@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launcher import console, views
@@ -14,7 +16,7 @@ from evenpack.launcher.supervise import supervise
 from evenpack.launcher.training import TrainingPlan, draw_loss, report_training
 
 
-def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any], list[Any]]:
+def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
     """`evenpack train --dry-run`, as a value for JSON and as what rich can print."""
     value = {
         "command": launch.command,
@@ -22,15 +24,17 @@ def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any]
         "devices": launch.devices.choice,
         "plan": plan,
     }
-    shown = [
-        console.text(f"Would run on {launch.devices.choice}:\n\n{launch.shell_line()}\n"),
+    shown: list[RenderableType] = [
+        console.text(f"Would run on {launch.devices.choice}:\n\n{launch.shell_line()}"),
         views.plan_table(plan),
-        console.text(f"\nDeepSpeed gets {json.dumps(plan.deepspeed, indent=2)}"),
+        console.text(f"DeepSpeed gets {json.dumps(plan.deepspeed, indent=2)}"),
     ]
     return value, shown
 
 
-def run_training(config: RunConfig, launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any], list[Any], int]:
+def run_training(
+    config: RunConfig, launch: LaunchPlan, plan: TrainingPlan
+) -> tuple[dict[str, Any], list[RenderableType], int]:
     """Trains; the result as a value for JSON, as what rich can print, and the exit code.
 
     Raises: RunError if the output directory cannot be had.
@@ -45,10 +49,10 @@ def run_training(config: RunConfig, launch: LaunchPlan, plan: TrainingPlan) -> t
         say(result.message)
     value: dict[str, Any] = {"state": result.state, "message": result.message, "output_dir": output_dir}
     report = report_training(plan, output_dir) if result.state != "failed" else None
-    shown: list[Any] = []
+    shown: list[RenderableType] = []
     if report is not None:
         value |= {"report": report, "loss_plot": _try_to_draw(config)}
-        shown.append(views.report_table(report, title=f"\n{config.run.name}: {result.state}"))
+        shown.append(views.report_table(report, title=f"{config.run.name}: {result.state}"))
         if value["loss_plot"] is not None:
             shown.append(console.text(f"Loss plot: {value['loss_plot']}"))
     return value, shown, result.exit_code

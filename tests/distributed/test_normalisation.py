@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ from harness import run_ranks
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.engine.distributed import World
+from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.run_config import RunConfig
 from evenpack.models.gpt2 import Gpt2
-
-if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
-    from evenpack.engine.engine import TrainingEngine
 
 PACKS = 16
 PACK_LENGTH = 24
@@ -131,8 +128,6 @@ def unpacked_batches() -> list[PackedBatch]:
 
 def compare(world: World, config: RunConfig, setting: Setting) -> Report:
     """One engine against torch alone: the gradient, its norm, and updates."""
-    from evenpack.engine.engine import TrainingEngine
-
     precision = config.training.precision
     accumulation = setting.accumulation
     mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=accumulation)
@@ -163,7 +158,7 @@ def compare(world: World, config: RunConfig, setting: Setting) -> Report:
     return report
 
 
-def spy_on_gradients(engine: "TrainingEngine") -> list[torch.Tensor]:
+def spy_on_gradients(engine: TrainingEngine) -> list[torch.Tensor]:
     """Fills a list with the first update's global gradient of each parameter, just before DeepSpeed uses it."""
     from deepspeed.utils import safe_get_full_grad
 
@@ -246,8 +241,6 @@ def naive_mean(world: World) -> float:
 
 def seeds_of_two_steps(world: World) -> list[int]:
     """The random state that each micro-batch of steps 0 and 1 begins with."""
-    from evenpack.engine.engine import TrainingEngine
-
     engine = TrainingEngine(make_model(), run_config(Setting(accumulation=2), ranks=world.size), world)
     seen: list[int] = []
     engine.model.register_forward_pre_hook(lambda *_: seen.append(torch.initial_seed()))

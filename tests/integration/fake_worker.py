@@ -78,6 +78,12 @@ def hang(config, *, stop_requested):
     time.sleep(1000)
 
 
+def hang_in_python(config, *, stop_requested):
+    """Handles signals, but never comes to the end of its step."""
+    (config.run.output_dir / "step").write_text("hangs")
+    time.sleep(1000)
+
+
 def loop_with_helper(config, *, stop_requested):
     """With a process of its own, as a loader is."""
     import subprocess
@@ -89,7 +95,17 @@ def loop_with_helper(config, *, stop_requested):
 
 TRAININGS = {
     function.__name__: function
-    for function in (finish, loop, loop_with_helper, refuse, refuse_on_rank_1, crash_on_rank_1, die_on_rank_1, hang)
+    for function in (
+        finish,
+        loop,
+        loop_with_helper,
+        refuse,
+        refuse_on_rank_1,
+        crash_on_rank_1,
+        die_on_rank_1,
+        hang,
+        hang_in_python,
+    )
 }
 
 if __name__ == "__main__":

@@ -96,4 +96,4 @@ def metrics(output_dir: Path) -> list[dict[str, Any]]:
 
 def steps(output_dir: Path, *fields: str) -> list[tuple[Any, ...]]:
     """The given fields of each training step."""
-    return [tuple(record[name] for name in fields) for record in metrics(output_dir) if "loss" in record]
+    return [tuple(record[name] for name in fields) for record in metrics(output_dir)]

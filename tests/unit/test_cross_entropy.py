@@ -114,7 +114,19 @@ def test_a_retained_graph_gives_the_same_gradients_twice() -> None:
     assert torch.equal(first[1], second[1])
 
 
-# Autocast
+# Precision
+
+
+def test_bfloat16_parameters_get_bfloat16_gradients_summed_in_float32() -> None:
+    hidden, weight, labels, weights = problem()
+    rounded_hidden, rounded_weight = (tensor.detach().bfloat16().requires_grad_() for tensor in (hidden, weight))
+    loss, _ = linear_cross_entropy(rounded_hidden, rounded_weight, labels, weights, chunk_tokens=10)
+    loss.backward()
+    for tensor, rounded in ((hidden, rounded_hidden), (weight, rounded_weight)):
+        (wanted,) = torch.autograd.grad(plain(hidden, weight, labels, weights), tensor)
+        assert rounded.grad is not None
+        assert rounded.grad.dtype == torch.bfloat16
+        assert (rounded.grad - wanted).norm() / wanted.norm() < 2e-2
 
 
 @pytest.mark.parametrize("hidden_dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -149,16 +161,18 @@ def test_the_weight_gradient_of_many_bfloat16_chunks_is_summed_in_float32() -> N
 
 
 class _Spy(TorchDispatchMode):
-    """Notes the size of every tensor that is made, and the matrix products."""
+    """Notes the size of every tensor that is made, the matrix products and the operations that only gradients need."""
 
     def __init__(self) -> None:
         super().__init__()
         self.largest = 0
         self.products = 0
+        self.scatters = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
+        self.scatters += func.overloadpacket is torch.ops.aten.scatter_add_
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.largest = max(self.largest, leaf.numel())
@@ -174,6 +188,7 @@ def test_the_logits_of_all_tokens_never_exist() -> None:
         linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=7)[0].backward()
     assert chunked.largest == VOCABULARY * HIDDEN
     assert chunked.products == 3 * 8
+    assert chunked.scatters == 8
 
 
 @pytest.mark.parametrize(
@@ -196,6 +211,7 @@ def test_evaluation_computes_the_same_loss_and_no_gradients() -> None:
     with torch.no_grad(), _Spy() as spy:
         loss, correct = linear_cross_entropy(hidden, weight, labels, weights, chunk_tokens=10)
     assert spy.products == 6  # one a chunk: the logits
+    assert spy.scatters == 0
     assert not loss.requires_grad
     assert torch.equal(loss, expected)
     assert torch.equal(correct, expected_correct)

@@ -1,0 +1,145 @@
+"""The loop on several ranks: they stop together, agree on what they see, and end on a loss that is no number."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness import run_ranks
+from tiny_training import changed, never, prepare_run
+
+from evenpack.engine.build import build
+from evenpack.engine.distributed import World, require_shared_directory
+from evenpack.engine.metrics import read_metrics
+from evenpack.engine.run_config import RunConfig
+from evenpack.engine.step_totals import sum_over_ranks
+from evenpack.engine.train import TrainOutcome, train_in
+from evenpack.errors import CheckpointError, RunError
+
+DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
+EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash", "validation")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return prepare_run(tmp_path_factory.mktemp("train"), {"lines": DOCUMENTS})
+
+
+class StopAfter:
+    """Asks for a stop once it has been asked that often."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
+def exact(config: RunConfig) -> list[list[object]]:
+    records = read_metrics(config.run.output_dir / "metrics.jsonl")
+    return [[record.get(name) for name in EXACT] for record in records]
+
+
+def checkpoints(config: RunConfig) -> list[str]:
+    return sorted(path.name for path in (config.run.output_dir / "checkpoints").glob("step_*"))
+
+
+def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> list[TrainOutcome]:
+    """A whole run; one that only rank 1 is asked to stop, and that goes on; one that finds nothing to do."""
+    return [
+        train_in(world, straight, stop_requested=never),
+        train_in(world, stopped, stop_requested=StopAfter(3) if world.rank == 1 else never),
+        train_in(world, stopped, stop_requested=never),
+        train_in(world, stopped, stop_requested=never),
+    ]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_one_rank_that_is_asked_stops_all_and_the_run_goes_on_bit_for_bit(config: RunConfig, stage: int):
+    folder = config.prepared_dir.parent
+    straight, stopped = (
+        changed(
+            config,
+            run={"output_dir": folder / f"{name}_{stage}"},
+            model={"dropout": 0.1},
+            deepspeed={"zero_stage": stage},
+        )
+        for name in ("straight", "stopped")
+    )
+    for outcomes in run_ranks(stop_and_go_on, 2, straight, stopped):
+        assert [(outcome.state, outcome.step) for outcome in outcomes] == [
+            ("finished", 6),
+            ("stopped", 3),
+            ("finished", 6),
+            ("finished", 6),
+        ]
+    assert exact(stopped) == exact(straight)
+    assert [record[0] for record in exact(straight)] == [1, 2, 3, 4, 5, 6]
+    assert checkpoints(stopped) == ["step_000003", "step_000006"]
+    assert json.loads((stopped.run.output_dir / "summary.json").read_text())["state"] == "finished"
+
+
+def other_seed(world: World, config: RunConfig) -> None:
+    train_in(world, changed(config, training={"stop_after_steps": 1}), stop_requested=never)
+    with pytest.raises(CheckpointError, match="fingerprint"):
+        train_in(world, changed(config, run={"seed": 4}), stop_requested=never)
+
+
+def test_a_run_does_not_go_on_over_another_order(config: RunConfig, tmp_path: Path):
+    config = changed(config, run={"output_dir": tmp_path})
+    run_ranks(other_seed, 1, config)
+    assert [record[0] for record in exact(config)] == [1], "metrics are not cut back"
+
+
+def explode(world: World, config: RunConfig) -> str:
+    with pytest.raises(RunError) as caught:
+        train_in(world, config, stop_requested=never)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_and_saves_nothing(
+    config: RunConfig, tmp_path: Path, stage: int
+):
+    config = changed(
+        config,
+        run={"output_dir": tmp_path},
+        deepspeed={"zero_stage": stage},
+        optimizer={"learning_rate": 1e30},
+        training={"checkpoint_every_steps": 1},
+    )
+    messages = run_ranks(explode, 2, config)
+    assert messages[0] == messages[1]
+    step = len(exact(config)) + 1
+    assert messages[0].startswith(f"step {step}: loss ")
+    assert "rank 0, micro-batch 0: ids [" in messages[0]
+    assert "rank 1, micro-batch 1: ids [" in messages[0]
+    assert checkpoints(config) == [f"step_{number:06d}" for number in range(1, step)]
+    assert not (tmp_path / "summary.json").exists()
+
+
+def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
+    """What ranks that do not see the same are told."""
+    with pytest.raises(RunError) as directory:
+        require_shared_directory(folder / f"machine_{world.rank}", world)
+    with pytest.raises(RunError) as data:  # the seed is in the fingerprint, as the files are
+        build(changed(config, run={"seed": world.rank}), world)
+    run = build(config, world)
+    batches = next(run.batches(stop_step=1))
+    if world.rank == 1:
+        counts = batches.micro_batches[0].local_counts
+        wrong = replace(batches.micro_batches[0], local_counts=replace(counts, targets=counts.targets + 1))
+        batches = replace(batches, micro_batches=(wrong, *batches.micro_batches[1:]))
+    local = run.engine.train_step(0, batches.micro_batches)
+    with pytest.raises(RunError) as plan:
+        sum_over_ranks(world, batches, local, stop=False, loader_seconds=0.0)
+    return [str(directory.value), str(data.value), str(plan.value)]
+
+
+def test_ranks_that_do_not_see_the_same_files_or_plan_are_told_so(config: RunConfig, tmp_path: Path):
+    for directory, data, plan in run_ranks(disagree, 2, config, tmp_path):
+        assert "cannot see what" in directory
+        assert "ranks [1] have another seed or other prepared data" in data
+        assert "the plan of rank" in plan
+        assert "the ranks together collated" in plan

@@ -1,0 +1,179 @@
+"""Ranks without `deepspeed`, as children of the test: what they say, how they end, and what ends them."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_runs import HERE, FakeRun, wait_until
+
+from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
+from evenpack.launcher.guard import EXIT_ENDED_BY_GUARD
+
+Ranks = "list[subprocess.Popen[bytes]]"
+
+
+@pytest.fixture
+def fake_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeRun]:
+    run = FakeRun.create(tmp_path, request.param)
+    yield run
+    assert run.close() == []
+
+
+def training(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("fake_run", [name], indirect=True)
+
+
+def exit_codes(ranks: Ranks, *, seconds: float = 30) -> list[int]:
+    return [rank.wait(timeout=seconds) for rank in ranks]
+
+
+@training("finish")
+def test_a_rank_without_a_launcher_trains_alone(fake_run: FakeRun) -> None:
+    rank = fake_run.start([str(HERE / "fake_worker.py"), str(fake_run.run_file), "training.steps=7"])
+    assert exit_codes([rank]) == [0]
+    status = fake_run.status(0)
+    assert (status["state"], status["step"], status["world_size"]) == ("finished", 7, 1)
+
+
+@training("finish")
+def test_a_rank_accepts_the_local_rank_that_deepspeed_adds(fake_run: FakeRun) -> None:
+    rank = fake_run.start([str(HERE / "fake_worker.py"), "--local_rank=0", str(fake_run.run_file), "run.seed=3"])
+    assert exit_codes([rank]) == [0]
+
+
+@training("loop")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_one_rank_stops_all_after_saving(fake_run: FakeRun, number: signal.Signals) -> None:
+    ranks = fake_run.start_ranks(2)
+    fake_run.wait_for("step")
+    ranks[1].send_signal(number)
+    assert exit_codes(ranks) == [EXIT_STOPPED, EXIT_STOPPED]
+    assert int(fake_run.wait_for("saved")) == fake_run.status(0)["step"] == fake_run.status(1)["step"]
+
+
+@training("hang")
+def test_sigterm_twice_does_not_end_a_rank_since_deepspeed_sends_it_on_top_of_ctrl_c(fake_run: FakeRun) -> None:
+    (rank,) = fake_run.start_ranks(1)
+    fake_run.wait_for("step")
+    rank.send_signal(signal.SIGTERM)
+    rank.send_signal(signal.SIGTERM)
+    time.sleep(1.5)
+    assert rank.poll() is None
+
+
+@training("hang_in_python")
+def test_a_second_ctrl_c_ends_a_rank_at_once(fake_run: FakeRun) -> None:
+    (rank,) = fake_run.start_ranks(1)
+    fake_run.wait_for("step")
+    rank.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert rank.poll() is None
+    rank.send_signal(signal.SIGINT)
+    assert exit_codes([rank], seconds=5) == [130]
+
+
+@training("refuse")
+def test_an_error_of_all_ranks_is_printed_once_and_without_traceback(fake_run: FakeRun) -> None:
+    assert exit_codes(fake_run.start_ranks(3)) == [EXIT_BAD_INPUT] * 3
+    assert fake_run.errors() == "error: the checkpoint is of another run\n"
+
+
+@training("refuse_on_rank_1")
+def test_an_error_of_one_rank_is_printed_with_its_number_and_ends_the_others(fake_run: FakeRun) -> None:
+    assert exit_codes(fake_run.start_ranks(2)) == [EXIT_ENDED_BY_GUARD, EXIT_BAD_INPUT]
+    assert "rank 1: error: the checkpoint is truncated here" in fake_run.errors()
+    assert "rank 0: ended because rank 1 on" in fake_run.errors()
+    assert "Traceback" not in fake_run.errors()
+
+
+@training("crash_on_rank_1")
+def test_the_traceback_is_that_of_the_rank_that_failed_first(fake_run: FakeRun) -> None:
+    codes = exit_codes(fake_run.start_ranks(2))
+    assert codes[1] == 1
+    assert codes[0] in (1, EXIT_ENDED_BY_GUARD)
+    assert fake_run.errors().count("Traceback") == 1
+    assert "rank 1 failed:\nTraceback" in fake_run.errors()
+    assert fake_run.failure()["error"] == "ZeroDivisionError: one by zero"
+
+
+@training("loop")
+def test_a_rank_whose_peer_is_killed_names_it_instead_of_its_own_broken_connection(fake_run: FakeRun) -> None:
+    ranks = fake_run.start_ranks(2)
+    fake_run.wait_for("step")
+    ranks[1].kill()
+    ranks[1].wait()
+    assert exit_codes(ranks[:1]) == [1]
+    assert "Traceback" not in fake_run.errors()
+    assert "after rank 1 on" in fake_run.errors()
+    assert fake_run.failure()["rank"] == 1
+    assert fake_run.failure()["error"] is None
+
+
+@training("hang")
+def test_a_rank_that_dies_before_it_has_said_anything_is_missed(fake_run: FakeRun) -> None:
+    script = (
+        "import subprocess, sys, os\n"
+        "run = lambda rank, *command: subprocess.Popen([sys.executable, *command], "
+        "env={**os.environ, 'RANK': rank, 'LOCAL_RANK': rank, 'WORLD_SIZE': '2', 'LOCAL_SIZE': '2'})\n"
+        "silent = run('1', '-c', 'raise SystemExit(1)')\n"
+        f"speaking = run('0', {str(HERE / 'fake_worker.py')!r}, {str(fake_run.run_file)!r})\n"
+        "silent.wait()\n"
+        "sys.exit(speaking.wait())"
+    )
+    launcher = fake_run.start(["-c", script])
+    assert exit_codes([launcher], seconds=40) == [EXIT_ENDED_BY_GUARD]
+    assert "rank 1 on" in fake_run.errors()
+    assert "died without a word" in fake_run.errors()
+
+
+@training("hang")
+def test_ranks_end_when_their_launcher_is_killed(fake_run: FakeRun) -> None:
+    script = (
+        "import subprocess, sys, os, time\n"
+        f"subprocess.Popen([sys.executable, {str(HERE / 'fake_worker.py')!r}, {str(fake_run.run_file)!r}], "
+        "env={**os.environ, 'RANK': '0', 'LOCAL_RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_SIZE': '1'})\n"
+        "time.sleep(1000)"
+    )
+    launcher = fake_run.start(["-c", script])
+    fake_run.wait_for("step")
+    launcher.kill()
+    launcher.wait()
+    fake_run.wait_until_nothing_lives(seconds=10)
+    assert "the launcher (process" in fake_run.status(0)["error"]
+
+
+@training("hang")
+def test_a_rank_without_a_launcher_outlives_the_shell_that_has_started_it(fake_run: FakeRun) -> None:
+    script = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:]])"
+    fake_run.start(["-c", script, str(HERE / "fake_worker.py"), str(fake_run.run_file)]).wait()
+    fake_run.wait_for("step")
+    time.sleep(1.5)
+    (rank,) = fake_run.living()
+    os.kill(rank.pid, signal.SIGKILL)
+    wait_until(lambda: not fake_run.living(), "the end of the rank", seconds=5)
+
+
+@training("finish")
+def test_a_run_file_with_a_wrong_key_is_refused_by_the_first_rank_of_each_machine(fake_run: FakeRun) -> None:
+    fake_run.run_file.write_text(fake_run.run_file.read_text() + "optimiser: {}\n")
+    assert exit_codes(fake_run.start_ranks(2)) == [EXIT_BAD_INPUT] * 2
+    assert fake_run.errors().count("did you mean 'optimizer'") == 1
+
+
+@training("finish")
+def test_an_output_directory_that_cannot_be_made_is_an_error_of_the_user(fake_run: FakeRun) -> None:
+    rank = fake_run.start([str(HERE / "fake_worker.py"), str(fake_run.run_file), "run.output_dir=/dev/null/out"])
+    assert exit_codes([rank]) == [EXIT_BAD_INPUT]
+    assert "/dev/null/out cannot be written" in fake_run.errors()
+    assert "Traceback" not in fake_run.errors()
+
+
+@training("finish")
+def test_torchrun_starts_ranks_too(fake_run: FakeRun) -> None:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(HERE / "fake_worker.py")]
+    agent = fake_run.start([*command, str(fake_run.run_file)])
+    assert exit_codes([agent], seconds=60) == [0]
+    assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["finished", "finished"]
