@@ -28,7 +28,7 @@ from evenpack.kernels.capabilities import capabilities
 from evenpack.kernels.sdpa import attend_windows, plan_windows
 from evenpack.models.positions import alibi_slopes
 
-DOCUMENTS_PER_PACK = {"one": 1, "long": 4, "medium": 16, "short": 80}
+DOCUMENTS_PER_PACK = {"one": 1, "long": 4, "medium": 10, "short": 80}
 WINDOWS = (0, 32, 64, 128, 256)
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--pack-length", type=int, default=1024)
-    parser.add_argument("--packs", type=int, default=None, help="in a call; default 2 on a CPU, 16 on CUDA")
+    parser.add_argument("--packs", type=int, default=None, help="in a call; default 4 on a CPU, 16 on CUDA")
     parser.add_argument("--bidirectional", action="store_true")
     parser.add_argument("--alibi", action="store_true")
     parser.add_argument("--repeats", type=int, default=9)
@@ -49,7 +49,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    arguments.packs = arguments.packs or (2 if arguments.device == "cpu" else 16)
+    arguments.packs = arguments.packs or (4 if arguments.device == "cpu" else 16)
 
     report = {"setting": setting(arguments), "mixes": {}}
     for mix, documents in DOCUMENTS_PER_PACK.items():

@@ -3,6 +3,7 @@
 .venv/bin/python scripts/draw_packs.py        (after `make demo`)
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from evenpack.data.step_plan import Dealing, StepPlanner
 from evenpack.engine.run_config import RunConfig
 
 RANKS = 4
-PACKS = 8
+PACKS_PER_RANK = 3
+PACKS = RANKS * PACKS_PER_RANK
 STEP = 3
 COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#e67700", "#495057")
 PADDING = "#e9ecef"
@@ -32,7 +34,7 @@ def text(x: float, y: float, content: str, *, size: int = 13, weight: int = 400,
 
 
 def main() -> None:
-    config = load_run_file(Path("configs/demo.yaml"), RunConfig)
+    config = load_run_file(Path(sys.argv[1]), RunConfig, sys.argv[2:])
     prepared = PreparedData.open(config.prepared_dir, config.data)
     dealing = Dealing(
         ranks=RANKS, micro_batches=1, per_micro_batch=False, cost_per_token=0.0, cost_per_squared_length=1.0
@@ -43,10 +45,12 @@ def main() -> None:
     parts: list[str] = []
     number = 0
     for rank in range(RANKS):
-        y = TOP + rank * (2 * (ROW + GAP) + 22) + 14
+        y = TOP + rank * (PACKS_PER_RANK * (ROW + GAP) + 22) + 14
         packs = plan.micro_batch(rank, 0)
         squares = int((packs.lengths**2).sum())
-        parts.append(text(RIGHT, y - 4, f"GPU {rank}: 2 packs, attention cost {squares / 1000:.0f}k", size=12))
+        parts.append(
+            text(RIGHT, y - 4, f"GPU {rank}: {PACKS_PER_RANK} packs, attention cost {squares / 1e6:.2f} M", size=12)
+        )
         for pack in range(packs.packs):
             x, row = float(RIGHT), y + pack * (ROW + GAP) + 2
             parts.append(rectangle(RIGHT, row, WIDTH, PADDING))
@@ -65,7 +69,7 @@ def main() -> None:
         text(RIGHT, 26, "Packed", size=17, weight=700),
         text(RIGHT, 46, f"the same documents in {PACKS} packs, {packed:.1%} padding"),
     ]
-    height = TOP + max(number * (ROW + GAP), RANKS * (2 * (ROW + GAP) + 22)) + 16
+    height = TOP + max(number * (ROW + GAP), RANKS * (PACKS_PER_RANK * (ROW + GAP) + 22)) + 16
     size = f'width="{RIGHT + WIDTH + 24}" height="{height}"'
     background = f'<rect {size} fill="#ffffff"/>'
     Path("docs/packs.svg").write_text(

@@ -5,8 +5,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.data_config import DataConfig
+from evenpack.data.corpus import open_corpus
+from evenpack.data.data_config import DataConfig, TrainedTokenizer
 from evenpack.data.progress import PrepareState
+from evenpack.data.tokenizer import train_tokenizer
 
 
 class Recorder:
@@ -21,6 +23,24 @@ class Recorder:
 
     def note(self, message: str) -> None:
         self.notes.append(message)
+
+
+class StoppedError(Exception):
+    """Ends a call from within its progress."""
+
+
+class StopAfter(Recorder):
+    """Interrupts `prepare` at the n-th report of tokens."""
+
+    def __init__(self, reports: int) -> None:
+        super().__init__()
+        self.left = reports
+
+    def update(self, state: PrepareState) -> None:
+        super().update(state)
+        self.left -= state.stage == "tokens"
+        if self.left == 0:
+            raise StoppedError
 
 
 def sentences(count: int, *, seed: int) -> list[str]:
@@ -45,6 +65,24 @@ def data_config(sources: dict[str, Any], **changes: Any) -> DataConfig:
         "pack_length": 128,
     }
     return DataConfig.model_validate({**values, **changes})
+
+
+def two_sources(corpus: Path, **changes: Any) -> DataConfig:
+    """The files of the fixture `corpus`, or a copy of them."""
+    return data_config(
+        {name: {"kind": "jsonl", "path": corpus / f"{name}.jsonl"} for name in ("wiki", "code")}, **changes
+    )
+
+
+def save_tokenizer(folder: Path, *, seed: int = 9) -> dict[str, str]:
+    """A small trained tokenizer as a folder. Returns: the section that names it."""
+    train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=300), sentences(50, seed=seed)).save(folder)
+    return {"kind": "hub", "name": str(folder)}
+
+
+def texts_of(config: DataConfig, name: str) -> list[str]:
+    """The documents of a source."""
+    return [document.text for document in open_corpus(name, config.sources[name]).documents()]
 
 
 def contents(directory: Path) -> dict[str, bytes]:

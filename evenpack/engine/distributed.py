@@ -35,8 +35,6 @@ _MPI_NAMES = {
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _MPI_PORT = "29500"
 """torch's default; mpirun hands out none."""
-_SHARED_DIRECTORY_SECONDS = 15.0
-"""Network file systems keep what they know of a directory for some seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,15 +136,17 @@ def configure_logging(world: World) -> None:
     logger.setLevel(logging.INFO if world.is_main else logging.WARNING)
 
 
-def require_shared_directory(directory: Path, world: World) -> None:
-    """Makes `directory` and proves that all ranks see the same one, by a file that rank 0 writes and others read.
+def require_shared_directory(directory: Path, world: World, *, patience_seconds: float = 15.0) -> None:
+    """Makes `directory` and proves that all ranks see the same one, by a file that rank 0 writes and others look for.
+
+    Network file systems keep what they know of a directory for some seconds: `patience_seconds` allows for it.
 
     Raises: RunError naming the machines that do not see it.
     """
     token = world.broadcast(uuid.uuid4().hex)
     proof = directory / f".seen_by_all.{token}"
     world.on_main(lambda: _write_proof(proof))
-    deadline = time.monotonic() + _SHARED_DIRECTORY_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while not (seen := proof.exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
         with suppress(OSError):

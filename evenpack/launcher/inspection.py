@@ -45,7 +45,8 @@ def find_subject(
     if overrides or source is not None:
         raise ConfigError(f"{lengths} is no run file (.yaml): overrides and --source say nothing about it")
     histogram = read_histogram(lengths, name=name)
-    return Subject(origin=name or lengths, histogram=histogram, pack_length=pack_length or histogram.longest, splits=())
+    origin = name or ("standard input" if lengths == "-" else lengths)
+    return Subject(origin=origin, histogram=histogram, pack_length=pack_length or histogram.longest, splits=())
 
 
 def inspect_lengths(subject: Subject, *, plot: Path | None) -> tuple[dict[str, Any], list[RenderableType]]:

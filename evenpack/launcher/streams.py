@@ -4,7 +4,7 @@ import errno
 import io
 import os
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 
 class TerminalFile(io.FileIO):
@@ -24,16 +24,16 @@ class TerminalFile(io.FileIO):
 
 def outlive_terminal() -> None:
     """Makes `sys.stdout` and `sys.stderr` survive a hang-up; files and pipes stay as they are."""
-    sys.stdout = _lasting(sys.stdout)
-    sys.stderr = _lasting(sys.stderr)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream.isatty():
+            stream.flush()
+            setattr(sys, name, _lasting_text(stream.fileno(), stream.encoding))
 
 
-def _lasting(stream: TextIO) -> TextIO:
-    if not stream.isatty():
-        return stream
-    stream.flush()
-    raw = TerminalFile(os.dup(stream.fileno()), "w")
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=stream.encoding, errors="replace", line_buffering=True)
+def _lasting_text(descriptor: int, encoding: str) -> io.TextIOWrapper:
+    raw = TerminalFile(os.dup(descriptor), "w")
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors="replace", line_buffering=True)
 
 
 def say(message: str) -> None:

@@ -8,9 +8,9 @@ histogram.json          [n1, n2, ...] counts the sequences of length 1, 2, ...; 
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -18,6 +18,9 @@ from jaxtyping import Int64
 from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
 from evenpack.errors import DataError
+
+LineReader = Callable[[int], list[bytes]]
+"""`readlines` of a binary file: whole lines of about so many bytes in all."""
 
 _LONGEST = 1 << 24
 """As long as a pack can be; guards the memory of a histogram against a stray number."""
@@ -34,7 +37,7 @@ def read_histogram(source: str, *, name: str | None = None) -> LengthHistogram:
     if name is not None and not source.endswith(".json"):
         raise DataError(f"{source} holds one list of lengths: only a .json file can have a histogram named '{name}'")
     if source == "-":
-        return _from_text(sys.stdin.buffer, "standard input")
+        return _from_text(sys.stdin.buffer.readlines, "standard input")
     path = Path(source)
     try:
         if path.suffix == ".npy":
@@ -42,7 +45,7 @@ def read_histogram(source: str, *, name: str | None = None) -> LengthHistogram:
         if path.suffix == ".json":
             return _from_json(json.loads(path.read_text(encoding="utf-8")), source, name)
         with path.open("rb") as file:
-            return _from_text(file, source)
+            return _from_text(file.readlines, source)
     except OSError as error:
         raise DataError(f"{source} cannot be read: {error.strerror}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -72,18 +75,18 @@ def _from_array(array: np.ndarray) -> LengthHistogram:
     return LengthHistogram.from_lengths(array, longest=_longest(array))
 
 
-def _from_text(file: IO[bytes], origin: str) -> LengthHistogram:
+def _from_text(read_lines: LineReader, origin: str) -> LengthHistogram:
     counts = np.zeros(1, dtype=np.int64)
-    for lengths in _parse_blocks(file, origin):
+    for lengths in _parse_blocks(read_lines, origin):
         found = LengthHistogram.from_lengths(lengths, longest=_longest(lengths)).counts
         counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
         counts[: len(found)] += found
     return LengthHistogram(counts=counts)
 
 
-def _parse_blocks(file: IO[bytes], origin: str) -> Iterator[Int64[np.ndarray, " block"]]:
+def _parse_blocks(read_lines: LineReader, origin: str) -> Iterator[Int64[np.ndarray, " block"]]:
     lines_before = 0
-    for block in iter(lambda: file.readlines(_TEXT_BYTES), []):
+    for block in iter(lambda: read_lines(_TEXT_BYTES), []):
         words = b"".join(block).split()
         if words:
             try:

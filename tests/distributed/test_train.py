@@ -122,7 +122,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_and_saves_nothing(
 def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
     """What ranks that do not see the same are told."""
     with pytest.raises(RunError) as directory:
-        require_shared_directory(folder / f"machine_{world.rank}", world)
+        require_shared_directory(folder / f"machine_{world.rank}", world, patience_seconds=0.5)
     with pytest.raises(RunError) as data:  # the seed is in the fingerprint, as the files are
         build(changed(config, run={"seed": world.rank}), world)
     run = build(config, world)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from evenpack.data.data_config import Gpt2Tokenizer, HubTokenizer, TrainedTokenizer
@@ -212,6 +212,17 @@ def test_truncation_and_padding_of_a_hub_tokenizer_are_switched_off(gpt2_folder:
     backend.save(str(tmp_path / "tokenizer.json"))
     found = documents(load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path))), TEXTS)
     assert found == documents(from_files(gpt2_folder), TEXTS)
+
+
+def test_nothing_but_the_end_is_added_to_a_document(gpt2_folder: Path, tmp_path: Path) -> None:
+    from_files(gpt2_folder).save(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, backend.token_to_id(END_OF_TEXT))]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path)))
+    assert documents(tokenizer, TEXTS) == documents(from_files(gpt2_folder), TEXTS)
 
 
 def test_an_empty_vocabulary_is_refused() -> None:

@@ -1,0 +1,41 @@
+"""Fixtures that several files of unit tests share."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from prepared_files import sentences, two_sources, write_jsonl
+
+from evenpack.data import tokenise
+from evenpack.data.prepare import prepare
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two jsonl files; the first holds each of its first fifty documents twice, and one empty document."""
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = sentences(400, seed=1)
+    write_jsonl(folder / "wiki.jsonl", [*texts, *texts[:50], ""])
+    write_jsonl(folder / "code.jsonl", sentences(150, seed=2))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two sources, prepared without interruption; not to be changed."""
+    directory = tmp_path_factory.mktemp("finished") / "data"
+    prepare(two_sources(corpus), directory)
+    return directory
+
+
+@pytest.fixture
+def own_corpus(corpus: Path, tmp_path: Path) -> Path:
+    """A copy of the corpus that a test may change."""
+    return Path(shutil.copytree(corpus, tmp_path / "own"))
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many batches, each committed."""
+    monkeypatch.setattr(tokenise, "BATCH_TEXT_BYTES", 4000)
+    monkeypatch.setattr(tokenise, "COMMIT_SECONDS", 0.0)

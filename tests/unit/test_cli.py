@@ -1,0 +1,291 @@
+"""The command line: arguments in, results out, errors as messages."""
+
+import errno
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evenpack.errors import CheckpointError
+from evenpack.launcher import cli, launch
+
+COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show")
+
+RUN = {
+    "run": {"name": "tiny", "output_dir": "OUT"},
+    "data": {
+        "sources": {"text": {"kind": "text", "path": "text.txt", "document_separator": "line"}},
+        "validation_fraction": 0.1,
+        "tokenizer": {"kind": "train", "vocabulary_size": 300},
+        "recipe": {"kind": "documents", "max_sequence_length": 32},
+        "pack_length": 32,
+    },
+    "model": {"kind": "gpt2", "preset": "tiny"},
+    "training": {"packs_per_step": 8, "packs_per_micro_batch": 2, "steps": 6, "precision": "fp32"},
+    "optimizer": {"learning_rate": 1e-3},
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> dict[str, object]:
+        values: dict[str, object] = json.loads(self.out)
+        return values
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def evenpack(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line in this process."""
+    monkeypatch.setattr(launch, "cuda_devices", lambda: 0)
+
+    def run(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["evenpack", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return Done(code=exit_.value.code or 0, out=captured.out, err=captured.err)
+
+    return run
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run over a small text, not prepared; the folder is the current one."""
+    monkeypatch.chdir(tmp_path)
+    lines = [" ".join(f"word{(i * j) % 23}" for j in range(1 + i % 17)) for i in range(200)]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    return tmp_path / "run.yaml"
+
+
+@pytest.fixture
+def prepared(run_file: Path, evenpack: Command) -> Path:
+    assert evenpack("prepare", run_file).code == 0
+    return run_file
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(command: str, evenpack: Command) -> None:
+    done = evenpack(*command.split(), "--help")
+    assert done.code == 0
+    assert f"  evenpack {command}" in done.out.partition("Example")[2]
+    assert "--json" in done.out
+
+
+def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
+    script = (
+        "import sys; from evenpack.launcher import cli\n"
+        "sys.argv = ['evenpack', '--help']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'deepspeed', 'transformers', 'numpy', 'pydantic', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "prepare" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tarin", "run.yaml"], "No such command 'tarin'"),
+        (["prepare", "run.yaml", "--fast"], "No such option: --fast"),
+        (["prepare"], "Missing argument"),
+        (["train", "run.yaml", "-n", "two"], "Invalid value for '--num-gpus'"),
+    ],
+)
+def test_what_the_command_line_does_not_know_is_refused(arguments: list[str], message: str, evenpack: Command) -> None:
+    done = evenpack(*arguments)
+    assert done.code == 2
+    assert message in done.err
+    assert done.out == ""
+
+
+def test_a_call_without_arguments_shows_the_commands(evenpack: Command) -> None:
+    done = evenpack()
+    assert "inspect" in done.out + done.err
+
+
+def test_config_show_prints_a_run_file_that_means_the_same(run_file: Path, evenpack: Command) -> None:
+    shown = evenpack("config", "show", run_file, "training.steps=9", "run.seed=7")
+    assert shown.code == 0
+    values = yaml.safe_load(shown.out)
+    assert (values["training"]["steps"], values["run"]["seed"]) == (9, 7)
+    (run_file.parent / "again.yaml").write_text(shown.out)
+    again = evenpack("config", "show", run_file.parent / "again.yaml", "--json")
+    assert again.json() == values
+
+
+def test_prepare_says_what_came_of_every_source_and_does_nothing_the_second_time(
+    run_file: Path, evenpack: Command
+) -> None:
+    first = evenpack("prepare", run_file, "--json")
+    assert first.code == 0
+    assert first.json()["directory"] == "OUT/data"
+    assert {(row["source"], row["split"]) for row in first.json()["splits"]} == {
+        ("text", "train"),
+        ("text", "validation"),
+    }
+    assert "tokenising" in first.err
+    second = evenpack("prepare", run_file)
+    assert "nothing to do" in second.err
+    assert "efficiency" in second.out
+
+
+def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, evenpack: Command) -> None:
+    plot = prepared.parent / "figures" / "lengths.png"
+    done = evenpack("inspect", prepared, "--plot", plot)
+    assert done.code == 0
+    assert plot.exists()
+    for word in ("Sources", "Lengths of tiny", "longest_pack_first", "padding"):
+        assert word in done.out
+    values = evenpack("inspect", prepared, "--source", "text", "--json").json()
+    train = next(row for row in values["splits"] if row["split"] == "train")
+    assert values["lengths"]["sequences"] == train["sequences"]
+    assert values["packings"][-2]["packs"] == train["packs"]
+    assert sum(values["histogram"]) == train["sequences"]
+
+
+def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPatch, evenpack: Command) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"5 3 8\n2\n")))
+    values = evenpack("inspect", "-", "--pack-length", "10", "--json").json()
+    assert values["origin"] == "standard input"
+    assert values["lengths"]["tokens"] == 18
+    assert values["packings"][-1]["packs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run.yaml", "--name", "x"], "a run's sources have --source"),
+        (["run.yaml", "--source", "txt"], "did you mean 'text'"),
+        (["lengths.txt", "run.seed=1"], "is no run file"),
+        (["lengths.txt", "--source", "x"], "is no run file"),
+        (["lengths.txt", "--pack-length", "0"], "at least 1"),
+        (["lengths.txt", "--pack-length", "6"], "do not fit into a pack of 6"),
+        (["nothing.txt"], "No such file"),
+    ],
+)
+def test_inspect_refuses_what_does_not_go_together(
+    arguments: list[str], message: str, prepared: Path, evenpack: Command
+) -> None:
+    (prepared.parent / "lengths.txt").write_text("3 7\n")
+    done = evenpack("inspect", *arguments)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: Path, evenpack: Command) -> None:
+    done = evenpack("train", prepared, "training.steps=10", "--num-gpus", "2", "--dry-run", "--json")
+    assert done.code == 0
+    values = done.json()
+    assert values["command"][-3:] == ["evenpack.launcher.worker", str(prepared), "training.steps=10"]
+    plan = values["plan"]
+    assert (plan["ranks"], plan["micro_batches_per_rank"], plan["steps"]) == (2, 2, 10)
+    assert plan["deepspeed"]["gradient_accumulation_steps"] == 2
+    assert plan["tokens"] == pytest.approx(10 * 8 * 32 * plan["packing_efficiency"])
+    assert not (prepared.parent / "OUT" / "ranks").exists()
+    text = evenpack("train", prepared, "--dry-run")
+    assert "gradient accumulation" in text.out
+    assert " ".join(values["command"][-3:-1]) in text.out
+
+
+def test_train_refuses_before_it_starts_anything(run_file: Path, evenpack: Command) -> None:
+    missing = evenpack("train", run_file)
+    assert missing.code == 2
+    assert "run `evenpack prepare`" in missing.err
+    evenpack("prepare", run_file)
+    uneven = evenpack("train", run_file, "-n", "3")
+    assert uneven.code == 2
+    assert "number of ranks can be 1, 2, 4" in uneven.err.replace("\n", " ")
+    extra = evenpack("train", run_file, "deepspeed.extra.train_batch_size=3")
+    assert extra.code == 2
+    assert "training.packs_per_step" in extra.err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+def test_without_a_checkpoint_there_is_nothing_to_evaluate_or_export(
+    command: str, prepared: Path, evenpack: Command
+) -> None:
+    arguments = [prepared, *(["exported"] if command == "export" else [])]
+    done = evenpack(command, *arguments)
+    assert done.code == 2
+    assert "run `evenpack train` with this run file first" in done.err
+
+
+def test_an_error_is_a_message_without_traceback(evenpack: Command) -> None:
+    done = evenpack("prepare", "nowhere.yaml")
+    assert (done.code, done.out, done.err) == (2, "", "error: run file nowhere.yaml does not exist\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS])
+def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
+    number: int, evenpack: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, "No room", "out/tokens.bin")
+
+    monkeypatch.setattr(cli, "_load", fail)
+    done = evenpack("prepare", "run.yaml")
+    assert done.code == 2
+    assert done.err.startswith("error: out/tokens.bin cannot be written: No room")
+
+
+def test_any_other_error_keeps_its_traceback(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "gone", "x")
+
+    monkeypatch.setattr(cli, "_load", fail)
+    with pytest.raises(FileNotFoundError):
+        evenpack("prepare", "run.yaml")
+
+
+def test_doctor_fails_where_a_probe_fails(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenpack.kernels.isolation import IsolationResult
+    from evenpack.launcher import doctor
+
+    for deviation, code in ((0.0, 0), (0.5, 1)):
+        result = IsolationResult(max_deviation=deviation, control_deviation=9.0, tolerance=1e-6)
+        monkeypatch.setattr(doctor, "probe_isolation", lambda backend, result=result, **request: result)
+        assert evenpack("doctor", "--json").code == code
+    shown = evenpack("doctor")
+    assert "FAILED" in shown.out
+    assert "it needs a CUDA device" in shown.out or "passed" in shown.out
+
+
+def test_what_is_printed_meanwhile_never_reaches_the_json(
+    run_file: Path, evenpack: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evenpack.data import prepare as module
+
+    original = module.prepare
+
+    def noisy(*arguments: object, **options: object) -> object:
+        print("chatter of a library")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, "prepare", noisy)
+    done = evenpack("prepare", run_file, "--json")
+    assert "chatter" in done.err
+    assert set(done.json()) == {"directory", "vocabulary_size", "splits"}
+
+
+def test_checkpoint_errors_are_errors_of_the_user(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise CheckpointError("step_000010 is broken")
+
+    monkeypatch.setattr(cli, "_load", fail)
+    assert evenpack("evaluate", "run.yaml").err == "error: step_000010 is broken\n"

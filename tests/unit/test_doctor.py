@@ -1,0 +1,73 @@
+"""What `evenpack doctor` finds."""
+
+import json
+
+import pytest
+
+from evenpack.errors import RunError
+from evenpack.kernels.isolation import IsolationResult
+from evenpack.launcher import doctor
+from evenpack.launcher.console import print_json
+
+
+@pytest.fixture
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes that pass, in no time."""
+    passed = IsolationResult(max_deviation=0.0, control_deviation=1.0, tolerance=1e-6)
+    monkeypatch.setattr(doctor, "probe_isolation", lambda backend, **request: passed)
+
+
+def test_every_backend_that_can_serve_is_probed_and_the_others_say_why_not(quick_probes: None) -> None:
+    report = doctor.examine()
+    assert report.ok
+    for answer in report.attention:
+        able = {backend for backend, reason in answer.backends.items() if reason is None}
+        probed = {probe.backend for probe in report.isolation if probe.request == answer.request}
+        assert probed == (set() if "dropout" in answer.request else able)
+    assert {"reference", "sdpa"} <= {probe.backend for probe in report.isolation}
+    assert report.versions["torch"].startswith("2.")
+
+
+def test_the_real_probe_passes_with_its_control_seen_to_leak() -> None:
+    request = doctor.attention_requests("cpu")[0]
+    for probe in doctor._probe_all(request):
+        assert probe.passed
+        assert probe.control_deviation is not None
+        assert probe.tolerance is not None
+        assert probe.control_deviation > 10 * probe.tolerance
+
+
+@pytest.mark.parametrize(("deviation", "control"), [(0.1, 1.0), (0.0, 0.0)])
+def test_a_leak_or_a_control_that_sees_none_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, deviation: float, control: float
+) -> None:
+    result = IsolationResult(max_deviation=deviation, control_deviation=control, tolerance=1e-6)
+    monkeypatch.setattr(doctor, "probe_isolation", lambda backend, **request: result)
+    assert not doctor.examine().ok
+
+
+def test_a_kernel_that_does_not_run_is_shown_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(backend: str, **request: object) -> IsolationResult:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(doctor, "probe_isolation", fail)
+    report = doctor.examine()
+    assert not report.ok
+    assert report.isolation[0].error == "RuntimeError: no kernel image is available"
+
+
+def test_a_missing_launcher_is_a_failure(quick_probes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise RunError("no `deepspeed` command")
+
+    monkeypatch.setattr(doctor, "find_deepspeed", missing)
+    report = doctor.examine()
+    assert not report.ok
+    assert report.launcher == "no `deepspeed` command"
+
+
+def test_the_report_is_valid_json(quick_probes: None, capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(doctor.examine())
+    values = json.loads(capsys.readouterr().out)
+    assert values["ok"] is True
+    assert values["attention"][0]["backends"]["sdpa"] is None
