@@ -84,9 +84,8 @@ class PackPlan:
         sorted_sequence_ids: Integer[np.ndarray, " sequences"],
         *,
         key: int,
-        shuffle: bool = True,
     ) -> None:
-        """`key` chooses all permutations; without `shuffle` every epoch has the packs in their natural order.
+        """`key` chooses all permutations.
 
         Raises: DataError where the number of ids is not the number of sequences packed.
         """
@@ -102,7 +101,6 @@ class PackPlan:
         self.pack_length = packing.pack_length
         self._sorted_sequence_ids = np.asarray(sorted_sequence_ids)
         self._key = key
-        self._shuffle = shuffle
         self._class_begins = _class_begins(packing.histogram)
         self._class_sizes = np.diff(self._class_begins)
         self._slots = _StrategySlots.of(packing, self._class_begins)
@@ -171,8 +169,6 @@ class PackPlan:
     def _permute_packs(
         self, packs: Int64[np.ndarray, " N"], epochs: Int64[np.ndarray, " N"], *, inverse: bool
     ) -> Int64[np.ndarray, " N"]:
-        if not self._shuffle:
-            return packs
         keys = derive_key(self._key, _PACK_ORDER, epochs.astype(np.uint64))
         return _keyed(packs, np.full(len(packs), self.packs), keys, inverse=inverse)
 
@@ -184,8 +180,6 @@ class PackPlan:
         *,
         inverse: bool,
     ) -> Int64[np.ndarray, " M"]:
-        if not self._shuffle:
-            return members
         keys = derive_key(self._key, _CLASS_ORDER, epochs.astype(np.uint64), lengths.astype(np.uint64))
         return _keyed(members, self._class_sizes[lengths], keys, inverse=inverse)
 

@@ -78,7 +78,8 @@ class PreparedData:
         return open_view(self._folder(source, split), token_file)
 
     def plan(self, source: str, split: Split, *, seed: int) -> PackPlan:
-        """The packs of a split: shuffled by `seed` for training, in their natural order for validation.
+        """The packs of a split. Those for training are drawn by `seed`; those for validation are the same for every
+        run, in an order in which the first few are a fair sample of all.
 
         Raises: DataError if the split has no sequence.
         """
@@ -89,8 +90,8 @@ class PreparedData:
                 f"{self.config.validation_fraction}) or give it more documents"
             )
         name_hash = xxhash.xxh3_64_intdigest(f"{source}/{split}".encode())
-        key = int(derive_key(seed, name_hash))
-        return open_plan(self._folder(source, split), key=key, shuffle=split == "train")
+        key = int(derive_key(seed if split == "train" else 0, name_hash))
+        return open_plan(self._folder(source, split), key=key)
 
     def fingerprint(self, seed: int) -> str:
         """Of all that decides which packs form which step; not of places, times, world size or workers."""

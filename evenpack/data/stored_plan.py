@@ -48,7 +48,7 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
     return packing
 
 
-def open_plan(directory: Path, *, key: int, shuffle: bool) -> PackPlan:
+def open_plan(directory: Path, *, key: int) -> PackPlan:
     """The stored plan; its sequence ids stay memory-mapped. Raises: DataError if a file is missing or broken."""
     try:
         content: dict[str, Any] = json.loads((directory / _PACKING).read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def open_plan(directory: Path, *, key: int, shuffle: bool) -> PackPlan:
         ids = np.load(directory / _SORTED, mmap_mode="r")
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{directory} holds no readable plan ({error}); remove it and prepare again") from error
-    return PackPlan(packing, ids, key=key, shuffle=shuffle)
+    return PackPlan(packing, ids, key=key)
 
 
 def write_array(path: Path, array: np.ndarray) -> None:

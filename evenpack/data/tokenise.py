@@ -8,8 +8,9 @@ the calling thread       appends in order, commits every few seconds
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -134,22 +135,24 @@ def _append_all(
     state: dict[str, Any] = {"origin": origin, "text_bytes": 0, "unknown_tokens": 0, "bytes_read": 0, **writer.state}
     bytes_resumed = state["bytes_read"]
     committed = time.monotonic()
-    for batch, encoded in _encoded_batches(corpus.documents(writer.documents), tokenizer):
-        if writer.documents == 0 and batch.text_bytes and encoded.says_nothing:
-            raise _says_nothing(reporter.source)
-        writer.append(encoded.tokens, encoded.lengths, batch.identities)
-        state["text_bytes"] += batch.text_bytes
-        state["unknown_tokens"] += encoded.unknown_tokens
-        state["bytes_read"] = batch.bytes_read
-        if time.monotonic() - committed >= COMMIT_SECONDS:
-            writer.commit(state)
-            committed = time.monotonic()
-        reporter.report(
-            documents=writer.documents,
-            tokens=writer.tokens,
-            bytes_read=batch.bytes_read,
-            bytes_resumed=bytes_resumed,
-        )
+    # Closed here and now, lest a traceback that holds the frame keep the threads alive.
+    with closing(_encoded_batches(corpus.documents(writer.documents), tokenizer)) as batches:
+        for batch, encoded in batches:
+            if writer.documents == 0 and batch.text_bytes and encoded.says_nothing:
+                raise _says_nothing(reporter.source)
+            writer.append(encoded.tokens, encoded.lengths, batch.identities)
+            state["text_bytes"] += batch.text_bytes
+            state["unknown_tokens"] += encoded.unknown_tokens
+            state["bytes_read"] = batch.bytes_read
+            if time.monotonic() - committed >= COMMIT_SECONDS:
+                writer.commit(state)
+                committed = time.monotonic()
+            reporter.report(
+                documents=writer.documents,
+                tokens=writer.tokens,
+                bytes_read=batch.bytes_read,
+                bytes_resumed=bytes_resumed,
+            )
     return state
 
 
@@ -167,7 +170,7 @@ def _says_nothing(source: str) -> DataError:
     )
 
 
-def _encoded_batches(documents: Iterator[Document], tokenizer: Tokenizer) -> Iterator[EncodedBatch]:
+def _encoded_batches(documents: Iterator[Document], tokenizer: Tokenizer) -> Generator[EncodedBatch, None, None]:
     """Batches in order, read and encoded in the background."""
 
     def encode(batch: Batch) -> EncodedBatch:

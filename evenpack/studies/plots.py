@@ -118,12 +118,14 @@ def _draw_lengths(axes: Any, histogram: LengthHistogram, statistics: LengthStati
     shares = [100 * bar.sequences / statistics.sequences for bar in ranges]
     axes.bar(lefts, shares, width=widths, align="edge", color=_COLOURS[0], alpha=0.85, linewidth=0.4, edgecolor="white")
     axes.axvline(statistics.median, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
+    on_the_right = statistics.median > max(pack_length, histogram.longest) / 2
     axes.annotate(
         f"median {statistics.median:,}",
         (statistics.median, 1.0),
         xycoords=("data", "axes fraction"),
-        xytext=(5, -4),
+        xytext=(-5 if on_the_right else 5, -4),
         textcoords="offset points",
+        ha="right" if on_the_right else "left",
         va="top",
     )
     axes.set_xlim(0, max(pack_length, histogram.longest) + 0.5)

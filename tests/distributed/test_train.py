@@ -1,15 +1,19 @@
 """The loop on several ranks: they stop together, agree on what they see, and end on a loss that is no number."""
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import run_ranks
-from tiny_training import changed, never, prepare_run
+from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
 
 from evenpack.engine.build import build
 from evenpack.engine.distributed import World, require_shared_directory
+from evenpack.engine.journal import step_record
 from evenpack.engine.metrics import read_metrics
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.step_totals import sum_over_ranks
@@ -143,3 +147,29 @@ def test_ranks_that_do_not_see_the_same_files_or_plan_are_told_so(config: RunCon
         assert "ranks [1] have another seed or other prepared data" in data
         assert "the plan of rank" in plan
         assert "the ranks together collated" in plan
+
+
+def records_of_a_step(world: World, config: RunConfig) -> list[dict[str, Any]]:
+    """One step's record where the device's peak is known, and where it is not."""
+    run = build(config, world)
+    batches = next(run.batches(stop_step=1))
+    local = run.engine.train_step(0, batches.micro_batches)
+    totals = sum_over_ranks(world, batches, local, stop=False, loader_seconds=float(world.rank))
+    return [step_record(run, 1, totals, learning_rate=0.5, step_seconds=2.0, peak_flops=peak) for peak in (1e9, None)]
+
+
+def test_a_record_says_what_the_step_was_over_all_ranks(config: RunConfig, tmp_path: Path):
+    (record, without_peak), other = run_ranks(records_of_a_step, 2, changed(config, run={"output_dir": tmp_path}))
+    assert other == [record, without_peak], "both ranks know the same"
+    assert record["slots"] == 8 * MAX_SEQUENCE_LENGTH
+    assert record["padding_share"] == 1.0 - record["tokens"] / record["slots"]
+    assert record["targets"] == record["tokens"] - record["sequences"], "the last token of a sequence predicts nothing"
+    assert record["source_tokens"] == {"lines": record["tokens"]}
+    assert record["tokens_per_second"] == record["tokens"] / 2.0
+    assert record["slots_per_second"] == record["slots"] / 2.0
+    assert re.fullmatch("[0-9a-f]{16}", record["order_hash"])
+    assert record["loss"] == pytest.approx(math.log(260), abs=0.3), "weights at the start know nothing"
+    assert 0.0 < record["compute_seconds_mean"] <= record["compute_seconds_max"]
+    assert record["loader_seconds"] == 0.5
+    assert 0.0 < record["mfu"] < 1.0
+    assert without_peak == {name: value for name, value in record.items() if name != "mfu"}

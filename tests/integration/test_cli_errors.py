@@ -1,25 +1,23 @@
 """Bad input, as users have it: a message that says what is wrong, exit code 2, nothing half-written."""
 
+import contextlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from evenpack.config import load_run_file
+from evenpack.data.prepare import prepare as prepare_data
+from evenpack.data.token_index import write_index
+from evenpack.engine.run_config import RunConfig
 from evenpack.launcher import cli, launch
-
-
-@dataclass(frozen=True)
-class Refused:
-    """What a refused command has printed."""
-
-    message: str
 
 
 @pytest.fixture
@@ -44,12 +42,35 @@ def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of two good documents a line of text.jsonl; the current folder."""
+    """A run of good documents; the current folder."""
     monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"text": f"some words of document {number} " * (1 + number % 5)}) for number in range(120)]
-    (tmp_path / "text.jsonl").write_text("\n".join(lines) + "\n")
+    write_text(tmp_path)
     write_run(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same after two steps of training, in one process."""
+    folder = tmp_path_factory.mktemp("trained")
+    with contextlib.chdir(folder):
+        write_text(folder)
+        write_run(folder)
+        prepare(folder)
+        assert work("training.stop_after_steps=2") == (0, "")
+    return folder
+
+
+@pytest.fixture
+def trained(trained_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`trained_folder` as the current folder; tests change only what they make there."""
+    monkeypatch.chdir(trained_folder)
+    return trained_folder
+
+
+def write_text(folder: Path) -> None:
+    lines = [json.dumps({"text": f"some words of document {number} " * (1 + number % 5)}) for number in range(120)]
+    (folder / "text.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def write_run(folder: Path, **changes: object) -> None:
@@ -71,11 +92,9 @@ def write_run(folder: Path, **changes: object) -> None:
     (folder / "run.yaml").write_text(yaml.safe_dump(values))
 
 
-def succeed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["evenpack", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert not exit_.value.code
+def prepare(folder: Path) -> None:
+    config = load_run_file(folder / "run.yaml", RunConfig)
+    prepare_data(config.data, folder / "out" / "data")
 
 
 def assert_nothing_prepared(folder: Path) -> None:
@@ -88,10 +107,10 @@ BAD_SOURCES = {
     "a missing file": (b"", ["data.sources.wiki.path=nothing.jsonl"], "nothing.jsonl"),
     "an unreadable line": (b'{"text": "a b c"}\n{"text": "a b\n', [], "bad.jsonl, line 2"),
     "a line that is no object": (b'{"text": "a b c"}\n[1, 2]\n', [], "bad.jsonl, line 2"),
-    "a wrong text key": (b'{"body": "a b c", "id": 1}\n', [], "body, id"),
+    "a wrong text key": (b'{"body": "a b c", "id": 1}\n', [], "the keys there are: 'body', 'id'"),
     "invalid UTF-8": (b'{"text": "a b c"}\n{"text": "\xff\xfe"}\n', [], "bad.jsonl, line 2"),
-    "an empty corpus": (b"", [], "bad.jsonl"),
-    "documents of nothing": (b'{"text": ""}\n', [], "wiki"),
+    "an empty corpus": (b"", [], "a tokenizer cannot be trained on them"),
+    "documents of nothing": (b'{"text": ""}\n', [], "a tokenizer cannot be trained on them"),
 }
 
 
@@ -110,7 +129,10 @@ BAD_SETTINGS = {
     "a key that does not exist": (["training.step=5"], "did you mean 'steps'"),
     "a source that does not exist": (["data.sources.wikki.path=x"], "did you mean 'wiki'"),
     "a section that does not exist": (["trainig.steps=5"], "did you mean 'training'"),
-    "a value out of range": (["training.steps=0"], "training.steps: Input should be greater than or equal to 1, found 0"),
+    "a value out of range": (
+        ["training.steps=0"],
+        "training.steps: Input should be greater than or equal to 1, found 0",
+    ),
     "a value of the wrong kind": (["training.steps=many"], "training.steps"),
     "two values that contradict": (["data.recipe.max_sequence_length=64"], "above pack_length (32)"),
     "an override without a value": (["training.steps"], "not of the form section.key=value"),
@@ -128,7 +150,7 @@ def test_a_setting_that_is_wrong_is_named_with_what_would_be_right(
 
 
 BAD_TOKENIZERS = {
-    "a folder that is not there": (None, "merges.txt"),
+    "a folder that is not there": (None, "folder tokenizer does not exist"),
     "an empty vocabulary": (({}, "#version: 0.2\n"), "vocab"),
     "a vocabulary of another tokenizer": (({"[UNK]": 0, "hello": 1, "world": 2}, "#version: 0.2\n"), "vocab"),
     "a vocabulary that is no JSON": (("{", "#version: 0.2\n"), "vocab"),
@@ -149,7 +171,102 @@ def test_a_tokenizer_that_cannot_be_right_is_refused(case: str, folder: Path, re
     assert_nothing_prepared(folder)
 
 
-def test_a_token_outside_of_the_vocabulary_is_refused(folder: Path, refuse: Callable[..., str]) -> None:
-    from evenpack.data.token_file_writer import TokenFileWriter
+def write_megatron(folder: Path, tokens: list[int]) -> None:
+    """One document of `tokens` as the pair given.bin and given.idx, and a run of it with a vocabulary of 50."""
+    np.array(tokens, dtype=np.uint16).tofile(folder / "given.bin")
+    write_index(folder / "given.idx", np.dtype(np.uint16), np.array([len(tokens)], dtype=np.int32))
+    tokenizer = {"kind": "external", "vocabulary_size": 50, "end_of_text_id": 0}
+    write_run(folder, sources={"given": {"kind": "megatron", "path": "given"}}, tokenizer=tokenizer)
 
-    assert TokenFileWriter is not None
+
+def test_a_token_outside_of_the_vocabulary_is_refused(folder: Path, refuse: Callable[..., str]) -> None:
+    write_megatron(folder, [1, 2, 50, 4, 0])
+    assert "50" in refuse("prepare", "run.yaml")
+    assert_nothing_prepared(folder)
+
+
+def test_a_truncated_token_file_is_refused_before_and_after_it_is_prepared(
+    folder: Path, refuse: Callable[..., str]
+) -> None:
+    write_megatron(folder, [1, 2, 3, 4, 0])
+    os.truncate(folder / "given.bin", 6)
+    assert "given" in refuse("prepare", "run.yaml")
+    assert_nothing_prepared(folder)
+    write_run(folder)
+    prepare(folder)
+    tokens = folder / "out" / "data" / "sources" / "wiki" / "tokens.bin"
+    os.truncate(tokens, tokens.stat().st_size - 2)
+    assert "tokens.bin: expected" in refuse("train", "run.yaml", "--dry-run")
+
+
+def test_data_that_is_not_prepared_or_only_in_part_is_refused(folder: Path, refuse: Callable[..., str]) -> None:
+    for command in (
+        ["train", "run.yaml"],
+        ["evaluate", "run.yaml"],
+        ["inspect", "run.yaml"],
+        ["export", "run.yaml", "x"],
+    ):
+        assert "has not been prepared" in refuse(*command)
+    prepare(folder)
+    (folder / "out" / "data" / "manifest.json").unlink()
+    assert "or only in part" in refuse("train", "run.yaml")
+    assert not (folder / "x").exists()
+
+
+def test_data_prepared_otherwise_is_refused_with_the_keys_that_differ(folder: Path, refuse: Callable[..., str]) -> None:
+    prepare(folder)
+    message = refuse("train", "run.yaml", "data.validation_fraction=0.3")
+    assert "data.validation_fraction: prepared with 0.1, this run has 0.3" in message
+
+
+def test_a_step_that_the_ranks_cannot_divide_is_refused_with_what_would_do(
+    folder: Path, refuse: Callable[..., str]
+) -> None:
+    prepare(folder)
+    assert "number of ranks can be 1, 2, 4" in refuse("train", "run.yaml", "-n", "3").replace("\n", " ")
+
+
+def test_an_export_never_writes_over_anything(trained: Path, refuse: Callable[..., str]) -> None:
+    (trained / "taken").mkdir()
+    (trained / "taken" / "file").touch()
+    assert "not an empty directory" in refuse("export", "run.yaml", "taken")
+
+
+def work(*overrides: str) -> tuple[int, str]:
+    """One rank of the run in the current folder: its exit code and the error that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "evenpack.launcher.worker", "run.yaml", "training.loader_workers=0", *overrides],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.partition("error: ")[2]
+
+
+def test_a_truncated_checkpoint_is_passed_over_and_if_there_is_no_other_refused(
+    trained: Path, refuse: Callable[..., str]
+) -> None:
+    shutil.copytree(trained / "out" / "checkpoints", trained / "broken" / "checkpoints")
+    for file in (trained / "broken" / "checkpoints" / "step_000002").glob("*model_states.pt"):
+        os.truncate(file, file.stat().st_size // 2)
+    broken = ["run.output_dir=broken", "data.prepared_dir=out/data"]
+    assert "none of them is whole" in refuse("evaluate", "run.yaml", *broken)
+    assert "none of them is whole" in refuse("export", "run.yaml", "exported", *broken)
+    code, message = work(*broken)
+    assert code == 2
+    assert "step_000002" in message
+    assert not (trained / "exported").exists()
+
+
+def test_a_checkpoint_of_other_data_or_another_seed_is_not_gone_on_with(trained: Path) -> None:
+    code, message = work("run.seed=7")
+    assert code == 2
+    assert "choose another run.output_dir to start anew" in message.replace("\n", " ")
+    assert [path.name for path in (trained / "out" / "checkpoints").glob("step*")] == ["step_000002"]
+
+
+def test_a_model_of_another_shape_is_not_evaluated(trained: Path, refuse: Callable[..., str]) -> None:
+    assert "is of another model than the run file's" in refuse("evaluate", "run.yaml", "model.layers=3")

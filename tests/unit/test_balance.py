@@ -61,14 +61,21 @@ def test_ranks_differ_by_one_pack_at_most(ranks, share, data, per_micro_batch):
 
 
 @pytest.mark.parametrize(
-    ("name", "random_exceeds", "allowed"), [("wikipedia_512", 1.2, 1.01), ("wikipedia_2048", 1.4, 1.005)]
+    ("name", "random_exceeds", "allowed"), [("wikipedia_512", 1.2, 1.0025), ("wikipedia_2048", 1.4, 1.0015)]
 )
-def test_sixty_four_ranks_wait_for_less_than_a_percent(name, random_exceeds, allowed):
+def test_sixty_four_ranks_hardly_wait(name, random_exceeds, allowed):
     steps = sampled_steps(name, 64 * 8, steps=40)
     dealt = [imbalance(costs, deal(costs, ranks=64, micro_batches=1, per_micro_batch=False)) for costs in steps]
     as_they_come = [imbalance(costs, np.arange(512).reshape(64, 1, 8)) for costs in steps]
     assert np.mean(as_they_come) > random_exceeds
     assert np.mean(dealt) < allowed
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(2, 512), (16, 300)])
+def test_many_packs_a_rank_are_evened_out_to_the_last_ten_thousandth(ranks, share):
+    for costs in sampled_steps("wikipedia_512", ranks * share, steps=5):
+        dealt = deal(costs, ranks=ranks, micro_batches=1, per_micro_batch=False)
+        assert imbalance(costs, dealt) < 1.0001
 
 
 @pytest.mark.parametrize("name", ["wikipedia_512", "wikipedia_2048"])
@@ -99,9 +106,16 @@ def test_the_dearest_packs_of_a_rank_come_first(per_micro_batch):
     assert (np.diff(rank_costs, axis=1) <= 0).all()
 
 
+@pytest.mark.parametrize("scale", [2.0**-60, 3.0, 1e9])
+def test_the_unit_of_cost_does_not_count(scale):
+    costs = sampled_steps("wikipedia_2048", 8 * 4 * 4, steps=1)[0]
+    one, other = (deal(c, ranks=8, micro_batches=4, per_micro_batch=True) for c in (costs, costs * scale))
+    np.testing.assert_array_equal(one, other)
+
+
 def test_packs_of_equal_cost_are_dealt_by_index():
     dealt = deal(np.ones(6), ranks=3, micro_batches=1, per_micro_batch=False)
-    assert dealt.reshape(3, 2).tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert dealt.reshape(3, 2).tolist() == [[0, 5], [1, 4], [2, 3]]
 
 
 @pytest.mark.parametrize(

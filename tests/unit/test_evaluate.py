@@ -54,7 +54,7 @@ class HeldOut(PreparedData):
     def plan(self, source: str, split: str, *, seed: int) -> PackPlan:
         lengths = self.view(source, split).lengths()
         packing = pack(LengthHistogram.from_lengths(lengths, longest=PACK_LENGTH), pack_length=PACK_LENGTH)
-        return PackPlan(packing, np.argsort(lengths, kind="stable"), key=seed, shuffle=False)
+        return PackPlan(packing, np.argsort(lengths, kind="stable"), key=seed)
 
 
 def run_config(**training: Any) -> RunConfig:

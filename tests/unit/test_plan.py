@@ -21,12 +21,10 @@ HISTOGRAMS = json.loads((Path(__file__).parents[1] / "data" / "histograms.json")
 PACK_LENGTH = 24
 
 
-def plan_of(
-    lengths: np.ndarray, *, key: int = 1, shuffle: bool = True, algorithm: str = "auto", depth: int | None = None
-) -> PackPlan:
+def plan_of(lengths: np.ndarray, *, key: int = 1, algorithm: str = "auto", depth: int | None = None) -> PackPlan:
     histogram = LengthHistogram.from_lengths(lengths, longest=PACK_LENGTH)
     packing = pack(histogram, algorithm, pack_length=PACK_LENGTH, max_sequences_per_pack=depth)
-    return PackPlan(packing, sort_by_length(lengths, histogram), key=key, shuffle=shuffle)
+    return PackPlan(packing, sort_by_length(lengths, histogram), key=key)
 
 
 def random_lengths(count: int) -> np.ndarray:
@@ -57,7 +55,6 @@ LENGTHS = st.lists(st.one_of(st.integers(1, PACK_LENGTH), st.sampled_from([1, 2,
 SETTINGS = st.fixed_dictionaries(
     {
         "key": st.integers(0, 2**64 - 1),
-        "shuffle": st.booleans(),
         "algorithm": st.sampled_from(["longest_pack_first", "shortest_pack_first", "none"]),
         "depth": st.one_of(st.none(), st.integers(1, 6)),
     }
@@ -159,11 +156,6 @@ def test_the_order_is_the_same_on_every_platform_and_in_every_version():
     """A changed value would change the order of every run that is resumed."""
     plan = plan_of(np.array([20, 4, 4, 12, 12, 12, 7, 5, 20, 24, 1, 1]), key=42)
     assert as_packs(plan.draw(np.arange(8))) == [(8, 2), (9,), (10, 11), (0, 1), (3, 5), (4, 6, 7), (8, 1), (5, 6, 7)]
-
-
-def test_without_shuffling_every_epoch_has_its_packs_in_one_natural_order():
-    plan = plan_of(np.array([3, 24, 3, 21, 21]), shuffle=False)
-    assert as_packs(epoch_of(plan, 0)) == as_packs(epoch_of(plan, 7)) == [(1,), (3, 0), (4, 2)]
 
 
 def test_packs_are_drawn_from_a_mapped_index_without_loading_it(tmp_path: Path):

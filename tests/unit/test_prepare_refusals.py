@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 import tokenizers
-from prepared_files import Recorder, contents, data_config, save_tokenizer, two_sources, write_jsonl
+from prepared_files import (
+    Recorder,
+    StopAfter,
+    StoppedError,
+    contents,
+    data_config,
+    save_tokenizer,
+    two_sources,
+    write_jsonl,
+)
 from tokenizers import models, pre_tokenizers
 
 from evenpack.data import prepare_source
@@ -115,11 +124,16 @@ def test_a_folder_with_other_files_is_not_prepared(corpus: Path, tmp_path: Path)
 
 
 def test_no_thread_outlives_a_call_that_failed(own_corpus: Path, tmp_path: Path, small_batches: None) -> None:
-    (own_corpus / "code.jsonl").write_text("broken\n")
-    with pytest.raises(DataError):
-        prepare(two_sources(own_corpus), tmp_path / "data")
-    names = {thread.name for thread in threading.enumerate()}
-    assert not {name for name in names if name.startswith(("reader", "encoder"))}
+    def workers() -> set[str]:
+        return {thread.name for thread in threading.enumerate() if thread.name.startswith(("reader", "encoder"))}
+
+    with pytest.raises(StoppedError) as stopped:
+        prepare(two_sources(own_corpus), tmp_path / "data", progress=StopAfter(2))
+    assert workers() == set(), f"while the frames of {stopped.value!r} live"
+    (own_corpus / "wiki.jsonl").write_text("broken\n")
+    with pytest.raises(DataError) as broken:
+        prepare(two_sources(own_corpus), tmp_path / "broken")
+    assert workers() == set(), f"while the frames of {broken.value!r} live"
 
 
 def test_a_second_call_at_the_same_time_is_told(corpus: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_pickled_it_opens_the_same_files_again(corpus: Path, finished: Path) -> 
     np.testing.assert_array_equal(again.view("code", "train").gather(ids), prepared.view("code", "train").gather(ids))
 
 
-def test_each_source_and_seed_has_an_order_of_its_own_and_validation_has_none(
+def test_each_source_and_seed_has_an_order_of_its_own_and_validation_one_for_all_seeds(
     corpus: Path, own_corpus: Path, tmp_path: Path
 ) -> None:
     shutil.copy(own_corpus / "wiki.jsonl", own_corpus / "code.jsonl")  # equal sources: only their names differ

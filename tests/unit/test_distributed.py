@@ -1,0 +1,113 @@
+"""How a process learns its place among the ranks, and what a world of one does without a process group."""
+
+import importlib.util
+import logging
+
+import pytest
+import torch
+
+from evenpack.engine.distributed import World, complete_environment, configure_logging, require_shared_directory
+from evenpack.errors import DataError, RunError
+
+SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+def completed(environment: dict[str, str]) -> dict[str, str]:
+    complete_environment(environment)
+    return environment
+
+
+def test_without_a_launcher_a_process_is_alone():
+    environment = completed({"PATH": "/bin"})
+    assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_RANK"]) == ("0", "1", "0")
+    assert environment["MASTER_ADDR"] == "127.0.0.1"
+    assert 1024 <= int(environment["MASTER_PORT"]) < 65536
+
+
+def test_two_processes_that_are_alone_do_not_share_a_port_with_anyone():
+    assert completed({})["MASTER_PORT"] != "29500"
+
+
+def test_what_deepspeed_and_torchrun_set_stays():
+    given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
+    assert completed(dict(given)) == given
+
+
+@pytest.mark.parametrize("launcher", [OPEN_MPI, MPICH])
+def test_mpi_ranks_of_one_machine_find_each_other_without_mpi4py(launcher: dict[str, str]):
+    environment = completed(dict(launcher))
+    assert (environment["RANK"], environment["WORLD_SIZE"], environment["LOCAL_RANK"]) == ("1", "2", "1")
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "29500")
+
+
+def test_mpi_ranks_of_several_machines_use_the_address_they_are_given():
+    environment = completed(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "77"})
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("10.0.0.1", "77")
+
+
+def test_mpi_ranks_of_several_machines_without_an_address_leave_it_to_mpi4py(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "mpi4py" else None)
+    assert "MASTER_ADDR" not in completed(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RunError, match="4 ranks need the address of the first one"):
+        complete_environment(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"})
+
+
+def test_ranks_without_an_address_do_not_each_become_alone():
+    with pytest.raises(RunError, match="2 ranks need the address of the first one"):
+        complete_environment({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+
+
+def test_half_an_environment_is_refused():
+    with pytest.raises(RunError, match="sets RANK, WORLD_SIZE but not LOCAL_RANK"):
+        complete_environment({"RANK": "0", "WORLD_SIZE": "2"})
+
+
+def test_a_world_of_one_needs_no_process_group():
+    vector = torch.tensor([1.5, 2.0], dtype=torch.float64)
+    assert SOLO.is_main
+    assert SOLO.all_sum(vector).tolist() == [1.5, 2.0]
+    assert SOLO.all_gather("word") == ["word"]
+    assert SOLO.broadcast("word") == "word"
+    assert SOLO.on_main(lambda: None) is None
+    SOLO.barrier()
+
+
+def test_an_error_on_rank_0_reaches_the_caller():
+    def fail() -> None:
+        raise DataError("the reason")
+
+    with pytest.raises(DataError, match="the reason"):
+        SOLO.on_main(fail)
+
+
+def test_the_output_directory_is_made_and_left_empty(tmp_path):
+    require_shared_directory(tmp_path / "new" / "out", SOLO)
+    assert list((tmp_path / "new" / "out").iterdir()) == []
+
+
+def test_an_output_directory_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"run\.output_dir .*file.* cannot be written"):
+        require_shared_directory(tmp_path / "file" / "out", SOLO)
+
+
+def test_news_come_from_rank_0_and_warnings_from_every_rank_by_number(capsys: pytest.CaptureFixture[str]):
+    logger = logging.getLogger("evenpack")
+    before = (logger.handlers, logger.propagate, logger.level)
+    try:
+        for rank in (0, 2):
+            configure_logging(World(rank=rank, size=3, local_rank=rank, device=torch.device("cpu")))
+            logging.getLogger("evenpack.engine.train").info("news")
+            logging.getLogger("evenpack.engine.train").warning("warning")
+    finally:
+        logger.handlers, logger.propagate = before[0], before[1]
+        logger.setLevel(before[2])
+    assert capsys.readouterr().err.splitlines() == ["news", "warning", "rank 2: warning"]
