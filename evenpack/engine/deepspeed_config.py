@@ -40,7 +40,8 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
         "train_batch_size": training.packs_per_step,
         "train_micro_batch_size_per_gpu": training.packs_per_micro_batch,
         "gradient_accumulation_steps": micro_batches_per_step(training, world_size),
-        "gradient_clipping": training.gradient_clipping or 0.0,  # DeepSpeed clips at 1.0 where the key is missing
+        # Without the key DeepSpeed clips at 1.0. At ZeRO 0 our engine clips, since DeepSpeed would wait for the device.
+        "gradient_clipping": (training.gradient_clipping or 0.0) if config.deepspeed.zero_stage > 0 else 0.0,
         "zero_optimization": {"stage": config.deepspeed.zero_stage},
         # It would synchronise the device before and after each step.
         "timers": {"throughput": {"enabled": False}},

@@ -115,12 +115,18 @@ class TrainingEngine:
         return torch.stack(loss_sums), torch.stack(correct).sum(), stopwatch
 
     def reduce_gradients(self) -> Float[Tensor, ""] | None:
-        """Averages the gradients over the ranks. Returns their norm, or None where DeepSpeed takes it in its step."""
+        """Averages the gradients over the ranks, clips them, and returns their norm before that.
+
+        None from ZeRO 1 on: each rank has a part of the gradient then, and DeepSpeed does the rest in its step.
+        """
         self.deepspeed.allreduce_gradients()
         if self.deepspeed.zero_optimization():
-            return None  # each rank keeps a part of the gradient
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+            return None
+        parameters = list(self.model.parameters())
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if self.config.training.gradient_clipping is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.training.gradient_clipping, norm)
+        return norm
 
 
 class Stopwatch:

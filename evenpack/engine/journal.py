@@ -4,7 +4,6 @@ import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,10 +71,13 @@ class Journal:
         return nullcontext() if self._progress is None else self._progress.paused()
 
     def summarise(self, state: str, step: int) -> None:
-        """Writes summary.json from all that metrics.jsonl holds."""
-        if self._metrics is not None:
-            output_dir = self._run.config.run.output_dir
-            write_summary(output_dir / SUMMARY, run_summary(self._run, output_dir / METRICS, state=state, step=step))
+        """Writes summary.json from all that metrics.jsonl holds; not if it was lost and nothing came after."""
+        if self._metrics is None:
+            return
+        output_dir = self._run.config.run.output_dir
+        records = read_metrics(output_dir / METRICS)
+        if records:
+            write_summary(output_dir / SUMMARY, run_summary(self._run, records, state=state, step=step))
 
 
 def step_record(
@@ -121,9 +123,8 @@ def peak_flops(run: Run) -> float | None:
     return None if one is None else one * run.world.size
 
 
-def run_summary(run: Run, metrics: Path, *, state: str, step: int) -> dict[str, Any]:
+def run_summary(run: Run, records: list[dict[str, Any]], *, state: str, step: int) -> dict[str, Any]:
     """The whole run in a few numbers, earlier processes included; rates leave evaluation and saving out."""
-    records = read_metrics(metrics)
     tokens = sum(record["tokens"] for record in records)
     slots = sum(record["slots"] for record in records)
     evaluated = [record for record in records if "validation" in record]

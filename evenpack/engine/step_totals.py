@@ -62,7 +62,7 @@ def sum_over_ranks(
     shared = local.gradient_norm if world.is_main else torch.zeros_like(local.gradient_norm)
     on_device = torch.stack([local.loss_sums.double().sum(), local.correct.double(), shared.double()])
     on_host = _host_part(world, batches, local.stopwatch.seconds(), stop=stop, loader_seconds=loader_seconds)
-    vector = torch.cat([on_device, torch.tensor(on_host, dtype=torch.float64).to(on_device.device)])
+    vector = torch.cat([on_device, torch.tensor(on_host, dtype=torch.float64).to(on_device.device, non_blocking=True)])
     totals = _unpack(world.all_sum(vector).tolist(), sources=len(batches.micro_batches[0].source_tokens))
     if totals.counts != batches.counts:
         raise RunError(

@@ -159,18 +159,18 @@ def compare(world: World, config: RunConfig, setting: Setting) -> Report:
 
 
 def spy_on_gradients(engine: TrainingEngine) -> list[torch.Tensor]:
-    """Fills a list with the first update's global gradient of each parameter, just before DeepSpeed uses it."""
+    """Fills a list with the first update's global gradient of each parameter, as DeepSpeed has averaged it."""
     from deepspeed.utils import safe_get_full_grad
 
     seen: list[torch.Tensor] = []
-    step = engine.deepspeed.step
+    average = engine.deepspeed.allreduce_gradients
 
-    def look_and_step() -> None:
+    def average_and_look() -> None:
+        average()
         if not seen:
             seen.extend(safe_get_full_grad(parameter).clone() for parameter in engine.model.parameters())
-        step()
 
-    engine.deepspeed.step = look_and_step
+    engine.deepspeed.allreduce_gradients = average_and_look
     return seen
 
 

@@ -78,6 +78,14 @@ def hang(config, *, stop_requested):
     time.sleep(1000)
 
 
+def hang_holding_everything(config, *, stop_requested):
+    """In C, without letting any other thread of this process run."""
+    import ctypes
+
+    (config.run.output_dir / "step").write_text("hangs")
+    ctypes.PyDLL(None).sleep(1000)
+
+
 def hang_in_python(config, *, stop_requested):
     """Handles signals, but never comes to the end of its step."""
     (config.run.output_dir / "step").write_text("hangs")
@@ -104,6 +112,7 @@ TRAININGS = {
         crash_on_rank_1,
         die_on_rank_1,
         hang,
+        hang_holding_everything,
         hang_in_python,
     )
 }

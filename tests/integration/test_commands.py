@@ -63,5 +63,5 @@ def test_transformers_loads_what_export_writes(run_file: Path, trained: dict[str
     assert json.loads(done.stdout) == {"directory": str(directory), "step": STEPS, "tokenizer": True}
     model = GPT2LMHeadModel.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    assert model.config.vocab_size == len(tokenizer) == 400
+    assert model.config.vocab_size == len(tokenizer)
     assert model.config.n_layer == 2

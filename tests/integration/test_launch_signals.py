@@ -3,7 +3,10 @@
 import os
 import pty
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,33 +18,34 @@ from evenpack.launcher.stop import StopRequest, write_stop_request
 
 
 @pytest.fixture
-def fake_run(tmp_path, request):
+def fake_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeRun]:
     run = FakeRun.create(tmp_path, request.param)
     yield run
     assert run.close() == []
 
 
-def training(name):
+def training(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("fake_run", [name], indirect=True)
 
 
-def end(process, *, seconds):
+def end(process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
     """Its exit code."""
     return process.wait(timeout=seconds)
 
 
-def find_process(run, *words):
+def find_process(run: FakeRun, *words: str) -> psutil.Process:
     """The process of the run whose command line holds all words."""
     return next(p for p in run.living() if all(any(word in part for part in p.cmdline()) for word in words))
 
 
 @training("loop")
-def test_ctrl_c_saves_at_the_end_of_the_step_and_ends_with_the_code_of_a_stopped_run(fake_run):
+def test_ctrl_c_saves_at_the_end_of_the_step_and_ends_with_the_code_of_a_stopped_run(fake_run: FakeRun) -> None:
     write_stop_request(fake_run.output_dir, StopRequest(run_id="of an earlier run", at_once=True))
     process = fake_run.launch()
     fake_run.wait_for("step")
     with pytest.raises(RunError, match="another run"), held_output_dir(fake_run.output_dir, patience_seconds=0.0):
         pass
+    assert os.getsid(fake_run.pid(0)) != os.getsid(process.pid), "a terminal's Ctrl-C would reach the ranks"
     process.send_signal(signal.SIGINT)
     assert end(process, seconds=30) == EXIT_STOPPED
     saved = int(fake_run.wait_for("saved"))
@@ -53,8 +57,8 @@ def test_ctrl_c_saves_at_the_end_of_the_step_and_ends_with_the_code_of_a_stopped
     assert not (fake_run.output_dir / ".stop").exists()
 
 
-@training("hang")
-def test_a_second_ctrl_c_kills_ranks_that_wait_for_ever(fake_run):
+@training("hang_holding_everything")
+def test_a_second_ctrl_c_kills_ranks_in_which_nothing_runs_any_more(fake_run: FakeRun) -> None:
     process = fake_run.launch()
     fake_run.wait_for("step")
     process.send_signal(signal.SIGINT)
@@ -66,7 +70,7 @@ def test_a_second_ctrl_c_kills_ranks_that_wait_for_ever(fake_run):
 
 
 @training("loop_with_helper")
-def test_ranks_and_what_they_have_started_end_when_evenpack_train_is_killed(fake_run):
+def test_ranks_and_what_they_have_started_end_when_evenpack_train_is_killed(fake_run: FakeRun) -> None:
     process = fake_run.launch()
     fake_run.wait_for("step")
     assert psutil.pid_exists(int(fake_run.wait_for("helper_1")))
@@ -78,7 +82,7 @@ def test_ranks_and_what_they_have_started_end_when_evenpack_train_is_killed(fake
 
 
 @training("die_on_rank_1")
-def test_a_killed_rank_ends_the_run_and_is_named_though_the_others_wait_for_ever(fake_run):
+def test_a_killed_rank_ends_the_run_and_is_named_though_the_others_wait_for_ever(fake_run: FakeRun) -> None:
     started = time.monotonic()
     process = fake_run.launch()
     assert end(process, seconds=75) == 1
@@ -89,7 +93,7 @@ def test_a_killed_rank_ends_the_run_and_is_named_though_the_others_wait_for_ever
 
 
 @training("loop")
-def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(fake_run):
+def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(fake_run: FakeRun) -> None:
     process = fake_run.launch()
     fake_run.wait_for("step")
     find_process(fake_run, "/deepspeed", "--module").terminate()
@@ -98,7 +102,7 @@ def test_ranks_save_and_stop_when_only_the_deepspeed_command_is_terminated(fake_
 
 
 @training("loop")
-def test_ranks_end_when_the_process_that_has_started_them_is_killed(fake_run):
+def test_ranks_end_when_the_process_that_has_started_them_is_killed(fake_run: FakeRun) -> None:
     process = fake_run.launch()
     fake_run.wait_for("step")
     find_process(fake_run, "deepspeed.launcher.launch").kill()
@@ -107,7 +111,7 @@ def test_ranks_end_when_the_process_that_has_started_them_is_killed(fake_run):
 
 
 @training("loop")
-def test_a_lost_terminal_stops_the_run_in_order(fake_run):
+def test_a_lost_terminal_stops_the_run_in_order(fake_run: FakeRun) -> None:
     here, there = pty.openpty()
     process = fake_run.launch(stdin=there, stdout=there, stderr=there)
     os.close(there)
@@ -119,7 +123,7 @@ def test_a_lost_terminal_stops_the_run_in_order(fake_run):
 
 
 @training("loop")
-def test_plain_deepspeed_stops_in_order_and_leaves_no_orphan_when_terminated(fake_run):
+def test_plain_deepspeed_stops_in_order_and_leaves_no_orphan_when_terminated(fake_run: FakeRun) -> None:
     command = ["-m", "deepspeed.launcher.runner", "--num_gpus=2", "--module", "fake_worker", str(fake_run.run_file)]
     process = fake_run.start(command)
     fake_run.wait_for("step")

@@ -147,9 +147,11 @@ def test_ranks_end_when_their_launcher_is_killed(fake_run: FakeRun) -> None:
 
 @training("hang")
 def test_a_rank_without_a_launcher_outlives_the_shell_that_has_started_it(fake_run: FakeRun) -> None:
-    script = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:]])"
-    fake_run.start(["-c", script, str(HERE / "fake_worker.py"), str(fake_run.run_file)]).wait()
+    script = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(1000)"
+    shell = fake_run.start(["-c", script, str(HERE / "fake_worker.py"), str(fake_run.run_file)])
     fake_run.wait_for("step")
+    shell.kill()
+    shell.wait()
     time.sleep(1.5)
     (rank,) = fake_run.living()
     os.kill(rank.pid, signal.SIGKILL)

@@ -60,6 +60,20 @@ def test_ranks_differ_by_one_pack_at_most(ranks, share, data, per_micro_batch):
     assert sums.max() - sums.min() <= (costs.max() - costs.min()) * (1 + 1e-9)
 
 
+@given(
+    ranks=st.integers(2, 5),
+    share=st.integers(2, 4),
+    costs=st.lists(st.integers(0, 20), min_size=20, max_size=20),
+)
+@settings(max_examples=200, deadline=None)
+def test_exchanges_only_bring_the_dearest_rank_down(ranks, share, costs):
+    costs = np.array(costs[: ranks * share], dtype=np.float64)
+    serpentine = -np.sort(-costs).reshape(share, ranks)
+    serpentine[1::2] = serpentine[1::2, ::-1].copy()
+    dealt = deal(costs, ranks=ranks, micro_batches=1, per_micro_batch=False)
+    assert costs[dealt].sum(axis=(1, 2)).max() <= serpentine.sum(axis=0).max()
+
+
 @pytest.mark.parametrize(
     ("name", "random_exceeds", "allowed"), [("wikipedia_512", 1.2, 1.0025), ("wikipedia_2048", 1.4, 1.0015)]
 )

@@ -37,8 +37,15 @@ def test_batch_sizes_follow_from_the_step_the_micro_batch_and_the_ranks():
 
 
 @pytest.mark.parametrize(("clipping", "written"), [(None, 0.0), (0.5, 0.5), (1.0, 1.0)])
-def test_clipping_is_always_written_because_deepspeed_would_clip_at_1_without_the_key(clipping, written):
-    assert deepspeed_config(run_config(gradient_clipping=clipping), 1)["gradient_clipping"] == written
+def test_clipping_is_always_written_because_deepspeed_would_clip_at_1_without_the_key(
+    clipping: float | None, written: float
+):
+    config = run_config(gradient_clipping=clipping, deepspeed={"zero_stage": 1})
+    assert deepspeed_config(config, 1)["gradient_clipping"] == written
+
+
+def test_at_zero_0_deepspeed_does_not_clip_because_the_engine_does():
+    assert deepspeed_config(run_config(gradient_clipping=0.5), 1)["gradient_clipping"] == 0.0
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -65,6 +65,12 @@ def test_ranks_without_an_address_do_not_each_become_alone():
         complete_environment({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
 
 
+def test_tasks_of_srun_do_not_each_become_alone():
+    with pytest.raises(RunError, match="let srun start one task on each machine"):
+        completed({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"})
+    assert completed({"SLURM_STEP_NUM_TASKS": "1"})["WORLD_SIZE"] == "1"
+
+
 def test_half_an_environment_is_refused():
     with pytest.raises(RunError, match="sets RANK, WORLD_SIZE but not LOCAL_RANK"):
         complete_environment({"RANK": "0", "WORLD_SIZE": "2"})
