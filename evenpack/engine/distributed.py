@@ -183,10 +183,11 @@ def complete_environment(environment: MutableMapping[str, str]) -> None:
             environment.setdefault(name, found)
     present = [name for name in _MPI_NAMES if name in environment]
     if not present:
-        if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+        if tasks > 1:
             raise RunError(
-                f"srun started {environment['SLURM_STEP_NUM_TASKS']} tasks that do not know of each other: let srun start "
-                "one task on each machine, and `deepspeed` or `torchrun` in it the ranks"
+                f"srun started {tasks} tasks that do not know of each other: let srun start one task on each machine, "
+                "and `deepspeed` or `torchrun` in it the ranks"
             )
         _be_alone(environment)
     elif len(present) < len(_MPI_NAMES):
