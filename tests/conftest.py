@@ -1,10 +1,23 @@
 """Shapes and types in the package's signatures are checked while the tests run."""
 
+import logging
 import os
+from collections.abc import Iterator
 
+import pytest
 from jaxtyping import install_import_hook
 
 # Small tensors gain nothing from threads, and several test processes share the cores. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 install_import_hook("evenpack", "beartype.beartype")
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_they_were() -> Iterator[None]:
+    """What a run does to the package's logger must not reach the next test."""
+    logger = logging.getLogger("evenpack")
+    before = (list(logger.handlers), logger.level, logger.propagate)
+    yield
+    logger.handlers[:], logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])

@@ -15,11 +15,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, Integer
 
 from evenpack.batch import CausalTargets, PackedBatch, StepCounts
 from evenpack.data.permutation import derive_key
 from evenpack.data.step_plan import PackedSource, PackSelection
+from evenpack.errors import DataError
 
 Layout = Literal["packed", "unpadded", "padded"]
 
@@ -51,12 +52,14 @@ class Collator:
         pack_length: int,
         packs_per_micro_batch: int,
         padding_token: int,
+        vocabulary_size: int,
     ) -> None:
         self.sources = tuple(sources)
         self.layout = layout
         self.pack_length = pack_length
         self.rows = packs_per_micro_batch
         self.padding_token = padding_token
+        self.vocabulary_size = vocabulary_size
         self.max_sequence_length = max(source.view.max_sequence_length for source in sources)
         self.max_sequences = self.rows * max(source.plan.max_sequences_per_pack for source in sources)
         segments_per_pack = max(
@@ -108,7 +111,7 @@ class Collator:
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
             chosen = packs.sequence_ids[members]
-            tokens[token_sources == index] = source.view.gather(chosen)
+            tokens[token_sources == index] = self._checked(source.view.gather(chosen), index)
             lengths, counts[members] = source.view.segments(chosen)
             parts.append(lengths)
         segment_lengths = np.empty(int(counts.sum()), dtype=np.int64)
@@ -116,6 +119,16 @@ class Collator:
         for index, lengths in enumerate(parts):
             segment_lengths[segment_sources == index] = lengths
         return tokens, segment_lengths, counts
+
+    def _checked(self, tokens: Integer[np.ndarray, " tokens"], source: int) -> Integer[np.ndarray, " tokens"]:
+        """Raises: DataError for a token that the model has no embedding of; the file has changed since `prepare`."""
+        if len(tokens) and (tokens.max() >= self.vocabulary_size or tokens.min() < 0):
+            wrong = tokens.max() if tokens.max() >= self.vocabulary_size else tokens.min()
+            raise DataError(
+                f"the token file of source number {source} holds token id {wrong}, the vocabulary has "
+                f"{self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
+            )
+        return tokens
 
     def _place(
         self,

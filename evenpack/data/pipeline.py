@@ -1,6 +1,8 @@
 """Prepared data -> micro-batches for one rank, prefetched by worker processes without changing their order."""
 
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -98,13 +100,15 @@ def training_batches(
         sampler=range(start_step * per_step, stop_step * per_step),
         batch_size=None,
         collate_fn=_as_it_is,
+        worker_init_fn=_outlive_stop_signals,
         num_workers=settings.loader_workers,
         # Forking a process that holds a process group or a CUDA context is undefined behaviour.
         multiprocessing_context="spawn" if settings.loader_workers else None,
         prefetch_factor=min(2 * per_step, _MOST_PREFETCHED) if settings.loader_workers else None,
         pin_memory=settings.pin_memory,
     )
-    batches = iter(loader)
+    with _blocked_stop_signals():  # which the workers inherit, until they can answer for themselves
+        batches = iter(loader)
     for step in range(start_step, stop_step):
         yield StepBatches(step=step, micro_batches=tuple(next(batches) for _ in range(per_step)))
 
@@ -151,6 +155,7 @@ def packed_sources(
 
 _MOST_PREFETCHED = 32
 """Micro-batches a worker; each holds six shared-memory files open, and 1,024 are a usual limit."""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _UNDEALT = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
@@ -164,8 +169,29 @@ def _collator(
         pack_length=prepared.pack_length,
         packs_per_micro_batch=packs_per_micro_batch,
         padding_token=prepared.end_of_text_id,
+        vocabulary_size=prepared.vocabulary_size,
     )
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+@contextmanager
+def _blocked_stop_signals() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outlive_stop_signals(_worker: int) -> None:
+    """A run that is asked to stop needs its batches until the end of the step, and `deepspeed` signals loaders too.
+
+    A second SIGTERM ends the worker: that is how the loader itself ends those that do not leave by themselves.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)

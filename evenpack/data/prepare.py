@@ -35,6 +35,7 @@ from evenpack.data.manifest import (
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.prepare_source import SourcePreparation
 from evenpack.data.prepare_tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
+from evenpack.data.prepared import check_sizes
 from evenpack.data.progress import Meter, NoProgress, Progress
 from evenpack.data.tokenise import SourceReporter
 from evenpack.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_inputs
@@ -81,6 +82,7 @@ def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifes
         except DataError:
             continue
         refuse_changed_inputs(before, now, directory)
+    check_sizes(directory, manifest)
     progress.note(f"{directory} is prepared already: nothing to do")
     return manifest
 

@@ -149,9 +149,12 @@ class SourcePreparation:
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
             splits[split] = self._split(self.folder / split, written.token_file, chosen)
         if splits["train"].packing is None:
+            ledger = splits["train"].ledger
             raise DataError(
-                f"source '{self.name}' leaves no sequence to train on; its documents: {splits['train'].ledger}, and "
-                f"{int(is_held_out.sum())} are held out for validation"
+                f"source '{self.name}' leaves no sequence to train on: of {written.token_file.documents} documents "
+                f"{int(is_held_out.sum())} are held out for validation, {ledger.documents_too_short} are shorter than "
+                f"minimum_document_length and {ledger.documents_too_long} longer than max_sequence_length; change "
+                "data.recipe or data.validation_fraction, or give it more documents"
             )
         record = SourceRecord(
             kind=self.config.sources[self.name].kind,

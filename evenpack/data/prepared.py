@@ -38,7 +38,7 @@ class PreparedData:
         directory = directory.expanduser().absolute()
         manifest = Manifest.read(directory)
         refuse_differences(manifest.data, data_section(config), directory)
-        _check_sizes(directory, manifest)
+        check_sizes(directory, manifest)
         return cls(directory, config, manifest)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,7 +110,7 @@ class PreparedData:
         return self.directory / "sources" / source / split
 
 
-def _check_sizes(directory: Path, manifest: Manifest) -> None:
+def check_sizes(directory: Path, manifest: Manifest) -> None:
     """Raises: DataError naming each file that is missing or has another size than it was written with."""
     wrong = []
     for record in manifest.files.values():

@@ -118,7 +118,7 @@ def write_tokens(
 
 
 def training_texts(corpus: Corpus, *, validation_fraction: float, reporter: SourceReporter) -> Iterator[str]:
-    """The texts that are not held out, to train a tokenizer on."""
+    """The texts that are not held out, to train a tokenizer on. Raises: DataError for a source without documents."""
     documents = 0
     with ThreadPoolExecutor(1, thread_name_prefix="reader") as executor:
         for batch in _ahead(_batches(corpus.documents()), executor):
@@ -126,6 +126,8 @@ def training_texts(corpus: Corpus, *, validation_fraction: float, reporter: Sour
             reporter.report(documents=documents, tokens=0, bytes_read=batch.bytes_read, bytes_resumed=0)
             out = held_out(batch.identities, validation_fraction)
             yield from (text for text, held in zip(batch.texts, out.tolist(), strict=True) if not held)
+    if documents == 0:
+        raise _holds_no_document(reporter.source)
 
 
 def _append_all(
@@ -158,9 +160,13 @@ def _append_all(
 
 def _check_content(source: str, writer: TokenFileWriter, state: dict[str, Any]) -> None:
     if writer.documents == 0:
-        raise DataError(f"source '{source}' holds no document: look at data.sources.{source}")
+        raise _holds_no_document(source)
     if writer.tokens - writer.documents == state["unknown_tokens"]:
         raise _says_nothing(source)
+
+
+def _holds_no_document(source: str) -> DataError:
+    return DataError(f"source '{source}' holds no document: look at data.sources.{source}")
 
 
 def _says_nothing(source: str) -> DataError:

@@ -39,6 +39,9 @@ from evenpack.files import fsync_directory, write_text
 
 log = logging.getLogger(__name__)
 
+_SAFE_MODEL_KEYS = ("model.dropout", "model.activation_checkpointing")
+"""What may change within a run: they leave the weights' meaning as it is."""
+
 
 @runtime_checkable
 class CheckpointableEngine(Protocol):
@@ -230,7 +233,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     Args:
         config: the resolved run file as JSON values, as in `TrainState`.
 
-    Raises: CheckpointError if the checkpoint's steps had another number of packs.
+    Raises: CheckpointError if the checkpoint's steps had another number of packs, or its model another structure.
     """
     changed = find_changed_keys(state.config, config)
     if "training.packs_per_step" in changed:
@@ -240,6 +243,16 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
             f"{now}: step {state.step + 1} would not begin at the pack that comes next, and documents would be "
             f"repeated or left out. Set training.packs_per_step={before}, or choose another run.output_dir to start "
             "anew."
+        )
+    network = {
+        key: change for key, change in changed.items() if key.startswith("model.") and key not in _SAFE_MODEL_KEYS
+    }
+    if network:
+        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in network.items()]
+        raise CheckpointError(
+            "the checkpoint is of another network than the run file asks for:\n"
+            + "\n".join(lines)
+            + "\nRestore these values, or choose another run.output_dir to start anew."
         )
     if changed:
         lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]

@@ -83,7 +83,7 @@ def _loop(
         is_last = step == last_step
         is_stopped = totals.stop and not is_last
         evaluations = None
-        if not is_stopped and _is_due(step, training.evaluate_every_steps, is_last=is_last):
+        if _is_due(step, training.evaluate_every_steps, is_last=is_last):
             with journal.paused():
                 evaluations = evaluate_model(run.engine.model, run.prepared, run.config, run.world)
         journal.add(step, totals, learning_rate=local.learning_rate, step_seconds=step_seconds, evaluations=evaluations)

@@ -5,6 +5,7 @@ the command that needs it.
 """
 
 import errno
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -73,7 +74,11 @@ def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson =
         from evenpack.launcher import console, views
 
         with console.PrepareProgress(console.messages()) as progress:
-            manifest = prepare_data(config.data, config.prepared_dir, progress=progress)
+            try:
+                manifest = prepare_data(config.data, config.prepared_dir, progress=progress)
+            except KeyboardInterrupt:
+                progress.note("interrupted; the same command goes on from here")
+                raise
         splits = manifest.summary()
         report.value = {
             "directory": config.prepared_dir,
@@ -310,4 +315,6 @@ def _fail(message: str) -> None:
     from evenpack.launcher import console
 
     console.print_error(message)
+    if "--json" in sys.argv:  # whatever the command: it has not got as far as its own document
+        print(json.dumps({"state": "failed", "message": message}))
     sys.exit(EXIT_BAD_INPUT)

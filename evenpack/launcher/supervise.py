@@ -22,6 +22,10 @@ from evenpack.launcher.stop import StopRequest, on_stop_signals, remove_stop_req
 from evenpack.launcher.verdict import LaunchResult, judge, killed
 
 _POLL_SECONDS = 0.25
+_SAME_REQUEST_SECONDS = 0.5
+"""Signals so close together are one request: batch systems send several, people press again later."""
+_KILL_SECONDS = 30.0
+"""For the kernel to end killed processes; one that waits for a broken disk takes longer, and nothing hastens it."""
 _FAILURE_SECONDS = 25.0
 """From the first failure to the end of every process."""
 _LEAVING_SECONDS = 60.0
@@ -65,7 +69,8 @@ def session_processes(session: int) -> list[psutil.Process]:
 
 def kill_session(session: int) -> None:
     """Kills every process of a session, also those that are being started meanwhile."""
-    while processes := session_processes(session):
+    deadline = time.monotonic() + _KILL_SECONDS
+    while time.monotonic() < deadline and (processes := session_processes(session)):
         for process in processes:
             with suppress(psutil.Error):
                 process.kill()
@@ -81,7 +86,7 @@ class _Supervisor:
         self._token = token
         self._folder = folder
         self._say = say
-        self._signals: list[int] = []
+        self._signals: list[tuple[float, int]] = []
         self._asked_to_stop = False
         self._killed_by: int | None = None
         self._deadline: float | None = None
@@ -117,7 +122,7 @@ class _Supervisor:
         )
 
     def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
-        self._signals.append(number)
+        self._signals.append((time.monotonic(), number))
 
     def _watch(self, child: int) -> None:
         """Returns when every process of the session has ended, or has to."""
@@ -135,8 +140,9 @@ class _Supervisor:
             self._asked_to_stop = True
             self._say("saving at the end of this step; press again to stop at once")
             self._request_stop(at_once=False)
-        if len(self._signals) > 1:
-            self._killed_by = self._signals[-1]
+        again = [number for at, number in self._signals if at - self._signals[0][0] > _SAME_REQUEST_SECONDS]
+        if again:
+            self._killed_by = again[0]
             self._say("stopping at once")
             self._request_stop(at_once=True)
             if self._plan.devices.kind == "hosts":

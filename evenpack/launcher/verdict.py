@@ -67,6 +67,9 @@ def _failed(failure: Failure, launcher_code: int, *, everyone: bool) -> LaunchRe
     if failure.exit_code == EXIT_BAD_INPUT:  # the rank has printed why
         message = "" if everyone else f"rank {failure.rank} on {failure.host} ended on the error above"
         return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message)
+    if failure.error is None and launcher_code == EXIT_BAD_INPUT:
+        message = f"rank {failure.rank} on {failure.host} ended on an error that it could not write down; see above"
+        return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message)
     how = f" ({describe_exit(launcher_code)})" if failure.error is None else ""
     return _error(failure.describe() + how)
 

@@ -106,8 +106,9 @@ def plot_packing(
 
 
 def smooth(losses: Float64[np.ndarray, " steps"]) -> Float64[np.ndarray, " steps"]:
-    """Mean over a window of about a fiftieth of the run around each step; at both ends, of what there is of it."""
-    window = np.ones(2 * (len(losses) // 100) + 1)
+    """Mean over about a fiftieth of the run around each step, five steps at least; at both ends over fewer."""
+    reach = min(max(2, len(losses) // 100), len(losses) // 10)
+    window = np.ones(2 * reach + 1)
     return np.convolve(losses, window, mode="same") / np.convolve(np.ones_like(losses), window, mode="same")
 
 
@@ -118,17 +119,18 @@ def _draw_lengths(axes: Any, histogram: LengthHistogram, statistics: LengthStati
     shares = [100 * bar.sequences / statistics.sequences for bar in ranges]
     axes.bar(lefts, shares, width=widths, align="edge", color=_COLOURS[0], alpha=0.85, linewidth=0.4, edgecolor="white")
     axes.axvline(statistics.median, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
-    on_the_right = statistics.median > max(pack_length, histogram.longest) / 2
+    width = max(pack_length, histogram.longest)
+    at_right = statistics.median > width / 2
     axes.annotate(
         f"median {statistics.median:,}",
         (statistics.median, 1.0),
         xycoords=("data", "axes fraction"),
-        xytext=(-5 if on_the_right else 5, -4),
+        xytext=(-5 if at_right else 5, -4),
         textcoords="offset points",
-        ha="right" if on_the_right else "left",
+        ha="right" if at_right else "left",
         va="top",
     )
-    axes.set_xlim(0, max(pack_length, histogram.longest) + 0.5)
+    axes.set_xlim(0, width + 0.5)
     axes.set_xlabel("sequence length (tokens)")
     axes.set_ylabel("share of sequences (%)")
     _title(axes, f"Padding to {pack_length:,} would waste {100 * statistics.padding_share:.1f} % of all slots")

@@ -44,6 +44,16 @@ def loop(config, *, stop_requested):
     return Outcome("finished", step)
 
 
+def loop_alone(config, *, stop_requested):
+    """Steps of one rank until it is asked to stop."""
+    step = 0
+    while not stop_requested():
+        step += 1
+        (config.run.output_dir / "step").write_text(str(step))
+        time.sleep(STEP_SECONDS)
+    return Outcome("stopped", step)
+
+
 def finish(config, *, stop_requested):
     return Outcome("finished", config.training.steps)
 
@@ -106,6 +116,7 @@ TRAININGS = {
     for function in (
         finish,
         loop,
+        loop_alone,
         loop_with_helper,
         refuse,
         refuse_on_rank_1,

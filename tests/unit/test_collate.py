@@ -12,8 +12,10 @@ from sources import packed_source
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.collate import UNPADDED_SLOT_MULTIPLE, Collator, Layout, order_hash
 from evenpack.data.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
+from evenpack.errors import DataError
 
 PADDING_TOKEN = 3
+VOCABULARY_SIZE = 1_000_000
 COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)
 LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")
 
@@ -35,6 +37,7 @@ def collator(source: PackedSource, layout: Layout, rows: int, pack_length: int) 
         pack_length=pack_length,
         packs_per_micro_batch=rows,
         padding_token=PADDING_TOKEN,
+        vocabulary_size=VOCABULARY_SIZE,
     )
 
 
@@ -121,7 +124,12 @@ def test_sources_keep_their_tokens_apart() -> None:
     planner = StepPlanner([first, second], [1, 1], packs_per_step=4, dealing=dealing)
     plan = planner.plan(0)
     both = Collator(
-        [first, second], layout="packed", pack_length=12, packs_per_micro_batch=4, padding_token=PADDING_TOKEN
+        [first, second],
+        layout="packed",
+        pack_length=12,
+        packs_per_micro_batch=4,
+        padding_token=PADDING_TOKEN,
+        vocabulary_size=VOCABULARY_SIZE,
     )
     batch = both.collate(plan.micro_batch(0, 0), plan.counts)
     rows = batch.tokens.reshape(4, 12)
@@ -147,3 +155,12 @@ def test_batches_are_the_same_from_run_to_run(layout: Layout) -> None:
     one, two = (collator(source, layout, rows=2, pack_length=12).collate(select(source, 2), COUNTS) for _ in range(2))
     assert torch.equal(one.tokens, two.tokens)
     assert one.order_hash == two.order_hash
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    source = packed_source([[5], [4]], pack_length=12, longest=12, first_token=1000)
+    one = Collator(
+        [source], layout="packed", pack_length=12, packs_per_micro_batch=1, padding_token=0, vocabulary_size=1015
+    )
+    with pytest.raises(DataError, match="token id 1015, the vocabulary has 1015 entries"):
+        one.collate(select(source, packs=1), COUNTS)

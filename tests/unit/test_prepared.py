@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared_files import StopAfter, StoppedError, two_sources, write_jsonl
+from prepared_files import StopAfter, StoppedError, save_tokenizer, two_sources, write_jsonl
 
 from evenpack.data.data_config import DataConfig
 from evenpack.data.manifest import Manifest
@@ -188,10 +188,23 @@ def test_the_fingerprint_follows_what_decides_the_order(
 
 
 def test_the_fingerprint_does_not_follow_times_and_places_of_files(
-    corpus: Path, own_corpus: Path, finished: Path, tmp_path: Path
+    corpus: Path, own_corpus: Path, tmp_path: Path
 ) -> None:
-    for path in own_corpus.iterdir():
-        path.touch()
-    prepare(two_sources(own_corpus), tmp_path / "data")
+    fingerprints = []
+    for number, folder in enumerate((corpus, own_corpus)):
+        for path in own_corpus.iterdir():
+            path.touch()
+        config = two_sources(folder, tokenizer=save_tokenizer(tmp_path / f"tokenizer{number}"))
+        prepare(config, tmp_path / f"data{number}")
+        fingerprints.append(PreparedData.open(tmp_path / f"data{number}", config).fingerprint(1))
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_a_path_is_the_same_from_wherever_it_is_given(
+    corpus: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = PreparedData.open(finished, two_sources(corpus)).fingerprint(1)
-    assert PreparedData.open(tmp_path / "data", two_sources(own_corpus)).fingerprint(1) == expected
+    monkeypatch.chdir(corpus)
+    relative = two_sources(Path())
+    assert not relative.sources["wiki"].path.is_absolute()
+    assert PreparedData.open(finished, relative).fingerprint(1) == expected

@@ -1,0 +1,110 @@
+"""The life of a run's processes, with anything but `deepspeed` in its place."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_runs import HERE, FakeRun
+
+from evenpack.launcher import supervise as module
+from evenpack.launcher.launch import Devices, LaunchPlan
+from evenpack.launcher.supervise import session_processes, supervise
+from evenpack.launcher.verdict import LaunchResult
+
+
+@pytest.fixture
+def looping(tmp_path: Path) -> Iterator[FakeRun]:
+    run = FakeRun.create(tmp_path, "loop_alone")
+    yield run
+    assert run.close() == []
+
+
+def plan(*command: str, environment: dict[str, str] | None = None) -> LaunchPlan:
+    """A run of one rank."""
+    devices = Devices(kind="cpu", ranks=1, options=(), choice="one rank")
+    return LaunchPlan(command=(sys.executable, *command), environment=environment or {}, devices=devices)
+
+
+def supervise_with(run: FakeRun, meanwhile: Callable[[], None]) -> tuple[LaunchResult, list[str]]:
+    """One fake rank; `meanwhile` is called once it steps. How it ended, and what was said."""
+
+    def wait_and_act() -> None:
+        run.wait_for("step")
+        meanwhile()
+
+    said: list[str] = []
+    actor = threading.Thread(target=wait_and_act)
+    actor.start()
+    command = plan(str(HERE / "fake_worker.py"), str(run.run_file), environment=run.environment())
+    result = supervise(command, run.output_dir, say=said.append)
+    actor.join()
+    return result, said
+
+
+def send(*numbers: signal.Signals, pause_seconds: float = 0.0) -> None:
+    for index, number in enumerate(numbers):
+        if index:
+            time.sleep(pause_seconds)
+        os.kill(os.getpid(), number)
+
+
+def test_signals_close_together_are_one_request_to_stop(looping: FakeRun) -> None:
+    result, said = supervise_with(looping, lambda: send(signal.SIGTERM, signal.SIGHUP, signal.SIGTERM))
+    assert result.state == "stopped"
+    assert said == ["saving at the end of this step; press again to stop at once"]
+
+
+def test_a_later_signal_kills_with_its_own_code(tmp_path: Path) -> None:
+    run = FakeRun.create(tmp_path, "hang_in_python")
+    result, said = supervise_with(run, lambda: send(signal.SIGINT, signal.SIGTERM, pause_seconds=1.0))
+    assert (result.state, result.exit_code) == ("failed", 143)
+    assert said[-1] == "stopping at once"
+    assert run.living() == []
+
+
+def test_ranks_are_asked_directly_where_the_disk_takes_no_stop_file(
+    looping: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_stop_request", fail)
+    result, said = supervise_with(looping, lambda: send(signal.SIGTERM))
+    assert result.state == "stopped"
+    assert "No space left on device" in said[-1]
+
+
+def test_handlers_are_as_before_when_a_run_has_ended(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    result = supervise(plan("-c", "raise SystemExit(3)"), tmp_path / "out", say=print)
+    assert (result.state, result.exit_code) == ("failed", 1)
+    assert "ended (exit code 3) before any rank had started" in result.message
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STRAY_SECONDS", 0.5)
+    script = (
+        "import os, subprocess, sys\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], process_group=0)"
+    )
+    supervise(plan("-c", script, str(tmp_path / "session")), tmp_path / "out", say=print)
+    assert session_processes(int((tmp_path / "session").read_text())) == []
+
+
+def test_a_run_whose_supervision_breaks_is_ended(looping: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        if looping.pids_dir.exists() and any(looping.pids_dir.iterdir()):
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(module._Supervisor, "_set_deadline", fail)
+    command = plan(str(HERE / "fake_worker.py"), str(looping.run_file), environment=looping.environment())
+    with pytest.raises(ZeroDivisionError):
+        supervise(command, looping.output_dir, say=print)
+    assert looping.living() == []
