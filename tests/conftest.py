@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,13 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 install_import_hook("evenpack", "beartype.beartype")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_that_count() -> None:
+    """What `nohup` or a shell's background job has set to be ignored would be ignored by all that the tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from evenpack.launcher.launch import free_port
+
 HERE = Path(__file__).parent
 
 RUN_FILE = """
@@ -86,7 +88,12 @@ class FakeRun:
 
     def start_ranks(self, ranks: int) -> list[Any]:
         """Children of this process, with the environment that a launcher gives."""
-        place = {"WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+        place = {
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
         return [
             self.start(
                 [str(HERE / "fake_worker.py"), str(self.run_file)],
