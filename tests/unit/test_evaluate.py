@@ -42,6 +42,10 @@ class HeldOut(PreparedData):
         return 0
 
     @property
+    def vocabulary_size(self) -> int:
+        return VOCABULARY
+
+    @property
     def source_names(self) -> tuple[str, ...]:
         return tuple(self.lengths)
 
