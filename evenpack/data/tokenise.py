@@ -1,7 +1,7 @@
 """A source's documents -> its token file, in a pipeline that keeps the encoder's threads busy.
 
 reader thread            documents, in batches of equal bytes, a few batches ahead
-two encoder threads      batch -> tokens; two, so that Rust's threads have work while the last
+four encoder threads     batch -> tokens; several, so that Rust's threads have work while the last
                          long document of a batch is encoded, and while ids become arrays
 the calling thread       appends in order, commits every few seconds
 """
@@ -25,10 +25,10 @@ from evenpack.data.token_file_writer import Journal, TokenFileWriter
 from evenpack.data.tokenizer import EncodedDocuments, Tokenizer
 from evenpack.errors import DataError
 
-BATCH_TEXT_BYTES = 1 << 20
+BATCH_TEXT_BYTES = 1 << 19
 _BATCH_DOCUMENTS = 1 << 14
 _BATCHES_READ_AHEAD = 3
-_ENCODERS = 2
+_ENCODERS = 4
 COMMIT_SECONDS = 5.0
 """What a kill costs at most."""
 
