@@ -5,18 +5,21 @@ import time
 
 import numpy as np
 
+from evenpack.data.packing.certificate import Certificate
+from evenpack.data.packing.cutting_stock import cutting_stock
 from evenpack.data.packing.histogram import LengthHistogram
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.shortest_pack_first import shortest_pack_first
-from evenpack.data.packing.strategy import Packer, Packing, Strategy
+from evenpack.data.packing.strategy import Certified, Packer, Packing, Strategy
 from evenpack.data.packing.unpacked import unpacked
 from evenpack.errors import PackingError
 
-__all__ = ["ALGORITHMS", "LengthHistogram", "Packer", "Packing", "Strategy", "pack"]
+__all__ = ["ALGORITHMS", "Certificate", "LengthHistogram", "Packer", "Packing", "Strategy", "pack"]
 
 ALGORITHMS: dict[str, Packer] = {
     "longest_pack_first": longest_pack_first,
     "shortest_pack_first": shortest_pack_first,
+    "cutting_stock": cutting_stock,
     "none": unpacked,
 }
 
@@ -54,8 +57,9 @@ def pack(
             f"{pack_length} slots; raise pack_length or cut the sequences"
         )
     start = time.process_time()
-    used = ALGORITHMS[name](histogram, pack_length, max_sequences_per_pack or pack_length)
+    found = ALGORITHMS[name](histogram, pack_length, max_sequences_per_pack or pack_length)
     cpu_seconds = time.process_time() - start
+    used = found.counts if isinstance(found, Certified) else found
     strategies = tuple(sorted(used, reverse=True))
     return Packing(
         algorithm=name,
@@ -64,6 +68,7 @@ def pack(
         strategies=strategies,
         counts=np.array([used[strategy] for strategy in strategies], dtype=np.int64),
         cpu_seconds=cpu_seconds,
+        certificate=found.certificate if isinstance(found, Certified) else None,
     )
 
 

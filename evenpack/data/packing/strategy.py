@@ -7,13 +7,24 @@ from itertools import chain
 import numpy as np
 from jaxtyping import Int64
 
+from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.histogram import LengthHistogram
 from evenpack.errors import PackingError
 
 Strategy = tuple[int, ...]
 """The lengths of one pack, longest first."""
 
-Packer = Callable[[LengthHistogram, int, int], Mapping[Strategy, int]]
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Certified:
+    """What a packer returns that can prove how good it is."""
+
+    counts: Mapping[Strategy, int]
+    """How often each strategy is used."""
+    certificate: Certificate
+
+
+Packer = Callable[[LengthHistogram, int, int], Mapping[Strategy, int] | Certified]
 """(histogram, pack length, most sequences a pack) -> how often each strategy is used."""
 
 
@@ -34,6 +45,8 @@ class Packing:
     """Packs of each strategy, 1 or more."""
     cpu_seconds: float
     """CPU time that the algorithm took."""
+    certificate: Certificate | None = None
+    """What proves `lower_bound`; None: the tokens alone do."""
 
     def __post_init__(self) -> None:
         if len(self.counts) != len(self.strategies):
@@ -106,8 +119,9 @@ class Packing:
 
     @property
     def lower_bound(self) -> int:
-        """Packs that the tokens alone would fill: no packing has fewer, whatever its depth."""
-        return -(-self.tokens // self.pack_length)
+        """Packs that no packing can do without: by the certificate, else those that the tokens alone would fill."""
+        certificate = self.certificate or Certificate.by_tokens(self.pack_length)
+        return certificate.bound(self.histogram)
 
     @property
     def gap(self) -> float:

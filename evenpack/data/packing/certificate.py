@@ -1,0 +1,33 @@
+"""Proof that no packing of a histogram can have fewer packs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.data.packing.histogram import LengthHistogram
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Certificate:
+    """Integer prices of lengths such that no pack that keeps the limits is worth more than `pack_value`.
+
+    All sequences together then fill no fewer packs than their worth divided by it.
+
+    Source: Farley, "A note on bounding a class of linear programming problems, including cutting stock problems", 1990.
+    """
+
+    prices: Int64[np.ndarray, " pack_length"]
+    """0 or more; `prices[i]` is for length i + 1. Lengths that do not occur need no price."""
+    pack_value: int
+
+    @classmethod
+    def by_tokens(cls, pack_length: int) -> "Certificate":
+        """Each token is worth one slot: true at any limit of depth."""
+        return cls(prices=np.arange(1, pack_length + 1), pack_value=pack_length)
+
+    def bound(self, histogram: LengthHistogram) -> int:
+        """Packs that no packing of `histogram` can do without, in exact integers of any size."""
+        present = np.flatnonzero(histogram.counts).tolist()
+        worth = sum(int(histogram.counts[index]) * int(self.prices[index]) for index in present)
+        return -(-worth // self.pack_value)
