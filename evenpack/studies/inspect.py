@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenpack.data.packing import ALGORITHMS, LengthHistogram, pack
+from evenpack.data.packing import LengthHistogram, pack
 
 DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, None)
 """Most sequences a pack may hold; None: no limit."""
+_GREEDY = ("shortest_pack_first", "longest_pack_first")
+_LONGEST_CUT_AT_EVERY_DEPTH = 512
+"""Slots up to which cutting_stock takes about a second at any depth; longer packs show it without a limit only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,7 @@ def length_statistics(histogram: LengthHistogram, *, pack_length: int) -> Length
 def compare_packings(
     histogram: LengthHistogram, *, pack_length: int, depths: Sequence[int | None] = DEPTHS
 ) -> tuple[PackingRow, ...]:
-    """Every algorithm at every limit of depth, best efficiency last; a pack of one sequence needs no algorithm.
+    """The greedy algorithms and cutting_stock at every limit of depth; a pack of one sequence needs no algorithm.
 
     Raises: PackingError if a sequence is longer than `pack_length`.
     """
@@ -94,7 +97,8 @@ def compare_packings(
     for depth in depths:
         if depth == 1:
             continue
-        rows += [_row(histogram, algorithm, depth, pack_length) for algorithm in ALGORITHMS if algorithm != "none"]
+        exact = ("cutting_stock",) if depth is None or pack_length <= _LONGEST_CUT_AT_EVERY_DEPTH else ()
+        rows += [_row(histogram, algorithm, depth, pack_length) for algorithm in (*_GREEDY, *exact)]
     return tuple(rows)
 
 

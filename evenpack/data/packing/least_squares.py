@@ -1,0 +1,188 @@
+"""Non-negative least squares histogram packing: mixes all ways to fill a pack exactly so that they meet the histogram.
+
+What the solver leaves inexact is mended here: a sequence that no pack has a slot for is packed by itself, and a slot
+that no sequence is there for becomes padding.
+
+Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), sections 3.1.2, F.4 and S.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from scipy.optimize import nnls
+
+from evenpack.data.packing.histogram import LengthHistogram
+from evenpack.data.packing.longest_pack_first import longest_pack_first
+from evenpack.data.packing.strategy import Strategy
+from evenpack.errors import PackingError
+
+Leftovers = Literal["paper", "best_fit"]
+"""Where sequences go that the mixture has no slot for: each into a pack of its own (beside padding of the length that
+would complete it), or together by `longest_pack_first`."""
+
+_MOST_STRATEGIES = 2_000_000
+"""The solver's matrix is dense, with a column for each strategy: at 512 slots this many take 8 GB."""
+
+_SHORTAGE_WEIGHT = 1e6
+"""How much a missing slot weighs in `least_squares_padding`; the paper's value."""
+
+
+def least_squares(
+    histogram: LengthHistogram,
+    pack_length: int,
+    max_sequences_per_pack: int,
+    *,
+    weight: float = 0.09,
+    weight_up_to: int = 8,
+    leftovers: Leftovers = "paper",
+) -> Mapping[Strategy, int]:
+    """Minimises the squared differences between slots and sequences of each length (NNLSHP, equation 22).
+
+    The difference at a length up to `weight_up_to` counts by `weight` (0 or more), at any other by 1: padding in place
+    of a short sequence costs little.
+
+    Raises: PackingError for a negative weight, a sequence longer than a pack, or too many strategies to solve for.
+    """
+    if not 0 <= weight < np.inf:
+        raise PackingError(f"the weight of short lengths must be 0 or more, found {weight}")
+    strategies = _all_strategies(pack_length, max_sequences_per_pack)
+    wanted = _wanted(histogram, pack_length)
+    weights = np.where(np.arange(1, pack_length + 1) <= weight_up_to, weight, 1.0)
+    mixture = _solve(weights[:, None] * _slots(strategies, pack_length), weights * wanted)
+    return _exact_packs(strategies, mixture, wanted, max_sequences_per_pack, leftovers)
+
+
+def least_squares_padding(
+    histogram: LengthHistogram,
+    pack_length: int,
+    max_sequences_per_pack: int,
+    *,
+    leftovers: Leftovers = "paper",
+) -> Mapping[Strategy, int]:
+    """Minimises the squared padding by length, and lets hardly a sequence go without a slot (equations 23 and 24).
+
+    An unknown more for each length, its surplus of slots, is tied to slots less sequences. As no unknown is negative,
+    neither is the surplus, up to rounding. It takes two to six times as long as `least_squares`.
+
+    Raises: PackingError for a sequence longer than a pack, or too many strategies to solve for.
+    """
+    strategies = _all_strategies(pack_length, max_sequences_per_pack)
+    wanted = _wanted(histogram, pack_length)
+    slots = _slots(strategies, pack_length)
+    lengths = np.arange(1.0, pack_length + 1)
+    no_surplus = np.zeros((pack_length, pack_length))
+    surplus = -_SHORTAGE_WEIGHT * np.eye(pack_length)
+    matrix = np.block([[lengths[:, None] * slots, no_surplus], [_SHORTAGE_WEIGHT * slots, surplus]])
+    solution = _solve(matrix, np.concatenate([lengths * wanted, _SHORTAGE_WEIGHT * wanted]))
+    return _exact_packs(strategies, solution[: len(strategies)], wanted, max_sequences_per_pack, leftovers)
+
+
+def _all_strategies(pack_length: int, max_sequences: int) -> list[Strategy]:
+    """Every way to fill `pack_length` slots exactly with at most `max_sequences` lengths."""
+    _refuse_too_many(pack_length, max_sequences)
+    return list(_partitions(pack_length, max_sequences, 1))
+
+
+def _refuse_too_many(pack_length: int, max_sequences: int) -> None:
+    """Counts the strategies: as many as there are partitions into parts of `max_sequences` at most (conjugation)."""
+    ways = [1] + [0] * pack_length
+    for depth in range(1, min(max_sequences, pack_length) + 1):
+        for slots in range(depth, pack_length + 1):
+            ways[slots] += ways[slots - depth]
+        if ways[pack_length] > _MOST_STRATEGIES:
+            raise PackingError(
+                f"{depth} sequences a pack fill {pack_length} slots in {ways[pack_length]} ways, and least squares "
+                f"can weigh {_MOST_STRATEGIES} at most; set max_sequences_per_pack to {depth - 1} or less, or pack "
+                f"with longest_pack_first, which needs no limit"
+            )
+
+
+def _partitions(total: int, most: int, shortest: int) -> Iterator[Strategy]:
+    """Descending tuples of 1 to `most` lengths, none below `shortest`, that sum to `total`.
+
+    They come in the paper's order, by the shortest lengths; the solver breaks ties by it.
+    """
+    if most > 1:
+        for last in range(shortest, total // 2 + 1):
+            for longer in _partitions(total - last, most - 1, last):
+                yield (*longer, last)
+    yield (total,)
+
+
+def _wanted(histogram: LengthHistogram, pack_length: int) -> Int64[np.ndarray, " pack_length"]:
+    """Sequences of each length from 1 to `pack_length`."""
+    if histogram.longest > pack_length:
+        raise PackingError(
+            f"a sequence of {histogram.longest} tokens does not fit into a pack of {pack_length} slots; raise "
+            f"pack_length or cut the sequences"
+        )
+    return np.pad(histogram.counts[:pack_length], (0, max(0, pack_length - len(histogram.counts))))
+
+
+def _slots(strategies: list[Strategy], pack_length: int) -> Float64[np.ndarray, "pack_length strategies"]:
+    """How many slots of each length (row) a pack of each strategy (column) has: the packing matrix."""
+    slots = np.zeros((pack_length, len(strategies)))
+    for column, strategy in enumerate(strategies):
+        for length in strategy:
+            slots[length - 1, column] += 1
+    return slots
+
+
+def _solve(
+    matrix: Float64[np.ndarray, "equations unknowns"], target: Float64[np.ndarray, " equations"]
+) -> Float64[np.ndarray, " unknowns"]:
+    try:
+        solution: Float64[np.ndarray, " unknowns"] = nnls(matrix, target)[0]
+    except RuntimeError as error:
+        raise PackingError(
+            f"the least squares solver found no mixture of {matrix.shape[1]} strategies ({error}); "
+            f"pack with longest_pack_first instead"
+        ) from error
+    return solution
+
+
+def _exact_packs(
+    strategies: list[Strategy],
+    mixture: Float64[np.ndarray, " strategies"],
+    wanted: Int64[np.ndarray, " pack_length"],
+    max_sequences: int,
+    leftovers: Leftovers,
+) -> Mapping[Strategy, int]:
+    """Rounds the mixture to whole packs and mends its residual, so that each sequence is placed once (F.4.4)."""
+    repeats = np.rint(mixture).astype(np.int64)
+    packs = Counter({strategies[column]: int(repeats[column]) for column in np.flatnonzero(repeats).tolist()})
+    residual = wanted.copy()
+    for strategy, count in packs.items():
+        for length in strategy:
+            residual[length - 1] -= count
+    for index in np.flatnonzero(residual < 0).tolist():
+        _drop_slots(packs, index + 1, -int(residual[index]))
+    packs.update(_packed_leftovers(np.maximum(residual, 0), max_sequences, leftovers))
+    return packs
+
+
+def _drop_slots(packs: Counter[Strategy], length: int, surplus: int) -> None:
+    """Turns `surplus` slots of a length into padding; a pack that would then be empty goes."""
+    for strategy in sorted(strategy for strategy in packs if length in strategy):
+        shortened, count = strategy, packs[strategy]
+        while surplus and length in shortened:
+            cut = min(count, surplus)
+            packs[shortened] -= cut
+            if not packs[shortened]:
+                del packs[shortened]
+            at = shortened.index(length)
+            shortened = shortened[:at] + shortened[at + 1 :]
+            if shortened:
+                packs[shortened] += cut
+            surplus, count = surplus - cut, cut
+
+
+def _packed_leftovers(
+    left: Int64[np.ndarray, " pack_length"], max_sequences: int, leftovers: Leftovers
+) -> Mapping[Strategy, int]:
+    if leftovers == "best_fit" and left.any():
+        return longest_pack_first(LengthHistogram(counts=left), len(left), max_sequences)
+    return {(index + 1,): int(left[index]) for index in np.flatnonzero(left).tolist()}
