@@ -266,3 +266,32 @@ def test_a_wrong_request_is_refused_with_a_remedy(algorithm, pack_length, limit,
 def test_the_longest_length_allowed_must_be_one_or_more():
     with pytest.raises(PackingError, match="must be 1 or more, found 0"):
         LengthHistogram.from_lengths([1], longest=0)
+
+
+@pytest.mark.parametrize("kind", [list, np.int32, np.uint64, np.float64])
+def test_bare_counts_are_packed_as_their_histogram(kind):
+    counts = [0, 3, 5, 3_000_000_000 if kind is not np.int32 else 2, 0]
+    given_counts = counts if kind is list else np.array(counts, dtype=kind)
+    packing = pack(given_counts, "longest_pack_first", pack_length=7)
+    assert packing.histogram.counts.tolist() == counts
+    assert packing.sequences == sum(counts)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([1, -2], "length 2 has -2"),
+        ([1.0, float("nan")], "length 2 has nan"),
+        ([1.0, float("inf")], "length 2 has inf"),
+        ([0.5, 1], "length 1 has 0.5"),
+        (np.array([1, 1 << 63], dtype=np.uint64), "length 2 has 9223372036854775808"),
+        ([0, 1 << 62], "up to 2\\*\\*62 tokens in 64-bit integers, found 9.22e"),
+        ([[1, 2]], "shape"),
+        (["1"], "array of <U1"),
+        ([], "histogram is empty"),
+        ([0, 0], "histogram is empty"),
+    ],
+)
+def test_wrong_bare_counts_are_refused_with_their_place(counts, message):
+    with pytest.raises(PackingError, match=message):
+        pack(counts if not isinstance(counts, list) else np.array(counts), pack_length=4)

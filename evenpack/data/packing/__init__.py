@@ -2,6 +2,7 @@
 
 import difflib
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,7 +40,7 @@ sequences a pack; at 2,048 slots and 8 sequences it takes a minute and a half.""
 
 
 def pack(
-    histogram: LengthHistogram,
+    histogram: LengthHistogram | np.ndarray | Sequence[int | float],
     algorithm: str = "auto",
     *,
     pack_length: int,
@@ -47,10 +48,12 @@ def pack(
 ) -> Packing:
     """Packs every sequence of `histogram` exactly once into packs of `pack_length` slots.
 
+    Bare counts stand for a histogram too: index i counts the sequences of length i + 1.
+
     The result depends on the arguments alone; its `algorithm` tells what `auto` chose: longest_pack_first where that
     is within 0.01 % of what the tokens alone would fill, else cutting_stock where it is a matter of seconds.
 
-    Raises: PackingError for an unknown algorithm, a limit below 1, or a sequence longer than a pack.
+    Raises: PackingError for an unknown algorithm, a limit below 1, a sequence longer than a pack, or wrong counts.
     """
     if algorithm not in ("auto", *ALGORITHMS):
         raise PackingError(f"there is no packing algorithm '{algorithm}'; {_nearest(algorithm)}")
@@ -60,6 +63,8 @@ def pack(
         raise PackingError(
             f"max_sequences_per_pack must be 1 or more, or null for no limit, found {max_sequences_per_pack}"
         )
+    if not isinstance(histogram, LengthHistogram):
+        histogram = LengthHistogram.from_counts(histogram)
     if histogram.longest > pack_length:
         too_long = int(histogram.counts[pack_length:].sum())
         raise PackingError(

@@ -11,12 +11,14 @@ from evenpack.errors import PackingError
 _CHUNK = 1 << 20
 """Lengths looked at together; keeps temporaries at a few MB however long a memory-mapped input is."""
 
+_MOST_TOKENS = 2.0**62
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LengthHistogram:
     """Counts of sequences by length; `counts[i]` belongs to length i + 1.
 
-    Raises: PackingError for a negative count, or where there is no sequence at all.
+    Raises: PackingError for a negative count, where there is no sequence at all, or for 2**62 tokens and more.
     """
 
     counts: Int64[np.ndarray, " longest"]
@@ -29,6 +31,12 @@ class LengthHistogram:
             raise PackingError(f"a histogram counts 0 or more sequences; length {index + 1} has {self.counts[index]}")
         if not self.counts.any():
             raise PackingError("there is no sequence to pack: the histogram is empty; look whether the source has text")
+
+        tokens = float(self.counts.astype(np.float64) @ np.arange(1, len(self.counts) + 1))
+        if tokens >= _MOST_TOKENS:
+            raise PackingError(
+                f"a histogram can count up to 2**62 tokens in 64-bit integers, found {tokens:.3g}; divide the counts"
+            )
 
     @classmethod
     def from_lengths(cls, lengths: np.ndarray | Sequence[int | float], *, longest: int) -> "LengthHistogram":
@@ -50,6 +58,25 @@ class LengthHistogram:
             _refuse_wrong_lengths(chunk, start, longest)
             counts += np.bincount(chunk.astype(np.intp, copy=False), minlength=longest + 1)
         return cls(counts=counts[1:])
+
+    @classmethod
+    def from_counts(cls, counts: np.ndarray | Sequence[int | float]) -> "LengthHistogram":
+        """The histogram of bare counts; index i counts the sequences of length i + 1.
+
+        Raises: PackingError with the first entry that is no whole number of 0 to 2**63 - 1, and its length.
+        """
+        values = np.asarray(counts)
+        if values.ndim != 1 or (len(values) and values.dtype.kind not in "iuf"):
+            raise PackingError(
+                f"expected one whole number for each length, found an array of {values.dtype} with shape {values.shape}"
+            )
+        right = (values >= 0) & (values < 2.0**63) & (values == np.floor(values))  # False for NaN too
+        if not right.all():
+            index = int(np.argmin(right))
+            raise PackingError(
+                f"a histogram counts a whole number of 0 or more sequences; length {index + 1} has {values[index]}"
+            )
+        return cls(counts=values.astype(np.int64))
 
     @property
     def sequences(self) -> int:
