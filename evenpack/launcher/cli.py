@@ -36,6 +36,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at run files.", no_args_is_help=True, context_settings=_SETTINGS)
 app.add_typer(config_app, name="config")
+study_app = typer.Typer(help="Compare: the benchmarking layer.", no_args_is_help=True, context_settings=_SETTINGS)
+app.add_typer(study_app, name="study")
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.", show_default=False)]
 Overrides = Annotated[
@@ -259,6 +261,50 @@ def doctor(*, as_json: AsJson = False) -> None:
         found = examine()
         report.value, report.shown = found, tables(found)
     raise typer.Exit(0 if found.ok else EXIT_PROBE_FAILED)
+
+
+@study_app.command("packing")
+def study_packing(
+    lengths: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A run (.yaml), a published name (wikipedia_512), a .npy, .json or text file, or - for stdin.",
+            show_default=False,
+        ),
+    ],
+    overrides: Overrides = None,
+    *,
+    source: Annotated[
+        str | None, typer.Option(help="Of a run: this source alone. Default: all together.", show_default=False)
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of a .json file with several histograms: which one.", show_default=False)
+    ] = None,
+    pack_length: Annotated[
+        int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.", show_default=False)
+    ] = None,
+    depths: Annotated[
+        str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none.", show_default=False)
+    ] = None,
+    algorithms: Annotated[
+        str | None, typer.Option(help="Names with commas between. Default: all, where of use.", show_default=False)
+    ] = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare packing algorithms over depths.
+
+    \b
+    Examples:
+      evenpack study packing wikipedia_512 --plot packing.png
+      evenpack study packing lengths.npy --pack-length 2048 --algorithms longest_pack_first,cutting_stock
+    """
+    with _reporting(as_json) as report:
+        from evenpack.launcher.inspection import find_subject, study_subject
+
+        subject = find_subject(lengths, overrides or [], source=source, name=name, pack_length=pack_length)
+        report.value, report.shown = study_subject(subject, depths=depths, algorithms=algorithms, plot=plot)
 
 
 @config_app.command("show")

@@ -15,6 +15,7 @@ from evenpack.errors import ConfigError, DataError
 from evenpack.launcher import console, views
 from evenpack.studies.inspect import compare_packings, length_ranges, length_statistics
 from evenpack.studies.lengths import merge_histograms, read_histogram
+from evenpack.studies.packing import STUDY_DEPTHS, study_packing
 from evenpack.studies.plots import plot_packing, require_matplotlib
 
 
@@ -78,6 +79,46 @@ def inspect_lengths(subject: Subject, *, plot: Path | None) -> tuple[dict[str, A
         "packings": packings,
     }
     return value, shown
+
+
+def study_subject(
+    subject: Subject, *, depths: str | None, algorithms: str | None, plot: Path | None
+) -> tuple[dict[str, Any], list[RenderableType]]:
+    """The comparison of packers, as a value for JSON and as what rich can print; draws it too if asked.
+
+    Raises: ConfigError for depths that are no numbers; PackingError for unknown algorithms; ConfigError for a plot
+    without matplotlib.
+    """
+    if plot is not None:
+        require_matplotlib()
+    histogram, pack_length = subject.histogram, subject.pack_length
+    rows = study_packing(
+        histogram,
+        pack_length=pack_length,
+        depths=STUDY_DEPTHS if depths is None else _depths(depths),
+        algorithms=None if algorithms is None else algorithms.split(","),
+        begin=_announce,
+    )
+    shown: list[RenderableType] = [views.packing_table(rows, pack_length=pack_length)]
+    if plot is not None:
+        plot_packing(
+            histogram, length_statistics(histogram, pack_length=pack_length), rows, plot, pack_length=pack_length
+        )
+        shown.append(console.text(f"Drew {plot}"))
+    return {"origin": subject.origin, "pack_length": pack_length, "packings": rows}, shown
+
+
+def _depths(given: str) -> tuple[int | None, ...]:
+    """`2,3,none` as numbers."""
+    words = [word.strip() for word in given.split(",")]
+    wrong = [word for word in words if word != "none" and not (word.isdecimal() and int(word) > 0)]
+    if wrong:
+        raise ConfigError(f"--depths {given}: '{wrong[0]}' is neither a number of 1 or more nor 'none'; give 2,3,none")
+    return tuple(None if word == "none" else int(word) for word in words)
+
+
+def _announce(algorithm: str, depth: int | None) -> None:
+    console.messages().print(f"{algorithm}, {'no limit of depth' if depth is None else f'depth {depth}'} ...")
 
 
 def _of_run(run_file: Path, overrides: Sequence[str], source: str | None, pack_length: int | None) -> Subject:

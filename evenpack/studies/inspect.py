@@ -1,7 +1,7 @@
 """What a histogram of lengths means for padding and packing: figures without a model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,6 +48,8 @@ class PackingRow:
     padding_share: float
     packing_factor: float
     """Sequences a pack, on average."""
+    lower_bound: int
+    """Packs that no packing at this limit of depth can do without, as far as is proven."""
     gap: float
     """Packs above the lower bound, as a share of it."""
     cpu_seconds: float
@@ -93,12 +95,14 @@ def compare_packings(
 
     Raises: PackingError if a sequence is longer than `pack_length`.
     """
-    rows = [_row(histogram, "none", None, pack_length)] if 1 in depths else []
+    rows = [packing_row(histogram, "none", None, pack_length)] if 1 in depths else []
     for depth in depths:
         if depth == 1:
             continue
         exact = ("cutting_stock",) if depth is None or pack_length <= _LONGEST_CUT_AT_EVERY_DEPTH else ()
-        rows += [_row(histogram, algorithm, depth, pack_length) for algorithm in (*_GREEDY, *exact)]
+        rows += with_best_bound(
+            [packing_row(histogram, algorithm, depth, pack_length) for algorithm in (*_GREEDY, *exact)]
+        )
     return tuple(rows)
 
 
@@ -118,7 +122,14 @@ def length_ranges(histogram: LengthHistogram, *, bars: int = 16) -> tuple[Length
     )
 
 
-def _row(histogram: LengthHistogram, algorithm: str, depth: int | None, pack_length: int) -> PackingRow:
+def with_best_bound(rows: Sequence[PackingRow]) -> list[PackingRow]:
+    """Rows of one limit of depth, each held against the greatest bound that any of them proves."""
+    bound = max(row.lower_bound for row in rows)
+    return [replace(row, lower_bound=bound, gap=row.packs / bound - 1) for row in rows]
+
+
+def packing_row(histogram: LengthHistogram, algorithm: str, depth: int | None, pack_length: int) -> PackingRow:
+    """Packs, and says what came of it. Raises: PackingError as `pack`."""
     packing = pack(histogram, algorithm, pack_length=pack_length, max_sequences_per_pack=depth)
     return PackingRow(
         algorithm=algorithm,
@@ -129,6 +140,7 @@ def _row(histogram: LengthHistogram, algorithm: str, depth: int | None, pack_len
         efficiency=packing.efficiency,
         padding_share=1 - packing.efficiency,
         packing_factor=packing.packing_factor,
+        lower_bound=packing.lower_bound,
         gap=packing.gap,
         cpu_seconds=packing.cpu_seconds,
     )

@@ -1,5 +1,6 @@
 """Lists of sequence lengths, as people have them, become a histogram.
 
+wikipedia_512           a published histogram (`studies/published.py`)
 lengths.npy             one integer for each sequence, memory-mapped
 lengths.txt, or -       integers separated by spaces or lines (standard input for -)
 histogram.json          [n1, n2, ...] counts the sequences of length 1, 2, ...; {"17": n, ...} by length;
@@ -18,6 +19,7 @@ from jaxtyping import Int64
 from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
 from evenpack.errors import DataError
+from evenpack.studies.published import published_histogram, published_names
 
 LineReader = Callable[[int], list[bytes]]
 """`readlines` of a binary file: whole lines of about so many bytes in all."""
@@ -30,12 +32,16 @@ _TEXT_BYTES = 1 << 24
 
 
 def read_histogram(source: str, *, name: str | None = None) -> LengthHistogram:
-    """Counts the lengths in the file `source` (`-`: standard input); `name` chooses among several in a JSON file.
+    """Counts the lengths in the file `source`, or of a published name, or of standard input (`-`).
+
+    `name` chooses among several histograms in a JSON file.
 
     Raises: DataError with the place of what is wrong; PackingError for a length that no sequence has.
     """
     if name is not None and not source.endswith(".json"):
         raise DataError(f"{source} holds one list of lengths: only a .json file can have a histogram named '{name}'")
+    if source in published_names():
+        return published_histogram(source)
     if source == "-":
         return _from_text(sys.stdin.buffer.readlines, "standard input")
     path = Path(source)
@@ -47,7 +53,9 @@ def read_histogram(source: str, *, name: str | None = None) -> LengthHistogram:
         with path.open("rb") as file:
             return _from_text(file.readlines, source)
     except OSError as error:
-        raise DataError(f"{source} cannot be read: {error.strerror}") from error
+        raise DataError(
+            f"{source} cannot be read: {error.strerror}; published histograms: {', '.join(published_names())}"
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{source} is no JSON: {error}") from error
 

@@ -142,7 +142,9 @@ def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
     alone = [row for row in rows if row.algorithm == "none"]
     ends = []
     for index, algorithm in enumerate(dict.fromkeys(row.algorithm for row in rows if row.algorithm != "none")):
-        line = [*alone, *(row for row in rows if row.algorithm == algorithm)]
+        line = [row for row in rows if row.algorithm == algorithm]
+        if len(line) > 1:  # at a single depth it is a point: a line from no packing would tell of depths not tried
+            line = [*alone, *line]
         efficiencies = [100 * row.efficiency for row in line]
         colour = _COLOURS[index % len(_COLOURS)]
         steps, width = [places[row.depth_limit] for row in line], max(1.2, 3.2 - index)  # those below stay visible

@@ -12,7 +12,7 @@ from evenpack.data.balance import deal
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError
 
-HISTOGRAMS = json.loads((Path(__file__).parents[1] / "data" / "histograms.json").read_text())
+HISTOGRAMS = json.loads((Path(__file__).parents[2] / "evenpack" / "studies" / "published_histograms.json").read_text())
 COST = st.one_of(st.just(0.0), st.sampled_from([1.0, 2.0, 262_144.0]), st.floats(0, 1e12))
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evenpack.data.packing import Certificate, LengthHistogram, Packing, pack
 from evenpack.data.packing.slots import place
 
-HISTOGRAMS = json.loads((Path(__file__).parents[1] / "data" / "histograms.json").read_text())
+HISTOGRAMS = json.loads((Path(__file__).parents[2] / "evenpack" / "studies" / "published_histograms.json").read_text())
 
 
 def cut(counts: list[int], pack_length: int, limit: int | None) -> Packing:

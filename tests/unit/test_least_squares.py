@@ -15,7 +15,7 @@ from evenpack.data.packing.least_squares import least_squares, least_squares_pad
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.errors import PackingError
 
-HISTOGRAMS = json.loads((Path(__file__).parents[1] / "data" / "histograms.json").read_text())
+HISTOGRAMS = json.loads((Path(__file__).parents[2] / "evenpack" / "studies" / "published_histograms.json").read_text())
 
 LeastSquares = Callable[[LengthHistogram, int, int], Mapping[Strategy, int]]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from evenpack.data.packing import ALGORITHMS, LengthHistogram, Packing, pack
 from evenpack.errors import PackingError
 
-HISTOGRAMS = json.loads((Path(__file__).parents[1] / "data" / "histograms.json").read_text())
+HISTOGRAMS = json.loads((Path(__file__).parents[2] / "evenpack" / "studies" / "published_histograms.json").read_text())
 PACKERS = ("shortest_pack_first", "longest_pack_first")
 BILLIONS = sorted(ALGORITHMS.keys() - {"least_squares", "least_squares_padding", "next_fit"})
 """Those that take any number of sequences at any depth; the others list strategies or sequences one by one and have

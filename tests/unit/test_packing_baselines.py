@@ -20,7 +20,7 @@ from evenpack.data.packing.baselines import (
 )
 from evenpack.errors import PackingError
 
-HISTOGRAMS = json.loads((Path(__file__).parents[1] / "data" / "histograms.json").read_text())
+HISTOGRAMS = json.loads((Path(__file__).parents[2] / "evenpack" / "studies" / "published_histograms.json").read_text())
 
 
 def published(name: str) -> LengthHistogram:

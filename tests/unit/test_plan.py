@@ -17,7 +17,7 @@ from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.plan import DrawnPacks, PackPlan, sort_by_length
 from evenpack.errors import DataError, PackingError
 
-HISTOGRAMS = json.loads((Path(__file__).parents[1] / "data" / "histograms.json").read_text())
+HISTOGRAMS = json.loads((Path(__file__).parents[2] / "evenpack" / "studies" / "published_histograms.json").read_text())
 PACK_LENGTH = 24
 
 
