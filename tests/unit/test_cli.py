@@ -289,3 +289,15 @@ def test_checkpoint_errors_are_errors_of_the_user(evenpack: Command, monkeypatch
 
     monkeypatch.setattr(cli, "_load", fail)
     assert evenpack("evaluate", "run.yaml").err == "error: step_000010 is broken\n"
+
+
+def test_study_packing_prints_its_rows_as_json_and_names_a_wrong_depth(evenpack: Command) -> None:
+    done = evenpack(
+        "study", "packing", "squad_1_1_384", "--depths", "2,none", "--algorithms", "longest_pack_first", "--json"
+    )
+    assert done.code == 0
+    packs = [(row["depth_limit"], row["packs"]) for row in done.json()["packings"]]  # type: ignore[attr-defined]
+    assert packs == [(2, 45_335), (None, 40_631)]
+    refused = evenpack("study", "packing", "squad_1_1_384", "--depths", "0")
+    assert refused.code == 2
+    assert "'0' is neither a number of 1 or more nor 'none'" in " ".join(refused.err.split())
