@@ -45,6 +45,15 @@ Overrides = Annotated[
     typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
+Source = Annotated[
+    str | None, typer.Option(help="Of a run: this source alone. Default: all together.", show_default=False)
+]
+HistogramName = Annotated[
+    str | None, typer.Option(help="Of a .json file with several histograms: which one.", show_default=False)
+]
+PackLength = Annotated[
+    int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.", show_default=False)
+]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a figure, too.")]
 
 
@@ -179,15 +188,9 @@ def inspect(
     ],
     overrides: Overrides = None,
     *,
-    source: Annotated[
-        str | None, typer.Option(help="Of a run: this source alone. Default: all together.", show_default=False)
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Of a .json file with several histograms: which one.", show_default=False)
-    ] = None,
-    pack_length: Annotated[
-        int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.", show_default=False)
-    ] = None,
+    source: Source = None,
+    name: HistogramName = None,
+    pack_length: PackLength = None,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -275,15 +278,9 @@ def study_packing(
     ],
     overrides: Overrides = None,
     *,
-    source: Annotated[
-        str | None, typer.Option(help="Of a run: this source alone. Default: all together.", show_default=False)
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Of a .json file with several histograms: which one.", show_default=False)
-    ] = None,
-    pack_length: Annotated[
-        int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.", show_default=False)
-    ] = None,
+    source: Source = None,
+    name: HistogramName = None,
+    pack_length: PackLength = None,
     depths: Annotated[
         str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none.", show_default=False)
     ] = None,

@@ -81,8 +81,7 @@ def pack(
 
 
 def _takes_seconds(histogram: LengthHistogram, pack_length: int, limit: int) -> bool:
-    binds = limit < pack_length // (int(np.flatnonzero(histogram.counts)[0]) + 1)
-    few_or_all = limit <= _FEW_SEQUENCES or not binds
+    few_or_all = limit <= _FEW_SEQUENCES or not histogram.fills_deeper_than(limit, pack_length)
     return pack_length <= _ANY_DEPTH_UP_TO or (pack_length <= _FEW_OR_ALL_UP_TO and few_or_all)
 
 

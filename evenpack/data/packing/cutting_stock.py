@@ -157,7 +157,7 @@ class _Program:
 
 def _coarse_strategies(histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int) -> Iterable[Strategy]:
     """Good strategies for long packs of few sequences, from the histogram with lengths rounded up."""
-    binds = max_sequences_per_pack < pack_length // (int(np.flatnonzero(histogram.counts)[0]) + 1)
+    binds = histogram.fills_deeper_than(max_sequences_per_pack, pack_length)
     if not binds or pack_length <= _FINEST_START or pack_length % _COARSENING:
         return []
     lengths = np.arange(1, len(histogram.counts) + 1)

@@ -87,6 +87,15 @@ class LengthHistogram:
         return int(self.counts @ np.arange(1, len(self.counts) + 1))
 
     @property
+    def shortest(self) -> int:
+        """The smallest length that occurs."""
+        return int(np.flatnonzero(self.counts)[0]) + 1
+
+    def fills_deeper_than(self, max_sequences_per_pack: int, pack_length: int) -> bool:
+        """True if the limit of depth binds: more of the shortest sequences than that fit into a pack."""
+        return max_sequences_per_pack < pack_length // self.shortest
+
+    @property
     def longest(self) -> int:
         """The greatest length that occurs."""
         return int(np.flatnonzero(self.counts)[-1]) + 1

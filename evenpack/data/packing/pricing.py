@@ -60,8 +60,7 @@ def best_packs(
     occurs = np.zeros(pack_length, dtype=bool)
     occurs[: histogram.longest] = histogram.counts[: histogram.longest] > 0
     allowed = np.where(occurs, prices, np.array(_FORBIDDEN, dtype=prices.dtype))
-    shortest = int(occurs.argmax()) + 1
-    unlimited = max_sequences_per_pack >= pack_length // shortest
+    unlimited = not histogram.fills_deeper_than(max_sequences_per_pack, pack_length)
     layers = 1 if unlimited else max_sequences_per_pack
     values = np.zeros((layers, pack_length + 1), dtype=prices.dtype)
     choices = np.zeros((layers, pack_length + 1), dtype=np.int64)
