@@ -131,6 +131,8 @@ class PackingConfig(Section):
     algorithm: str = "auto"
     """`auto` or a name of `evenpack.data.packing.ALGORITHMS`."""
     max_sequences_per_pack: int | None = Field(default=None, ge=1)
+    options: dict[str, int | float | str] = Field(default_factory=dict)
+    """Of the algorithm, e.g. {weight: 0.09} of `least_squares`; docs/packing.md lists them."""
 
 
 class DataConfig(Section):

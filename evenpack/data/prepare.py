@@ -179,6 +179,7 @@ def _check_packing(config: DataConfig) -> None:
         config.packing.algorithm,
         pack_length=config.pack_length,
         max_sequences_per_pack=config.packing.max_sequences_per_pack,
+        **config.packing.options,
     )
 
 

@@ -35,6 +35,7 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
         config.algorithm,
         pack_length=pack_length,
         max_sequences_per_pack=config.max_sequences_per_pack,
+        **config.options,
     )
     write_array(directory / _HISTOGRAM, histogram.counts)
     write_array(directory / _SORTED, sort_by_length(lengths, histogram))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evenpack.errors import EXIT_BAD_INPUT, EvenpackError
+from evenpack.errors import EXIT_BAD_INPUT, ConfigError, EvenpackError
 
 if TYPE_CHECKING:
     from evenpack.engine.run_config import RunConfig
@@ -191,23 +191,37 @@ def inspect(
     source: Source = None,
     name: HistogramName = None,
     pack_length: PackLength = None,
+    pack_lengths: Annotated[
+        str | None,
+        typer.Option(help="Compare these lengths of packs: 512,640. Default: up to twice as long.", show_default=False),
+    ] = None,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Show lengths, the cost of padding, and packing.
 
-    Of a prepared run, or of any list of lengths.
+    Of a prepared run, or of any list of lengths. Several inputs are compared by depth.
 
     \b
     Examples:
       evenpack inspect configs/demo.yaml --plot lengths.png
       evenpack inspect histograms.json --name wikipedia_512 --json
+      evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
     """
     with _reporting(as_json) as report:
-        from evenpack.launcher.inspection import find_subject, inspect_lengths
+        from evenpack.launcher.inspection import find_subject, inspect_lengths, inspect_side_by_side
 
-        subject = find_subject(lengths, overrides or [], source=source, name=name, pack_length=pack_length)
-        report.value, report.shown = inspect_lengths(subject, plot=plot)
+        more = [word for word in overrides or [] if "=" not in word]
+        changes = [word for word in overrides or [] if "=" in word]
+        subjects = [
+            find_subject(one, changes, source=source, name=name, pack_length=pack_length) for one in (lengths, *more)
+        ]
+        if more:
+            if pack_lengths is not None:
+                raise ConfigError("--pack-lengths compares the packs of a single input; several have --pack-length")
+            report.value, report.shown = inspect_side_by_side(subjects, plot=plot)
+        else:
+            report.value, report.shown = inspect_lengths(subjects[0], pack_lengths=pack_lengths, plot=plot)
 
 
 @app.command()
@@ -285,7 +299,8 @@ def study_packing(
         str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none.", show_default=False)
     ] = None,
     algorithms: Annotated[
-        str | None, typer.Option(help="Names with commas between. Default: all, where of use.", show_default=False)
+        str | None,
+        typer.Option(help="cutting_stock,least_squares:weight=0. Default: all, where of use.", show_default=False),
     ] = None,
     plot: Plot = None,
     as_json: AsJson = False,

@@ -1,22 +1,34 @@
 """What `evenpack inspect` looks at: a prepared run, or any list of lengths."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
 from evenpack.config import load_run_file, nearest
-from evenpack.data.packing import LengthHistogram
+from evenpack.data.packing import LengthHistogram, Option
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError, DataError
 from evenpack.launcher import console, views
-from evenpack.studies.inspect import compare_packings, length_ranges, length_statistics
+from evenpack.studies.length_statistics import length_ranges, length_statistics
 from evenpack.studies.lengths import merge_histograms, read_histogram
-from evenpack.studies.packing import STUDY_DEPTHS, study_packing
-from evenpack.studies.plots import plot_packing, require_matplotlib
+from evenpack.studies.packing import (
+    CURVE_DEPTHS,
+    OVERVIEW_DEPTHS,
+    STUDY_DEPTHS,
+    PackerChoice,
+    pack_lengths_to_try,
+    study_packing,
+    study_sorted_batches,
+    sweep_pack_lengths,
+)
+from evenpack.studies.plots import plot_depth_curves, plot_packing, require_matplotlib
+from evenpack.studies.recommendation import recommend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,25 +62,44 @@ def find_subject(
     return Subject(origin=origin, histogram=histogram, pack_length=pack_length or histogram.longest, splits=())
 
 
-def inspect_lengths(subject: Subject, *, plot: Path | None) -> tuple[dict[str, Any], list[RenderableType]]:
+def inspect_lengths(
+    subject: Subject, *, pack_lengths: str | None, plot: Path | None
+) -> tuple[dict[str, Any], list[RenderableType]]:
     """The figures as a value for JSON and as what rich can print; draws them too if asked.
 
-    Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib.
+    Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib, or pack lengths
+    that are no numbers.
     """
     if plot is not None:
         require_matplotlib()
     histogram, pack_length = subject.histogram, subject.pack_length
+    tried = pack_lengths_to_try(pack_length) if pack_lengths is None else _pack_lengths(pack_lengths)
     statistics = length_statistics(histogram, pack_length=pack_length)
-    packings = compare_packings(histogram, pack_length=pack_length)
+    with console.messages().status("packing ...") as status:
+        packings = study_packing(
+            histogram,
+            pack_length=pack_length,
+            depths=OVERVIEW_DEPTHS,
+            baselines=False,
+            begin=lambda algorithm, depth: status.update(_at_work(algorithm, depth)),
+        )
+    sweep = sweep_pack_lengths(histogram, sorted({pack_length, *tried}))
+    found = recommend(packings, sweep)
+    by_pack_length = groupby(sweep, key=lambda row: f"{row.pack_length:,} slots")
     shown: list[RenderableType] = [
         views.lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
         views.histogram_table(length_ranges(histogram), sequences=statistics.sequences),
         views.packing_table(packings, pack_length=pack_length),
+        views.depth_curves_table(
+            {name: list(rows) for name, rows in by_pack_length},
+            title="Pack lengths by limit of depth (longest_pack_first): efficiency, speed-up over padding",
+        ),
+        views.recommendation_text(found),
     ]
     if subject.splits:
         shown.insert(0, views.splits_table(subject.splits, title="Sources"))
     if plot is not None:
-        plot_packing(histogram, statistics, packings, plot, pack_length=pack_length)
+        plot_packing(histogram, statistics, packings, plot, pack_length=pack_length, sweep=sweep)
         shown.append(console.text(f"Drew {plot}"))
     value = {
         "origin": subject.origin,
@@ -77,8 +108,31 @@ def inspect_lengths(subject: Subject, *, plot: Path | None) -> tuple[dict[str, A
         "lengths": statistics,
         "histogram": histogram.counts[: histogram.longest].tolist(),
         "packings": packings,
+        "pack_lengths": sweep,
+        "recommendation": found,
     }
     return value, shown
+
+
+def inspect_side_by_side(
+    subjects: Sequence[Subject], *, plot: Path | None
+) -> tuple[dict[str, Any], list[RenderableType]]:
+    """What packing makes of several lists of lengths, by depth; each at its own pack length.
+
+    Raises: as `inspect_lengths`.
+    """
+    if plot is not None:
+        require_matplotlib()
+    curves = {
+        subject.origin: sweep_pack_lengths(subject.histogram, [subject.pack_length], depths=CURVE_DEPTHS)
+        for subject in subjects
+    }
+    title = "Limits of depth (longest_pack_first): efficiency, speed-up over padding"
+    shown: list[RenderableType] = [views.depth_curves_table(curves, title=title)]
+    if plot is not None:
+        plot_depth_curves(curves, plot)
+        shown.append(console.text(f"Drew {plot}"))
+    return {"curves": curves}, shown
 
 
 def study_subject(
@@ -96,29 +150,66 @@ def study_subject(
         histogram,
         pack_length=pack_length,
         depths=STUDY_DEPTHS if depths is None else _depths(depths),
-        algorithms=None if algorithms is None else algorithms.split(","),
-        begin=_announce,
+        choices=None if algorithms is None else _choices(algorithms),
+        begin=lambda algorithm, depth: console.messages().print(_at_work(algorithm, depth)),
     )
+    batches = study_sorted_batches(histogram)
     shown: list[RenderableType] = [views.packing_table(rows, pack_length=pack_length)]
+    if batches:
+        shown.append(views.sorted_batches_table(batches))
     if plot is not None:
         plot_packing(
             histogram, length_statistics(histogram, pack_length=pack_length), rows, plot, pack_length=pack_length
         )
         shown.append(console.text(f"Drew {plot}"))
-    return {"origin": subject.origin, "pack_length": pack_length, "packings": rows}, shown
+    value = {"origin": subject.origin, "pack_length": pack_length, "packings": rows, "sorted_batches": batches}
+    return value, shown
 
 
 def _depths(given: str) -> tuple[int | None, ...]:
     """`2,3,none` as numbers."""
     words = [word.strip() for word in given.split(",")]
-    wrong = [word for word in words if word != "none" and not (word.isdecimal() and int(word) > 0)]
+    wrong = [word for word in words if word != "none" and not _is_positive(word)]
     if wrong:
         raise ConfigError(f"--depths {given}: '{wrong[0]}' is neither a number of 1 or more nor 'none'; give 2,3,none")
     return tuple(None if word == "none" else int(word) for word in words)
 
 
-def _announce(algorithm: str, depth: int | None) -> None:
-    console.messages().print(f"{algorithm}, {'no limit of depth' if depth is None else f'depth {depth}'} ...")
+def _pack_lengths(given: str) -> tuple[int, ...]:
+    """`512,640` as numbers."""
+    words = [word.strip() for word in given.split(",")]
+    wrong = [word for word in words if not _is_positive(word)]
+    if wrong:
+        raise ConfigError(f"--pack-lengths {given}: '{wrong[0]}' is no number of 1 or more; give 512,640")
+    return tuple(int(word) for word in words)
+
+
+def _is_positive(word: str) -> bool:
+    return word.isdecimal() and int(word) > 0
+
+
+def _choices(given: str) -> tuple[PackerChoice, ...]:
+    """`cutting_stock,least_squares:weight=0:leftovers=best_fit` as choices."""
+    choices = []
+    for word in given.split(","):
+        algorithm, *pairs = word.strip().split(":")
+        wrong = [pair for pair in pairs if "=" not in pair]
+        if wrong:
+            raise ConfigError(f"--algorithms {given}: '{wrong[0]}' gives no value; write {algorithm}:option=value")
+        options = {name: _value(value) for name, _, value in (pair.partition("=") for pair in pairs)}
+        choices.append(PackerChoice(algorithm=algorithm, options=options))
+    return tuple(choices)
+
+
+def _value(word: str) -> Option:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(word)
+    return word
+
+
+def _at_work(algorithm: str, depth: int | None) -> str:
+    return f"{algorithm}, {'no limit of depth' if depth is None else f'depth {depth}'} ..."
 
 
 def _of_run(run_file: Path, overrides: Sequence[str], source: str | None, pack_length: int | None) -> Subject:

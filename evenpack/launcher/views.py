@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from evenpack.engine.metrics import format_rate
-from evenpack.launcher.console import pairs, percent, table
+from evenpack.launcher.console import pairs, percent, table, text
 from evenpack.launcher.training import TrainingPlan, TrainingReport
-from evenpack.studies.inspect import LengthRange, LengthStatistics, PackingRow
+from evenpack.studies.length_statistics import LengthRange, LengthStatistics
+from evenpack.studies.packing import PackingRow, PaddingRow
+from evenpack.studies.recommendation import Recommendation
 
 _BAR_CELLS = 40
 
@@ -88,18 +91,60 @@ def packing_table(rows: Sequence[PackingRow], *, pack_length: int) -> Table:
     shown = [
         {
             "algorithm": row.algorithm,
-            "depth limit": "none" if row.depth_limit is None else f"{row.depth_limit}",
+            "depth limit": _limit(row.depth_limit),
             "depth": row.depth,
+            "strategies": row.strategies,
             "packs": row.packs,
-            "efficiency": percent(row.efficiency),
-            "padding": percent(row.padding_share),
+            "efficiency": f"{100 * row.efficiency:.3f} %",
+            "padding": row.padding,
             "factor": f"{row.packing_factor:.3f}",
-            "above bound": percent(row.gap),
+            "above bound": f"{100 * row.gap:.4f} %",
             "CPU ms": f"{1000 * row.cpu_seconds:.1f}",
         }
         for row in rows
     ]
     return table(shown, title=f"Packs of {pack_length:,} slots")
+
+
+def depth_curves_table(curves: Mapping[str, Sequence[PackingRow]], *, title: str) -> Table:
+    """Efficiency and speed-up over padding: a line for each curve, a column for each limit of depth."""
+    shown = [
+        {"": name, **{_limit(row.depth_limit): f"{percent(row.efficiency)}  {row.speed_up:.3f}x" for row in rows}}
+        for name, rows in curves.items()
+    ]
+    return table(shown, title=title)
+
+
+def sorted_batches_table(rows: Sequence[PaddingRow]) -> Table:
+    """Padding instead of packing."""
+    shown = [
+        {
+            "batch size": f"{row.batch_size:,}",
+            "slots": row.slots,
+            "efficiency": percent(row.efficiency),
+            "speed-up": f"{row.speed_up:.3f}",
+        }
+        for row in rows
+    ]
+    return table(shown, title="For comparison: sorted by length, cut into batches, each padded to its longest")
+
+
+def recommendation_text(found: Recommendation) -> Text:
+    """What to write into the run file."""
+    lines = [
+        f"Recommended: data.pack_length={found.pack_length} ({found.reason}), data.packing.algorithm=auto: "
+        f"{percent(found.efficiency)} full"
+    ]
+    if found.sufficient_depth is not None:
+        lines.append(
+            f"Where a model wants few sequences a pack: data.packing.max_sequences_per_pack={found.sufficient_depth} "
+            f"still fills {percent(found.efficiency_at_depth)}"
+        )
+    return text("\n".join(lines))
+
+
+def _limit(depth: int | None) -> str:
+    return "none" if depth is None else f"{depth}"
 
 
 def plan_table(plan: TrainingPlan) -> Table:

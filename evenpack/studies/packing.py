@@ -1,18 +1,76 @@
-"""Packing algorithms side by side, over limits of depth."""
+"""Packing algorithms side by side: over limits of depth, over pack lengths, and against padding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from evenpack.data.packing import LengthHistogram
+from evenpack.data.packing import LengthHistogram, Option, cutting_stock_takes_seconds, pack
+from evenpack.data.packing.baselines import sorted_batches
 from evenpack.errors import PackingError
-from evenpack.studies.inspect import PackingRow, packing_row, with_best_bound
 
 STUDY_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
 """Most sequences a pack may hold; None: no limit. Those of the published tables."""
+OVERVIEW_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, None)
+CURVE_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 12, 16, None)
+BATCH_SIZES = (8, 32, 128, 1024)
+"""Of sorted batches."""
 
-_ALL_DEPTHS = ("shortest_pack_first", "longest_pack_first", "cutting_stock")
+_STRETCHES = ((1, 1), (7, 6), (5, 4), (4, 3), (3, 2), (2, 1))
+"""Pack lengths worth a look, as fractions of the longest sequence."""
 _SLOTS_OF_LEAST_SQUARES = 512
-_SLOTS_OF_ANY_CUT = 512
-_DEEPEST_LONG_CUT = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackerChoice:
+    """An algorithm of `evenpack.data.packing`, or `auto`, with its options."""
+
+    algorithm: str
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return " ".join([self.algorithm, *(f"{name}={value}" for name, value in self.options.items())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingRow:
+    """One algorithm at one pack length and limit of depth."""
+
+    algorithm: str
+    """With its options; what `auto` chose."""
+    pack_length: int
+    """Slots of a pack."""
+    depth_limit: int | None
+    """Most sequences a pack may hold; None: no limit."""
+    depth: int
+    """Sequences of the fullest pack."""
+    strategies: int
+    """That are used."""
+    packs: int
+    efficiency: float
+    """Share of slots that hold a token."""
+    padding: int
+    """Slots of all packs that hold none."""
+    packing_factor: float
+    """Sequences a pack, on average."""
+    speed_up: float
+    """Slots of every sequence padded to the longest, over the slots of these packs."""
+    lower_bound: int
+    """Packs that no packing at this limit of depth can do without, as far as is proven."""
+    gap: float
+    """Packs above the lower bound, as a share of it."""
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddingRow:
+    """Sequences sorted by length, cut into batches, each padded to its longest."""
+
+    batch_size: int
+    slots: int
+    efficiency: float
+    """Share of slots that hold a token."""
+    speed_up: float
+    """Slots of every sequence padded to the longest of all, over these."""
 
 
 def study_packing(
@@ -20,13 +78,15 @@ def study_packing(
     *,
     pack_length: int,
     depths: Sequence[int | None] = STUDY_DEPTHS,
-    algorithms: Sequence[str] | None = None,
+    choices: Sequence[PackerChoice] | None = None,
+    baselines: bool = True,
     begin: Callable[[str, int | None], None] = lambda algorithm, depth: None,
 ) -> tuple[PackingRow, ...]:
-    """Packs by each of `algorithms` at each of `depths`; `begin` hears of each before it starts.
+    """Packs by each of `choices` at each of `depths`; `begin` hears of each before it starts.
 
-    Without `algorithms` every one is taken at the depths where it is of use and a matter of seconds: least squares at 3
-    and up to 512 slots, next fit without a limit, cutting_stock beyond 512 slots up to a depth of 4 or without a limit.
+    Without `choices` there are the two greedy algorithms at every depth, but for packs of one sequence, which need no
+    algorithm; cutting_stock wherever it is a matter of seconds; and as `baselines` least squares at depth 3 and up to
+    512 slots, next fit and first fit decreasing without a limit.
 
     Raises: PackingError for an unknown algorithm or depth, or what an algorithm cannot do.
     """
@@ -36,22 +96,83 @@ def study_packing(
     rows: list[PackingRow] = []
     for depth in depths:
         of_depth = []
-        names = _of_use(depth, pack_length) if algorithms is None else algorithms
-        for name in names:
-            begin(name, depth)
-            of_depth.append(packing_row(histogram, name, depth, pack_length))
-        rows += with_best_bound(of_depth)
+        for choice in choices or _of_use(histogram, pack_length, depth, baselines=baselines):
+            begin(choice.label, depth)
+            of_depth.append(_packing_row(histogram, choice, depth, pack_length))
+        rows += _with_best_bound(of_depth)
     return tuple(rows)
 
 
-def _of_use(depth: int | None, pack_length: int) -> tuple[str, ...]:
+def sweep_pack_lengths(
+    histogram: LengthHistogram, pack_lengths: Sequence[int], *, depths: Sequence[int | None] = OVERVIEW_DEPTHS
+) -> tuple[PackingRow, ...]:
+    """longest_pack_first, which takes no time, at each pack length and depth.
+
+    Raises: PackingError if a sequence is longer than a pack.
+    """
+    greedy = (PackerChoice(algorithm="longest_pack_first"),)
+    return tuple(
+        row
+        for pack_length in pack_lengths
+        for row in study_packing(histogram, pack_length=pack_length, depths=depths, choices=greedy)
+    )
+
+
+def pack_lengths_to_try(pack_length: int) -> tuple[int, ...]:
+    """`pack_length` and some up to twice as long, rising; multiples of 8 if it is one."""
+    step = 8 if pack_length % 8 == 0 else 1
+    return tuple(dict.fromkeys(-(-pack_length * above // (below * step)) * step for above, below in _STRETCHES))
+
+
+def study_sorted_batches(
+    histogram: LengthHistogram, batch_sizes: Sequence[int] = BATCH_SIZES
+) -> tuple[PaddingRow, ...]:
+    """The padding that batches of neighbours in length leave; batch sizes above the number of sequences are left out.
+
+    Raises: PackingError for a batch size below 1.
+    """
+    padded = histogram.sequences * histogram.longest
+    batches = [sorted_batches(histogram, size) for size in batch_sizes if size <= histogram.sequences]
+    return tuple(
+        PaddingRow(batch_size=one.batch_size, slots=one.slots, efficiency=one.efficiency, speed_up=padded / one.slots)
+        for one in batches
+    )
+
+
+def _of_use(
+    histogram: LengthHistogram, pack_length: int, depth: int | None, *, baselines: bool
+) -> tuple[PackerChoice, ...]:
     if depth == 1:
-        return ("none",)
-    names = list(_ALL_DEPTHS)
-    if depth is not None and depth > _DEEPEST_LONG_CUT and pack_length > _SLOTS_OF_ANY_CUT:
-        names.remove("cutting_stock")
-    if depth == 3 and pack_length <= _SLOTS_OF_LEAST_SQUARES:
-        names.insert(0, "least_squares")
-    if depth is None:
-        names.insert(0, "next_fit")
-    return tuple(names)
+        return (PackerChoice(algorithm="none"),)
+    names = ["next_fit", "first_fit_decreasing"] if baselines and depth is None else []
+    names += ["shortest_pack_first", "longest_pack_first"]
+    if baselines and depth == 3 and pack_length <= _SLOTS_OF_LEAST_SQUARES:
+        names.append("least_squares")
+    if cutting_stock_takes_seconds(histogram, pack_length, depth):
+        names.append("cutting_stock")
+    return tuple(PackerChoice(algorithm=name) for name in names)
+
+
+def _with_best_bound(rows: Sequence[PackingRow]) -> list[PackingRow]:
+    """Rows of one limit of depth, each held against the greatest bound that any of them proves."""
+    bound = max(row.lower_bound for row in rows)
+    return [replace(row, lower_bound=bound, gap=row.packs / bound - 1) for row in rows]
+
+
+def _packing_row(histogram: LengthHistogram, choice: PackerChoice, depth: int | None, pack_length: int) -> PackingRow:
+    packing = pack(histogram, choice.algorithm, pack_length=pack_length, max_sequences_per_pack=depth, **choice.options)
+    return PackingRow(
+        algorithm=replace(choice, algorithm=packing.algorithm).label,
+        pack_length=pack_length,
+        depth_limit=1 if packing.algorithm == "none" else depth,
+        depth=packing.depth,
+        strategies=len(packing.strategies),
+        packs=packing.packs,
+        efficiency=packing.efficiency,
+        padding=packing.padding,
+        packing_factor=packing.packing_factor,
+        speed_up=histogram.sequences * histogram.longest / (packing.packs * pack_length),
+        lower_bound=packing.lower_bound,
+        gap=packing.gap,
+        cpu_seconds=packing.cpu_seconds,
+    )

@@ -12,7 +12,8 @@ from jaxtyping import Float64
 from evenpack.data.packing import LengthHistogram
 from evenpack.errors import ConfigError
 from evenpack.files import atomic_open
-from evenpack.studies.inspect import LengthStatistics, PackingRow, length_ranges
+from evenpack.studies.length_statistics import LengthStatistics, length_ranges
+from evenpack.studies.packing import PackingRow
 
 _INK = "#1f2933"
 _FAINT = "#9aa5b1"
@@ -94,15 +95,32 @@ def plot_packing(
     path: Path,
     *,
     pack_length: int,
+    sweep: Sequence[PackingRow] = (),
 ) -> None:
-    """Two panels: how long sequences are, and how full packs get by depth and algorithm.
+    """How long sequences are; how full packs get by depth and algorithm; if given, by depth and pack length (`sweep`).
 
     Raises: ConfigError without matplotlib.
     """
-    with _figure(path, width=11.0, height=4.2) as figure:
-        left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.15, 1.0), "wspace": 0.28})
-        _draw_lengths(left, histogram, statistics, pack_length)
-        _draw_efficiencies(right, rows)
+    with _figure(path, width=20.0 if sweep else 11.0, height=4.2) as figure:
+        ratios = {"width_ratios": [1.15, 1.0, 1.0][: 3 if sweep else 2], "wspace": 0.85 if sweep else 0.28}
+        panels = figure.subplots(1, 3 if sweep else 2, gridspec_kw=ratios)
+        _draw_lengths(panels[0], histogram, statistics, pack_length)
+        _draw_efficiencies(panels[1], rows)
+        if sweep:
+            _draw_pack_lengths(panels[2], sweep)
+
+
+def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path) -> None:
+    """The speed-up over padding by depth, a curve for each list of lengths.
+
+    Raises: ConfigError without matplotlib.
+    """
+    with _figure(path, width=8.0, height=4.5) as figure:
+        axes = figure.add_subplot()
+        _draw_curves(axes, {name: [(row.depth_limit, row.speed_up) for row in rows] for name, rows in curves.items()})
+        axes.set_ylabel("slots of padding over slots of packs")
+        best = max((row.speed_up, name) for name, rows in curves.items() for row in rows)
+        _title(axes, f"Packs of {best[1]} take {best[0]:.2f} times fewer slots than padding")
 
 
 def smooth(losses: Float64[np.ndarray, " steps"]) -> Float64[np.ndarray, " steps"]:
@@ -137,26 +155,47 @@ def _draw_lengths(axes: Any, histogram: LengthHistogram, statistics: LengthStati
 
 
 def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
-    limits = list(dict.fromkeys(row.depth_limit for row in rows))
-    places = {limit: index for index, limit in enumerate(limits)}
-    alone = [row for row in rows if row.algorithm == "none"]
-    ends = []
-    for index, algorithm in enumerate(dict.fromkeys(row.algorithm for row in rows if row.algorithm != "none")):
-        line = [row for row in rows if row.algorithm == algorithm]
-        if len(line) > 1:  # at a single depth it is a point: a line from no packing would tell of depths not tried
-            line = [*alone, *line]
-        efficiencies = [100 * row.efficiency for row in line]
-        colour = _COLOURS[index % len(_COLOURS)]
-        steps, width = [places[row.depth_limit] for row in line], max(1.2, 3.2 - index)  # those below stay visible
-        axes.plot(steps, efficiencies, color=colour, linewidth=width, marker="o", markersize=2 * width)
-        ends.append((f"{algorithm.replace('_', ' ')} {efficiencies[-1]:.2f} %", efficiencies[-1], colour))
-    axes.set_xticks(range(len(limits)), ["no limit" if limit is None else str(limit) for limit in limits])
-    axes.set_xlabel("most sequences a pack may hold")
+    alone = [(row.depth_limit, 100 * row.efficiency) for row in rows if row.algorithm == "none"]
+    curves = {}
+    for algorithm in dict.fromkeys(row.algorithm for row in rows if row.algorithm != "none"):
+        points = [(row.depth_limit, 100 * row.efficiency) for row in rows if row.algorithm == algorithm]
+        # At a single depth it is a point: a line from no packing would tell of depths not tried.
+        curves[algorithm.replace("_", " ")] = [*alone, *points] if len(points) > 1 else points
+    _draw_curves(axes, curves, unit=" %")
     axes.set_ylabel("packing efficiency (% of slots)")
     axes.set_ylim(top=101)
-    _label_ends(axes, ends)
     best = max(rows, key=lambda row: row.efficiency)
     _title(axes, f"Packs of up to {best.depth} sequences are {100 * best.efficiency:.2f} % full")
+
+
+def _draw_pack_lengths(axes: Any, sweep: Sequence[PackingRow]) -> None:
+    curves = {
+        f"{length:,} slots": [(row.depth_limit, 100 * row.efficiency) for row in sweep if row.pack_length == length]
+        for length in dict.fromkeys(row.pack_length for row in sweep)
+    }
+    _draw_curves(axes, curves, unit=" %")
+    axes.set_ylabel("packing efficiency (% of slots)")
+    axes.set_ylim(top=101)
+    best = max(sweep, key=lambda row: row.efficiency)
+    _title(axes, f"By pack length: {best.pack_length:,} slots get {100 * best.efficiency:.2f} % full")
+
+
+def _draw_curves(axes: Any, curves: Mapping[str, Sequence[tuple[int | None, float]]], *, unit: str = "") -> None:
+    """A line of (limit of depth, value) for each name, which stands at its end."""
+    limits = {limit for points in curves.values() for limit, _ in points}
+    ordered = [*sorted(limit for limit in limits if limit is not None), *([None] if None in limits else [])]
+    places = {limit: index for index, limit in enumerate(ordered)}
+    ends = []
+    for index, (name, points) in enumerate(curves.items()):
+        colour = _COLOURS[index % len(_COLOURS)]
+        steps, values = [places[limit] for limit, _ in points], [value for _, value in points]
+        width = max(1.4, 2.9 - 0.5 * index)  # those below stay visible
+        axes.plot(steps, values, color=colour, linewidth=width, marker="o", markersize=2 * width)
+        ends.append((f"{name} {values[-1]:.2f}{unit}", values[-1], colour))
+    axes.set_xticks(range(len(ordered)), ["no limit" if limit is None else str(limit) for limit in ordered])
+    axes.set_xlabel("most sequences a pack may hold")
+    axes.set_xlim(-0.3, len(ordered) - 0.7)
+    _label_ends(axes, ends)
 
 
 @contextmanager

@@ -301,3 +301,21 @@ def test_study_packing_prints_its_rows_as_json_and_names_a_wrong_depth(evenpack:
     refused = evenpack("study", "packing", "squad_1_1_384", "--depths", "0")
     assert refused.code == 2
     assert "'0' is neither a number of 1 or more nor 'none'" in " ".join(refused.err.split())
+
+
+def test_several_inputs_are_inspected_side_by_side(evenpack: Command, tmp_path: Path) -> None:
+    done = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--plot", tmp_path / "depths.png", "--json")
+    curves = done.json()["curves"]
+    assert list(curves) == ["squad_1_1_384", "wikipedia_128"]
+    assert curves["squad_1_1_384"][-1]["packs"] == 40_631
+    assert (tmp_path / "depths.png").exists()
+    refused = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--pack-lengths", "400")
+    assert refused.code == 2
+    assert "--pack-lengths" in refused.err
+
+
+def test_inspect_compares_pack_lengths_and_recommends(evenpack: Command) -> None:
+    done = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "512", "--json").json()
+    assert list(dict.fromkeys(row["pack_length"] for row in done["pack_lengths"])) == [384, 512]
+    assert done["recommendation"]["pack_length"] == 384
+    assert "Recommended: data.pack_length=384" in evenpack("inspect", "squad_1_1_384", "--pack-lengths", "512").out

@@ -295,3 +295,36 @@ def test_bare_counts_are_packed_as_their_histogram(kind):
 def test_wrong_bare_counts_are_refused_with_their_place(counts, message):
     with pytest.raises(PackingError, match=message):
         pack(counts if not isinstance(counts, list) else np.array(counts), pack_length=4)
+
+
+def test_options_reach_the_algorithm():
+    histogram = histogram_of(*([7] * 50 + [5] * 40 + [3] * 60 + [1] * 20))
+    loose = pack(histogram, "next_fit", pack_length=16, separators=0, seed=3)
+    assert pack(histogram, "next_fit", pack_length=16, separators=2, seed=3).packs > loose.packs
+    assert pack(histogram, "next_fit", pack_length=16, seed=4).strategies != loose.strategies
+    alone = pack(histogram, "least_squares", pack_length=16, max_sequences_per_pack=2, weight=0)
+    together = pack(
+        histogram, "least_squares", pack_length=16, max_sequences_per_pack=2, weight=0, leftovers="best_fit"
+    )
+    assert together.packs < alone.packs
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "message"),
+    [
+        ("longest_pack_first", {"weight": 1.0}, "'longest_pack_first' takes no options, found weight=1.0"),
+        ("auto", {"seed": 1}, "'auto' takes no options"),
+        ("next_fit", {"separator": 1}, "no option 'separator'; did you mean 'separators'"),
+        ("next_fit", {"seed": 1.5}, "option 'seed' of 'next_fit' is of type int, like 0; found 1.5"),
+        ("next_fit", {"seed": True}, "found True"),
+        ("next_fit", {"seed": -1}, "a seed is 0 or more, found -1"),
+        ("next_fit", {"separators": 3}, "must be 0, 1 or 2, found 3"),
+        ("least_squares", {"weight": "much"}, "of type float, like 0.09; found 'much'"),
+        ("least_squares", {"weight": -1}, "must be 0 or more, found -1"),
+        ("least_squares", {"leftovers": "away"}, "must be 'paper' or 'best_fit', found 'away'"),
+        ("least_squares_padding", {"leftovers": "away"}, "must be 'paper' or 'best_fit', found 'away'"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(algorithm, options, message):
+    with pytest.raises(PackingError, match=message):
+        pack(histogram_of(5, 4, 3, 3), algorithm, pack_length=9, max_sequences_per_pack=2, **options)

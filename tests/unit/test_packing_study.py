@@ -7,8 +7,16 @@ from evenpack.data.packing import LengthHistogram
 from evenpack.errors import DataError, PackingError
 from evenpack.launcher import inspection
 from evenpack.studies.lengths import read_histogram
-from evenpack.studies.packing import study_packing
+from evenpack.studies.packing import (
+    OVERVIEW_DEPTHS,
+    PackerChoice,
+    pack_lengths_to_try,
+    study_packing,
+    study_sorted_batches,
+    sweep_pack_lengths,
+)
 from evenpack.studies.published import published_histogram, published_names
+from evenpack.studies.recommendation import recommend
 
 
 @pytest.mark.parametrize(
@@ -46,6 +54,87 @@ def test_the_study_of_squad_gives_the_published_table():
     assert packs[("cutting_stock", 3)] == 40_195
     assert ("next_fit", None) in packs
     assert ("next_fit", 3) not in packs
+    assert packs[("first_fit_decreasing", None)] == 40_631
+    without = study_packing(published_histogram("squad_1_1_384"), pack_length=384, depths=(3, None), baselines=False)
+    greedy_and_exact = ("shortest_pack_first", "longest_pack_first", "cutting_stock")
+    expected = [(name, depth) for depth in (3, None) for name in greedy_and_exact]
+    assert [(row.algorithm, row.depth_limit) for row in without] == expected
+
+
+def test_wikipedia_at_512_gives_the_published_tables():
+    """Tables 1 and 7, recomputed where the text prints shares only; least squares has a slow test of its own."""
+    names = ("longest_pack_first", "shortest_pack_first")
+    choices = [PackerChoice(algorithm=name) for name in names]
+    depths = (2, 3, 4, 8, 16, None)
+    rows = study_packing(published_histogram("wikipedia_512"), pack_length=512, depths=depths, choices=choices)
+    found = {(row.algorithm, row.depth_limit): row for row in rows}
+    longest = [found[("longest_pack_first", depth)] for depth in depths]
+    assert [row.packs for row in longest] == [10_099_081, 9_090_154, 8_657_119, 8_207_569, 8_140_006, 8_138_483]
+    assert [row.strategies for row in longest] == [634, 648, 671, 670, 670, 670]
+    assert [row.padding for row in longest][:4] == [1_005_933_299, 489_362_675, 267_648_755, 37_479_155]
+    assert [round(100 * row.efficiency, 3) for row in longest] == [80.546, 89.485, 93.962, 99.108, 99.931, 99.949]
+    assert [f"{row.packing_factor:.3f}" for row in longest] == ["1.612", "1.791", "1.880", "1.983", "2.000", "2.000"]
+    assert longest[-1].depth == 29
+    shortest = [found[("shortest_pack_first", depth)] for depth in (2, 3, 4, 8, None)]
+    assert [row.packs for row in shortest] == [10_101_683, 9_094_695, 8_658_996, 8_224_673, 8_166_708]
+    assert shortest[-1].depth == 16
+
+
+def test_the_speed_up_is_that_over_padding_to_the_longest_sequence():
+    histogram = LengthHistogram(counts=np.array([0, 0, 6, 0, 2]))
+    row = study_packing(histogram, pack_length=6, depths=(None,), choices=(PackerChoice(algorithm="auto"),))[0]
+    assert row.packs == 5
+    assert row.algorithm == "longest_pack_first"
+    assert row.speed_up == pytest.approx(8 * 5 / (5 * 6))
+
+
+def test_sorted_batches_are_compared_at_the_sizes_that_there_are_sequences_for():
+    histogram = LengthHistogram(counts=np.array([20, 0, 0, 20]))
+    rows = study_sorted_batches(histogram, (8, 40, 41))
+    assert [row.batch_size for row in rows] == [8, 40]
+    assert rows[0].slots == 16 + 24 * 4
+    assert rows[1].slots == 160
+    assert rows[0].speed_up == pytest.approx(160 / 112)
+
+
+def test_longer_packs_are_tried_up_to_twice_the_length():
+    assert pack_lengths_to_try(27) == (27, 32, 34, 36, 41, 54)
+    assert pack_lengths_to_try(512) == (512, 600, 640, 688, 768, 1024)
+    assert pack_lengths_to_try(1) == (1, 2)
+
+
+def test_figure_10_is_a_sweep_over_depths():
+    rows = sweep_pack_lengths(published_histogram("wikipedia_2048"), [2048], depths=(1, 3, 12, None))
+    assert [f"{row.speed_up:.2f}" for row in rows] == ["1.00", "2.45", "3.73", "3.92"]
+
+
+def _molecules(pack_length):
+    """As those of QM9 (section Q): about two thirds of the longest, so that two of them do not fit its length."""
+    histogram = LengthHistogram(counts=np.array([0] * 14 + [50, 150, 260, 320, 260, 150, 50, 20, 10, 5, 3, 2, 1]))
+    rows = study_packing(histogram, pack_length=pack_length, depths=OVERVIEW_DEPTHS, baselines=False)
+    return recommend(rows, sweep_pack_lengths(histogram, pack_lengths_to_try(pack_length)))
+
+
+def test_longer_packs_are_recommended_where_they_fill_better():
+    found = _molecules(27)
+    assert found.pack_length == 36
+    assert found.efficiency > 0.97
+    assert found.sufficient_depth == 2
+    assert "points fuller than 27" in found.reason
+
+
+def test_the_pack_length_stays_where_longer_ones_gain_less_than_a_point():
+    found = _molecules(36)
+    assert found.pack_length == 36
+    assert "less than 1 point fuller" in found.reason
+
+
+def test_the_least_sufficient_depth_is_recommended():
+    histogram = published_histogram("wikipedia_512")
+    rows = study_packing(histogram, pack_length=512, depths=(2, 3, 4, None), baselines=False)
+    found = recommend(rows, sweep_pack_lengths(histogram, (512, 768), depths=(2, None)))
+    assert (found.pack_length, found.sufficient_depth) == (512, 3)
+    assert found.efficiency_at_depth == pytest.approx(0.99884, abs=1e-5)
 
 
 def test_rows_of_one_depth_share_the_best_bound_and_others_do_not():
@@ -64,7 +153,7 @@ def test_named_algorithms_run_at_every_depth_and_each_is_announced():
         LengthHistogram(counts=np.array([4, 5, 6])),
         pack_length=6,
         depths=(2, None),
-        algorithms=("first_fit_decreasing", "next_fit"),
+        choices=[PackerChoice(algorithm=name) for name in ("first_fit_decreasing", "next_fit")],
         begin=lambda *both: announced.append(both),
     )
     expected = [(name, depth) for depth in (2, None) for name in ("first_fit_decreasing", "next_fit")]
@@ -76,10 +165,29 @@ def test_wrong_depths_and_algorithms_are_refused():
     with pytest.raises(PackingError, match="found 0"):
         study_packing(histogram, pack_length=2, depths=(0,))
     with pytest.raises(PackingError, match="no packing algorithm 'knapsack'"):
-        study_packing(histogram, pack_length=2, algorithms=("knapsack",))
+        study_packing(histogram, pack_length=2, choices=(PackerChoice(algorithm="knapsack"),))
 
 
 def test_the_command_says_which_depth_is_no_number():
     with pytest.raises(inspection.ConfigError, match="'x' is neither a number"):
         inspection._depths("2,x")
     assert inspection._depths("2, none") == (2, None)
+
+
+def test_algorithms_are_named_with_their_options():
+    choices = inspection._choices("auto, least_squares:weight=0.5:leftovers=best_fit,next_fit:separators=2")
+    assert [choice.label for choice in choices] == [
+        "auto",
+        "least_squares weight=0.5 leftovers=best_fit",
+        "next_fit separators=2",
+    ]
+    assert choices[1].options == {"weight": 0.5, "leftovers": "best_fit"}
+    assert choices[2].options == {"separators": 2}
+    with pytest.raises(inspection.ConfigError, match="'weight' gives no value; write least_squares:option=value"):
+        inspection._choices("least_squares:weight")
+
+
+def test_the_command_says_which_pack_length_is_no_number():
+    assert inspection._pack_lengths("27, 36") == (27, 36)
+    with pytest.raises(inspection.ConfigError, match="'0' is no number of 1 or more"):
+        inspection._pack_lengths("27,0")

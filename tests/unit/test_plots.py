@@ -8,8 +8,9 @@ import pytest
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.errors import ConfigError
-from evenpack.studies.inspect import compare_packings, length_statistics
-from evenpack.studies.plots import LossCurve, plot_loss, plot_packing, smooth, spread
+from evenpack.studies.length_statistics import length_statistics
+from evenpack.studies.packing import study_packing, sweep_pack_lengths
+from evenpack.studies.plots import LossCurve, plot_depth_curves, plot_loss, plot_packing, smooth, spread
 
 PNG = b"\x89PNG\r\n"
 
@@ -35,10 +36,22 @@ def test_a_curve_of_one_step_can_be_drawn_and_one_without_is_an_error(tmp_path: 
 
 def test_lengths_and_packings_become_a_png(tmp_path: Path) -> None:
     histogram = LengthHistogram(counts=np.arange(1, 65))
-    rows = compare_packings(histogram, pack_length=64)
+    rows = study_packing(histogram, pack_length=64, baselines=False)
     statistics = length_statistics(histogram, pack_length=64)
-    plot_packing(histogram, statistics, rows, tmp_path / "lengths.png", pack_length=64)
-    assert (tmp_path / "lengths.png").read_bytes().startswith(PNG)
+    sweep = sweep_pack_lengths(histogram, (64, 96))
+    plot_packing(histogram, statistics, rows, tmp_path / "two.png", pack_length=64)
+    plot_packing(histogram, statistics, rows, tmp_path / "three.png", pack_length=64, sweep=sweep)
+    widths = [int.from_bytes((tmp_path / f"{name}.png").read_bytes()[16:20]) for name in ("two", "three")]
+    assert widths[1] > 1.5 * widths[0]
+
+
+def test_depth_curves_become_a_png(tmp_path: Path) -> None:
+    curves = {
+        f"up to {longest}": sweep_pack_lengths(LengthHistogram(counts=np.arange(1, longest + 1)), (longest,))
+        for longest in (16, 64)
+    }
+    plot_depth_curves(curves, tmp_path / "depths.png")
+    assert (tmp_path / "depths.png").read_bytes().startswith(PNG)
 
 
 def test_without_matplotlib_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

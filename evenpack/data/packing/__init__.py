@@ -1,8 +1,9 @@
 """From a histogram of lengths to packs: one entry function over a table of algorithms."""
 
 import difflib
+import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,11 +14,21 @@ from evenpack.data.packing.histogram import LengthHistogram
 from evenpack.data.packing.least_squares import least_squares, least_squares_padding
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.shortest_pack_first import shortest_pack_first
-from evenpack.data.packing.strategy import Certified, Packer, Packing, Strategy
+from evenpack.data.packing.strategy import Certified, Option, Packer, Packing, Strategy
 from evenpack.data.packing.unpacked import unpacked
 from evenpack.errors import PackingError
 
-__all__ = ["ALGORITHMS", "Certificate", "LengthHistogram", "Packer", "Packing", "Strategy", "pack"]
+__all__ = [
+    "ALGORITHMS",
+    "Certificate",
+    "LengthHistogram",
+    "Option",
+    "Packer",
+    "Packing",
+    "Strategy",
+    "cutting_stock_takes_seconds",
+    "pack",
+]
 
 ALGORITHMS: dict[str, Packer] = {
     "longest_pack_first": longest_pack_first,
@@ -45,18 +56,23 @@ def pack(
     *,
     pack_length: int,
     max_sequences_per_pack: int | None = None,
+    **options: Option,
 ) -> Packing:
     """Packs every sequence of `histogram` exactly once into packs of `pack_length` slots.
 
     Bare counts stand for a histogram too: index i counts the sequences of length i + 1.
 
+    `options` are the keyword arguments of the algorithm's own function, such as `weight` of least_squares.
+
     The result depends on the arguments alone; its `algorithm` tells what `auto` chose: longest_pack_first where that
     is within 0.01 % of what the tokens alone would fill, else cutting_stock where it is a matter of seconds.
 
-    Raises: PackingError for an unknown algorithm, a limit below 1, a sequence longer than a pack, or wrong counts.
+    Raises: PackingError for an unknown algorithm or option, a limit below 1, a sequence longer than a pack, or wrong
+        counts.
     """
     if algorithm not in ("auto", *ALGORITHMS):
-        raise PackingError(f"there is no packing algorithm '{algorithm}'; {_nearest(algorithm)}")
+        raise PackingError(f"there is no packing algorithm '{algorithm}'; {_nearest(algorithm, ['auto', *ALGORITHMS])}")
+    checked_options = _checked_options(algorithm, options)
     if pack_length < 1:
         raise PackingError(f"pack_length must be 1 slot or more, found {pack_length}")
     if max_sequences_per_pack is not None and max_sequences_per_pack < 1:
@@ -73,21 +89,46 @@ def pack(
         )
     limit = max_sequences_per_pack or pack_length
     if algorithm != "auto":
-        return _packed(histogram, algorithm, pack_length, limit)
+        return _packed(histogram, algorithm, pack_length, limit, **checked_options)
     greedy = _packed(histogram, "longest_pack_first", pack_length, limit)
-    if greedy.gap <= _CLOSE_ENOUGH or not _takes_seconds(histogram, pack_length, limit):
+    if greedy.gap <= _CLOSE_ENOUGH or not cutting_stock_takes_seconds(histogram, pack_length, max_sequences_per_pack):
         return greedy
     return _packed(histogram, "cutting_stock", pack_length, limit)
 
 
-def _takes_seconds(histogram: LengthHistogram, pack_length: int, limit: int) -> bool:
+def cutting_stock_takes_seconds(
+    histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int | None
+) -> bool:
+    """False where `auto` leaves cutting_stock alone."""
+    limit = max_sequences_per_pack or pack_length
     few_or_all = limit <= _FEW_SEQUENCES or not histogram.fills_deeper_than(limit, pack_length)
     return pack_length <= _ANY_DEPTH_UP_TO or (pack_length <= _FEW_OR_ALL_UP_TO and few_or_all)
 
 
-def _packed(histogram: LengthHistogram, name: str, pack_length: int, limit: int) -> Packing:
+def _checked_options(algorithm: str, options: Mapping[str, Option]) -> dict[str, Option]:
+    """The options, whole numbers as floats where the algorithm wants floats."""
+    parameters = inspect.signature(ALGORITHMS[algorithm]).parameters.values() if algorithm != "auto" else ()
+    defaults = {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    checked: dict[str, Option] = {}
+    for name, value in options.items():
+        if not defaults:
+            raise PackingError(f"packing algorithm '{algorithm}' takes no options, found {name}={value!r}")
+        if name not in defaults:
+            raise PackingError(
+                f"packing algorithm '{algorithm}' has no option '{name}'; {_nearest(name, list(defaults))}"
+            )
+        kind = type(defaults[name])
+        if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+            raise PackingError(
+                f"option '{name}' of '{algorithm}' is of type {kind.__name__}, like {defaults[name]!r}; found {value!r}"
+            )
+        checked[name] = kind(value)
+    return checked
+
+
+def _packed(histogram: LengthHistogram, name: str, pack_length: int, limit: int, **options: Option) -> Packing:
     start = time.process_time()
-    found = ALGORITHMS[name](histogram, pack_length, limit)
+    found = ALGORITHMS[name](histogram, pack_length, limit, **options)
     cpu_seconds = time.process_time() - start
     used = found.counts if isinstance(found, Certified) else found
     strategies = tuple(sorted(used, reverse=True))
@@ -102,7 +143,6 @@ def _packed(histogram: LengthHistogram, name: str, pack_length: int, limit: int)
     )
 
 
-def _nearest(name: str) -> str:
-    known = ["auto", *ALGORITHMS]
+def _nearest(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return (f"did you mean '{close[0]}'? " if close else "") + f"known: {', '.join(known)}"

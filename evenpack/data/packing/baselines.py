@@ -36,11 +36,13 @@ def next_fit(
 
     Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), appendix H.
 
-    Raises: PackingError for a limit below 1, a sequence longer than a pack, or a number of separators that is not
-        0, 1 or 2.
+    Raises: PackingError for a limit below 1, a sequence longer than a pack, a negative seed, or a number of separators
+        that is not 0, 1 or 2.
     """
     _refuse_wrong_limits(pack_length, max_sequences_per_pack, longest=histogram.longest)
     _refuse_wrong_separators(separators)
+    if seed < 0:
+        raise PackingError(f"a seed is 0 or more, found {seed}")
     lengths = _arrivals(histogram, seed)
     depths = []
     for start, ends in _next_fit_ends(lengths, pack_length, max_sequences_per_pack, separators):

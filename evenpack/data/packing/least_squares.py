@@ -8,7 +8,6 @@ Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), s
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -18,10 +17,6 @@ from evenpack.data.packing.histogram import LengthHistogram
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.strategy import Strategy
 from evenpack.errors import PackingError
-
-Leftovers = Literal["paper", "best_fit"]
-"""Where sequences go that the mixture has no slot for: each into a pack of its own (beside padding of the length that
-would complete it), or together by `longest_pack_first`."""
 
 _MOST_STRATEGIES = 2_000_000
 """The solver's matrix is dense, with a column for each strategy: at 512 slots this many take 8 GB."""
@@ -37,15 +32,18 @@ def least_squares(
     *,
     weight: float = 0.09,
     weight_up_to: int = 8,
-    leftovers: Leftovers = "paper",
+    leftovers: str = "paper",
 ) -> Mapping[Strategy, int]:
     """Minimises the squared differences between slots and sequences of each length (NNLSHP, equation 22).
 
     The difference at a length up to `weight_up_to` counts by `weight` (0 or more), at any other by 1: padding in place
-    of a short sequence costs little.
+    of a short sequence costs little. `leftovers` says where sequences go that the mixture has no slot for: "paper",
+    each into a pack of its own (beside padding of the length that would complete it); "best_fit", together by
+    `longest_pack_first`.
 
-    Raises: PackingError for a negative weight, a sequence longer than a pack, or too many strategies to solve for.
+    Raises: PackingError for a wrong option, a sequence longer than a pack, or too many strategies to solve for.
     """
+    _refuse_unknown(leftovers)
     if not 0 <= weight < np.inf:
         raise PackingError(f"the weight of short lengths must be 0 or more, found {weight}")
     strategies = _all_strategies(pack_length, max_sequences_per_pack)
@@ -60,15 +58,17 @@ def least_squares_padding(
     pack_length: int,
     max_sequences_per_pack: int,
     *,
-    leftovers: Leftovers = "paper",
+    leftovers: str = "paper",
 ) -> Mapping[Strategy, int]:
     """Minimises the squared padding by length, and lets hardly a sequence go without a slot (equations 23 and 24).
 
     An unknown more for each length, its surplus of slots, is tied to slots less sequences. As no unknown is negative,
-    neither is the surplus, up to rounding. It takes two to six times as long as `least_squares`.
+    neither is the surplus, up to rounding. It takes two to six times as long as `least_squares`, whose `leftovers` it
+    shares.
 
-    Raises: PackingError for a sequence longer than a pack, or too many strategies to solve for.
+    Raises: PackingError for a wrong option, a sequence longer than a pack, or too many strategies to solve for.
     """
+    _refuse_unknown(leftovers)
     strategies = _all_strategies(pack_length, max_sequences_per_pack)
     wanted = _wanted(histogram, pack_length)
     slots = _slots(strategies, pack_length)
@@ -78,6 +78,11 @@ def least_squares_padding(
     matrix = np.block([[lengths[:, None] * slots, no_surplus], [_SHORTAGE_WEIGHT * slots, surplus]])
     solution = _solve(matrix, np.concatenate([lengths * wanted, _SHORTAGE_WEIGHT * wanted]))
     return _exact_packs(strategies, solution[: len(strategies)], wanted, max_sequences_per_pack, leftovers)
+
+
+def _refuse_unknown(leftovers: str) -> None:
+    if leftovers not in ("paper", "best_fit"):
+        raise PackingError(f"leftovers must be 'paper' or 'best_fit', found '{leftovers}'")
 
 
 def _all_strategies(pack_length: int, max_sequences: int) -> list[Strategy]:
@@ -149,7 +154,7 @@ def _exact_packs(
     mixture: Float64[np.ndarray, " strategies"],
     wanted: Int64[np.ndarray, " pack_length"],
     max_sequences: int,
-    leftovers: Leftovers,
+    leftovers: str,
 ) -> Mapping[Strategy, int]:
     """Rounds the mixture to whole packs and mends its residual, so that each sequence is placed once (F.4.4)."""
     repeats = np.rint(mixture).astype(np.int64)
@@ -181,7 +186,7 @@ def _drop_slots(packs: Counter[Strategy], length: int, surplus: int) -> None:
 
 
 def _packed_leftovers(
-    left: Int64[np.ndarray, " pack_length"], max_sequences: int, leftovers: Leftovers
+    left: Int64[np.ndarray, " pack_length"], max_sequences: int, leftovers: str
 ) -> Mapping[Strategy, int]:
     if leftovers == "best_fit" and left.any():
         return longest_pack_first(LengthHistogram(counts=left), len(left), max_sequences)

@@ -24,8 +24,11 @@ class Certified:
     certificate: Certificate
 
 
-Packer = Callable[[LengthHistogram, int, int], Mapping[Strategy, int] | Certified]
-"""(histogram, pack length, most sequences a pack) -> how often each strategy is used."""
+Option = int | float | str
+"""Of an algorithm, by keyword."""
+
+Packer = Callable[..., Mapping[Strategy, int] | Certified]
+"""(histogram, pack length, most sequences a pack, *, options) -> how often each strategy is used."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a histogram means for padding and packing."""
+"""What a histogram says of its lengths, and of padding."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.errors import PackingError
-from evenpack.studies.inspect import DEPTHS, compare_packings, length_ranges, length_statistics
+from evenpack.studies.length_statistics import length_ranges, length_statistics
 
 some_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
@@ -41,24 +40,3 @@ def test_ranges_share_out_all_sequences_and_tokens(lengths: list[int], bars: int
     assert [bar.longest + 1 for bar in ranges] == borders[1:]
     for bar in ranges:
         assert bar.sequences == sum(bar.shortest <= length <= bar.longest for length in lengths)
-
-
-def test_every_algorithm_is_compared_at_every_depth_and_no_packing_once() -> None:
-    rows = compare_packings(histogram([1, 2, 3, 4, 5, 6, 7] * 3), pack_length=8)
-    names = ("shortest_pack_first", "longest_pack_first", "cutting_stock")
-    expected = [("none", 1)] + [(name, depth) for depth in DEPTHS[1:] for name in names]
-    assert [(row.algorithm, row.depth_limit) for row in rows] == expected
-
-
-@given(some_lengths)
-def test_rows_agree_with_themselves(lengths: list[int]) -> None:
-    for row in compare_packings(histogram(lengths), pack_length=40, depths=(1, 2, None)):
-        assert row.efficiency == pytest.approx(sum(lengths) / (row.packs * 40))
-        assert row.padding_share == pytest.approx(1 - row.efficiency)
-        assert row.packing_factor == pytest.approx(len(lengths) / row.packs)
-        assert row.depth_limit is None or row.depth <= row.depth_limit
-
-
-def test_a_sequence_longer_than_a_pack_is_an_error() -> None:
-    with pytest.raises(PackingError, match="do not fit"):
-        compare_packings(histogram([9]), pack_length=8)
