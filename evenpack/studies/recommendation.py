@@ -27,11 +27,14 @@ class Recommendation:
 def recommend(rows: Sequence[PackingRow], sweep: Sequence[PackingRow]) -> Recommendation:
     """The pack length of `rows`, unless a longer one of `sweep` saves 1 point of slots or more.
 
-    `rows` are several algorithms at one pack length, `sweep` one algorithm at several, that one among them; both with
-    and without a limit of depth. The shortest pack length within 0.1 points of the best is taken.
+    `rows` are several algorithms at one pack length, of which the best counts, `sweep` a quick one at several; both
+    with and without a limit of depth. The shortest pack length within 0.1 points of the best is taken.
     """
-    fullness = {row.pack_length: row.efficiency for row in sweep if row.depth_limit is None}
     base = rows[0].pack_length
+    fullness: dict[int, float] = {}
+    for row in (*rows, *sweep):
+        if row.depth_limit is None:
+            fullness[row.pack_length] = max(row.efficiency, fullness.get(row.pack_length, 0.0))
     fullest = max(fullness.values())
     if fullest - fullness[base] < _WORTH_LONGER_PACKS:
         return _at(base, rows, f"longer packs, up to {max(fullness):,} slots, would be less than 1 point fuller")
