@@ -302,6 +302,9 @@ def study_packing(
         str | None,
         typer.Option(help="cutting_stock,least_squares:weight=0. Default: all, where of use.", show_default=False),
     ] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Pack so many sequences, drawn at random, in place of all.", show_default=False)
+    ] = None,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
@@ -316,7 +319,9 @@ def study_packing(
         from evenpack.launcher.inspection import find_subject, study_subject
 
         subject = find_subject(lengths, overrides or [], source=source, name=name, pack_length=pack_length)
-        report.value, report.shown = study_subject(subject, depths=depths, algorithms=algorithms, plot=plot)
+        report.value, report.shown = study_subject(
+            subject, depths=depths, algorithms=algorithms, sample=sample, plot=plot
+        )
 
 
 @config_app.command("show")

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import LengthHistogram, Option
+from evenpack.data.packing.baselines import sample_histogram
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError, DataError
@@ -136,16 +137,20 @@ def inspect_side_by_side(
 
 
 def study_subject(
-    subject: Subject, *, depths: str | None, algorithms: str | None, plot: Path | None
+    subject: Subject, *, depths: str | None, algorithms: str | None, sample: int | None, plot: Path | None
 ) -> tuple[dict[str, Any], list[RenderableType]]:
     """The comparison of packers, as a value for JSON and as what rich can print; draws it too if asked.
 
-    Raises: ConfigError for depths that are no numbers; PackingError for unknown algorithms; ConfigError for a plot
-    without matplotlib.
+    `sample` sequences, drawn at random but always the same ones, stand for all.
+
+    Raises: ConfigError for depths that are no numbers; PackingError for unknown algorithms or a sample of more than all
+    sequences; ConfigError for a plot without matplotlib.
     """
     if plot is not None:
         require_matplotlib()
     histogram, pack_length = subject.histogram, subject.pack_length
+    if sample is not None:
+        histogram = sample_histogram(histogram, sample, seed=0)
     rows = study_packing(
         histogram,
         pack_length=pack_length,

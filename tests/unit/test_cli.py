@@ -319,3 +319,11 @@ def test_inspect_compares_pack_lengths_and_recommends(evenpack: Command) -> None
     assert list(dict.fromkeys(row["pack_length"] for row in done["pack_lengths"])) == [384, 512]
     assert done["recommendation"]["pack_length"] == 384
     assert "Recommended: data.pack_length=384" in evenpack("inspect", "squad_1_1_384", "--pack-lengths", "512").out
+
+
+def test_a_study_can_pack_a_sample(evenpack: Command) -> None:
+    arguments = ("study", "packing", "squad_1_1_384", "--depths", "none", "--algorithms", "first_fit_decreasing")
+    row = evenpack(*arguments, "--sample", "1000", "--json").json()["packings"][0]
+    assert round(row["packs"] * row["packing_factor"]) == 1000
+    refused = evenpack(*arguments, "--sample", "100000")
+    assert "must have 1 to 88641 sequences, found 100000" in " ".join(refused.err.split())

@@ -116,6 +116,40 @@ def test_the_same_histogram_is_packed_the_same_way(algorithm, problem):
     np.testing.assert_array_equal(one.counts, other.counts)
 
 
+@st.composite
+def small_problems(draw: st.DrawFn) -> tuple[LengthHistogram, int, int]:
+    """What every algorithm can take, least squares and next fit too."""
+    counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=12))
+    counts[draw(st.integers(0, len(counts) - 1))] += 1
+    histogram = LengthHistogram(counts=np.array(counts))
+    return histogram, histogram.longest + draw(st.integers(0, 6)), draw(st.integers(1, 4))
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+@given(problem=small_problems())
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_algorithm_each_sequence_has_one_place_and_the_proven_bound_holds(algorithm, problem):
+    histogram, pack_length, limit = problem
+    packing = pack(histogram, algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
+    placed = np.zeros(pack_length + 1, dtype=np.int64)
+    for strategy, count in zip(packing.strategies, packing.counts.tolist(), strict=True):
+        assert count > 0
+        assert sum(strategy) <= pack_length
+        assert len(strategy) <= limit
+        np.add.at(placed, list(strategy), count)
+    assert placed[1 : histogram.longest + 1].tolist() == histogram.counts[: histogram.longest].tolist()
+    assert placed.sum() == histogram.sequences
+
+    best = pack(histogram, "cutting_stock", pack_length=pack_length, max_sequences_per_pack=limit)
+    greedy = pack(histogram, "longest_pack_first", pack_length=pack_length, max_sequences_per_pack=limit)
+    assert max(packing.lower_bound, best.lower_bound) <= packing.packs
+    assert -(-histogram.sequences // limit) <= packing.packs
+    assert best.packs <= greedy.packs
+
+    again = pack(histogram, algorithm, pack_length=pack_length, max_sequences_per_pack=limit)
+    assert (again.strategies, again.counts.tolist()) == (packing.strategies, packing.counts.tolist())
+
+
 @pytest.mark.parametrize("algorithm", PACKERS)
 @given(problem=problems(), factor=st.integers(100, 700))
 @settings(max_examples=30, deadline=None)

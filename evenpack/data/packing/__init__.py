@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from evenpack.data.packing.baselines import first_fit_decreasing, next_fit
+from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, next_fit_packs
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.cutting_stock import cutting_stock
 from evenpack.data.packing.histogram import LengthHistogram
@@ -27,6 +27,7 @@ __all__ = [
     "Packing",
     "Strategy",
     "cutting_stock_takes_seconds",
+    "next_fit_packs",
     "pack",
 ]
 
