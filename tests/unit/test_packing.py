@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenpack.data import packing as packing_module
 from evenpack.data.packing import ALGORITHMS, LengthHistogram, Packing, pack
 from evenpack.errors import PackingError
 
@@ -286,8 +287,9 @@ def test_a_histogram_that_counts_nothing_or_less_is_refused(counts, message):
     [
         ("longest_pack", 9, None, "did you mean 'longest_pack_first'.*known: auto, longest_pack_first, shortest"),
         ("xyz", 9, None, "no packing algorithm 'xyz'; known: auto"),
-        ("auto", 0, None, "pack_length must be 1 slot or more, found 0"),
-        ("auto", 9, 0, "max_sequences_per_pack must be 1 or more, or null for no limit, found 0"),
+        ("auto", 0, None, "pack_length must be a whole number of 1 or more, in slots, found 0"),
+        ("auto", (1 << 24) + 1, None, "pack_length can be 16777216 slots at most, found 16777217"),
+        ("auto", 9, 0, "max_sequences_per_pack must be a whole number of 1 or more, or null for no limit, found 0"),
         ("auto", 9, -1, "found -1"),
         ("auto", 3, None, "2 sequences, the longest of 5 tokens, do not fit into a pack of 3 slots"),
     ],
@@ -322,6 +324,7 @@ def test_bare_counts_are_packed_as_their_histogram(kind):
         ([0, 1 << 62], "up to 2\\*\\*62 tokens in 64-bit integers, found 9.22e"),
         ([[1, 2]], "shape"),
         (["1"], "array of <U1"),
+        ([1, None], "expected one whole number for each length, found None at index 1"),
         ([], "histogram is empty"),
         ([0, 0], "histogram is empty"),
     ],
@@ -362,3 +365,16 @@ def test_options_reach_the_algorithm():
 def test_wrong_options_are_refused_by_name(algorithm, options, message):
     with pytest.raises(PackingError, match=message):
         pack(histogram_of(5, 4, 3, 3), algorithm, pack_length=9, max_sequences_per_pack=2, **options)
+
+
+@pytest.mark.parametrize("value", [2.0, float("nan"), "2", True, None, 0, -3])
+def test_a_limit_is_a_whole_number_of_one_or_more(value):
+    with pytest.raises(PackingError, match=f"max_sequences_per_pack must be a whole number.*found {value!r}"):
+        packing_module._whole("max_sequences_per_pack", value, "or null for no limit")
+
+
+def test_numbers_of_numpy_are_limits_too():
+    assert packing_module._whole("pack_length", np.int32(9), "in slots") == 9
+    histogram = histogram_of(5, 4, 3, 3)
+    packing = pack(histogram, pack_length=9, max_sequences_per_pack=10**30)
+    assert packing.packs == pack(histogram, pack_length=9).packs

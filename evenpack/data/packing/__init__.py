@@ -2,8 +2,10 @@
 
 import difflib
 import inspect
+import operator
 import time
 from collections.abc import Mapping, Sequence
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -42,6 +44,7 @@ ALGORITHMS: dict[str, Packer] = {
     "none": unpacked,
 }
 
+_MOST_SLOTS = 1 << 24
 _CLOSE_ENOUGH = 1e-4
 """Where longest_pack_first is as near as this to what the tokens alone would fill, nothing better is looked for."""
 _ANY_DEPTH_UP_TO = 512
@@ -74,21 +77,20 @@ def pack(
     if algorithm not in ("auto", *ALGORITHMS):
         raise PackingError(f"there is no packing algorithm '{algorithm}'; {_nearest(algorithm, ['auto', *ALGORITHMS])}")
     checked_options = _checked_options(algorithm, options)
-    if pack_length < 1:
-        raise PackingError(f"pack_length must be 1 slot or more, found {pack_length}")
-    if max_sequences_per_pack is not None and max_sequences_per_pack < 1:
-        raise PackingError(
-            f"max_sequences_per_pack must be 1 or more, or null for no limit, found {max_sequences_per_pack}"
-        )
+    pack_length = _whole("pack_length", pack_length, "in slots")
+    limit = pack_length
+    if max_sequences_per_pack is not None:
+        limit = _whole("max_sequences_per_pack", max_sequences_per_pack, "or null for no limit")
     if not isinstance(histogram, LengthHistogram):
         histogram = LengthHistogram.from_counts(histogram)
+    if pack_length > _MOST_SLOTS:
+        raise PackingError(f"pack_length can be {_MOST_SLOTS} slots at most, found {pack_length}")
     if histogram.longest > pack_length:
         too_long = int(histogram.counts[pack_length:].sum())
         raise PackingError(
             f"{too_long} sequences, the longest of {histogram.longest} tokens, do not fit into a pack of "
             f"{pack_length} slots; raise pack_length or cut the sequences"
         )
-    limit = max_sequences_per_pack or pack_length
     if algorithm != "auto":
         return _packed(histogram, algorithm, pack_length, limit, **checked_options)
     greedy = _packed(histogram, "longest_pack_first", pack_length, limit)
@@ -104,6 +106,13 @@ def cutting_stock_takes_seconds(
     limit = max_sequences_per_pack or pack_length
     few_or_all = limit <= _FEW_SEQUENCES or not histogram.fills_deeper_than(limit, pack_length)
     return pack_length <= _ANY_DEPTH_UP_TO or (pack_length <= _FEW_OR_ALL_UP_TO and few_or_all)
+
+
+def _whole(name: str, value: object, unit: str) -> int:
+    """Raises: PackingError for anything but a whole number of 1 or more; True is none."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < 1:
+        raise PackingError(f"{name} must be a whole number of 1 or more, {unit}, found {value!r}")
+    return operator.index(value)
 
 
 def _checked_options(algorithm: str, options: Mapping[str, Option]) -> dict[str, Option]:

@@ -46,12 +46,7 @@ class LengthHistogram:
         """
         if longest < 1:
             raise PackingError(f"the longest length allowed must be 1 or more, found {longest}")
-        values = np.asarray(lengths)
-        if values.ndim != 1 or (len(values) and values.dtype.kind not in "iuf"):
-            raise PackingError(
-                f"expected one whole number for each sequence, found an array of {values.dtype} "
-                f"with shape {values.shape}"
-            )
+        values = _numbers(lengths, "sequence")
         counts = np.zeros(longest + 1, dtype=np.int64)
         for start in range(0, len(values), _CHUNK):
             chunk = values[start : start + _CHUNK]
@@ -65,11 +60,7 @@ class LengthHistogram:
 
         Raises: PackingError with the first entry that is no whole number of 0 to 2**63 - 1, and its length.
         """
-        values = np.asarray(counts)
-        if values.ndim != 1 or (len(values) and values.dtype.kind not in "iuf"):
-            raise PackingError(
-                f"expected one whole number for each length, found an array of {values.dtype} with shape {values.shape}"
-            )
+        values = _numbers(counts, "length")
         right = (values >= 0) & (values < 2.0**63) & (values == np.floor(values))  # False for NaN too
         if not right.all():
             index = int(np.argmin(right))
@@ -99,6 +90,20 @@ class LengthHistogram:
     def longest(self) -> int:
         """The greatest length that occurs."""
         return int(np.flatnonzero(self.counts)[-1]) + 1
+
+
+def _numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.ndarray:
+    """`values` as a list of numbers, whatever numbers they are."""
+    array = np.asarray(values)
+    if array.ndim == 1 and array.dtype.kind == "O":
+        for index, value in enumerate(array):
+            if not isinstance(value, int | float):
+                raise PackingError(f"expected one whole number for each {of_each}, found {value!r} at index {index}")
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iuf"):
+        raise PackingError(
+            f"expected one whole number for each {of_each}, found an array of {array.dtype} with shape {array.shape}"
+        )
+    return array
 
 
 def _refuse_wrong_lengths(chunk: np.ndarray, start: int, longest: int) -> None:
