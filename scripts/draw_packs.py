@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from svg import COLOURS, PADDING, document, rectangle, text
 
 from evenpack.config import load_run_file
 from evenpack.data.pipeline import packed_sources
@@ -18,19 +19,8 @@ RANKS = 4
 PACKS_PER_RANK = 3
 PACKS = RANKS * PACKS_PER_RANK
 STEP = 3
-COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#e67700", "#495057")
-PADDING = "#e9ecef"
 WIDTH, ROW, GAP = 300, 12, 4
 LEFT, RIGHT, TOP = 24, 444, 64
-
-
-def rectangle(x: float, y: float, width: float, colour: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width - 1, 0.5):.1f}" height="{ROW}" rx="2" fill="{colour}"/>'
-
-
-def text(x: float, y: float, content: str, *, size: int = 13, weight: int = 400, anchor: str = "start") -> str:
-    style = f'font-family="Helvetica, Arial, sans-serif" font-size="{size}" font-weight="{weight}"'
-    return f'<text x="{x}" y="{y}" {style} fill="#212529" text-anchor="{anchor}">{content}</text>'
 
 
 def main() -> None:
@@ -53,12 +43,15 @@ def main() -> None:
         )
         for pack in range(packs.packs):
             x, row = float(RIGHT), y + pack * (ROW + GAP) + 2
-            parts.append(rectangle(RIGHT, row, WIDTH, PADDING))
+            parts.append(rectangle(RIGHT, row, WIDTH, ROW, PADDING))
             for length in packs.lengths[packs.offsets[pack] : packs.offsets[pack + 1]]:
                 colour = COLOURS[number % len(COLOURS)]
-                parts.append(rectangle(x, row, length * scale, colour))
+                parts.append(rectangle(x, row, length * scale, ROW, colour))
                 left = TOP + 2 + number * (ROW + GAP)
-                parts += [rectangle(LEFT, left, WIDTH, PADDING), rectangle(LEFT, left, length * scale, colour)]
+                parts += [
+                    rectangle(LEFT, left, WIDTH, ROW, PADDING),
+                    rectangle(LEFT, left, length * scale, ROW, colour),
+                ]
                 x += length * scale
                 number += 1
     tokens, slots = plan.counts.tokens, prepared.pack_length
@@ -70,11 +63,7 @@ def main() -> None:
         text(RIGHT, 46, f"the same documents in {PACKS} packs, {packed:.1%} padding"),
     ]
     height = TOP + max(number * (ROW + GAP), RANKS * (PACKS_PER_RANK * (ROW + GAP) + 22)) + 16
-    size = f'width="{RIGHT + WIDTH + 24}" height="{height}"'
-    background = f'<rect {size} fill="#ffffff"/>'
-    Path("docs/packs.svg").write_text(
-        "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', background, *parts, "</svg>", ""])
-    )
+    Path("docs/packs.svg").write_text(document(RIGHT + WIDTH + 24, height, parts))
     print(f"docs/packs.svg: {np.diff(plan.packs.offsets).tolist()} sequences a pack")
 
 

@@ -18,7 +18,7 @@ from evenpack.studies.packing import PackingRow
 _INK = "#1f2933"
 _FAINT = "#9aa5b1"
 _GRID = "#e4e7eb"
-_COLOURS = ("#2563eb", "#e8590c", "#0f9d76", "#9333ea", "#c2255c", "#8d6e00")
+COLOURS = ("#2563eb", "#e8590c", "#0f9d76", "#9333ea", "#c2255c", "#8d6e00")
 
 _STYLE: dict[str, Any] = {
     "figure.dpi": 100,
@@ -72,20 +72,20 @@ def plot_loss(curve: LossCurve, path: Path, *, name: str) -> None:
         raise ConfigError(f"run '{name}' has no step yet whose loss could be plotted")
     smoothed = smooth(np.asarray(curve.losses, dtype=np.float64))
     last = _last_step(curve)
-    with _figure(path, width=8.0, height=4.5) as figure:
+    with figure_as_png(path, width=8.0, height=4.5) as figure:
         axes = figure.add_subplot()
-        axes.plot(curve.steps, curve.losses, color=_COLOURS[0], alpha=0.25, linewidth=0.8)
-        axes.plot(curve.steps, smoothed, color=_COLOURS[0], linewidth=2.0)
-        ends = [(f"training {smoothed[-1]:.2f}", float(smoothed[-1]), _COLOURS[0])]
+        axes.plot(curve.steps, curve.losses, color=COLOURS[0], alpha=0.25, linewidth=0.8)
+        axes.plot(curve.steps, smoothed, color=COLOURS[0], linewidth=2.0)
+        ends = [(f"training {smoothed[-1]:.2f}", float(smoothed[-1]), COLOURS[0])]
         for index, (source, points) in enumerate(curve.validation.items(), start=1):
-            colour = _COLOURS[index % len(_COLOURS)]
+            colour = COLOURS[index % len(COLOURS)]
             axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, marker="o", markersize=4.5)
             ends.append((f"validation {source} {points[-1][1]:.2f}", points[-1][1], colour))
         axes.set_xlabel("step (optimizer updates)")
         axes.set_ylabel("loss (nats a target)")
         axes.set_xlim(0, last)
         _label_ends(axes, ends)
-        _title(axes, f"{name}: loss {curve.losses[0]:.2f} → {smoothed[-1]:.2f} in {curve.steps[-1]:,} steps")
+        write_title(axes, f"{name}: loss {curve.losses[0]:.2f} → {smoothed[-1]:.2f} in {curve.steps[-1]:,} steps")
 
 
 def plot_packing(
@@ -101,7 +101,7 @@ def plot_packing(
 
     Raises: ConfigError without matplotlib.
     """
-    with _figure(path, width=20.0 if sweep else 11.0, height=4.2) as figure:
+    with figure_as_png(path, width=20.0 if sweep else 11.0, height=4.2) as figure:
         ratios = {"width_ratios": [1.15, 1.0, 1.0][: 3 if sweep else 2], "wspace": 0.85 if sweep else 0.28}
         panels = figure.subplots(1, 3 if sweep else 2, gridspec_kw=ratios)
         _draw_lengths(panels[0], histogram, statistics, pack_length)
@@ -115,12 +115,12 @@ def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path) ->
 
     Raises: ConfigError without matplotlib.
     """
-    with _figure(path, width=8.0, height=4.5) as figure:
+    with figure_as_png(path, width=8.0, height=4.5) as figure:
         axes = figure.add_subplot()
         _draw_curves(axes, {name: [(row.depth_limit, row.speed_up) for row in rows] for name, rows in curves.items()})
         axes.set_ylabel("slots of padding over slots of packs")
         best = max((row.speed_up, name) for name, rows in curves.items() for row in rows)
-        _title(axes, f"Packs of {best[1]} take {best[0]:.2f} times fewer slots than padding")
+        write_title(axes, f"Packs of {best[1]} take {best[0]:.2f} times fewer slots than padding")
 
 
 def smooth(losses: Float64[np.ndarray, " steps"]) -> Float64[np.ndarray, " steps"]:
@@ -135,7 +135,7 @@ def _draw_lengths(axes: Any, histogram: LengthHistogram, statistics: LengthStati
     lefts = [bar.shortest - 0.5 for bar in ranges]
     widths = [bar.longest - bar.shortest + 1 for bar in ranges]
     shares = [100 * bar.sequences / statistics.sequences for bar in ranges]
-    axes.bar(lefts, shares, width=widths, align="edge", color=_COLOURS[0], alpha=0.85, linewidth=0.4, edgecolor="white")
+    axes.bar(lefts, shares, width=widths, align="edge", color=COLOURS[0], alpha=0.85, linewidth=0.4, edgecolor="white")
     axes.axvline(statistics.median, color=_INK, linewidth=1.0, linestyle=(0, (4, 3)))
     width = max(pack_length, histogram.longest)
     at_right = statistics.median > width / 2
@@ -151,7 +151,7 @@ def _draw_lengths(axes: Any, histogram: LengthHistogram, statistics: LengthStati
     axes.set_xlim(0, width + 0.5)
     axes.set_xlabel("sequence length (tokens)")
     axes.set_ylabel("share of sequences (%)")
-    _title(axes, f"Padding to {pack_length:,} would waste {100 * statistics.padding_share:.1f} % of all slots")
+    write_title(axes, f"Padding to {pack_length:,} would waste {100 * statistics.padding_share:.1f} % of all slots")
 
 
 def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
@@ -165,7 +165,7 @@ def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
     axes.set_ylabel("packing efficiency (% of slots)")
     axes.set_ylim(top=101)
     best = max(rows, key=lambda row: row.efficiency)
-    _title(axes, f"Packs of up to {best.depth} sequences are {100 * best.efficiency:.2f} % full")
+    write_title(axes, f"Packs of up to {best.depth} sequences are {100 * best.efficiency:.2f} % full")
 
 
 def _draw_pack_lengths(axes: Any, sweep: Sequence[PackingRow]) -> None:
@@ -177,7 +177,7 @@ def _draw_pack_lengths(axes: Any, sweep: Sequence[PackingRow]) -> None:
     axes.set_ylabel("packing efficiency (% of slots)")
     axes.set_ylim(top=101)
     best = max(sweep, key=lambda row: row.efficiency)
-    _title(axes, f"By pack length: {best.pack_length:,} slots get {100 * best.efficiency:.2f} % full")
+    write_title(axes, f"By pack length: {best.pack_length:,} slots get {100 * best.efficiency:.2f} % full")
 
 
 def _draw_curves(axes: Any, curves: Mapping[str, Sequence[tuple[int | None, float]]], *, unit: str = "") -> None:
@@ -187,7 +187,7 @@ def _draw_curves(axes: Any, curves: Mapping[str, Sequence[tuple[int | None, floa
     places = {limit: index for index, limit in enumerate(ordered)}
     ends = []
     for index, (name, points) in enumerate(curves.items()):
-        colour = _COLOURS[index % len(_COLOURS)]
+        colour = COLOURS[index % len(COLOURS)]
         steps, values = [places[limit] for limit, _ in points], [value for _, value in points]
         width = max(1.4, 2.9 - 0.5 * index)  # those below stay visible
         axes.plot(steps, values, color=colour, linewidth=width, marker="o", markersize=2 * width)
@@ -199,7 +199,7 @@ def _draw_curves(axes: Any, curves: Mapping[str, Sequence[tuple[int | None, floa
 
 
 @contextmanager
-def _figure(path: Path, *, width: float, height: float) -> Iterator[Any]:
+def figure_as_png(path: Path, *, width: float, height: float) -> Iterator[Any]:
     """A figure in inches that becomes a PNG, atomically; matplotlib's global state stays as it is."""
     require_matplotlib()
     import matplotlib as mpl
@@ -213,7 +213,7 @@ def _figure(path: Path, *, width: float, height: float) -> Iterator[Any]:
             figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.2)
 
 
-def _title(axes: Any, finding: str) -> None:
+def write_title(axes: Any, finding: str) -> None:
     axes.set_title(finding, loc="left", fontsize=11.5, fontweight="bold", pad=12)
 
 
