@@ -43,8 +43,8 @@ class ListView:
             sequences=self.count,
         )
 
-    def lengths(self) -> np.ndarray:
-        return np.array([sum(segments) for segments in self.sequences], dtype=np.int32)
+    def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return np.array([sum(segments) for segments in self.sequences[start:stop]], dtype=np.int32)
 
     def tokens(self, sequence: int) -> np.ndarray:
         """Tokens of one sequence: all different from those of every other one."""

@@ -12,6 +12,7 @@ m of them, from r x m on.
 Shapes: N = packs drawn, M = sequences in them, S = slots of all strategies together.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +26,10 @@ _PACK_ORDER = 0
 _CLASS_ORDER = 1
 """What a key is for; the two kinds of permutation share nothing."""
 
-_SORT_CHUNK = 1 << 22
-"""Sequences sorted together; bounds the temporaries of `sort_by_length` to about 100 MB."""
+_OTHER_LENGTHS = "the lengths are not those that the histogram counted; count them again"
+
+_SORT_CHUNK = 1 << 20
+"""Sequences sorted together; bounds the temporaries of `sort_by_length` to about 30 MB."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,37 +41,56 @@ class DrawnPacks:
     lengths: Int64[np.ndarray, " M"]
 
 
+def sequence_id_type(sequences: int) -> np.dtype:
+    """The smallest type that numbers so many sequences from 0: int32 up to 2**31 of them, int64 beyond."""
+    return np.dtype(np.int32 if sequences <= 1 << 31 else np.int64)
+
+
 def sort_by_length(
     lengths: Integer[np.ndarray, " sequences"],
     histogram: LengthHistogram,
     *,
     out: Integer[np.ndarray, " sequences"] | None = None,
 ) -> Integer[np.ndarray, " sequences"]:
-    """Sequence ids ordered by (length, id); `histogram` is that of `lengths`.
-
-    A counting sort in chunks: beside the result (`out`, which may be memory-mapped, or a new array of the smallest
-    fitting type) it takes the same memory for any number of sequences.
+    """Sequence ids ordered by (length, id), in `out` or a new array; `histogram` is that of `lengths`.
 
     Raises: PackingError where `lengths` and `histogram` do not agree.
     """
-    if len(lengths) != histogram.sequences:
-        raise PackingError(f"found {len(lengths)} lengths, but their histogram counts {histogram.sequences}")
     if out is None:
-        out = np.empty(len(lengths), dtype=np.int32 if len(lengths) <= 1 << 31 else np.int64)
-    narrow = np.uint16 if histogram.longest < 1 << 16 else np.uint32  # numpy sorts 16 bits by radix
-    ends = _class_begins(histogram)[1:]
-    next_places = _class_begins(histogram)[:-1]
-    for start in range(0, len(lengths), _SORT_CHUNK):
-        chunk = lengths[start : start + _SORT_CHUNK]
-        order = np.argsort(chunk.astype(narrow), kind="stable")
-        counts = np.bincount(chunk.astype(np.intp), minlength=len(ends))
-        if len(counts) > len(ends) or (next_places + counts > ends).any():
-            raise PackingError("the lengths are not those that the histogram counted; count them again")
-        chunk_begins = np.cumsum(counts) - counts
-        places = np.repeat(next_places - chunk_begins, counts) + np.arange(len(chunk))
-        out[places] = order + start
-        next_places += counts
+        out = np.empty(histogram.sequences, dtype=sequence_id_type(histogram.sequences))
+    chunks = (lengths[start : start + _SORT_CHUNK] for start in range(0, len(lengths), _SORT_CHUNK))
+    sort_chunks_by_length(chunks, histogram, out)
     return out
+
+
+def sort_chunks_by_length(
+    chunks: Iterable[Integer[np.ndarray, " chunk"]], histogram: LengthHistogram, out: Integer[np.ndarray, " sequences"]
+) -> None:
+    """Writes to `out` the ids of sequences ordered by (length, id); their lengths come array by array.
+
+    A counting sort: each chunk is sorted by itself, and each of its runs of equal lengths goes to where the run of the
+    chunk before ended. So a mapped `out` is written in as many places as there are lengths, in each one from front to
+    back, and beside `out` the memory depends on the size of a chunk alone.
+
+    Raises: PackingError where the lengths and `histogram` do not agree, or `out` has another size.
+    """
+    if len(out) != histogram.sequences:
+        raise PackingError(f"the index has room for {len(out)} ids, but the histogram counts {histogram.sequences}")
+    class_begins = _class_begins(histogram)
+    next_places = class_begins[:-1].copy()
+    start = 0
+    for chunk in chunks:
+        order, runs = _sort_chunk(chunk, histogram.longest)
+        places = next_places[runs.lengths]
+        next_places[runs.lengths] += runs.ends - runs.begins
+        if (next_places[runs.lengths] > class_begins[runs.lengths + 1]).any():
+            raise PackingError(_OTHER_LENGTHS)
+        sequence_ids = (order + start).astype(out.dtype)
+        for place, begin, end in zip(places.tolist(), runs.begins.tolist(), runs.ends.tolist(), strict=True):
+            out[place : place + end - begin] = sequence_ids[begin:end]
+        start += len(chunk)
+    if start != histogram.sequences:
+        raise PackingError(f"found {start} lengths, but their histogram counts {histogram.sequences}")
 
 
 class PackPlan:
@@ -232,6 +254,28 @@ class _StrategySlots:
             share_begins=share_begins,
             share_slots=share_slots,
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Runs:
+    """The different lengths of a sorted chunk, and where the run of each begins and ends."""
+
+    lengths: Int64[np.ndarray, " runs"]
+    begins: Int64[np.ndarray, " runs"]
+    ends: Int64[np.ndarray, " runs"]
+
+
+def _sort_chunk(chunk: Integer[np.ndarray, " N"], longest: int) -> tuple[Int64[np.ndarray, " N"], _Runs]:
+    """The order by (length, place). Raises: PackingError for a length outside [1, longest]."""
+    if len(chunk) and not 1 <= chunk.min() <= chunk.max() <= longest:
+        raise PackingError(_OTHER_LENGTHS)
+    narrow = np.uint16 if longest < 1 << 16 else np.uint32  # numpy sorts 16 bits by radix
+    keys = chunk.astype(narrow, copy=False)
+    order = np.argsort(keys, kind="stable")
+    ascending = keys[order]
+    begins = np.flatnonzero(np.append(len(chunk) > 0, ascending[1:] != ascending[:-1]))
+    ends = np.append(begins[1:], len(chunk))[: len(begins)]
+    return order, _Runs(lengths=ascending[begins].astype(np.int64), begins=begins, ends=ends)
 
 
 def _class_begins(histogram: LengthHistogram) -> Int64[np.ndarray, " classes"]:

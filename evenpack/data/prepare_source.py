@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt64
 
+from evenpack.data.array_file import write_array
 from evenpack.data.corpus import Corpus, megatron_prefix
 from evenpack.data.data_config import DataConfig, MegatronSource
 from evenpack.data.input_files import InputFile
@@ -25,7 +26,7 @@ from evenpack.data.manifest import (
 )
 from evenpack.data.recipes import build_view
 from evenpack.data.split import held_out
-from evenpack.data.stored_plan import store_plan, write_array
+from evenpack.data.stored_plan import store_plan
 from evenpack.data.token_file import TokenFile, hash_documents, hashes_path, read_journal
 from evenpack.data.token_index import bin_path, index_path
 from evenpack.data.tokenise import SourceReporter, write_tokens

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from evenpack.data.array_file import mapped_array, write_array
 from evenpack.data.data_config import PackingConfig
 from evenpack.data.packing import LengthHistogram, Packing, pack
-from evenpack.data.plan import PackPlan, sort_by_length
-from evenpack.data.recipes import SequenceView
+from evenpack.data.plan import PackPlan, sequence_id_type, sort_chunks_by_length
+from evenpack.data.recipes import SequenceView, length_chunks
 from evenpack.errors import DataError
-from evenpack.files import atomic_open, write_text
+from evenpack.files import write_text
 
 _PACKING = "packing.json"
 _HISTOGRAM = "histogram.npy"
@@ -24,12 +25,13 @@ _SORTED = "sorted_sequences.npy"
 
 
 def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pack_length: int) -> Packing:
-    """Packs the sequences of a split, at least one, and stores the result.
+    """Packs the sequences of a split, at least one, and stores the result, in memory that does not grow with them.
+
+    The view's lengths are read twice: counted, then sorted into the mapped file.
 
     Raises: PackingError if they cannot be packed so.
     """
-    lengths = view.lengths()
-    histogram = LengthHistogram.from_lengths(lengths, longest=view.max_sequence_length)
+    histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
     packing = pack(
         histogram,
         config.algorithm,
@@ -38,7 +40,8 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
         **config.options,
     )
     write_array(directory / _HISTOGRAM, histogram.counts)
-    write_array(directory / _SORTED, sort_by_length(lengths, histogram))
+    with mapped_array(directory / _SORTED, view.count, sequence_id_type(view.count)) as sequence_ids:
+        sort_chunks_by_length(length_chunks(view), histogram, sequence_ids)
     content = {
         "algorithm": packing.algorithm,
         "pack_length": packing.pack_length,
@@ -65,11 +68,3 @@ def open_plan(directory: Path, *, key: int) -> PackPlan:
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{directory} holds no readable plan ({error}); remove it and prepare again") from error
     return PackPlan(packing, ids, key=key)
-
-
-def write_array(path: Path, array: np.ndarray) -> None:
-    """Writes a `.npy` file atomically. Unlike `np.save`, it reports a full disk as what it is."""
-    array = np.ascontiguousarray(array)
-    with atomic_open(path) as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(array.data)

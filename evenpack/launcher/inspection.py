@@ -13,6 +13,7 @@ from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import LengthHistogram, Option
 from evenpack.data.packing.baselines import sample_histogram
 from evenpack.data.prepared import PreparedData
+from evenpack.data.recipes import length_chunks
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError, DataError
 from evenpack.launcher import console, views
@@ -226,7 +227,7 @@ def _of_run(run_file: Path, overrides: Sequence[str], source: str | None, pack_l
     for name in prepared.source_names if source is None else (source,):
         view = prepared.view(name, "train")
         if view.count:
-            histograms.append(LengthHistogram.from_lengths(view.lengths(), longest=view.max_sequence_length))
+            histograms.append(LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length))
     if not histograms:
         raise DataError(f"{prepared.directory} holds no sequence to train on")
     return Subject(

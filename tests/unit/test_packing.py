@@ -276,6 +276,36 @@ def test_a_wrong_length_is_found_far_into_a_memory_mapped_file(tmp_path: Path):
         LengthHistogram.from_lengths(lengths, longest=9)
 
 
+@given(data=st.data(), wrong=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_lengths_are_counted_alike_however_they_come(data, wrong):
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=50))
+    place = data.draw(st.integers(0, len(lengths) - 1))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=5)))
+    if wrong:
+        lengths[place] = 10
+        with pytest.raises(PackingError, match=f"index {place} must be in the range from 1 to 9, found 10"):
+            LengthHistogram.from_chunks(iter(np.split(np.array(lengths), cuts)), longest=9)
+        return
+    histogram = LengthHistogram.from_chunks(iter(np.split(np.array(lengths), cuts)), longest=9)
+    assert histogram.counts.tolist() == [lengths.count(length) for length in range(1, 10)]
+
+
+@pytest.mark.parametrize("algorithm", sorted({*ALGORITHMS} - {"next_fit"}))  # which goes through sequences one by one
+@pytest.mark.parametrize("limit", [None, 2])
+def test_counts_beyond_32_bits_are_packed_exactly(algorithm, limit):
+    counts = [5 * 10**9 + 1, 0, 3 * 2**31, 2**33 + 7, 1, 2**33 + 3]
+    packing = pack(counts, algorithm, pack_length=9, max_sequences_per_pack=limit)
+    placed = Counter()
+    for strategy, count in zip(packing.strategies, packing.counts.tolist(), strict=True):
+        placed.update({length: count * times for length, times in Counter(strategy).items()})
+    assert placed == {length: count for length, count in enumerate(counts, 1) if count}
+    tokens = sum(length * count for length, count in enumerate(counts, 1))
+    assert packing.packs == sum(packing.counts.tolist()) >= packing.lower_bound >= -(-tokens // 9)
+    assert (packing.sequences, packing.tokens) == (sum(counts), tokens)
+    assert packing.padding == 9 * packing.packs - tokens
+
+
 @pytest.mark.parametrize(("counts", "message"), [([2, -1], "length 2 has -1"), ([0, 0], "no sequence"), ([], "no seq")])
 def test_a_histogram_that_counts_nothing_or_less_is_refused(counts, message):
     with pytest.raises(PackingError, match=message):

@@ -14,7 +14,7 @@ from scipy import stats
 
 from evenpack.data import plan as plan_module
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.plan import DrawnPacks, PackPlan, sort_by_length
+from evenpack.data.plan import DrawnPacks, PackPlan, sequence_id_type, sort_by_length, sort_chunks_by_length
 from evenpack.errors import DataError, PackingError
 
 HISTOGRAMS = json.loads((Path(__file__).parents[2] / "evenpack" / "studies" / "published_histograms.json").read_text())
@@ -186,6 +186,58 @@ def test_the_far_end_of_a_billion_packs_is_drawn_and_found():
     assert drawn.lengths.tolist() == [2, 1] * 4
 
 
+class _OwnPlaces:
+    """Stands for the ids of sequences that came sorted by length already: each id is its place. Takes no memory."""
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray:
+        return places
+
+
+@pytest.mark.parametrize("algorithm", ["longest_pack_first", "cutting_stock"])
+def test_counts_beyond_32_bits_are_drawn_and_found_exactly(algorithm: str):
+    counts = [5 * 10**9 + 1, 0, 3 * 2**31, 2**33 + 7, 1, 2**33 + 3]
+    packing = pack(counts, algorithm, pack_length=9)
+    sequences = sum(counts)
+    plan = PackPlan(packing, np.broadcast_to(np.int64(0), sequences), key=11)
+    plan._sorted_sequence_ids = _OwnPlaces()
+    assert plan.packs > 1 << 33
+    places = {0, 1, *range(0, plan.packs, plan.packs // 2999), plan.packs - 1}
+    positions = np.array(sorted(places)) + 10**7 * plan.packs
+    drawn = plan.draw(positions)
+    first_of_class = np.append([0, 0], np.cumsum(counts))
+    assert (first_of_class[drawn.lengths] <= drawn.sequence_ids).all()
+    assert (drawn.sequence_ids < first_of_class[drawn.lengths + 1]).all()
+    assert drawn.sequence_ids.max() > 1 << 34
+    assert len(np.unique(drawn.sequence_ids)) == len(drawn.sequence_ids)
+    assert set(shapes(drawn)) <= set(packing.strategies)
+    found, slots = plan.find(drawn.sequence_ids, drawn.lengths, 10**7)
+    np.testing.assert_array_equal(found, np.repeat(positions, np.diff(drawn.offsets)))
+    np.testing.assert_array_equal(slots, np.concatenate([np.arange(size) for size in np.diff(drawn.offsets)]))
+
+
+@pytest.mark.parametrize(("sequences", "kind"), [(1, np.int32), (2**31, np.int32), (2**31 + 1, np.int64)])
+def test_ids_are_of_a_type_that_holds_the_last_one(sequences: int, kind: type):
+    assert sequence_id_type(sequences) == kind
+    assert np.iinfo(sequence_id_type(sequences)).max >= sequences - 1
+
+
+@given(lengths=LENGTHS, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_order_does_not_depend_on_how_the_lengths_come(lengths, data):
+    histogram = LengthHistogram.from_lengths(lengths, longest=PACK_LENGTH)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=8)))
+    chunks = np.split(np.array(lengths, dtype=np.uint16), cuts)
+    out = np.full(len(lengths), -1, dtype=np.int32)
+    sort_chunks_by_length(iter(chunks), histogram, out)
+    np.testing.assert_array_equal(out, np.lexsort((np.arange(len(lengths)), lengths)))
+
+
+def test_an_index_of_another_size_is_not_filled():
+    histogram = LengthHistogram.from_lengths([1, 2], longest=2)
+    with pytest.raises(PackingError, match="room for 3 ids, but the histogram counts 2"):
+        sort_chunks_by_length([np.array([1, 2])], histogram, np.zeros(3, dtype=np.int32))
+
+
 @given(lengths=LENGTHS, kind=st.sampled_from([np.uint8, np.int32, np.int64, np.uint64]))
 @settings(max_examples=60, deadline=None)
 def test_sequences_are_sorted_by_length_and_then_by_id(lengths, kind):
@@ -206,7 +258,9 @@ def test_lengths_above_sixteen_bits_are_sorted_too():
     assert sort_by_length(lengths, histogram).tolist() == [4, 1, 3, 0, 2]
 
 
-@pytest.mark.parametrize("lengths", [[1, 2, 3], [1, 2, 3, 3], [1, 1, 2, 2], [1, 2, 2, 9]])
+@pytest.mark.parametrize(
+    "lengths", [[1, 2, 3], [1, 2, 3, 3], [1, 1, 2, 2], [1, 2, 2, 9], [1, 2, 2, 3 - 2**16], [1, 2, 2, 3 + 2**16]]
+)
 def test_lengths_of_another_histogram_are_not_sorted(lengths):
     histogram = LengthHistogram.from_lengths([1, 2, 2, 3], longest=PACK_LENGTH)
     with pytest.raises(PackingError, match="histogram count"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenpack.data.data_config import ConcatRecipe, DocumentsRecipe
-from evenpack.data.recipes import RecipeLedger, SequenceView, build_view, open_view
+from evenpack.data.recipes import RecipeLedger, SequenceView, build_view, length_chunks, open_view
 from evenpack.data.token_file import TokenFile, TokenFileWriter
 from evenpack.errors import DataError
 
@@ -164,6 +164,26 @@ def test_a_document_is_split_into_as_few_full_pieces_as_hold_it(
 
     assert view.lengths().tolist() == lengths.tolist() == pieces
     assert offsets.tolist() == [token_file.document_offsets[document] + 8 * piece for piece in range(len(pieces))]
+
+
+@given(recipe=recipes, split=splits, data=st.data())
+@settings(deadline=None, max_examples=200)
+def test_lengths_are_given_for_any_range_of_sequences(
+    token_file: TokenFile, recipe: Recipe, split: np.ndarray, data: st.DataObject
+) -> None:
+    view = build_view(recipe, token_file, split)
+    _, expected = view.locate(np.arange(view.count))
+    start = data.draw(st.integers(0, view.count))
+    stop = data.draw(st.integers(start, view.count))
+
+    assert view.lengths(start, stop).tolist() == expected[start:stop].tolist()
+    assert view.lengths(start).tolist() == expected[start:].tolist()
+
+    size = data.draw(st.integers(1, 9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenpack.data.recipes.view._CHUNK_SEQUENCES", size)
+        chunks = [chunk.tolist() for chunk in length_chunks(view)]
+    assert chunks == [expected[begin : begin + size].tolist() for begin in range(0, view.count, size)]
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 1 << 20])

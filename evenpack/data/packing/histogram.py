@@ -1,6 +1,6 @@
 """How many sequences there are of each length: all that a packer has to know of a corpus."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,14 +44,25 @@ class LengthHistogram:
 
         Raises: PackingError with the first wrong value and its index.
         """
+        values = _numbers(lengths, "sequence")
+        chunks = (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
+        return cls.from_chunks(chunks, longest=longest)
+
+    @classmethod
+    def from_chunks(cls, chunks: Iterable[np.ndarray], *, longest: int) -> "LengthHistogram":
+        """Counts lengths that come array by array, and holds one array at a time; all must be in [1, longest].
+
+        Raises: PackingError with the first wrong value and its index among all lengths.
+        """
         if longest < 1:
             raise PackingError(f"the longest length allowed must be 1 or more, found {longest}")
-        values = _numbers(lengths, "sequence")
         counts = np.zeros(longest + 1, dtype=np.int64)
-        for start in range(0, len(values), _CHUNK):
-            chunk = values[start : start + _CHUNK]
+        start = 0
+        for chunk in chunks:
             _refuse_wrong_lengths(chunk, start, longest)
-            counts += np.bincount(chunk.astype(np.intp, copy=False), minlength=longest + 1)
+            found = np.bincount(chunk.astype(np.intp, copy=False))
+            counts[: len(found)] += found
+            start += len(chunk)
         return cls(counts=counts[1:])
 
     @classmethod

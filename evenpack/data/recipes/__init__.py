@@ -13,10 +13,10 @@ from evenpack.data.data_config import ConcatRecipe, DocumentsRecipe
 from evenpack.data.recipes.concat import ConcatView, build_concat
 from evenpack.data.recipes.documents import DocumentsView, build_documents
 from evenpack.data.recipes.ledger import RecipeLedger
-from evenpack.data.recipes.view import SequenceView, open_stored, read_description
+from evenpack.data.recipes.view import SequenceView, length_chunks, open_stored, read_description
 from evenpack.data.token_file import TokenFile
 
-__all__ = ["RecipeLedger", "SequenceView", "build_view", "open_view"]
+__all__ = ["RecipeLedger", "SequenceView", "build_view", "length_chunks", "open_view"]
 
 
 def build_view(

@@ -39,9 +39,10 @@ class ConcatView(StoredView):
     first_documents: Int64[np.ndarray, " cuts_plus_1"]
     """Which kept document holds a cut's first token, and the number of kept documents."""
 
-    def lengths(self) -> Int32[np.ndarray, " sequences"]:
-        lengths = np.full(self.count, self.max_sequence_length, dtype=np.int32)
-        if self.count:
+    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
+        stop = self.count if stop is None else stop
+        lengths = np.full(stop - start, self.max_sequence_length, dtype=np.int32)
+        if start < stop == self.count:
             lengths[-1] = self.stream_starts[-1] - (self.count - 1) * self.max_sequence_length
         return lengths
 

@@ -27,13 +27,17 @@ class DocumentsView(StoredView):
     first_sequences: Int64[np.ndarray, " kept_plus_1"]
     """The first sequence of each kept document, and the number of sequences."""
 
-    def lengths(self) -> Int32[np.ndarray, " sequences"]:
-        lengths = np.full(self.count, self.max_sequence_length, dtype=np.int32)
-        for start in range(0, len(self.documents), _CHUNK_DOCUMENTS):
-            firsts = self.first_sequences[start : start + _CHUNK_DOCUMENTS + 1]
-            _, in_file = self.token_file.spans(self.documents[start : start + _CHUNK_DOCUMENTS])
-            full = (np.diff(firsts) - 1) * self.max_sequence_length
-            lengths[firsts[1:] - 1] = np.minimum(in_file - full, self.max_sequence_length)
+    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
+        stop = self.count if stop is None else stop
+        lengths = np.full(stop - start, self.max_sequence_length, dtype=np.int32)
+        # Only a document's last sequence may be shorter: the one before the next document's first.
+        nexts = self.first_sequences[1:]
+        first, last = np.searchsorted(nexts, [start + 1, stop + 1]).tolist()
+        for begin in range(first, last, _CHUNK_DOCUMENTS):
+            end = min(begin + _CHUNK_DOCUMENTS, last)
+            _, in_file = self.token_file.spans(self.documents[begin:end])
+            before = (np.diff(self.first_sequences[begin : end + 1]) - 1) * self.max_sequence_length
+            lengths[nexts[begin:end] - 1 - start] = np.minimum(in_file - before, self.max_sequence_length)
         return lengths
 
     def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:

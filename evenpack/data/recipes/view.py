@@ -6,6 +6,7 @@ Built from 1e8 documents they take seconds and gigabytes, too much to do again i
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -21,6 +22,7 @@ from evenpack.errors import DataError
 from evenpack.files import atomic_open, fsync_directory, write_json
 
 _DESCRIPTION = "view.json"
+_CHUNK_SEQUENCES = 1 << 20
 
 
 @runtime_checkable
@@ -45,8 +47,8 @@ class SequenceView(Protocol):
     @property
     def ledger(self) -> RecipeLedger: ...
 
-    def lengths(self) -> Int32[np.ndarray, " sequences"]:
-        """Tokens of every sequence."""
+    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
+        """Tokens of the sequences `start` to `stop`, by default of all; takes memory for those asked for alone."""
 
     def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Where in the token file each sequence begins, and its length in tokens.
@@ -69,6 +71,12 @@ class SequenceView(Protocol):
 
         Reads no token; `lengths` are those of the sequences, which a plan knows already.
         """
+
+
+def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
+    """The lengths of all sequences in order, some at a time: 4 MB for a billion sequences too."""
+    for start in range(0, view.count, _CHUNK_SEQUENCES):
+        yield view.lengths(start, min(start + _CHUNK_SEQUENCES, view.count))
 
 
 ViewT = TypeVar("ViewT", bound="StoredView")
