@@ -1,7 +1,7 @@
 """Source documents, one after another, whatever they are kept in.
 
     builtin   -> BuiltinCorpus    the standard library's own text
-    jsonl     -> JsonlCorpus      *.jsonl, *.jsonl.zst
+    jsonl     -> JsonlCorpus      *.jsonl, *.jsonl.zst, *.jsonl.gz
     text      -> TextCorpus       plain text
     hub       -> HubCorpus        through `datasets` (hub_corpus.py)
 
@@ -23,7 +23,7 @@ from evenpack.data.input_files import InputFile, SourceReader
 from evenpack.data.token_index import bin_path, index_path
 from evenpack.errors import DataError
 
-_JSONL_SUFFIXES = (".jsonl", ".jsonl.zst")
+_JSONL_SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 _MOST_KEYS_SHOWN = 20
 
 

@@ -9,25 +9,30 @@ from evenpack.errors import DataError
 _ROWS_AT_ONCE = 1000
 
 
+def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
+    """A split as a `datasets.Dataset`. Raises: DataError, beginning with `label`, if it cannot be loaded."""
+    import datasets
+
+    bars_were_off = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()  # they would write over the caller's own
+    try:
+        return datasets.load_dataset(name, subset, split=split)
+    except Exception as error:  # `datasets` raises whatever its readers, filesystems and the network raise
+        raise DataError(
+            f"{label}: datasets.load_dataset('{name}', {subset!r}, split='{split}') failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        if not bars_were_off:
+            datasets.enable_progress_bars()
+
+
 class HubRows:
     """The text column of a dataset."""
 
     def __init__(self, name: str, source: HubSource) -> None:
         """Loads the dataset. Raises: DataError if it cannot be loaded, or has no such column."""
-        import datasets
-
-        bars_were_off = datasets.are_progress_bars_disabled()
-        datasets.disable_progress_bars()  # they would write over the caller's own
-        try:
-            dataset = datasets.load_dataset(source.name, source.subset, split=source.split)
-        except Exception as error:  # `datasets` raises whatever its readers, filesystems and the network raise
-            raise DataError(
-                f"source '{name}': datasets.load_dataset('{source.name}', {source.subset!r}, split='{source.split}') "
-                f"failed: {type(error).__name__}: {error}"
-            ) from error
-        finally:
-            if not bars_were_off:
-                datasets.enable_progress_bars()
+        dataset = load_rows(source.name, source.subset, source.split, label=f"source '{name}'")
         if source.text_key not in dataset.column_names:
             raise DataError(
                 f"source '{name}': {source.name} has no column '{source.text_key}'; the columns there are: "

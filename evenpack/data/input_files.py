@@ -1,6 +1,8 @@
-"""Input files, plain or zstd-compressed, line by line, always knowing where they are."""
+"""Input files, plain or compressed (zstd, gzip), line by line, always knowing where they are."""
 
+import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -32,17 +34,18 @@ class InputFile(Section):
 
 
 class SourceReader:
-    """One input file, opened; `.zst` is decompressed on the way. Use as a context manager."""
+    """One input file, opened; `.zst` and `.gz` are decompressed on the way. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.line_number = 0
         self._line_start = 0
+        self._line_bytes = 0
         try:
             self._file: IO[bytes] = path.open("rb", buffering=0)
         except OSError as error:
             raise DataError(f"{path} cannot be opened: {error.strerror}") from error
-        raw: Any = _ZstdFrames(self._file, path) if path.suffix == ".zst" else self._file
+        raw: Any = _DECOMPRESSORS[path.suffix](self._file, path) if path.suffix in _DECOMPRESSORS else self._file
         self._stream = io.BufferedReader(raw, _LINE_BUFFER_BYTES)
 
     def __enter__(self) -> "SourceReader":
@@ -60,6 +63,11 @@ class SourceReader:
         return self._file.tell()
 
     @property
+    def line_bytes(self) -> int:
+        """Of the line read last, as it is without compression."""
+        return self._line_bytes
+
+    @property
     def where(self) -> str:
         """Path and number (from 1) of the line read last."""
         return f"{self.path}, line {self.line_number}"
@@ -70,7 +78,8 @@ class SourceReader:
         for line in self._stream:
             self.line_number += 1
             self._line_start = line_end
-            line_end += len(line)
+            self._line_bytes = len(line)
+            line_end += self._line_bytes
             yield line
 
     def decode(self, line: bytes) -> str:
@@ -81,7 +90,7 @@ class SourceReader:
             place = self._line_start + error.start
             raise DataError(
                 f"{self.where}: invalid UTF-8: byte 0x{line[error.start]:02x} at byte {place} "
-                f"of the {'uncompressed ' if self.path.suffix == '.zst' else ''}file ({error.reason}). "
+                f"of the {'uncompressed ' if self.path.suffix in _DECOMPRESSORS else ''}file ({error.reason}). "
                 "Convert the file to UTF-8"
             ) from error
         return text.removeprefix("\ufeff") if self.line_number == 1 else text
@@ -129,3 +138,25 @@ class _ZstdFrames(io.RawIOBase):
         except zstandard.ZstdError as error:
             raise DataError(f"{self._path} is not readable zstd: {error}") from error
         return b"".join(parts)
+
+
+class _GzipMembers(io.RawIOBase):
+    """A gzip file as a stream of bytes whose errors name it."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._stream = gzip.GzipFile(fileobj=file)
+        self._path = path
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return self._stream.readinto(buffer)
+        except EOFError as error:
+            raise DataError(f"{self._path} ends in the middle of its gzip data: it is truncated") from error
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{self._path} is not readable gzip: {error}") from error
+
+
+_DECOMPRESSORS: dict[str, type[_ZstdFrames] | type[_GzipMembers]] = {".zst": _ZstdFrames, ".gz": _GzipMembers}

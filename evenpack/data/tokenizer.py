@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -72,6 +73,11 @@ class Tokenizer:
         self.end_of_text_id = vocabulary[end_of_text]
         self.vocabulary_size = max(vocabulary.values()) + 1
         """Above the largest id: ids may have gaps."""
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """What encodes, without an end-of-text."""
+        return self._backend
 
     def encode_batch(self, texts: Sequence[str]) -> EncodedDocuments:
         """Encodes documents on all cores, without holding Python's lock; each gets the end-of-text id at its end.
@@ -212,18 +218,23 @@ def _check_gpt2_vocabulary(
         )
 
 
-def _from_hub(name: str) -> Tokenizer:
+def fast_tokenizer(name: str, *, hint: str = "") -> Any:
+    """transformers' tokenizer of a folder or of the hub. Raises: DataError, `hint` at its end, if there is none."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # transformers raises whatever its readers and the network raise
-        raise DataError(
-            f"AutoTokenizer.from_pretrained('{name}') failed: {error}. For a folder with only vocab.json and "
-            "merges.txt give data.tokenizer.kind=gpt2"
-        ) from error
+        raise DataError(f"AutoTokenizer.from_pretrained('{name}') failed: {error}{hint}") from error
     if not tokenizer.is_fast:
         raise DataError(f"tokenizer '{name}' exists in Python only; one with a tokenizer.json is needed")
+    return tokenizer
+
+
+def _from_hub(name: str) -> Tokenizer:
+    tokenizer = fast_tokenizer(
+        name, hint=". For a folder with only vocab.json and merges.txt give data.tokenizer.kind=gpt2"
+    )
     if tokenizer.eos_token is None:
         raise DataError(f"tokenizer '{name}' has no end-of-text token (eos_token), which each document must end in")
     # GPT-2's class names its end-of-text as the unknown token, which a byte-level vocabulary never needs.

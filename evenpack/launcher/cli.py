@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evenpack.errors import EXIT_BAD_INPUT, ConfigError, EvenpackError
+from evenpack.launcher.subject_options import INPUT_HELP, SubjectOptions, takes_subject
 
 if TYPE_CHECKING:
     from evenpack.engine.run_config import RunConfig
@@ -45,15 +46,7 @@ Overrides = Annotated[
     typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
-Source = Annotated[
-    str | None, typer.Option(help="Of a run: this source alone. Default: all together.", show_default=False)
-]
-HistogramName = Annotated[
-    str | None, typer.Option(help="Of a .json file with several histograms: which one.", show_default=False)
-]
-PackLength = Annotated[
-    int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.", show_default=False)
-]
+LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a figure, too.")]
 
 
@@ -177,20 +170,12 @@ def evaluate(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson 
 
 
 @app.command()
+@takes_subject
 def inspect(
-    lengths: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN.yaml|LENGTHS",
-            help="A prepared run; or lengths: a .npy file, a .json histogram, a text file of integers, - for stdin.",
-            show_default=False,
-        ),
-    ],
+    lengths: LengthsInput,
     overrides: Overrides = None,
     *,
-    source: Source = None,
-    name: HistogramName = None,
-    pack_length: PackLength = None,
+    options: SubjectOptions,
     pack_lengths: Annotated[
         str | None,
         typer.Option(help="Compare these lengths of packs: 512,640. Default: up to twice as long.", show_default=False),
@@ -205,7 +190,8 @@ def inspect(
     \b
     Examples:
       evenpack inspect configs/demo.yaml --plot lengths.png
-      evenpack inspect histograms.json --name wikipedia_512 --json
+      evenpack inspect tokenized.parquet --column input_ids --json
+      evenpack inspect glue:cola --tokenizer bert-base-uncased --pack-length 128 --long truncate
       evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
     """
     with _reporting(as_json) as report:
@@ -213,9 +199,7 @@ def inspect(
 
         more = [word for word in overrides or [] if "=" not in word]
         changes = [word for word in overrides or [] if "=" in word]
-        subjects = [
-            find_subject(one, changes, source=source, name=name, pack_length=pack_length) for one in (lengths, *more)
-        ]
+        subjects = [find_subject(one, changes, options) for one in (lengths, *more)]
         if more:
             if pack_lengths is not None:
                 raise ConfigError("--pack-lengths compares the packs of a single input; several have --pack-length")
@@ -281,20 +265,12 @@ def doctor(*, as_json: AsJson = False) -> None:
 
 
 @study_app.command("packing")
+@takes_subject
 def study_packing(
-    lengths: Annotated[
-        str,
-        typer.Argument(
-            metavar="INPUT",
-            help="A run (.yaml), a published name (wikipedia_512), a .npy, .json or text file, or - for stdin.",
-            show_default=False,
-        ),
-    ],
+    lengths: LengthsInput,
     overrides: Overrides = None,
     *,
-    source: Source = None,
-    name: HistogramName = None,
-    pack_length: PackLength = None,
+    options: SubjectOptions,
     depths: Annotated[
         str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none.", show_default=False)
     ] = None,
@@ -318,7 +294,7 @@ def study_packing(
     with _reporting(as_json) as report:
         from evenpack.launcher.inspection import find_subject, study_subject
 
-        subject = find_subject(lengths, overrides or [], source=source, name=name, pack_length=pack_length)
+        subject = find_subject(lengths, overrides or [], options)
         report.value, report.shown = study_subject(
             subject, depths=depths, algorithms=algorithms, sample=sample, plot=plot
         )

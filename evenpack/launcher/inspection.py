@@ -10,13 +10,14 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack.config import load_run_file, nearest
-from evenpack.data.packing import LengthHistogram, Option
+from evenpack.data.packing import FittedHistogram, LengthHistogram, Option
 from evenpack.data.packing.baselines import sample_histogram
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import length_chunks
 from evenpack.engine.run_config import RunConfig
-from evenpack.errors import ConfigError, DataError
+from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.launcher import console, views
+from evenpack.launcher.subject_options import SubjectOptions
 from evenpack.studies.length_statistics import length_ranges, length_statistics
 from evenpack.studies.lengths import merge_histograms, read_histogram
 from evenpack.studies.packing import (
@@ -38,30 +39,42 @@ class Subject:
     """Lengths, and where they come from."""
 
     origin: str
-    histogram: LengthHistogram
     pack_length: int
+    fitted: FittedHistogram
+    """To `pack_length`, as `--long` has it."""
     splits: tuple[dict[str, Any], ...]
     """`Manifest.summary` of a run; empty for a bare list of lengths."""
 
+    @property
+    def histogram(self) -> LengthHistogram:
+        """No sequence in it is longer than `pack_length`."""
+        return self.fitted.histogram
 
-def find_subject(
-    lengths: str, overrides: Sequence[str], *, source: str | None, name: str | None, pack_length: int | None
-) -> Subject:
+    def long_sequences(self) -> dict[str, Any]:
+        """What was longer than a pack, for JSON."""
+        fitted = self.fitted
+        return {"policy": fitted.policy, "sequences": fitted.long_sequences, "tokens_lost": fitted.tokens_lost}
+
+
+def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions) -> Subject:
     """A `.yaml` file is a run, anything else a list of lengths.
 
     Raises: ConfigError for options that do not go together; DataError or PackingError for what cannot be read.
     """
-    if pack_length is not None and pack_length < 1:
-        raise ConfigError(f"--pack-length must be at least 1, not {pack_length}")
+    if options.pack_length is not None and options.pack_length < 1:
+        raise ConfigError(f"--pack-length must be at least 1, not {options.pack_length}")
+    if options.pack_length is None and options.long != "error":
+        raise ConfigError(f"--long {options.long} needs a --pack-length: longer than what is to be too long?")
     if lengths.endswith((".yaml", ".yml")):
-        if name is not None:
+        if options.name is not None:
             raise ConfigError("--name chooses among the histograms of a .json file; a run's sources have --source")
-        return _of_run(Path(lengths), overrides, source, pack_length)
-    if overrides or source is not None:
+        options.refuse_all_but(source=lengths, what="a run")
+        return _of_run(Path(lengths), overrides, options)
+    if overrides or options.source is not None:
         raise ConfigError(f"{lengths} is no run file (.yaml): overrides and --source say nothing about it")
-    histogram = read_histogram(lengths, name=name)
-    origin = name or ("standard input" if lengths == "-" else lengths)
-    return Subject(origin=origin, histogram=histogram, pack_length=pack_length or histogram.longest, splits=())
+    histogram = _read(lengths, options)
+    origin = options.name or ("standard input" if lengths == "-" else lengths)
+    return _fit(histogram, options, origin=origin, pack_length=histogram.longest, splits=())
 
 
 def inspect_lengths(
@@ -89,6 +102,7 @@ def inspect_lengths(
     found = recommend(packings, sweep)
     by_pack_length = groupby(sweep, key=lambda row: f"{row.pack_length:,} slots")
     shown: list[RenderableType] = [
+        *_long_lines(subject),
         views.lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
         views.histogram_table(length_ranges(histogram), sequences=statistics.sequences),
         views.packing_table(packings, pack_length=pack_length),
@@ -106,6 +120,7 @@ def inspect_lengths(
     value = {
         "origin": subject.origin,
         "pack_length": pack_length,
+        "long_sequences": subject.long_sequences(),
         "splits": subject.splits,
         "lengths": statistics,
         "histogram": histogram.counts[: histogram.longest].tolist(),
@@ -160,7 +175,7 @@ def study_subject(
         begin=lambda algorithm, depth: console.messages().print(_at_work(algorithm, depth)),
     )
     batches = study_sorted_batches(histogram)
-    shown: list[RenderableType] = [views.packing_table(rows, pack_length=pack_length)]
+    shown: list[RenderableType] = [*_long_lines(subject), views.packing_table(rows, pack_length=pack_length)]
     if batches:
         shown.append(views.sorted_batches_table(batches))
     if plot is not None:
@@ -168,7 +183,13 @@ def study_subject(
             histogram, length_statistics(histogram, pack_length=pack_length), rows, plot, pack_length=pack_length
         )
         shown.append(console.text(f"Drew {plot}"))
-    value = {"origin": subject.origin, "pack_length": pack_length, "packings": rows, "sorted_batches": batches}
+    value = {
+        "origin": subject.origin,
+        "pack_length": pack_length,
+        "long_sequences": subject.long_sequences(),
+        "packings": rows,
+        "sorted_batches": batches,
+    }
     return value, shown
 
 
@@ -218,7 +239,45 @@ def _at_work(algorithm: str, depth: int | None) -> str:
     return f"{algorithm}, {'no limit of depth' if depth is None else f'depth {depth}'} ..."
 
 
-def _of_run(run_file: Path, overrides: Sequence[str], source: str | None, pack_length: int | None) -> Subject:
+def _read(lengths: str, options: SubjectOptions) -> LengthHistogram:
+    if options.tokenizer is None:
+        return read_histogram(lengths, options)
+    with console.PrepareProgress(console.messages()) as progress:
+        return read_histogram(lengths, options, progress=progress)
+
+
+def _fit(
+    histogram: LengthHistogram,
+    options: SubjectOptions,
+    *,
+    origin: str,
+    pack_length: int,
+    splits: tuple[dict[str, Any], ...],
+) -> Subject:
+    """`pack_length` unless the options have another."""
+    pack_length = options.pack_length or pack_length
+    try:
+        fitted = histogram.fitted(pack_length, options.long)
+    except PackingError as error:
+        raise PackingError(f"{error} (--pack-length, --long)") from error
+    return Subject(origin=origin, pack_length=pack_length, fitted=fitted, splits=splits)
+
+
+def _long_lines(subject: Subject) -> list[RenderableType]:
+    fitted = subject.fitted
+    if not fitted.long_sequences:
+        return []
+    done = {"truncate": "cut", "drop": "left out", "split": "split"}[fitted.policy]
+    return [
+        console.text(
+            f"{fitted.long_sequences:,} sequences longer than {subject.pack_length:,} were {done}: "
+            f"{fitted.tokens_lost:,} tokens lost"
+        )
+    ]
+
+
+def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -> Subject:
+    source = options.source
     config = load_run_file(run_file, RunConfig, overrides)
     prepared = PreparedData.open(config.prepared_dir, config.data)
     if source is not None and source not in prepared.source_names:
@@ -230,9 +289,10 @@ def _of_run(run_file: Path, overrides: Sequence[str], source: str | None, pack_l
             histograms.append(LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length))
     if not histograms:
         raise DataError(f"{prepared.directory} holds no sequence to train on")
-    return Subject(
+    return _fit(
+        merge_histograms(histograms),
+        options,
         origin=source or config.run.name,
-        histogram=merge_histograms(histograms),
-        pack_length=pack_length or prepared.pack_length,
+        pack_length=prepared.pack_length,
         splits=tuple(prepared.manifest.summary()),
     )

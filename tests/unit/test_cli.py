@@ -1,5 +1,6 @@
 """The command line: arguments in, results out, errors as messages."""
 
+import dataclasses
 import errno
 import io
 import json
@@ -14,6 +15,7 @@ import yaml
 
 from evenpack.errors import CheckpointError
 from evenpack.launcher import cli, launch
+from evenpack.launcher.subject_options import SubjectOptions
 
 COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show")
 
@@ -176,6 +178,12 @@ def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPat
         (["lengths.txt", "--source", "x"], "is no run file"),
         (["lengths.txt", "--pack-length", "0"], "at least 1"),
         (["lengths.txt", "--pack-length", "6"], "do not fit into a pack of 6"),
+        (["lengths.txt", "--pack-length", "6"], "(--pack-length, --long)"),
+        (["lengths.txt", "--pack-length", "6", "--long", "cut"], "known: error, truncate, drop, split"),
+        (["lengths.txt", "--long", "split"], "--long split needs a --pack-length"),
+        (["lengths.txt", "--column", "n"], "--column says nothing about lengths.txt"),
+        (["run.yaml", "--column", "n"], "--column says nothing about run.yaml, which is a run"),
+        (["run.yaml", "--histogram"], "--histogram says nothing about run.yaml"),
         (["nothing.txt"], "No such file"),
     ],
 )
@@ -186,6 +194,39 @@ def test_inspect_refuses_what_does_not_go_together(
     done = evenpack("inspect", *arguments)
     assert done.code == 2
     assert message in done.err
+
+
+@pytest.mark.parametrize("command", ["inspect", "study packing"])
+def test_what_is_done_to_long_sequences_is_told(command: str, tmp_path: Path, evenpack: Command) -> None:
+    source = tmp_path / "lengths.txt"
+    source.write_text("3 7 9 12\n")
+    expected = {"truncate": (1 + 3 + 6, [3, 6, 6, 6]), "drop": (7 + 9 + 12, [3]), "split": (0, [1, 3, 3, 6, 6, 6, 6])}
+    words = {"truncate": "cut", "drop": "left out", "split": "split"}
+    for policy, (lost, after) in expected.items():
+        arguments = (*command.split(), source, "--pack-length", "6", "--long", policy)
+        values = evenpack(*arguments, "--json").json()
+        assert values["long_sequences"] == {"policy": policy, "sequences": 3, "tokens_lost": lost}
+        assert values["packings"][0]["packs"] == len(after)
+        assert f"3 sequences longer than 6 were {words[policy]}: {lost} tokens lost" in evenpack(*arguments).out
+    fitting = evenpack(*command.split(), source, "--json").json()
+    assert fitting["long_sequences"] == {"policy": "error", "sequences": 0, "tokens_lost": 0}
+    assert "were" not in evenpack(*command.split(), source).out
+
+
+def test_a_prepared_run_can_be_looked_at_in_shorter_packs(prepared: Path, evenpack: Command) -> None:
+    whole = evenpack("inspect", prepared, "--json").json()
+    cut = evenpack("inspect", prepared, "--pack-length", "16", "--long", "truncate", "--json").json()
+    too_long = sum(whole["histogram"][16:])
+    assert cut["long_sequences"]["sequences"] == too_long > 0
+    assert cut["lengths"]["tokens"] + cut["long_sequences"]["tokens_lost"] == whole["lengths"]["tokens"]
+    assert cut["lengths"]["longest"] == cut["pack_length"] == 16
+
+
+def test_both_commands_have_every_option_on_inputs(evenpack: Command) -> None:
+    for command in ("inspect", "study packing"):
+        shown = evenpack(*command.split(), "--help").out
+        for field in dataclasses.fields(SubjectOptions):
+            assert f"--{field.name.replace('_', '-')} " in shown, (command, field.name)
 
 
 def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: Path, evenpack: Command) -> None:

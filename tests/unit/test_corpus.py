@@ -1,5 +1,6 @@
 """Documents of every kind of source, and what is said when a source is wrong."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -58,6 +59,15 @@ def test_compressed_jsonl_of_many_frames_reads_like_the_plain_file(tmp_path: Pat
     skippable = b"\x50\x2a\x4d\x18\x04\x00\x00\x00seek"
     packed = tmp_path / "packed.jsonl.zst"
     packed.write_bytes(skippable + b"".join(frames) + skippable)
+    assert texts(read(jsonl(packed))) == texts(read(jsonl(plain)))
+    assert read(jsonl(packed))[-1].bytes_read == packed.stat().st_size
+
+
+def test_gzip_of_several_members_reads_like_the_plain_file(tmp_path: Path) -> None:
+    plain = write_jsonl(tmp_path / "plain.jsonl", [f"document {number} " * 50 for number in range(400)])
+    content = plain.read_bytes()
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(b"".join(gzip.compress(content[start : start + 5000]) for start in range(0, len(content), 5000)))
     assert texts(read(jsonl(packed))) == texts(read(jsonl(plain)))
     assert read(jsonl(packed))[-1].bytes_read == packed.stat().st_size
 
@@ -134,12 +144,12 @@ def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line:
     assert message in found
 
 
-@pytest.mark.parametrize("suffix", ["", ".zst"])
+@pytest.mark.parametrize("suffix", ["", ".zst", ".gz"])
 def test_invalid_utf8_is_named_with_line_and_byte(tmp_path: Path, suffix: str) -> None:
     first = '{"text": "fünf"}\n'.encode()
     content = first + b'{"text": "\xff"}\n'
     path = tmp_path / f"a.jsonl{suffix}"
-    path.write_bytes(zstandard.compress(content) if suffix else content)
+    path.write_bytes({"": bytes, ".zst": zstandard.compress, ".gz": gzip.compress}[suffix](content))
     found = refusal(jsonl(path))
     assert f"{path}, line 2: invalid UTF-8: byte 0xff at byte {len(first) + 10} of the" in found
     assert ("uncompressed" in found) == bool(suffix)
@@ -154,6 +164,17 @@ def test_a_compressed_file_cut_off_in_a_frame_is_refused(tmp_path: Path) -> None
     assert f"{path} is not readable zstd" in refusal(jsonl(path))
 
 
+def test_a_gzip_file_that_is_cut_off_or_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(b'{"text": "one"}\n' * 1000)
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    assert f"{path} ends in the middle of its gzip data: it is truncated" in refusal(jsonl(path))
+    path.write_bytes(whole[:-8] + b"\0" * 8)
+    assert f"{path} is not readable gzip: CRC check failed" in refusal(jsonl(path))
+    path.write_bytes(whole[:20] + b"\xff" * 20 + whole[40:])
+    assert f"{path} is not readable gzip" in refusal(jsonl(path))
+
+
 def test_a_source_without_a_usable_path_names_the_override(tmp_path: Path) -> None:
     override = "data.sources.wiki.path=FILE"
     assert override in refusal(JsonlSource(kind="jsonl"))
@@ -161,7 +182,7 @@ def test_a_source_without_a_usable_path_names_the_override(tmp_path: Path) -> No
     assert "does not exist" in missing
     assert override in missing
     (tmp_path / "a.txt").write_text("text")
-    assert "holds no *.jsonl or *.jsonl.zst" in refusal(jsonl(tmp_path))
+    assert "holds no *.jsonl or *.jsonl.zst or *.jsonl.gz" in refusal(jsonl(tmp_path))
     assert "no file matches it" in refusal(text(tmp_path / "*.rst", "file"))
     assert "holds no text" in refusal(MegatronSource(kind="megatron"))
 

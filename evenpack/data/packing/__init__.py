@@ -12,7 +12,7 @@ import numpy as np
 from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, next_fit_packs
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.cutting_stock import cutting_stock
-from evenpack.data.packing.histogram import LengthHistogram
+from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy
 from evenpack.data.packing.least_squares import least_squares, least_squares_padding
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.shortest_pack_first import shortest_pack_first
@@ -23,7 +23,9 @@ from evenpack.errors import PackingError
 __all__ = [
     "ALGORITHMS",
     "Certificate",
+    "FittedHistogram",
     "LengthHistogram",
+    "LongPolicy",
     "Option",
     "Packer",
     "Packing",

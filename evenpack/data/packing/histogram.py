@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Int64
@@ -12,6 +13,9 @@ _CHUNK = 1 << 20
 """Lengths looked at together; keeps temporaries at a few MB however long a memory-mapped input is."""
 
 _MOST_TOKENS = 2.0**62
+
+LongPolicy = Literal["error", "truncate", "drop", "split"]
+"""What becomes of sequences longer than a pack: refused, cut to its length, left out, or cut into pieces of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,6 +105,63 @@ class LengthHistogram:
     def longest(self) -> int:
         """The greatest length that occurs."""
         return int(np.flatnonzero(self.counts)[-1]) + 1
+
+    def fitted(self, pack_length: int, policy: str) -> "FittedHistogram":
+        """The histogram with every sequence made to fit into `pack_length` slots by a `LongPolicy`.
+
+        `split` makes pieces of `pack_length` tokens, and one of the rest if there is any.
+
+        Raises: PackingError for an unknown policy, for `error` if a sequence is longer, and if `drop` leaves none.
+        """
+        if policy not in get_args(LongPolicy):
+            raise PackingError(
+                f"there is no policy '{policy}' for long sequences; known: {', '.join(get_args(LongPolicy))}"
+            )
+        if pack_length < 1:
+            raise PackingError(f"a pack has 1 slot or more, found a pack length of {pack_length}")
+        long = self.counts[pack_length:]
+        too_long, kept = int(long.sum()), self.counts[:pack_length]
+        if not too_long:
+            return FittedHistogram(histogram=self, policy=policy, long_sequences=0, tokens_lost=0)
+        if policy == "error" or (policy == "drop" and not kept.any()):
+            raise PackingError(
+                f"{too_long} of {self.sequences} sequences, the longest of {self.longest} tokens, do not fit into "
+                f"a pack of {pack_length} slots{_REMEDIES[policy]}"
+            )
+        fitted = LengthHistogram(counts=kept + _pieces(long, pack_length, policy))
+        lost = self.tokens - fitted.tokens
+        return FittedHistogram(histogram=fitted, policy=policy, long_sequences=too_long, tokens_lost=lost)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedHistogram:
+    """Sequences that all fit into a pack, and what was done to make them fit."""
+
+    histogram: LengthHistogram
+    policy: str
+    """The `LongPolicy` that was asked for."""
+    long_sequences: int
+    """How many were longer than a pack."""
+    tokens_lost: int
+    """Cut off or left out."""
+
+
+_REMEDIES = {
+    "error": "; take longer packs, or 'truncate', 'drop' or 'split' them",
+    "drop": ", and without them none is left; take longer packs, or 'truncate' or 'split' them",
+}
+
+
+def _pieces(long: Int64[np.ndarray, " longer"], pack_length: int, policy: str) -> Int64[np.ndarray, " pack"]:
+    """What becomes of sequences of pack_length + 1, + 2, ... tokens, by length."""
+    pieces = np.zeros(pack_length, dtype=np.int64)
+    if policy == "truncate":
+        pieces[-1] = long.sum()
+    if policy == "split":
+        whole, rest = np.divmod(np.arange(len(long)) + pack_length + 1, pack_length)
+        pieces[-1] = long @ whole
+        np.add.at(pieces, rest[rest > 0] - 1, long[rest > 0])
+    return pieces
 
 
 def _numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.ndarray:

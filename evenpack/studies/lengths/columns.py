@@ -1,0 +1,142 @@
+"""Columns of a table become a histogram: integers are lengths, lists have one, texts get one by a tokenizer."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow.compute as pc
+from pyarrow import types
+
+from evenpack.config import nearest
+from evenpack.data.encoder import Encoder, load_encoder
+from evenpack.data.packing import LengthHistogram
+from evenpack.data.progress import PrepareState, Progress
+from evenpack.errors import ConfigError, DataError
+from evenpack.studies.input_options import InputOptions
+from evenpack.studies.lengths.counter import LengthCounter
+from evenpack.studies.lengths.tables import Rows, Table
+
+Kind = Literal["number", "list", "text", "other"]
+
+_logger = logging.getLogger(__name__)
+
+
+def count_table(
+    table: Table, options: InputOptions, progress: Progress, *, known_columns: Sequence[str] = ()
+) -> LengthHistogram:
+    """The lengths of a table's rows; `known_columns` are taken where the options name none.
+
+    Raises: ConfigError for options that do not go together with the columns; DataError for a column that is not there
+    and for a value that is no length, with its row.
+    """
+    columns = _choose(table, options, known_columns)
+    encoder = None if options.tokenizer is None else load_encoder(options.tokenizer)
+    counter = LengthCounter()
+    start = time.monotonic()
+    for rows in table.rows(columns, as_text=encoder is not None):
+        _refuse_nulls(rows, columns)
+        counter.add(_lengths(rows, encoder), rows.place)
+        if encoder is not None:
+            progress.update(_state(table, rows, counter, time.monotonic() - start))
+    return counter.histogram(table.origin)
+
+
+def _choose(table: Table, options: InputOptions, known_columns: Sequence[str]) -> tuple[str, ...]:
+    with_text = options.tokenizer is not None
+    if options.column is not None:
+        columns = _named(table, options.column)
+    elif known_columns and with_text:
+        columns = _named(table, ",".join(known_columns))
+    else:
+        columns = (_only_candidate(table, with_text=with_text),)
+        _logger.info("%s: taking column '%s' (%s)", table.origin, columns[0], table.schema[columns[0]])
+    for name in () if table.untyped else columns:
+        _check_kind(table, name, with_text=with_text)
+    if len(columns) > 2 or (len(columns) == 2 and not with_text):
+        raise ConfigError(f"--column {','.join(columns)}: two columns are the texts of a pair, which needs --tokenizer")
+    return columns
+
+
+def _named(table: Table, given: str) -> tuple[str, ...]:
+    columns = (given,) if given in table.schema else tuple(given.split(","))
+    for name in columns:
+        if name not in table.schema:
+            raise DataError(
+                f"{table.origin} has no column '{name}'; {nearest(name, list(table.schema))}. Choose with --column"
+            )
+    return columns
+
+
+def _only_candidate(table: Table, *, with_text: bool) -> str:
+    if with_text and "text" in table.schema:
+        return "text"
+    wanted = ("text",) if with_text else ("number", "list")
+    found = [name for name, type_ in table.schema.items() if _kind(type_) in wanted and not types.is_floating(type_)]
+    if len(found) != 1:
+        columns = ", ".join(f"{name} ({type_})" for name, type_ in table.schema.items())
+        expected = "text" if with_text else "integers or lists (for one of text give --tokenizer too)"
+        raise DataError(
+            f"{table.origin} has {len(found)} columns of {expected}: choose one with --column; columns: {columns}"
+        )
+    return found[0]
+
+
+def _check_kind(table: Table, name: str, *, with_text: bool) -> None:
+    type_ = table.schema[name]
+    kind = _kind(type_)
+    if kind == "text" and not with_text:
+        raise ConfigError(
+            f"column '{name}' of {table.origin} is text ({type_}): its lengths need --tokenizer NAME or FOLDER"
+        )
+    if kind in ("number", "list") and with_text:
+        raise ConfigError(
+            f"--tokenizer makes lengths of text, but column '{name}' of {table.origin} is {type_}: choose a column of "
+            "text, or leave --tokenizer out"
+        )
+    if kind == "other" and not types.is_null(type_):  # of nulls alone: reading names the row
+        raise DataError(
+            f"column '{name}' of {table.origin} is {type_}: expected integers, lists, or text with a --tokenizer"
+        )
+
+
+def _kind(type_: Any) -> Kind:
+    if types.is_dictionary(type_):
+        return _kind(type_.value_type)
+    if types.is_integer(type_) or types.is_floating(type_):
+        return "number"
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        return "list"
+    return "text" if types.is_string(type_) or types.is_large_string(type_) else "other"
+
+
+def _refuse_nulls(rows: Rows, columns: Sequence[str]) -> None:
+    for name, values in zip(columns, rows.columns, strict=True):
+        if values.null_count:
+            index = pc.index(pc.is_null(values), True).as_py()
+            raise DataError(f"{rows.place(index)}: '{name}' is null; each row must have a length")
+
+
+def _lengths(rows: Rows, encoder: Encoder | None) -> np.ndarray:
+    """One number for each row."""
+    if encoder is not None:
+        texts = [values.to_pylist() for values in rows.columns]
+        return encoder.lengths(texts[0] if len(texts) == 1 else list(zip(*texts, strict=True)))
+    values = rows.columns[0]
+    if _kind(values.type) == "list":
+        values = pc.list_value_length(values)
+    return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def _state(table: Table, rows: Rows, counter: LengthCounter, elapsed_seconds: float) -> PrepareState:
+    return PrepareState(
+        stage="tokens",
+        source=table.origin,
+        documents=counter.sequences,
+        tokens=counter.tokens,
+        bytes_read=rows.bytes_read,
+        bytes_resumed=0,
+        total_bytes=table.total_bytes,
+        elapsed_seconds=elapsed_seconds,
+    )

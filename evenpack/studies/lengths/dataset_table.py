@@ -1,0 +1,76 @@
+"""Datasets of the hub or of a local folder as tables. GLUE's columns of text are known."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from evenpack.config import nearest
+from evenpack.data.hub_corpus import load_rows
+from evenpack.errors import ConfigError, DataError
+from evenpack.studies.lengths.tables import LONG_ROWS_AT_ONCE, Rows, row_namer
+
+GLUE_COLUMNS: dict[str, tuple[str, ...]] = {
+    "cola": ("sentence",),
+    "sst2": ("sentence",),
+    "mrpc": ("sentence1", "sentence2"),
+    "qqp": ("question1", "question2"),
+    "stsb": ("sentence1", "sentence2"),
+    "mnli": ("premise", "hypothesis"),
+    "qnli": ("question", "sentence"),
+    "rte": ("sentence1", "sentence2"),
+    "wnli": ("sentence1", "sentence2"),
+}
+"""What each task of GLUE puts into a sequence; [CLS] A [SEP] B [SEP] where there are two."""
+
+_GLUE = "nyu-mll/glue"
+
+
+class DatasetTable:
+    """One split of a dataset."""
+
+    untyped = False
+
+    def __init__(self, source: str, split: str | None) -> None:
+        """Loads NAME or NAME:SUBSET. Raises: DataError if it cannot be loaded, ConfigError for an unknown GLUE task."""
+        name, _, subset = source.partition(":")
+        self.known_columns = _glue_columns(name, subset)
+        if name == "glue" and not Path(name).is_dir():
+            name = _GLUE
+        folder = Path(name).expanduser()
+        _refuse_prepared(folder)
+        # A subset that is no folder of its own is one that the dataset's README defines.
+        if subset and (folder / subset).is_dir():
+            folder, subset = folder / subset, ""
+        loaded = load_rows(
+            str(folder) if folder.is_dir() else name, subset or None, split or "train", label=f"dataset '{source}'"
+        )
+        self.origin = f"{source}, {split or 'train'}"
+        self.schema: dict[str, Any] = {field.name: field.type for field in loaded.features.arrow_schema}
+        self.total_bytes = int(loaded.data.nbytes)
+        self._dataset = loaded
+
+    def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
+        tables = self._dataset.select_columns(list(columns)).with_format("arrow")
+        done = 0
+        for table in tables.iter(batch_size=LONG_ROWS_AT_ONCE):
+            first, done = done, done + len(table)
+            yield Rows(
+                columns=tuple(table.column(name).combine_chunks() for name in columns),
+                place=row_namer(self.origin, first),
+                bytes_read=self.total_bytes * done // len(self._dataset),
+            )
+
+
+def _refuse_prepared(folder: Path) -> None:
+    """`datasets` would take the manifest for rows."""
+    if (folder / "manifest.json").is_file() and (folder / "sources").is_dir():
+        raise DataError(f"{folder} is what `evenpack prepare` has written: give the run file (.yaml) that it was for")
+
+
+def _glue_columns(name: str, subset: str) -> tuple[str, ...]:
+    """Empty unless `name` is GLUE; a folder of that name is taken for it too."""
+    if Path(name).name != "glue":
+        return ()
+    if subset not in GLUE_COLUMNS:
+        raise ConfigError(f"'{subset}' is no task of GLUE; {nearest(subset, list(GLUE_COLUMNS))}; give glue:TASK")
+    return GLUE_COLUMNS[subset]
