@@ -96,7 +96,7 @@ def study_packing(
     rows: list[PackingRow] = []
     for depth in depths:
         of_depth = []
-        for choice in choices or _of_use(histogram, pack_length, depth, baselines=baselines):
+        for choice in choices or _of_use(pack_length, depth, baselines=baselines):
             begin(choice.label, depth)
             of_depth.append(_packing_row(histogram, choice, depth, pack_length))
         rows += _with_best_bound(of_depth)
@@ -139,16 +139,14 @@ def study_sorted_batches(
     )
 
 
-def _of_use(
-    histogram: LengthHistogram, pack_length: int, depth: int | None, *, baselines: bool
-) -> tuple[PackerChoice, ...]:
+def _of_use(pack_length: int, depth: int | None, *, baselines: bool) -> tuple[PackerChoice, ...]:
     if depth == 1:
         return (PackerChoice(algorithm="none"),)
     names = ["next_fit", "first_fit_decreasing"] if baselines and depth is None else []
     names += ["shortest_pack_first", "longest_pack_first"]
     if baselines and depth == 3 and pack_length <= _SLOTS_OF_LEAST_SQUARES:
         names.append("least_squares")
-    if cutting_stock_takes_seconds(histogram, pack_length, depth):
+    if cutting_stock_takes_seconds(pack_length):
         names.append("cutting_stock")
     return tuple(PackerChoice(algorithm=name) for name in names)
 

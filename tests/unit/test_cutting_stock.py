@@ -1,8 +1,10 @@
 """Column generation: published histograms closed to a few packs, and a bound that an independent count confirms."""
 
 import json
+import sys
 from itertools import combinations_with_replacement
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenpack.data.packing import Certificate, LengthHistogram, Packing, pack
+from evenpack.data.packing.pricing import best_packs
 from evenpack.data.packing.slots import place
 
 HISTOGRAMS = json.loads((Path(__file__).parents[2] / "evenpack" / "studies" / "published_histograms.json").read_text())
@@ -89,11 +92,13 @@ def test_the_bound_is_below_the_best_that_trying_all_finds(counts, limit):
     ("name", "limit", "bound", "most_packs"),
     [
         ("wikipedia_512", None, 8_135_727, 8_135_728),
-        ("wikipedia_512", 3, 8_143_829, 8_143_862),
-        ("wikipedia_512", 4, 8_135_727, 8_135_751),
+        ("wikipedia_512", 3, 8_143_829, 8_143_839),
+        ("wikipedia_512", 4, 8_135_727, 8_135_740),
         ("wikipedia_512", 8, 8_135_727, 8_135_732),
+        ("wikipedia_1024", 4, 21_697_115, 21_697_125),
         ("wikipedia_2048", None, 6_294_495, 6_294_495),
         ("wikipedia_2048", 3, 9_236_660, 9_236_662),
+        ("wikipedia_2048", 8, 6_294_495, 6_294_525),
         ("squad_1_1_384", None, 40_195, 40_195),
     ],
 )
@@ -102,6 +107,39 @@ def test_published_histograms_are_closed_to_a_few_packs(name, limit, bound, most
     assert packing.lower_bound == bound
     assert bound <= packing.packs <= most_packs
     assert packing.depth <= (limit or 512)
+
+
+@given(
+    counts=counts_of_some_lengths(12, 3),
+    limit=st.none() | st.integers(1, 5),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+def test_a_near_best_pack_holds_its_length_keeps_the_limits_and_loses_no_more_than_the_tolerance(
+    counts, limit, share, seed
+):
+    pack_length, most = len(counts) + 4, limit or len(counts) + 4
+    prices = np.random.default_rng(seed).random(pack_length)
+    best = best_packs(prices, LengthHistogram(counts=np.array(counts)), pack_length, most)
+    worth = best.values_with()
+    for first in (np.flatnonzero(counts) + 1).tolist():
+        tolerance = share * float(worth[first - 1])
+        strategy = best.near_best(first, tolerance, Random(seed))
+        assert first in strategy
+        assert sum(strategy) <= pack_length
+        assert len(strategy) <= most
+        assert all(counts[length - 1] for length in strategy)
+        value = sum(prices[length - 1] for length in strategy)
+        assert worth[first - 1] - tolerance - 1e-9 <= value <= worth[first - 1] + 1e-9
+    assert max(worth[: len(counts)]) == pytest.approx(best.value)
+
+
+def test_near_best_packs_differ_where_many_are_as_good():
+    best = best_packs(np.arange(1.0, 41.0), LengthHistogram(counts=np.ones(40, dtype=np.int64)), 40, 4)
+    random = Random(0)
+    packs = {best.near_best(20, 0.0, random) for _ in range(50)}
+    assert len(packs) > 20
+    assert {sum(strategy) for strategy in packs} == {40}
 
 
 def test_packs_longer_than_the_longest_sequence_are_filled():
@@ -136,3 +174,12 @@ def test_slots_hold_no_longer_sequence_and_nothing_is_lost_or_doubled(uses, coun
         assert sum(held[longer - 1 :]) <= slots
     assert sum(exact.values()) <= sum(uses.values())
     assert max(map(len, exact), default=0) <= max(map(len, uses))
+
+
+def test_rounds_that_run_out_leave_a_whole_result(monkeypatch):
+    whole = cut(HISTOGRAMS["wikipedia_512"], 512, 3)
+    monkeypatch.setattr(sys.modules["evenpack.data.packing.cutting_stock"], "_MOST_ROUNDS", 2)
+    cut_short = cut(HISTOGRAMS["wikipedia_512"], 512, 3)
+    greedy = pack(whole.histogram, "longest_pack_first", pack_length=512, max_sequences_per_pack=3)
+    assert whole.packs < cut_short.packs < greedy.packs
+    assert cut_short.lower_bound <= whole.lower_bound

@@ -173,16 +173,17 @@ def test_none_gives_each_sequence_a_pack():
 
 
 @pytest.mark.parametrize(
-    ("name", "limit", "chosen"),
+    ("name", "pack_length", "limit", "chosen"),
     [
-        ("wikipedia_512", None, "cutting_stock"),  # the greedy one is 0.05 % above the tokens
-        ("wikipedia_512", 8, "cutting_stock"),
-        ("wikipedia_2048", None, "longest_pack_first"),  # 0.003 %
-        ("wikipedia_2048", 8, "longest_pack_first"),  # far above, but cutting_stock would take a minute
+        ("wikipedia_512", 512, None, "cutting_stock"),  # the greedy one is 0.05 % above the tokens
+        ("wikipedia_512", 512, 8, "cutting_stock"),
+        ("wikipedia_2048", 2048, None, "longest_pack_first"),  # 0.003 %
+        ("wikipedia_2048", 2048, 3, "cutting_stock"),
+        ("wikipedia_2048", 2049, 3, "longest_pack_first"),  # far above, but cutting_stock might take a minute
     ],
 )
-def test_auto_says_what_it_chose(name, limit, chosen):
-    packing = pack(published(name), pack_length=len(HISTOGRAMS[name]), max_sequences_per_pack=limit)
+def test_auto_says_what_it_chose(name, pack_length, limit, chosen):
+    packing = pack(published(name), pack_length=pack_length, max_sequences_per_pack=limit)
     assert packing.algorithm == chosen
 
 

@@ -49,11 +49,9 @@ ALGORITHMS: dict[str, Packer] = {
 _MOST_SLOTS = 1 << 24
 _CLOSE_ENOUGH = 1e-4
 """Where longest_pack_first is as near as this to what the tokens alone would fill, nothing better is looked for."""
-_ANY_DEPTH_UP_TO = 512
-_FEW_OR_ALL_UP_TO = 2048
-_FEW_SEQUENCES = 4
-"""cutting_stock takes seconds for packs of 512 slots at any limit of depth, and for 2,048 slots without one or up to 4
-sequences a pack; at 2,048 slots and 8 sequences it takes a minute and a half."""
+_SECONDS_UP_TO = 2048
+"""Slots of a pack up to which cutting_stock is a matter of seconds, whatever the limit of depth; at 4,096 it takes more
+than a minute."""
 
 
 def pack(
@@ -71,7 +69,7 @@ def pack(
     `options` are the keyword arguments of the algorithm's own function, such as `weight` of least_squares.
 
     The result depends on the arguments alone; its `algorithm` tells what `auto` chose: longest_pack_first where that
-    is within 0.01 % of what the tokens alone would fill, else cutting_stock where it is a matter of seconds.
+    is within 0.01 % of what the tokens alone would fill, else cutting_stock for packs of up to 2,048 slots.
 
     Raises: PackingError for an unknown algorithm or option, a limit below 1, a sequence longer than a pack, or wrong
         counts.
@@ -96,18 +94,14 @@ def pack(
     if algorithm != "auto":
         return _packed(histogram, algorithm, pack_length, limit, **checked_options)
     greedy = _packed(histogram, "longest_pack_first", pack_length, limit)
-    if greedy.gap <= _CLOSE_ENOUGH or not cutting_stock_takes_seconds(histogram, pack_length, max_sequences_per_pack):
+    if greedy.gap <= _CLOSE_ENOUGH or not cutting_stock_takes_seconds(pack_length):
         return greedy
     return _packed(histogram, "cutting_stock", pack_length, limit)
 
 
-def cutting_stock_takes_seconds(
-    histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int | None
-) -> bool:
+def cutting_stock_takes_seconds(pack_length: int) -> bool:
     """False where `auto` leaves cutting_stock alone."""
-    limit = max_sequences_per_pack or pack_length
-    few_or_all = limit <= _FEW_SEQUENCES or not histogram.fills_deeper_than(limit, pack_length)
-    return pack_length <= _ANY_DEPTH_UP_TO or (pack_length <= _FEW_OR_ALL_UP_TO and few_or_all)
+    return pack_length <= _SECONDS_UP_TO
 
 
 def _whole(name: str, value: object, unit: str) -> int:

@@ -12,6 +12,7 @@ de Carvalho, "Using extra dual cuts to accelerate column generation" (2005).
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -28,11 +29,9 @@ from evenpack.data.packing.strategy import Certified, Strategy
 from evenpack.errors import PackingError
 
 _MOST_ROUNDS = 200
-_COARSENING = 4
-_FINEST_START = 128
-"""With a limit on depth, longer packs start from lengths rounded up to a multiple, solved the same way: at 2048 slots
-this is what makes a limit of 3 a matter of seconds instead of minutes."""
-_WORTHWHILE = 1 + 1e-9
+_LEAST_GAIN = 1e-9
+_GIVEN_UP = 0.9
+"""Of what the best strategy for a length would gain, the share that may be given up for the sake of variety."""
 _CLOSE = 1e-7
 """Relative distance between program and bound at which the rounds end."""
 
@@ -50,7 +49,6 @@ def cutting_stock(histogram: LengthHistogram, pack_length: int, max_sequences_pe
     start = [*best, *shortest_pack_first(histogram, pack_length, max_sequences_per_pack)]
     program = _Program(histogram, pack_length, max_sequences_per_pack)
     program.add(start)
-    program.add(_coarse_strategies(histogram, pack_length, max_sequences_per_pack))
     program.solve()
     for candidate in (program.rounded(share) for share in _ROUND_UP_FROM):
         if sum(candidate.values()) < sum(best.values()):
@@ -89,6 +87,7 @@ class _Program:
         self._row_of_slot = np.searchsorted(self._present, np.arange(pack_length + 1) - 1, side="right") - 1
         self._exchanges = sparse.diags_array([-1.0, 1.0], offsets=[0, 1], shape=(rows, rows), format="csc")[:, 1:]
         self._strategies: dict[Strategy, None] = {}
+        self._random = Random(0)  # the same numbers in every version of Python
         self._solution: _Solution
         self.certificate: Certificate
 
@@ -104,14 +103,14 @@ class _Program:
     def solve(self) -> None:
         """Adds strategies until no other can improve the program, and proves its bound."""
         proven = -1.0
-        for _ in range(_MOST_ROUNDS):
+        for rounds_left in reversed(range(_MOST_ROUNDS)):
             self._solution = self._solve_once()
             limits = (self._histogram, self._pack_length, self._max_sequences)
             best = best_packs(self._solution.duals, *limits)
             bound = self._solution.packs / max(best.value, 1.0)
-            if bound > proven or best.value <= _WORTHWHILE:
+            if bound > proven or best.value <= 1 + _LEAST_GAIN:
                 proven, duals = bound, self._solution.duals
-            if self._solution.packs <= proven * (1 + _CLOSE) or not self.add(self._worthwhile(best)):
+            if self._solution.packs <= proven * (1 + _CLOSE) or not rounds_left or not self.add(self._worthwhile(best)):
                 break
         self.certificate = prove(duals, *limits)
 
@@ -127,16 +126,15 @@ class _Program:
             result.update(longest_pack_first(rest, self._pack_length, self._max_sequences))
         return dict(result)
 
-    def used(self) -> list[Strategy]:
-        """The strategies that the solution uses at all."""
-        return [one for one, use in zip(self._strategies, self._solution.uses, strict=True) if use > 0]
-
     def _worthwhile(self, best: BestPacks) -> Iterable[Strategy]:
-        """For each length the best strategy that holds it, if it is worth more than the pack that it takes."""
-        completions = best.completions()
-        for length in (self._present + 1).tolist():
-            if self._solution.duals[length - 1] + completions[self._pack_length - length] > _WORTHWHILE:
-                yield best.complete(length)
+        """For each length a strategy that holds it and is worth more than the pack that it takes, if there is one.
+
+        It need not be the best one: the best ones of many lengths share the few shorter lengths whose prices are a
+        trifle too high, and would all have to wait for the same sequences.
+        """
+        gains = best.values_with() - 1
+        for index in np.flatnonzero(gains > _LEAST_GAIN).tolist():
+            yield best.near_best(index + 1, float(gains[index]) * _GIVEN_UP, self._random)
 
     def _solve_once(self) -> _Solution:
         depths = [len(strategy) for strategy in self._strategies]
@@ -147,24 +145,9 @@ class _Program:
         matrix = sparse.hstack([packs, self._exchanges], format="csc")
         cost = np.concatenate([np.ones(shape[1]), np.zeros(shape[0] - 1)])
         demand = self._histogram.counts[self._present].astype(np.float64)
-        found = linprog(cost, A_ub=-matrix, b_ub=-demand, method="highs-ds")
+        found = linprog(cost, A_ub=-matrix, b_ub=-demand, method="highs-ipm")
         if found.x is None:
             raise PackingError(f"the solver of the linear program gave up: {found.message}; take longest_pack_first")
         duals = np.zeros(self._pack_length)
         duals[self._present] = np.maximum(-found.ineqlin.marginals, 0)
         return _Solution(packs=float(found.fun), uses=found.x[: shape[1]], duals=duals)
-
-
-def _coarse_strategies(histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int) -> Iterable[Strategy]:
-    """Good strategies for long packs of few sequences, from the histogram with lengths rounded up."""
-    binds = histogram.fills_deeper_than(max_sequences_per_pack, pack_length)
-    if not binds or pack_length <= _FINEST_START or pack_length % _COARSENING:
-        return []
-    lengths = np.arange(1, len(histogram.counts) + 1)
-    coarse = np.bincount(-(-lengths // _COARSENING) - 1, weights=histogram.counts).astype(np.int64)
-    smaller = pack_length // _COARSENING
-    program = _Program(LengthHistogram(counts=coarse), smaller, max_sequences_per_pack)
-    program.add(longest_pack_first(LengthHistogram(counts=coarse), smaller, max_sequences_per_pack))
-    program.add(_coarse_strategies(LengthHistogram(counts=coarse), smaller, max_sequences_per_pack))
-    program.solve()
-    return [tuple(length * _COARSENING for length in strategy) for strategy in program.used()]

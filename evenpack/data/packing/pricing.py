@@ -1,9 +1,10 @@
 """The best pack at given prices: a knapsack over lengths, solved for every room at once."""
 
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
-from jaxtyping import Int64, Num
+from jaxtyping import Num
 
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.histogram import LengthHistogram
@@ -20,10 +21,10 @@ class BestPacks:
     Without a limit that binds there is one layer only, which reaches back to itself.
     """
 
+    prices: Num[np.ndarray, " pack_length"]
+    """Far below 0 where a length does not occur."""
     values: Num[np.ndarray, "layers rooms"]
     """`values[d]` allows d + 1 sequences."""
-    choices: Int64[np.ndarray, "layers rooms"]
-    """The length taken last, 0 where one more slot or sequence gains nothing."""
     unlimited: bool
 
     @property
@@ -31,26 +32,41 @@ class BestPacks:
         """Of a whole pack; an integer of up to 2**53 is exact."""
         return float(self.values[-1, -1])
 
-    def completions(self) -> Num[np.ndarray, " rooms"]:
-        """The greatest sum of prices for what a pack can hold beside a first sequence."""
-        if self.unlimited or len(self.values) > 1:
-            return np.asarray(self.values[0 if self.unlimited else -2])
-        return np.zeros_like(self.values[0])
+    def values_with(self) -> Num[np.ndarray, " pack_length"]:
+        """The greatest value of a pack that holds a length; index i is length i + 1."""
+        beside = self._allowing(len(self.values) - 1)
+        return np.asarray(self.prices + beside[-2::-1])
 
-    def complete(self, first: int) -> Strategy:
-        """The best pack that holds a sequence of length `first`."""
-        room = self.values.shape[1] - 1 - first
-        layer = 0 if self.unlimited else len(self.values) - 2
+    def near_best(self, first: int, tolerance: float, random: Random) -> Strategy:
+        """A pack that holds a sequence of length `first`, worth at most `tolerance` less than the best of them.
+
+        Each step takes any one of the lengths that keep within what is left of the tolerance.
+        """
         strategy = [first]
-        while room > 0 and layer >= 0:
-            length = int(self.choices[layer, room])
-            if length:
-                strategy.append(length)
-                room -= length
+        room = len(self.prices) - first
+        layer = len(self.values) - 1
+        while room > 0 and (self.unlimited or layer > 0):
+            layer -= not self.unlimited
+            losses = self.values[layer, room] - self._sums(layer, room)
+            near = np.flatnonzero(losses <= tolerance)
+            if len(near):
+                index = int(near[int(random.random() * len(near))])
+                tolerance = max(tolerance - float(losses[index]), 0)
+                strategy.append(index + 1)
+                room -= index + 1
             elif self.unlimited:
                 room -= 1
-            layer -= not self.unlimited
         return tuple(sorted(strategy, reverse=True))
+
+    def _sums(self, layer: int, room: int) -> Num[np.ndarray, " room"]:
+        """For each length that fits, its price and the best for what room it leaves."""
+        return np.asarray(self.prices[:room] + self._allowing(layer)[room - 1 :: -1])
+
+    def _allowing(self, sequences: int) -> Num[np.ndarray, " rooms"]:
+        """The greatest sums for so many sequences; for any number where there is no limit."""
+        if self.unlimited or sequences:
+            return np.asarray(self.values[0 if self.unlimited else sequences - 1])
+        return np.zeros_like(self.values[0])
 
 
 def best_packs(
@@ -61,23 +77,15 @@ def best_packs(
     occurs[: histogram.longest] = histogram.counts[: histogram.longest] > 0
     allowed = np.where(occurs, prices, np.array(_FORBIDDEN, dtype=prices.dtype))
     unlimited = not histogram.fills_deeper_than(max_sequences_per_pack, pack_length)
-    layers = 1 if unlimited else max_sequences_per_pack
-    values = np.zeros((layers, pack_length + 1), dtype=prices.dtype)
-    choices = np.zeros((layers, pack_length + 1), dtype=np.int64)
+    values = np.zeros((1 if unlimited else max_sequences_per_pack, pack_length + 1), dtype=prices.dtype)
     below = np.zeros(pack_length + 1, dtype=prices.dtype)
-    for layer in range(layers):
-        here, chosen = values[layer], choices[layer]
+    for here in values:
+        base = here if unlimited else below
         for room in range(1, pack_length + 1):
-            base = here if unlimited else below
-            sums = allowed[:room] + base[room - 1 :: -1]
-            best = int(sums.argmax())
             without = here[room - 1] if unlimited else below[room]
-            if sums[best] > without:
-                here[room], chosen[room] = sums[best], best + 1
-            else:
-                here[room] = without
+            here[room] = max(without, (allowed[:room] + base[room - 1 :: -1]).max())
         below = here
-    return BestPacks(values=values, choices=choices, unlimited=unlimited)
+    return BestPacks(prices=allowed, values=values, unlimited=unlimited)
 
 
 def prove(
