@@ -1,5 +1,6 @@
 """The composition root: a run file and a place among the ranks become everything that a run consists of."""
 
+import logging
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -12,10 +13,13 @@ from evenpack.engine.checkpoint_files import TrainState
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import RunError
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.gpt2 import Gpt2
+
+log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 """Folder of a run's output directory."""
@@ -26,6 +30,7 @@ class Run:
     """Everything that a training run consists of, at the step where it begins or goes on."""
 
     config: RunConfig
+    """With what `training.packing_adjustment` made of the run file's numbers."""
     world: World
     prepared: PreparedData
     engine: TrainingEngine
@@ -68,11 +73,16 @@ class Run:
 def build(config: RunConfig, world: World) -> Run:
     """Opens the data, makes the model and puts the newest whole checkpoint into it, if there is one.
 
-    Raises: ConfigError if these ranks cannot divide a step; NotPreparedError and DataError; CheckpointError for a
+    Raises: ConfigError if these ranks cannot divide a step, or `training.packing_adjustment` cannot be had;
+    NotPreparedError and DataError; CheckpointError for a
     checkpoint that cannot be gone on from; RunError if the ranks do not see the same data.
     """
-    micro_batches_per_step(config.training, world.size)
     prepared = PreparedData.open(config.prepared_dir, config.data)
+    adjustment = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
+    config = adjustment.config
+    if adjustment.description:
+        log.info("%s", "\n  ".join(adjustment.description))
+    micro_batches_per_step(config.training, world.size)
     fingerprint = _shared_fingerprint(prepared, config, world)
     checkpoints = CheckpointStore(config.run.output_dir / CHECKPOINTS, world, keep=config.training.keep_checkpoints)
     checkpoint = checkpoints.newest()

@@ -233,24 +233,28 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     Args:
         config: the resolved run file as JSON values, as in `TrainState`.
 
-    Raises: CheckpointError if the checkpoint's steps had another number of packs, or its model another structure.
+    Raises: CheckpointError if the checkpoint is of another number of packs a step, optimizer or model structure.
     """
     changed = find_changed_keys(state.config, config)
     if "training.packs_per_step" in changed:
         before, now = changed["training.packs_per_step"]
+        remedy = f"Set training.packs_per_step={before}"
+        if config["training"].get("packing_adjustment") == "fewer_accumulations":
+            remedy = "Restore the training.packs_per_step and packing_adjustment with which the run began"
         raise CheckpointError(
             f"the checkpoint has done {state.step} steps of {before} packs, this run's training.packs_per_step is "
             f"{now}: step {state.step + 1} would not begin at the pack that comes next, and documents would be "
-            f"repeated or left out. Set training.packs_per_step={before}, or choose another run.output_dir to start "
-            "anew."
+            f"repeated or left out. {remedy}, or choose another run.output_dir to start anew."
         )
     network = {
-        key: change for key, change in changed.items() if key.startswith("model.") and key not in _SAFE_MODEL_KEYS
+        key: change
+        for key, change in changed.items()
+        if key == "optimizer.kind" or (key.startswith("model.") and key not in _SAFE_MODEL_KEYS)
     }
     if network:
         lines = [f"  {key}: {before} -> {now}" for key, (before, now) in network.items()]
         raise CheckpointError(
-            "the checkpoint is of another network than the run file asks for:\n"
+            "the checkpoint is of another network or optimizer than the run file asks for:\n"
             + "\n".join(lines)
             + "\nRestore these values, or choose another run.output_dir to start anew."
         )

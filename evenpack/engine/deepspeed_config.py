@@ -71,6 +71,8 @@ def micro_batches_per_step(training: TrainingSection, world_size: int) -> int:
         remedy = f"no packs_per_micro_batch helps {world_size} ranks: choose a packs_per_step that they divide"
     else:
         remedy = f"{world_size} ranks can do packs_per_micro_batch {_listed(_divisors(step // world_size))}"
+    if training.packing_adjustment == "fewer_accumulations":
+        remedy += f" (training.packing_adjustment made packs_per_step {step} of the run file's)"
     raise ConfigError(
         f"{world_size} ranks x training.packs_per_micro_batch ({micro_batch}) must divide training.packs_per_step "
         f"({step}), so that every rank gets the same number of packs. With this packs_per_micro_batch the number "

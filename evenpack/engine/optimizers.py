@@ -5,21 +5,33 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenpack.engine.run_config import AdamWSection
+from evenpack.engine.lamb import Lamb
+from evenpack.engine.run_config import AdamWSection, LambSection
 
 
-def build_optimizer(model: nn.Module, section: AdamWSection, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) over `model`, in the two groups of `parameter_groups`.
+def build_optimizer(
+    model: nn.Module, section: AdamWSection | LambSection, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer that `section` names over `model`, in the two groups of `parameter_groups`.
 
-    Its learning rate is set before each update. DeepSpeed counts torch's AdamW among the optimizers that ZeRO
-    may split, so it needs no `zero_allow_untested_optimizer`.
+    AdamW is torch's (Loshchilov and Hutter 2019). LAMB is `evenpack.engine.lamb`; the group that does not decay has
+    no trust ratios, as in MLPerf's BERT. Learning rates are set before each update. DeepSpeed counts torch's AdamW
+    among the optimizers that ZeRO may split, so it needs no `zero_allow_untested_optimizer`; LAMB it must not split.
     """
+    decaying, others = parameter_groups(model, weight_decay=section.weight_decay)
+    fused = device.type == "cuda"
+    betas = (section.beta1, section.beta2)
+    if isinstance(section, LambSection):
+        return Lamb(
+            [decaying, others | {"trust_ratio": False}],
+            lr=section.learning_rate,
+            betas=betas,
+            eps=section.epsilon,
+            bias_correction=section.bias_correction,
+            fused=fused,
+        )
     return torch.optim.AdamW(
-        parameter_groups(model, weight_decay=section.weight_decay),
-        lr=section.learning_rate,
-        betas=(section.beta1, section.beta2),
-        eps=section.epsilon,
-        fused=device.type == "cuda",
+        [decaying, others], lr=section.learning_rate, betas=betas, eps=section.epsilon, fused=fused
     )
 
 

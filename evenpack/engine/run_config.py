@@ -1,9 +1,9 @@
 """The whole run file."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from evenpack.config import Section
 from evenpack.data.data_config import DataConfig
@@ -46,6 +46,10 @@ class TrainingSection(Section):
     """bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
     gradient_clipping: float | None = Field(default=1.0, gt=0.0)
     """Largest global gradient norm; null: off."""
+    packing_adjustment: Literal["none", "fewer_accumulations", "lamb_betas"] = "none"
+    """What is done about a step of packs holding more sequences than one of single sequences, for which packs_per_step,
+    steps, warm-up and betas were chosen (PackedBERT, section 3.3). fewer_accumulations: packs_per_step falls by the
+    packing factor. lamb_betas: steps and warm-up fall by it, and LAMB's betas are raised to its power."""
     loader_workers: int = Field(default=1, ge=0, le=64)
     """Processes a rank that prepare batches ahead; 0: in the training process."""
 
@@ -62,12 +66,50 @@ class AdamWSection(Section):
     weight_decay: float = Field(default=0.1, ge=0.0)
 
 
+class LambSection(Section):
+    """LAMB; decay and trust ratios spare biases and norms."""
+
+    kind: Literal["lamb"]
+    learning_rate: float = Field(gt=0.0)
+    """At the end of warm-up."""
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    epsilon: float = Field(default=1e-6, gt=0.0)
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    bias_correction: bool = True
+    """Divide the moments by 1 - beta**t, as MLPerf's submissions do."""
+
+
+def _optimizer_kind(section: Any) -> Any:
+    """AdamW where a run file names none."""
+    return section.get("kind", "adamw") if isinstance(section, dict) else getattr(section, "kind", None)
+
+
+OptimizerSection = Annotated[
+    Annotated[AdamWSection, Tag("adamw")] | Annotated[LambSection, Tag("lamb")],
+    Discriminator(
+        _optimizer_kind,
+        custom_error_type="optimizer_kind",
+        custom_error_message="expected a section whose kind is adamw or lamb",
+    ),
+]
+
+
 class ScheduleSection(Section):
     """Linear warm-up from zero, then a fall to `final_fraction` of the learning rate."""
 
-    kind: Literal["cosine", "linear", "constant"] = "cosine"
+    kind: Literal["cosine", "linear", "constant", "polynomial"] = "cosine"
+    """`polynomial` is MLPerf's for BERT."""
     warmup_steps: int = Field(default=0, ge=0)
     final_fraction: float = Field(default=0.1, ge=0.0, le=1.0)
+    degree: float = Field(default=1.0, gt=0.0)
+    """Of `polynomial`; the others have none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ScheduleSection":
+        if self.kind != "polynomial" and self.degree != 1.0:
+            raise ValueError(f"degree ({self.degree:g}) is polynomial's, and kind is {self.kind}: leave it out")
+        return self
 
 
 class DeepSpeedSection(Section):
@@ -86,7 +128,7 @@ class RunConfig(Section):
     model: Gpt2Config
     attention: AttentionConfig = AttentionConfig()
     training: TrainingSection
-    optimizer: AdamWSection
+    optimizer: OptimizerSection
     schedule: ScheduleSection = ScheduleSection()
     deepspeed: DeepSpeedSection = DeepSpeedSection()
 
@@ -106,11 +148,25 @@ class RunConfig(Section):
             raise ValueError(
                 f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({training.steps})"
             )
+        self._check_optimizer()
         rows = self.model.max_positions
         longest = self.data.recipe.max_sequence_length
         if self.model.positions == "learned" and rows is not None and rows < longest:
             raise ValueError(f"model.max_positions ({rows}) is below data.recipe.max_sequence_length ({longest})")
         return self
+
+    def _check_optimizer(self) -> None:
+        kind, adjustment, stage = self.optimizer.kind, self.training.packing_adjustment, self.deepspeed.zero_stage
+        if kind == "lamb" and stage > 0:
+            raise ValueError(
+                f"optimizer.kind lamb needs deepspeed.zero_stage=0, found {stage}: its trust ratios are norms of whole "
+                "tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
+            )
+        if adjustment == "lamb_betas" and kind != "lamb":
+            raise ValueError(
+                f"training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found {kind}: set that, or "
+                "training.packing_adjustment=fewer_accumulations, which suits any optimizer"
+            )
 
     @property
     def prepared_dir(self) -> Path:

@@ -50,7 +50,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
     """`train` among ranks that have already met."""
     require_shared_directory(config.run.output_dir, world)
     run = build(config, world)
-    last_step = config.training.stop_after_steps or config.training.steps
+    last_step = run.config.training.stop_after_steps or run.config.training.steps
     log.info("%s", describe(run, last_step=last_step))
     if run.first_step >= last_step:
         log.info("nothing to do: step %d of %d is done", run.first_step, last_step)

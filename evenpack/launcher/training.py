@@ -8,8 +8,8 @@ from typing import Any
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.metrics import read_metrics
+from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor, training_packing
 from evenpack.engine.run_config import RunConfig
-from evenpack.errors import DataError
 from evenpack.launcher.ranks import read_json_or_none
 from evenpack.studies.plots import LossCurve, plot_loss
 
@@ -36,6 +36,8 @@ class TrainingPlan:
     """Share of slots that hold a token."""
     packing_factor: float
     """Sequences a pack."""
+    packing_adjustment: tuple[str, ...]
+    """What training.packing_adjustment changed, and how; the numbers above are those after it."""
     deepspeed: dict[str, Any]
     """What `deepspeed.initialize` gets."""
 
@@ -43,20 +45,19 @@ class TrainingPlan:
 def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     """Everything that can be found out, and found wrong, before a process is started.
 
-    Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step.
+    Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step, or
+    `training.packing_adjustment` cannot be had.
     """
-    training, settings = config.training, deepspeed_config(config, ranks)
     prepared = PreparedData.open(config.prepared_dir, config.data)
+    adjustment = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
+    training, settings = adjustment.config.training, deepspeed_config(adjustment.config, ranks)
     total_weight = sum(prepared.weights)
-    tokens_per_pack = sequences_per_pack = 0.0
+    tokens_per_pack = 0.0
     epochs = {}
     for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
-        packing = prepared.manifest.sources[name].train.packing
-        if packing is None:
-            raise DataError(f"source '{name}' has no sequence to train on: give it more documents, or leave it out")
+        packing = training_packing(prepared, name)
         share = weight / total_weight
         tokens_per_pack += share * packing.tokens / packing.packs
-        sequences_per_pack += share * packing.packing_factor
         epochs[name] = training.steps * training.packs_per_step * share / packing.packs
     return TrainingPlan(
         ranks=ranks,
@@ -69,7 +70,8 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
         tokens=training.steps * training.packs_per_step * tokens_per_pack,
         epochs=epochs,
         packing_efficiency=tokens_per_pack / prepared.pack_length,
-        packing_factor=sequences_per_pack,
+        packing_factor=adjustment.packing_factor,
+        packing_adjustment=adjustment.description,
         deepspeed=settings,
     )
 

@@ -150,8 +150,10 @@ def _limit(depth: int | None) -> str:
 def plan_table(plan: TrainingPlan) -> Table:
     """What a run will do."""
     epochs = ", ".join(f"{epochs:.2f} of {source}" for source, epochs in plan.epochs.items())
+    adjusted = {"adjusted": "\n".join(plan.packing_adjustment)} if plan.packing_adjustment else {}
     return pairs(
-        {
+        adjusted
+        | {
             "step": f"{plan.packs_per_step} packs = {plan.ranks} ranks x {plan.micro_batches_per_rank} micro-batches "
             f"(gradient accumulation) x {plan.packs_per_micro_batch} packs",
             "steps": plan.steps,

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from evenpack.config import load_run_file
+from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError
 
@@ -118,3 +119,49 @@ def test_sections_cannot_be_changed_after_loading(run_file: Path) -> None:
     config = load_run_file(run_file, RunConfig)
     with pytest.raises(Exception, match="frozen"):
         config.training.steps = 3
+
+
+def test_the_optimizer_is_adamw_unless_the_run_file_says_lamb(run_file: Path) -> None:
+    assert load_run_file(run_file, RunConfig).optimizer.kind == "adamw"
+    lamb = load_run_file(run_file, RunConfig, ["optimizer.kind=lamb", "optimizer.bias_correction=false"]).optimizer
+    assert lamb.model_dump() == {
+        "kind": "lamb",
+        "learning_rate": 1e-3,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-6,
+        "weight_decay": 0.01,
+        "bias_correction": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["optimizer.kind=sgd"], "optimizer: expected a section whose kind is adamw or lamb, found"),
+        (["optimizer.bias_correction=true"], "optimizer.bias_correction: no such key"),
+        (["optimizer.kind=lamb", "optimizer.beta1=1.0"], "optimizer.beta1: Input should be less than 1"),
+        (
+            ["optimizer.kind=lamb", "deepspeed.zero_stage=1"],
+            "optimizer.kind lamb needs deepspeed.zero_stage=0, found 1: its trust ratios are norms of whole tensors",
+        ),
+        (
+            ["training.packing_adjustment=lamb_betas"],
+            "training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found adamw",
+        ),
+        (["schedule.degree=2"], "degree (2) is polynomial's, and kind is cosine"),
+        (["training.packing_adjustment=both"], "training.packing_adjustment: Input should be 'none'"),
+    ],
+)
+def test_settings_of_the_optimizer_that_would_be_wrong_are_refused(
+    run_file: Path, overrides: list[str], expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_file(run_file, RunConfig, overrides)
+    assert expected in str(caught.value)
+
+
+def test_lamb_is_refused_with_deepspeeds_bf16(run_file: Path) -> None:
+    config = load_run_file(run_file, RunConfig, ["optimizer.kind=lamb", "deepspeed.extra.bf16={enabled: true}"])
+    with pytest.raises(ConfigError, match=r"'bf16', which evenpack derives: set training\.precision"):
+        deepspeed_config(config, 1)

@@ -125,6 +125,11 @@ def test_ranks_that_no_micro_batch_helps_are_told_to_change_the_step():
         deepspeed_config(run_config(), 5)
 
 
+def test_a_step_that_the_packing_adjustment_cut_is_said_to_be_cut():
+    with pytest.raises(ConfigError, match=r"training\.packing_adjustment made packs_per_step 24 of the run file's"):
+        deepspeed_config(run_config(packing_adjustment="fewer_accumulations"), 5)
+
+
 @given(step=st.integers(1, 300), micro_batch=st.integers(1, 300), ranks=st.integers(1, 40))
 def test_every_rank_gets_the_same_number_of_packs_or_the_step_is_refused(step: int, micro_batch: int, ranks: int):
     training = TrainingSection(packs_per_step=step, packs_per_micro_batch=micro_batch, steps=1)

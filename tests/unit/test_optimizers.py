@@ -1,10 +1,12 @@
-"""Which parameters decay, and that AdamW is torch's."""
+"""Which parameters decay, and that AdamW is torch's and LAMB ours."""
 
+import pytest
 import torch
 from torch import nn
 
+from evenpack.engine.lamb import Lamb
 from evenpack.engine.optimizers import build_optimizer, parameter_groups
-from evenpack.engine.run_config import AdamWSection
+from evenpack.engine.run_config import AdamWSection, LambSection
 from evenpack.models.gpt2 import Gpt2
 from evenpack.models.model_config import Gpt2Config
 
@@ -54,3 +56,35 @@ def test_the_optimizer_takes_every_number_of_its_section():
     assert optimizer.defaults["betas"] == (0.5, 0.6)
     assert optimizer.defaults["eps"] == 1e-3
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0.0]
+
+
+def lamb(weight_decay: float = 0.01, **settings: float) -> LambSection:
+    return LambSection.model_validate(
+        {"kind": "lamb", "learning_rate": 0.3, "weight_decay": weight_decay, "epsilon": 1e-6} | settings
+    )
+
+
+def test_lamb_takes_every_number_of_its_section():
+    section = lamb(0.2, beta1=0.5, beta2=0.6, epsilon=1e-3, bias_correction=False)
+    optimizer = build_optimizer(nn.Linear(3, 5), section, torch.device("cpu"))
+    assert type(optimizer) is Lamb
+    for group, decay, adapts in zip(optimizer.param_groups, [0.2, 0.0], [True, False], strict=True):
+        assert group["lr"] == 0.3
+        assert group["betas"] == (0.5, 0.6)
+        assert group["eps"] == 1e-3
+        assert group["bias_correction"] is False
+        assert group["weight_decay"] == decay
+        assert group["trust_ratio"] is adapts
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_only_matrices_have_trust_ratios_whatever_the_decay(weight_decay: float):
+    model = nn.Linear(3, 5)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = build_optimizer(model, lamb(weight_decay), torch.device("cpu"))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    weight, bias = (old - new.detach() for old, new in zip(before, model.parameters(), strict=True))
+    assert weight.norm().item() == pytest.approx(0.3 * before[0].norm().item(), rel=1e-5)
+    assert bias.tolist() == pytest.approx([0.3] * 5, rel=1e-5), "an update of Adam: one learning rate"

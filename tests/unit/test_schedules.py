@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from pydantic import ValidationError
 
 from evenpack.engine.run_config import ScheduleSection
 from evenpack.engine.schedules import learning_rate
@@ -56,3 +57,35 @@ def test_the_rate_stays_at_its_end_after_the_last_step(kind: str):
 def test_updates_are_counted_from_one():
     with pytest.raises(ValueError, match="counted from 1"):
         learning_rate(0, peak=1.0, steps=10, schedule=ScheduleSection())
+
+
+def mlperf_rates(*, steps: int, warmup_steps: int, degree: float, final_fraction: float, peak: float) -> list[float]:
+    """As NVIDIA's scheduler says it for updates counted from 1, a start of warm-up at 0 and an offset of 1."""
+    rates, end = [], peak * final_fraction
+    for update in range(1, steps + 1):
+        if update - 1 < warmup_steps:
+            rates.append(peak * (update - 1) / warmup_steps)
+        else:
+            rates.append((peak - end) * (1 - (update - 1) / steps) ** degree + end)
+    return rates
+
+
+@pytest.mark.parametrize(("warmup_steps", "degree", "final_fraction"), [(0, 1.0, 0.0), (3, 1.0, 0.0), (4, 0.5, 0.2)])
+def test_polynomial_is_mlperfs(warmup_steps: int, degree: float, final_fraction: float):
+    schedule = ScheduleSection(
+        kind="polynomial", warmup_steps=warmup_steps, degree=degree, final_fraction=final_fraction
+    )
+    ours = [learning_rate(update, peak=2.0, steps=12, schedule=schedule) for update in range(1, 13)]
+    assert ours == pytest.approx(
+        mlperf_rates(steps=12, warmup_steps=warmup_steps, degree=degree, final_fraction=final_fraction, peak=2.0)
+    )
+    assert learning_rate(13, peak=2.0, steps=12, schedule=schedule) == pytest.approx(2.0 * final_fraction)
+
+
+def test_polynomial_to_zero_by_hand():
+    assert rates("polynomial", steps=5, warmup_steps=2, final_fraction=0.0) == pytest.approx([0, 1, 1.2, 0.8, 0.4])
+
+
+def test_a_degree_that_nothing_reads_is_refused():
+    with pytest.raises(ValidationError, match=r"degree \(2\) is polynomial's, and kind is linear"):
+        ScheduleSection(kind="linear", degree=2.0)

@@ -1,0 +1,284 @@
+"""LAMB under DeepSpeed on 1, 2 and 4 ranks is that of one plain process; a run with it goes on bit for bit."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import run_ranks
+from plain_lamb import PlainLamb
+from test_normalisation import (
+    CLIPPING,
+    Setting,
+    make_model,
+    micro_batches,
+    reference_gradients,
+    run_config,
+    unpacked_batches,
+)
+from tiny_training import changed, never, prepare_run
+
+from evenpack.engine.build import build
+from evenpack.engine.distributed import World
+from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.metrics import read_metrics
+from evenpack.engine.run_config import RunConfig
+from evenpack.engine.train import train_in
+from evenpack.errors import CheckpointError
+
+STEPS = 10
+LARGE_EPSILON = 1e-3
+"""Or Adam's division would blow rounding errors of gradients that are zero up to whole updates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How far one engine was from plain LAMB after ten steps."""
+
+    from_one_process: float
+    """What all changed, relative, against a process that computes its own gradients from un-packed sequences."""
+    from_own_gradients: float
+    """The worst tensor's weights, relative, against plain LAMB in FP64 fed with the gradients that the engine had."""
+    change: float
+    """Of the tensor that changed least, relative to its weights: what the number above must be far below."""
+    dtypes: frozenset[torch.dtype]
+    """Of parameters and moments."""
+
+
+def lamb_config(setting: Setting, *, ranks: int) -> RunConfig:
+    optimizer = {"kind": "lamb", "beta1": 0.8, "beta2": 0.95, "epsilon": LARGE_EPSILON, "weight_decay": 0.1}
+    return changed(
+        run_config(setting, ranks=ranks), optimizer=optimizer, schedule={"kind": "polynomial", "final_fraction": 0.0}
+    )
+
+
+def plain(config: RunConfig, parameters: list[torch.nn.Parameter]) -> PlainLamb:
+    section = config.optimizer
+    return PlainLamb.over(
+        parameters,
+        beta1=section.beta1,
+        beta2=section.beta2,
+        epsilon=section.epsilon,
+        weight_decay=section.weight_decay,
+    )
+
+
+def rate(config: RunConfig, step: int) -> float:
+    return config.optimizer.learning_rate * (1.0 - step / config.training.steps)
+
+
+def compare(world: World, setting: Setting, alone: np.ndarray) -> Report:
+    """`alone`: all weights as `train_alone` has them."""
+    config = lamb_config(setting, ranks=world.size)
+    mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=setting.accumulation)
+    engine = TrainingEngine(make_model(), config, world)
+    parameters = list(engine.model.parameters())
+    start = [parameter.detach().double().clone() for parameter in parameters]
+    follower = plain(config, parameters)
+    update = engine.deepspeed.step
+
+    def follow_and_update() -> None:
+        follower.step([parameter.grad for parameter in parameters], learning_rate=rate(config, steps_done))
+        update()
+
+    engine.deepspeed.step = follow_and_update
+    for steps_done in range(STEPS):
+        engine.train_step(steps_done, mine)
+    states = [tensor for state in engine.deepspeed.optimizer.state.values() for tensor in state.values()]
+    engine.deepspeed.destroy()
+    return Report(
+        from_one_process=relative(flat(parameters) - flat(start), torch.from_numpy(alone) - flat(start)),
+        from_own_gradients=max(
+            relative(ours, theirs) for ours, theirs in zip(parameters, follower.weights, strict=True)
+        ),
+        change=min(map(relative, parameters, start)),
+        dtypes=frozenset(tensor.dtype for tensor in [*parameters, *states]),
+    )
+
+
+@cache
+def train_alone(clipping: float | None) -> np.ndarray:
+    """All weights after ten FP32 steps in this process alone, every sequence by itself."""
+    config = lamb_config(Setting(clipping=clipping), ranks=1)
+    targets = micro_batches(rank=0, ranks=1, accumulation=1)[0].step_counts.targets
+    model, batches = make_model(), unpacked_batches()
+    parameters = list(model.parameters())
+    optimizer = plain(config, parameters)
+    for step in range(STEPS):
+        reference_gradients(model, batches, precision="fp32", targets=targets)
+        if config.training.gradient_clipping is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, config.training.gradient_clipping)
+        optimizer.step([parameter.grad for parameter in parameters], learning_rate=rate(config, step))
+        with torch.no_grad():
+            for parameter, weight in zip(parameters, optimizer.weights, strict=True):
+                parameter.copy_(weight)
+    return flat(optimizer.weights).numpy()
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return ((ours - theirs).norm() / theirs.norm()).item()
+
+
+def measure(world: World, unclipped: np.ndarray, clipped: np.ndarray) -> list[Report]:
+    return [
+        compare(world, Setting(accumulation=2), unclipped),
+        compare(world, Setting(accumulation=4, clipping=CLIPPING), clipped),
+        compare(world, Setting(accumulation=2, clipping=CLIPPING, precision="bf16_autocast"), clipped),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ten_steps_of_lamb_are_those_of_one_plain_process(ranks: int):
+    for fp32, clipped, bf16 in run_ranks(measure, ranks, train_alone(None), train_alone(CLIPPING), timeout_seconds=280):
+        for report in (fp32, clipped):
+            assert report.from_one_process < 1e-5, report
+        for report in (fp32, clipped, bf16):
+            assert report.from_own_gradients < 3e-7, report
+            assert report.change > 1e-4, report
+        assert {*fp32.dtypes, *clipped.dtypes, *bf16.dtypes} == {torch.float32}
+        assert bf16.from_one_process > 1e-3, "bfloat16 must have been computed in"
+
+
+DOCUMENTS = [f"{number} {'pack ' * (number % 5)}{number * number}" for number in range(80)]
+EXACT = ("step", "loss", "learning_rate", "gradient_norm", "targets", "order_hash")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A run of 32 packs a step; its packs hold nearly three sequences."""
+    prepared = prepare_run(
+        tmp_path_factory.mktemp("lamb"), {"lines": DOCUMENTS}, packs_per_step=32, packs_per_micro_batch=2, steps=12
+    )
+    return changed(
+        prepared,
+        optimizer={"kind": "lamb", "beta2": 0.999},
+        schedule={"kind": "polynomial", "warmup_steps": 4, "final_fraction": 0.0},
+    )
+
+
+def records(config: RunConfig) -> list[list[object]]:
+    return [[record[name] for name in EXACT] for record in read_metrics(config.run.output_dir / "metrics.jsonl")]
+
+
+def saved_run_file(config: RunConfig, step: int) -> dict[str, dict[str, object]]:
+    """The resolved run file as a checkpoint has it."""
+    manifest = config.run.output_dir / "checkpoints" / f"step_{step:06d}" / "manifest.json"
+    state: dict[str, dict[str, dict[str, object]]] = json.loads(manifest.read_text())["state"]
+    return state["config"]
+
+
+class Messages(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def stop_after(steps: int) -> Callable[[], bool]:
+    asked = iter(range(1, 1000))
+    return lambda: next(asked) >= steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one rank heard while all the runs below went by."""
+
+    log: list[str]
+    """Of the first run."""
+    refusals: list[str]
+    """Of a run that must not go on with another step, and with another optimizer."""
+
+
+def train(world: World, config: RunConfig, *, stop_requested: Callable[[], bool] = never) -> None:
+    train_in(world, config, stop_requested=stop_requested)
+
+
+def refusal(world: World, config: RunConfig) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        build(config, world)
+    return str(caught.value)
+
+
+def all_runs(world: World, betas: tuple[RunConfig, RunConfig], fewer: tuple[RunConfig, RunConfig]) -> Told:
+    """For each adjustment a whole run, and one that stops after two steps and goes on."""
+    messages = Messages()
+    logger = logging.getLogger("evenpack")
+    logger.addHandler(messages)
+    logger.setLevel(logging.INFO)
+    train(world, betas[0])
+    logger.removeHandler(messages)
+    train(world, betas[1], stop_requested=stop_after(2))
+    train(world, betas[1])
+    train(world, fewer[0])
+    train(world, fewer[1], stop_requested=stop_after(2))
+    another_step = changed(fewer[1], training={"packs_per_step": 64})
+    another_optimizer = changed(fewer[1], optimizer={"kind": "lamb"})
+    refusals = [refusal(world, another_step), refusal(world, another_optimizer)]
+    train(world, changed(fewer[1], training={"packs_per_micro_batch": 1}))
+    return Told(log=messages.texts, refusals=refusals)
+
+
+def test_adjusted_runs_say_what_they_do_and_go_on_as_they_began(config: RunConfig, tmp_path: Path):
+    adamw = config.optimizer.model_dump(exclude={"bias_correction"}) | {"kind": "adamw"}
+    with_adamw = RunConfig.model_validate(config.model_dump() | {"optimizer": adamw})
+    betas, fewer = (
+        tuple(
+            changed(
+                base,
+                run={"output_dir": tmp_path / kind / name},
+                model={"dropout": dropout},
+                training={"packing_adjustment": kind, "steps": steps},
+            )
+            for name in ("straight", "stopped")
+        )
+        for base, kind, steps, dropout in ((config, "lamb_betas", 12, 0.1), (with_adamw, "fewer_accumulations", 5, 0.0))
+    )
+    for told in run_ranks(all_runs, 2, betas, fewer, timeout_seconds=280):
+        (line,) = [text for text in told.log if text.startswith("packing adjustment lamb_betas for ")]
+        assert "Restore the training.packs_per_step and packing_adjustment with which the run" in told.refusals[0]
+        assert "another network or optimizer" in told.refusals[1]
+        assert "optimizer.kind: adamw -> lamb" in told.refusals[1]
+    check_packed_betas(*betas, line)
+    check_fewer_accumulations(*fewer)
+
+
+def check_packed_betas(straight: RunConfig, stopped: RunConfig, line: str) -> None:
+    factor = float(line.split()[4])
+    assert 1.5 < factor < 4.0
+    steps = round(12 / factor)
+    assert f"training.steps 12 -> {steps} " in line
+    assert records(stopped) == records(straight)
+    assert len(records(straight)) == steps
+    saved = saved_run_file(straight, steps)
+    assert saved["training"]["steps"] == steps
+    assert saved["schedule"]["warmup_steps"] == round(4 / factor)
+    assert saved["optimizer"]["beta1"] == pytest.approx(0.9**factor, rel=1e-3)
+    assert saved["optimizer"]["beta2"] == pytest.approx(0.999**factor, rel=1e-3)
+    assert saved["optimizer"]["learning_rate"] == straight.optimizer.learning_rate
+    assert records(straight)[-1][2] == pytest.approx(straight.optimizer.learning_rate / steps), "falls over fewer steps"
+
+
+def check_fewer_accumulations(straight: RunConfig, stopped: RunConfig) -> None:
+    packs = saved_run_file(straight, 5)["training"]["packs_per_step"]
+    assert isinstance(packs, int)
+    assert 8 <= packs < 32
+    assert saved_run_file(stopped, 2)["training"]["packs_per_step"] == packs
+    whole, halves = records(straight), records(stopped)
+    assert [record[4:] for record in halves] == [record[4:] for record in whole], "the same order"
+    losses = [record[1] for record in whole]
+    assert [record[1] for record in halves] == pytest.approx(losses, rel=1e-5), "in smaller micro-batches"
+    slots = [record["slots"] for record in read_metrics(straight.run.output_dir / "metrics.jsonl")]
+    assert slots == [packs * straight.data.pack_length] * 5

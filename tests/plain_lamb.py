@@ -1,0 +1,76 @@
+"""LAMB as its paper and NVIDIA's kernels have it, one tensor after the other in FP64: what ours is held against."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(kw_only=True)
+class PlainTensor:
+    """A parameter with its moments."""
+
+    weight: Tensor
+    adapts: bool
+    """Whether it decays and has a trust ratio."""
+    first: Tensor = field(init=False)
+    second: Tensor = field(init=False)
+    updates: int = 0
+
+    def __post_init__(self) -> None:
+        self.weight = self.weight.detach().double().clone()
+        self.first = torch.zeros_like(self.weight)
+        self.second = torch.zeros_like(self.weight)
+
+
+@dataclass(kw_only=True)
+class PlainLamb:
+    """The optimizer; learning rates are given to each step."""
+
+    tensors: list[PlainTensor]
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    bias_correction: bool = True
+    trust_ratios: list[float] = field(default_factory=list)
+    """Of the last step, in the order of tensors that adapt and have a gradient."""
+
+    @classmethod
+    def over(cls, parameters: Sequence[Tensor], **settings: float) -> "PlainLamb":
+        """Matrices adapt, vectors do not."""
+        return cls(
+            tensors=[PlainTensor(weight=parameter, adapts=parameter.dim() >= 2) for parameter in parameters],
+            **settings,  # type: ignore[arg-type]
+        )
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [tensor.weight for tensor in self.tensors]
+
+    def step(self, gradients: Sequence[Tensor | None], *, learning_rate: float) -> None:
+        self.trust_ratios = []
+        for tensor, gradient in zip(self.tensors, gradients, strict=True):
+            if gradient is not None:
+                self._step(tensor, gradient.double(), learning_rate)
+
+    def _step(self, tensor: PlainTensor, gradient: Tensor, learning_rate: float) -> None:
+        tensor.updates += 1
+        tensor.first = self.beta1 * tensor.first + (1.0 - self.beta1) * gradient
+        tensor.second = self.beta2 * tensor.second + (1.0 - self.beta2) * gradient**2
+        first, second = tensor.first, tensor.second
+        if self.bias_correction:
+            first = first / (1.0 - self.beta1**tensor.updates)
+            second = second / (1.0 - self.beta2**tensor.updates)
+        update = first / (second.sqrt() + self.epsilon)
+        ratio = 1.0
+        if tensor.adapts:
+            update = update + self.weight_decay * tensor.weight
+            weight_norm = math.sqrt((tensor.weight**2).sum().item())
+            update_norm = math.sqrt((update**2).sum().item())
+            if weight_norm != 0.0 and update_norm != 0.0:
+                ratio = weight_norm / update_norm
+            self.trust_ratios.append(ratio)
+        tensor.weight = tensor.weight - learning_rate * ratio * update
