@@ -56,7 +56,7 @@ def write(prefix: Path, tokens: int) -> tuple[Path, float]:
             content = rng.integers(0, 50_257, lengths.sum())
             hashes = rng.integers(0, 1 << 64, len(lengths), dtype=np.uint64)
             start = time.process_time()
-            writer.append(content, lengths, hashes)
+            writer.append(content, lengths, {"document_hashes": hashes})
             seconds += time.process_time() - start
         start = time.process_time()
         writer.finish()

@@ -50,6 +50,17 @@ def sentences(count: int, *, seed: int) -> list[str]:
     return [" ".join(source.choices(words, k=source.randint(3, 120))) + f" {seed}.{n}" for n in range(count)]
 
 
+def sentence_documents(count: int, *, seed: int) -> list[str]:
+    """Texts of 1 to 12 sentences, in paragraphs; hardly any two sentences are equal."""
+    source = random.Random(seed)
+    words = [f"{first}{rest}" for first in "bcdfgklmnprst" for rest in ("ad", "oven", "illow", "ate", "unk")]
+
+    def sentence() -> str:
+        return " ".join(source.choices(words, k=source.randint(2, 20))).capitalize() + source.choice([". ", ".\n\n"])
+
+    return ["".join(sentence() for _ in range(source.randint(1, 12))) for _ in range(count)]
+
+
 def write_jsonl(path: Path, texts: list[str]) -> Path:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path

@@ -87,6 +87,34 @@ class TrainedTokenizer(Section):
     """Entries, the 256 bytes and the end-of-text token included."""
 
 
+class BertTokenizer(Section):
+    """WordPiece of BERT, from files or from the hub. A document ends in [SEP]."""
+
+    kind: Literal["bert"]
+    path: Path | None = None
+    """A folder with tokenizer.json, or with vocab.txt."""
+    name: str | None = None
+    """Of the hub, for example `google-bert/bert-base-uncased`; instead of `path`."""
+    lower_case: bool = True
+    """For vocab.txt, which does not say it: text is turned to lower case and accents are stripped."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "BertTokenizer":
+        if self.path is not None and self.name is not None:
+            raise ValueError("path and name exclude each other: give the folder or the name of the hub")
+        return self
+
+
+class TrainedWordPieces(Section):
+    """A WordPiece vocabulary in BERT's form, trained on the training documents of this run's sources."""
+
+    kind: Literal["train_word_pieces"]
+    vocabulary_size: int = Field(default=8192, ge=64, le=1_000_000)
+    """Entries; [PAD], [UNK], [CLS], [SEP], [MASK] and every letter of the text included."""
+    lower_case: bool = True
+    """Text is turned to lower case and accents are stripped."""
+
+
 class ExternalTokenizer(Section):
     """Tokens come ready made (Megatron sources): only their vocabulary is known."""
 
@@ -96,7 +124,8 @@ class ExternalTokenizer(Section):
 
 
 TokenizerConfig = Annotated[
-    Gpt2Tokenizer | HubTokenizer | TrainedTokenizer | ExternalTokenizer, Field(discriminator="kind")
+    Gpt2Tokenizer | BertTokenizer | HubTokenizer | TrainedTokenizer | TrainedWordPieces | ExternalTokenizer,
+    Field(discriminator="kind"),
 ]
 
 
@@ -122,7 +151,27 @@ class ConcatRecipe(Section):
     """Tokens, end-of-text included; shorter documents are dropped and counted in the ledger."""
 
 
-Recipe = Annotated[DocumentsRecipe | ConcatRecipe, Field(discriminator="kind")]
+class SentencePairsRecipe(Section):
+    """[CLS] A [SEP] B [SEP] with next-sentence labels, made of sentences in the way of BERT's own data."""
+
+    kind: Literal["sentence_pairs"]
+    max_sequence_length: int = Field(ge=5, le=1 << 16)
+    """Tokens, the three special ones included."""
+    duplication_factor: int = Field(default=10, ge=1, le=1000)
+    """How often training documents are gone through, each time with other draws. Validation documents: once."""
+    short_target_probability: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Share of passes over a document that fill pairs up to a random shorter length only."""
+    random_next_probability: float = Field(default=0.5, ge=0.0, le=1.0)
+    """How often B is taken from another document where A could go on."""
+    single_sentence_documents: Literal["random_next", "drop", "error"] = "random_next"
+    """Such a document has no next sentence: its only pair ends in another document, or it is left out or refused."""
+    language: str = Field(default="en", pattern="^[a-z]{2,3}$")
+    """Whose rules split sentences (ISO 639); `sentencex` takes a related language's where it has none."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Of the pairs; the run's seed orders them."""
+
+
+Recipe = Annotated[DocumentsRecipe | ConcatRecipe | SentencePairsRecipe, Field(discriminator="kind")]
 
 
 class PackingConfig(Section):
@@ -156,6 +205,10 @@ class DataConfig(Section):
             raise ValueError(
                 f"recipe.max_sequence_length ({longest}) is above pack_length ({self.pack_length}): "
                 "no pack could hold the longest sequence"
+            )
+        if self.recipe.kind == "sentence_pairs" and self.tokenizer.kind == "external":
+            raise ValueError(
+                "recipe sentence_pairs splits text into sentences, and megatron sources hold none: give text sources"
             )
         for name, source in self.sources.items():
             if not name.replace("_", "").replace("-", "").isalnum():

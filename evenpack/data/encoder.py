@@ -15,17 +15,16 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 from jaxtyping import Int64
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
-from evenpack.data.data_config import Gpt2Tokenizer
-from evenpack.data.tokenizer import fast_tokenizer, load_tokenizer
+from evenpack.data.byte_pairs import read_byte_pairs
+from evenpack.data.tokenizer import fast_tokenizer
+from evenpack.data.word_pieces import read_word_pieces
 from evenpack.errors import DataError
 
 _BATCH_CHARACTERS = 1 << 20
 """Encoded together: a token of an encoding takes about a hundred bytes."""
 
 _CONFIG_FILES = ("tokenizer_config.json", "config.json")
-_BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class Encoder:
@@ -60,29 +59,8 @@ def load_encoder(name: str) -> Encoder:
         except Exception as error:  # `tokenizers` raises bare Exception
             raise DataError(f"{folder / 'tokenizer.json'} holds no readable tokenizer: {error}") from error
     if (folder / "vocab.txt").is_file():
-        return Encoder(_bert(folder / "vocab.txt"))
-    return Encoder(load_tokenizer(Gpt2Tokenizer(kind="gpt2", path=folder)).backend)
-
-
-def _bert(vocabulary_file: Path) -> tokenizers.Tokenizer:
-    """BERT's WordPiece, [CLS] A [SEP] or [CLS] A [SEP] B [SEP]; uncased if no word has a capital letter."""
-    try:
-        vocabulary = models.WordPiece.read_file(str(vocabulary_file))
-    except Exception as error:  # `tokenizers` raises bare Exception
-        raise DataError(f"{vocabulary_file} is no vocabulary of one token a line: {error}") from error
-    missing = [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocabulary]
-    if missing:
-        raise DataError(
-            f"{vocabulary_file} is no vocabulary of BERT: its {len(vocabulary)} entries lack {', '.join(missing)}"
-        )
-    uncased = all(token == token.lower() for token in vocabulary if not token.startswith("["))
-    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=uncased)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
-    special = [AddedToken(token, special=True, normalized=False) for token in _BERT_SPECIAL if token in vocabulary]
-    backend.add_special_tokens(special)
-    return backend
+        return Encoder(read_word_pieces(folder, lower_case=None))
+    return Encoder(read_byte_pairs(folder))
 
 
 def _batches(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[int, int]]:

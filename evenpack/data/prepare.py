@@ -17,7 +17,14 @@ from functools import partial
 from pathlib import Path
 
 from evenpack.data.corpus import Corpus, open_corpus, source_inputs
-from evenpack.data.data_config import DataConfig, ExternalTokenizer, MegatronSource, TrainedTokenizer
+from evenpack.data.data_config import (
+    DataConfig,
+    ExternalTokenizer,
+    MegatronSource,
+    SentencePairsRecipe,
+    TrainedTokenizer,
+    TrainedWordPieces,
+)
 from evenpack.data.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
 from evenpack.data.input_files import InputFile
 from evenpack.data.manifest import (
@@ -110,8 +117,9 @@ class _Preparation:
             if not isinstance(source, MegatronSource)
         }
         tokenizer = None
-        if not isinstance(config.tokenizer, ExternalTokenizer | TrainedTokenizer):
+        if not isinstance(config.tokenizer, ExternalTokenizer | TrainedTokenizer | TrainedWordPieces):
             tokenizer = load_tokenizer(config.tokenizer)
+        _check_pair_tokens(config, tokenizer)
         return cls(
             config=config,
             directory=directory,
@@ -181,6 +189,19 @@ def _check_packing(config: DataConfig) -> None:
         max_sequences_per_pack=config.packing.max_sequences_per_pack,
         **config.packing.options,
     )
+
+
+def _check_pair_tokens(config: DataConfig, tokenizer: Tokenizer | None) -> None:
+    """Raises: DataError if sentence pairs are asked for and the vocabulary is not, or will not be, one for them."""
+    if not isinstance(config.recipe, SentencePairsRecipe):
+        return
+    if isinstance(config.tokenizer, TrainedTokenizer):
+        raise DataError(
+            "recipe sentence_pairs needs [CLS], [SEP] and [MASK], which a byte-level vocabulary trained here has not: "
+            "set data.tokenizer.kind=train_word_pieces, or take a BERT vocabulary with kind=bert"
+        )
+    if tokenizer is not None:
+        _ = tokenizer.pair_tokens
 
 
 def _clear_if_without_sources(directory: Path) -> None:

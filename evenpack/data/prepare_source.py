@@ -1,17 +1,19 @@
 """One source of a prepared directory: its token file, its splits, and the account of both."""
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt64
+from jaxtyping import Int64, UInt64
 
 from evenpack.data.array_file import write_array
 from evenpack.data.corpus import Corpus, megatron_prefix
-from evenpack.data.data_config import DataConfig, MegatronSource
+from evenpack.data.data_config import DataConfig, MegatronSource, SentencePairsRecipe
 from evenpack.data.input_files import InputFile
 from evenpack.data.manifest import (
     SPLITS,
@@ -24,14 +26,20 @@ from evenpack.data.manifest import (
     refuse_changed_inputs,
     refuse_differences,
 )
-from evenpack.data.recipes import build_view
+from evenpack.data.prepare_pairs import PairSettings, write_pairs
+from evenpack.data.recipes import PAIRS, SequenceView, build_view
+from evenpack.data.sentences import SentenceIndex
 from evenpack.data.split import held_out
 from evenpack.data.stored_plan import store_plan
-from evenpack.data.token_file import TokenFile, hash_documents, hashes_path, read_journal
+from evenpack.data.token_file import TokenFile, column_path, hash_documents, hashes_path, read_journal
 from evenpack.data.token_index import bin_path, index_path
+from evenpack.data.token_journal import journal_path
 from evenpack.data.tokenise import SourceReporter, write_tokens
-from evenpack.data.tokenizer import Tokenizer
+from evenpack.data.tokenizer import SENTENCE_LENGTHS, PairTokens, Tokenizer
 from evenpack.errors import DataError
+
+ViewMaker = Callable[[str, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
+"""Split, token file, documents -> their sequences, stored in the split's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +84,9 @@ class SourcePreparation:
         origin = self._origin()
         self._refuse_other_origin(prefix, origin)
         try:
-            journal = write_tokens(corpus, tokenizer, prefix, origin=origin, reporter=reporter)
+            journal = write_tokens(
+                corpus, tokenizer, prefix, sentence_language=self._sentence_language, origin=origin, reporter=reporter
+            )
         except DataError:
             self._remove_if_empty()
             raise
@@ -88,7 +98,10 @@ class SourcePreparation:
                 text_bytes=journal.state["text_bytes"],
                 unknown_tokens=journal.state["unknown_tokens"],
                 checksums=journal.checksums,
-            )
+            ),
+            self._documents_view
+            if self._sentence_language is None
+            else partial(self._pairs_view, tokenizer.pair_tokens, reporter),
         )
 
     def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
@@ -113,14 +126,22 @@ class SourcePreparation:
                 text_bytes=0,
                 unknown_tokens=0,
                 checksums={},
-            )
+            ),
+            self._documents_view,
         )
+
+    @property
+    def _sentence_language(self) -> str | None:
+        """None where documents are not split into sentences."""
+        recipe = self.config.recipe
+        return recipe.language if isinstance(recipe, SentencePairsRecipe) else None
 
     def _origin(self) -> dict[str, Any]:
         """What decides the token file of a text source; the journal keeps it."""
         section = data_section(self.config)["sources"][self.name]
+        sentences = {} if self._sentence_language is None else {"recipe": {"language": self._sentence_language}}
         return {
-            "data": {"sources": {self.name: section}, "tokenizer": {"checksum": self.vocabulary.checksum}},
+            "data": {"sources": {self.name: section}, "tokenizer": {"checksum": self.vocabulary.checksum}, **sentences},
             "inputs": [file.model_dump() for file in self.inputs],
         }
 
@@ -143,18 +164,19 @@ class SourcePreparation:
                 f"data.sources.{self.name}.require_end_of_text=false"
             )
 
-    def _finish(self, written: _WrittenTokens) -> tuple[SourceRecord, dict[str, FileRecord]]:
-        """Splits, views and strategies, which are quickly made anew after an interruption; then the accounts."""
+    def _finish(self, written: _WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
+        """Splits, sequences and strategies; then the accounts."""
         is_held_out = held_out(np.asarray(written.identities), self.config.validation_fraction)
         splits = {}
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
-            splits[split] = self._split(self.folder / split, written.token_file, chosen)
+            splits[split] = self._split(split, make_view(split, written.token_file, np.flatnonzero(chosen)))
         if splits["train"].packing is None:
             ledger = splits["train"].ledger
             raise DataError(
                 f"source '{self.name}' leaves no sequence to train on: of {written.token_file.documents} documents "
                 f"{int(is_held_out.sum())} are held out for validation, {ledger.documents_too_short} are shorter than "
-                f"minimum_document_length and {ledger.documents_too_long} longer than max_sequence_length; change "
+                f"minimum_document_length or empty, {ledger.documents_too_long} longer than max_sequence_length and "
+                f"{ledger.documents_single_sentence} of a single sentence; change "
                 "data.recipe or data.validation_fraction, or give it more documents"
             )
         record = SourceRecord(
@@ -170,11 +192,55 @@ class SourcePreparation:
         )
         return record, self._files(written)
 
-    def _split(self, folder: Path, token_file: TokenFile, chosen: np.ndarray) -> SplitRecord:
+    def _documents_view(
+        self, split: str, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
+    ) -> SequenceView:
+        """Quickly made anew after an interruption."""
+        folder, recipe = self.folder / split, self.config.recipe
+        assert not isinstance(recipe, SentencePairsRecipe), "pairs have a maker of their own"
         if folder.exists():
             shutil.rmtree(folder)  # an interrupted call may have had another recipe
-        view = build_view(self.config.recipe, token_file, np.flatnonzero(chosen))
+        view = build_view(recipe, token_file, documents)
         view.save(folder)
+        return view
+
+    def _pairs_view(
+        self,
+        pair_tokens: PairTokens,
+        reporter: SourceReporter,
+        split: str,
+        token_file: TokenFile,
+        documents: Int64[np.ndarray, " documents"],
+    ) -> SequenceView:
+        """Gone on with after an interruption, unless that call had another recipe."""
+        folder, recipe = self.folder / split, self.config.recipe
+        assert isinstance(recipe, SentencePairsRecipe), "documents have a maker of their own"
+        passes = recipe.duplication_factor if split == "train" else 1
+        settings = PairSettings(
+            recipe=recipe, passes=passes, pair_tokens=pair_tokens, vocabulary_size=self.vocabulary.vocabulary_size
+        )
+        origin = {"recipe": recipe.model_dump(), "validation_fraction": self.config.validation_fraction}
+        self._clear_unless_begun(folder, origin)
+        _, lengths = token_file.spans(documents)
+        text_bytes = passes * int((lengths - 1).sum()) * token_file.dtype.itemsize
+        view = write_pairs(
+            SentenceIndex.open(token_file),
+            documents,
+            settings,
+            folder,
+            origin=origin,
+            reporter=replace(reporter, stage="pairs", total_bytes=text_bytes, start_seconds=time.monotonic()),
+        )
+        view.save(folder)
+        return view
+
+    def _clear_unless_begun(self, folder: Path, origin: dict[str, Any]) -> None:
+        journal = read_journal(folder / PAIRS)
+        if folder.exists() and (journal is None or journal.state.get("origin") != origin):
+            shutil.rmtree(folder)
+
+    def _split(self, split: str, view: SequenceView) -> SplitRecord:
+        folder = self.folder / split
         if view.count == 0:
             return SplitRecord(ledger=view.ledger, packing=None)
         packing = store_plan(folder, view, self.config.packing, pack_length=self.config.pack_length)
@@ -192,10 +258,20 @@ class SourcePreparation:
         ):
             name = f"{base}/tokens{path.suffix}"
             files[name] = FileRecord.of(path, recorded_path.as_posix(), written.checksums.get(path.name))
-        hashes = hashes_path(self.folder / "tokens")
-        for path in [hashes, *(path for split in SPLITS for path in sorted((self.folder / split).iterdir()))]:
+        columns = [hashes_path(self.folder / "tokens")]
+        if self._sentence_language is not None:
+            columns.append(column_path(self.folder / "tokens", SENTENCE_LENGTHS))
+        known = {path: written.checksums.get(path.name) for path in columns}
+        for folder in (self.folder / split for split in SPLITS):
+            pairs = read_journal(folder / PAIRS)
+            known |= {
+                path: None if pairs is None else pairs.checksums.get(path.name)
+                for path in sorted(folder.iterdir())
+                if path != journal_path(folder / PAIRS)
+            }
+        for path, checksum in known.items():
             name = path.relative_to(self.directory).as_posix()
-            files[name] = FileRecord.of(path, name, written.checksums.get(path.name))
+            files[name] = FileRecord.of(path, name, checksum)
         return files
 
     def _remove_if_empty(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.data.corpus import Corpus
-from evenpack.data.data_config import DataConfig, ExternalTokenizer, TrainedTokenizer
+from evenpack.data.data_config import DataConfig, ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
 from evenpack.data.input_files import InputFile
 from evenpack.data.manifest import (
     TOKENIZER_FOLDER,
@@ -43,7 +43,7 @@ def prepare_tokenizer(
     if loaded is not None:
         _save(loaded, folder)
         return loaded
-    if not isinstance(config.tokenizer, TrainedTokenizer):
+    if not isinstance(config.tokenizer, TrainedTokenizer | TrainedWordPieces):
         return None
     origin = _training_origin(config, inputs)
     if folder.is_dir():

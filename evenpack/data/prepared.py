@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,11 +10,13 @@ import xxhash
 
 from evenpack.data.data_config import DataConfig
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
+from evenpack.data.masking import MaskingVocabulary
 from evenpack.data.permutation import derive_key
 from evenpack.data.plan import PackPlan
 from evenpack.data.recipes import SequenceView, open_view
 from evenpack.data.stored_plan import open_plan
 from evenpack.data.token_file import TokenFile
+from evenpack.data.tokenizer import PairTokens, Tokenizer
 from evenpack.errors import DataError
 
 Split = Literal["train", "validation"]
@@ -56,6 +59,16 @@ class PreparedData:
     def tokenizer_dir(self) -> Path:
         """What `AutoTokenizer.from_pretrained` reads; absent where tokens came ready made."""
         return self.directory / TOKENIZER_FOLDER
+
+    @cached_property
+    def pair_tokens(self) -> PairTokens:
+        """The ids of [CLS], [SEP] and [MASK]. Raises: DataError if the vocabulary has none."""
+        return Tokenizer.load(self.tokenizer_dir).pair_tokens
+
+    @cached_property
+    def masking_vocabulary(self) -> MaskingVocabulary:
+        """What masks are drawn with. Raises: DataError if the vocabulary has no special tokens for it."""
+        return Tokenizer.load(self.tokenizer_dir).masking_vocabulary()
 
     @property
     def pack_length(self) -> int:

@@ -10,19 +10,22 @@ _BYTES_PER_DOCUMENT = 64
 """Length, hash, index, view and plan, roughly."""
 
 
+Stage = Literal["tokenizer", "tokens", "pairs"]
+"""Reading for the training of a tokenizer, tokenising, or making pairs of sentences."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrepareState:
     """Where `prepare` is with one source."""
 
-    stage: Literal["tokenizer", "tokens"]
-    """Reading for the training of a tokenizer, or tokenising."""
+    stage: Stage
     source: str
     documents: int
-    """Done so far, by earlier calls too."""
+    """Done so far, by earlier calls too. While pairs are made: pairs."""
     tokens: int
     """0 while a tokenizer is trained."""
     bytes_read: int
-    """Of the source's files."""
+    """Of the source's files; while pairs are made, of the tokens that all passes go over."""
     bytes_resumed: int
     """The part of `bytes_read` that an earlier call had done."""
     total_bytes: int
@@ -70,20 +73,27 @@ class Meter:
         self._progress = progress
         self._total_bytes = dict(total_bytes)
         self._latest: dict[str, PrepareState] = {}
+        self._pairs: PrepareState | None = None
+        """Of the source whose pairs are being made."""
 
     def update(self, state: PrepareState) -> None:
         if state.stage == "tokens":
             self._latest[state.source] = state
+        self._pairs = state if state.stage == "pairs" else None
         self._progress.update(state)
 
     def note(self, message: str) -> None:
         self._progress.note(message)
 
     def needed_bytes(self) -> int | None:
-        """What is still to be written, if it goes on as before; None before anything was."""
-        states = self._latest.values()
+        """What is still to be written, if it goes on as before; None before anything was.
+
+        While pairs are made it is what this source's still take: of pairs to come after them nothing is known.
+        """
+        states = list(self._latest.values()) if self._pairs is None else [self._pairs]
+        total = sum(self._total_bytes.values()) if self._pairs is None else self._pairs.total_bytes
         read = sum(state.bytes_read for state in states)
         if not read:
             return None
         written = sum(_BYTES_PER_TOKEN * state.tokens + _BYTES_PER_DOCUMENT * state.documents for state in states)
-        return written * (sum(self._total_bytes.values()) - read) // read
+        return written * (total - read) // read

@@ -2,7 +2,8 @@
 
 token_index.py    the layout of PREFIX.idx         bytes <-> lengths, pointers, documents
 TokenFile         opens a pair, memory-mapped      documents -> spans -> tokens
-TokenFileWriter   writes one, resumable            batches of tokens -> PREFIX.{bin,idx}, document_hashes.npy
+TokenFileWriter   writes one, resumable            batches of tokens -> PREFIX.{bin,idx}, COLUMN.npy
+token_journal.py  how far one is written           PREFIX.journal.json
 """
 
 from functools import cached_property
@@ -14,11 +15,21 @@ import numpy as np
 import xxhash
 from jaxtyping import Bool, Int64, Integer, UInt64
 
-from evenpack.data.token_file_writer import Journal, TokenFileWriter, hashes_path, read_journal
+from evenpack.data.token_file_writer import TokenFileWriter
 from evenpack.data.token_index import bin_path, read_index
+from evenpack.data.token_journal import DOCUMENT_HASHES, Journal, column_path, hashes_path, read_journal
 from evenpack.errors import DataError
 
-__all__ = ["TokenFile", "TokenFileWriter", "Journal", "hash_documents", "hashes_path", "read_journal"]
+__all__ = [
+    "DOCUMENT_HASHES",
+    "Journal",
+    "TokenFile",
+    "TokenFileWriter",
+    "column_path",
+    "hash_documents",
+    "hashes_path",
+    "read_journal",
+]
 
 _CHUNK_TOKENS = 1 << 22
 _CHUNK_DOCUMENTS = 1 << 20

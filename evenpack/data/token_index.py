@@ -117,6 +117,11 @@ class TokenIndex:
                 raise _broken(index_path(self.prefix), f"document {first} ends before its first sequence")
 
 
+def token_type(vocabulary_size: int) -> np.dtype:
+    """The narrowest type that Megatron-LM and DeepSpeed write and that holds every id."""
+    return np.dtype(np.uint16 if vocabulary_size < 1 << 16 else np.int32)
+
+
 def read_index(prefix: Path) -> TokenIndex:
     """Opens PREFIX.idx and checks it against the size of PREFIX.bin, in time that does not grow with the file.
 

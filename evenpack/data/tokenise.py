@@ -8,21 +8,24 @@ the calling thread       appends in order, commits every few seconds
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import UInt64
 
 from evenpack.data.corpus import Corpus, Document
-from evenpack.data.progress import PrepareState, Progress
+from evenpack.data.in_order import mapped
+from evenpack.data.progress import PrepareState, Progress, Stage
+from evenpack.data.sentences import split_sentences
 from evenpack.data.split import held_out
-from evenpack.data.token_file_writer import Journal, TokenFileWriter
-from evenpack.data.tokenizer import EncodedDocuments, Tokenizer
+from evenpack.data.token_file import DOCUMENT_HASHES, Journal
+from evenpack.data.token_file_writer import HASH_COLUMN, TokenFileWriter
+from evenpack.data.tokenizer import SENTENCE_LENGTHS, EncodedDocuments, Tokenizer
 from evenpack.errors import DataError
 
 BATCH_TEXT_BYTES = 1 << 19
@@ -33,7 +36,8 @@ COMMIT_SECONDS = 5.0
 """What a kill costs at most."""
 
 T = TypeVar("T")
-R = TypeVar("R")
+Encoder = Callable[[Sequence[str]], EncodedDocuments]
+"""Documents -> their tokens."""
 
 
 class Batch(NamedTuple):
@@ -59,14 +63,12 @@ class SourceReporter:
 
     progress: Progress
     source: str
-    stage: Literal["tokenizer", "tokens"]
+    stage: Stage
     total_bytes: int
     start_seconds: float
 
     @classmethod
-    def begin(
-        cls, progress: Progress, source: str, stage: Literal["tokenizer", "tokens"], corpus: Corpus
-    ) -> "SourceReporter":
+    def begin(cls, progress: Progress, source: str, stage: Stage, corpus: Corpus) -> "SourceReporter":
         """The clock runs from now on."""
         return cls(
             progress=progress,
@@ -92,14 +94,24 @@ class SourceReporter:
 
 
 def write_tokens(
-    corpus: Corpus, tokenizer: Tokenizer, prefix: Path, *, origin: dict[str, Any], reporter: SourceReporter
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    prefix: Path,
+    *,
+    sentence_language: str | None,
+    origin: dict[str, Any],
+    reporter: SourceReporter,
 ) -> Journal:
     """Writes the token file of a source, or goes on with it. `origin` goes into the journal's state.
+
+    With a language, text is tokenised sentence by sentence, and their lengths are kept in a column.
 
     Raises: DataError for a source that cannot be read or says nothing in this vocabulary: then what was written of it
     is removed. RunError if the disk is full: then it is kept.
     """
-    with TokenFileWriter.resume(prefix, vocabulary_size=tokenizer.vocabulary_size) as writer:
+    columns = {**HASH_COLUMN, **({} if sentence_language is None else {SENTENCE_LENGTHS: "<i4"})}
+    encode = tokenizer.encode_batch if sentence_language is None else _by_sentence(tokenizer, sentence_language)
+    with TokenFileWriter.resume(prefix, vocabulary_size=tokenizer.vocabulary_size, columns=columns) as writer:
         if writer.complete:
             reporter.report(
                 documents=writer.documents,
@@ -109,7 +121,7 @@ def write_tokens(
             )
             return writer.finish()
         try:
-            state = _append_all(corpus, tokenizer, writer, origin=origin, reporter=reporter)
+            state = _append_all(corpus, encode, writer, origin=origin, reporter=reporter)
             _check_content(reporter.source, writer, state)
         except DataError:
             writer.abandon()
@@ -131,18 +143,18 @@ def training_texts(corpus: Corpus, *, validation_fraction: float, reporter: Sour
 
 
 def _append_all(
-    corpus: Corpus, tokenizer: Tokenizer, writer: TokenFileWriter, *, origin: dict[str, Any], reporter: SourceReporter
+    corpus: Corpus, encode: Encoder, writer: TokenFileWriter, *, origin: dict[str, Any], reporter: SourceReporter
 ) -> dict[str, Any]:
     """Tokenises what the writer does not have yet. Returns: the state for the last journal."""
     state: dict[str, Any] = {"origin": origin, "text_bytes": 0, "unknown_tokens": 0, "bytes_read": 0, **writer.state}
     bytes_resumed = state["bytes_read"]
     committed = time.monotonic()
     # Closed here and now, lest a traceback that holds the frame keep the threads alive.
-    with closing(_encoded_batches(corpus.documents(writer.documents), tokenizer)) as batches:
+    with closing(_encoded_batches(corpus.documents(writer.documents), encode)) as batches:
         for batch, encoded in batches:
             if writer.documents == 0 and batch.text_bytes and encoded.says_nothing:
                 raise _says_nothing(reporter.source)
-            writer.append(encoded.tokens, encoded.lengths, batch.identities)
+            writer.append(encoded.tokens, encoded.lengths, {DOCUMENT_HASHES: batch.identities, **encoded.columns})
             state["text_bytes"] += batch.text_bytes
             state["unknown_tokens"] += encoded.unknown_tokens
             state["bytes_read"] = batch.bytes_read
@@ -176,17 +188,24 @@ def _says_nothing(source: str) -> DataError:
     )
 
 
-def _encoded_batches(documents: Iterator[Document], tokenizer: Tokenizer) -> Generator[EncodedBatch, None, None]:
+def _by_sentence(tokenizer: Tokenizer, language: str) -> Encoder:
+    def encode(texts: Sequence[str]) -> EncodedDocuments:
+        return tokenizer.encode_sentences([split_sentences(text, language) for text in texts])
+
+    return encode
+
+
+def _encoded_batches(documents: Iterator[Document], encode: Encoder) -> Generator[EncodedBatch, None, None]:
     """Batches in order, read and encoded in the background."""
 
-    def encode(batch: Batch) -> EncodedBatch:
-        return EncodedBatch(batch, tokenizer.encode_batch(batch.texts))
+    def encode_texts(batch: Batch) -> EncodedBatch:
+        return EncodedBatch(batch, encode(batch.texts))
 
     with (
         ThreadPoolExecutor(1, thread_name_prefix="reader") as reader,
         ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encoder") as encoders,
     ):
-        yield from _mapped(encode, _ahead(_batches(documents), reader), encoders)
+        yield from mapped(encode_texts, _ahead(_batches(documents), reader), encoders, threads=_ENCODERS)
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[Batch]:
@@ -222,14 +241,3 @@ def _ahead(items: Iterator[T], executor: Executor) -> Iterator[T]:
     while (item := pending.popleft().result()) is not None:
         pending.append(executor.submit(next, items, None))
         yield item
-
-
-def _mapped(function: Callable[[T], R], items: Iterator[T], executor: Executor) -> Iterator[R]:
-    """`map` in order, by the executor's threads, no more than one call ahead of each."""
-    pending: deque[Future[R]] = deque()
-    for item in items:
-        pending.append(executor.submit(function, item))
-        if len(pending) > _ENCODERS:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()

@@ -28,7 +28,7 @@ _FILE_COLUMNS = 160
 _LINE_SECONDS = 5.0
 """Between two lines of progress where there is no terminal."""
 
-_STAGES = {"tokenizer": "reading for the tokenizer", "tokens": "tokenising"}
+_STAGES = {"tokenizer": "reading for the tokenizer", "tokens": "tokenising", "pairs": "making pairs"}
 
 
 def results() -> Console:
@@ -129,7 +129,9 @@ class PrepareProgress:
             if key not in self._tasks:
                 title = f"{state.source}: {_STAGES[state.stage]}"
                 self._tasks[key] = self._bars.add_task(title, total=state.total_bytes, facts="")
-            self._bars.update(self._tasks[key], completed=state.bytes_read, facts=_facts(state))
+            self._bars.update(
+                self._tasks[key], completed=state.bytes_read, total=state.total_bytes, facts=_facts(state)
+            )
             return
         now = self._clock()
         if now - self._shown_at >= _LINE_SECONDS or state.bytes_read >= state.total_bytes:
@@ -144,8 +146,9 @@ class PrepareProgress:
 def _facts(state: PrepareState) -> str:
     done = 100 * state.bytes_read / max(1, state.total_bytes)
     tokens = f"{format_rate(float(state.tokens))} tokens  " if state.tokens else ""
+    things = "pairs" if state.stage == "pairs" else "documents"
     return (
-        f"{done:.0f} %  {format_rate(float(state.documents))} documents  {tokens}"
+        f"{done:.0f} %  {format_rate(float(state.documents))} {things}  {tokens}"
         f"{state.bytes_per_second / 1e6:.1f} MB/s  {format_duration(state.remaining_seconds)} to go"
     )
 

@@ -62,6 +62,9 @@ def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
         ("data.sources.wiki.pth=x", "did you mean 'path'"),
         ("data.sources.wiki.subset=x", "data.sources.wiki.subset: no such key"),
         ("data.recipe.kind=documnts", "'documents', 'concat'"),
+        ("data.recipe.kind=documnts", "'sentence_pairs'"),
+        ("data.recipe={kind: sentence_pairs, max_sequence_length: 4}", "greater than or equal to 5"),
+        ("data.recipe={kind: sentence_pairs, max_sequence_length: 64, language: English}", "[a-z]{2,3}"),
         ("data.tokenizer.kind=gtp2", "'gpt2'"),
         ("optimizer.learning_rate=fast", "found 'fast'"),
         ("optimizer.learning_rate=.nan", "finite"),
@@ -113,6 +116,16 @@ def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, text: str, expect
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml does not exist"):
         load_run_file(tmp_path / "none.yaml", RunConfig)
+
+
+def test_pairs_of_sentences_need_text(run_file: Path) -> None:
+    overrides = [
+        "data.recipe={kind: sentence_pairs, max_sequence_length: 64}",
+        "data.tokenizer={kind: external, vocabulary_size: 9, end_of_text_id: 0}",
+        "data.sources={wiki: {kind: megatron}}",
+    ]
+    with pytest.raises(ConfigError, match=r"megatron sources hold none: give text sources"):
+        load_run_file(run_file, RunConfig, overrides)
 
 
 def test_sections_cannot_be_changed_after_loading(run_file: Path) -> None:

@@ -22,7 +22,7 @@ def megatron(prefix: Path, *, end: int = 9, last: int = 9, vocabulary_size: int 
     tokens[np.cumsum(lengths) - 1] = end
     tokens[-1] = last
     with TokenFileWriter(prefix, vocabulary_size=vocabulary_size) as writer:
-        writer.append(tokens, lengths, np.arange(60, dtype=np.uint64))
+        writer.append(tokens, lengths, {"document_hashes": np.arange(60, dtype=np.uint64)})
         writer.finish()
     return prefix
 
@@ -56,7 +56,7 @@ def test_a_ready_made_token_file_is_used_where_it_lies(tmp_path: Path) -> None:
 def test_equal_ready_made_documents_stay_on_one_side(tmp_path: Path) -> None:
     with TokenFileWriter(tmp_path / "ready", vocabulary_size=10) as writer:
         tokens = np.tile(np.concatenate([np.array([n % 9, n // 9, 9]) for n in range(80)]), 2)
-        writer.append(tokens, np.full(160, 3), np.arange(160, dtype=np.uint64))
+        writer.append(tokens, np.full(160, 3), {"document_hashes": np.arange(160, dtype=np.uint64)})
         writer.finish()
     prepare(megatron_config(tmp_path / "ready").model_copy(update={"validation_fraction": 0.5}), tmp_path / "data")
     validation = set(np.load(tmp_path / "data" / "sources" / "ready" / "validation" / "documents.npy").tolist())

@@ -23,7 +23,9 @@ LENGTHS = [*range(1, 25), *[1, 8, 8, 1, 1, 1, 7, 9, 16, 17, 15, 24, 3, 3, 3, 40,
 def write(prefix: Path, lengths: list[int]) -> TokenFile:
     """Documents of these lengths; each token of the file has an id of its own."""
     with TokenFileWriter(prefix, vocabulary_size=1_000_000) as writer:
-        writer.append(np.arange(sum(lengths)), np.array(lengths), np.zeros(len(lengths), dtype=np.uint64))
+        writer.append(
+            np.arange(sum(lengths)), np.array(lengths), {"document_hashes": np.zeros(len(lengths), dtype=np.uint64)}
+        )
         writer.finish()
     return TokenFile(prefix)
 

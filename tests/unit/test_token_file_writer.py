@@ -55,7 +55,7 @@ def test_lengths_that_do_not_cover_the_tokens_are_refused(tmp_path: Path, length
         TokenFileWriter(tmp_path / "tokens", vocabulary_size=10) as writer,
         pytest.raises(ValueError, match="5 tokens came for 2 documents"),
     ):
-        writer.append(np.arange(5), np.array(lengths), np.zeros(2, dtype=np.uint64))
+        writer.append(np.arange(5), np.array(lengths), {"document_hashes": np.zeros(2, dtype=np.uint64)})
 
 
 def test_the_record_of_a_finished_file_names_its_documents_checksums_and_the_callers_state(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ try:
             rng = np.random.default_rng(index)
             lengths = rng.integers(1, 400, 100)
             tokens, hashes = rng.integers(0, 50_257, lengths.sum()), rng.integers(0, 1 << 64, 100, dtype=np.uint64)
-            writer.append(tokens, lengths, hashes)
+            writer.append(tokens, lengths, {"document_hashes": hashes})
             if index % 3 == 2:
                 writer.commit({"next": index + 1})
             print(index, flush=True)
@@ -321,10 +321,40 @@ def test_a_write_goes_on_only_with_the_same_vocabulary_and_whole_partial_files(t
     with pytest.raises(DataError, match="has 0 bytes"):
         TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
 
+    with pytest.raises(DataError, match="with the columns document_hashes, now they are document_hashes, marks"):
+        TokenFileWriter.resume(
+            tmp_path / "tokens", vocabulary_size=50_257, columns={"document_hashes": "<u8", "marks": "<i4"}
+        )
+
     for text in ("{", "[]", '{"complete": true}'):
         (tmp_path / "tokens.journal.json").write_text(text)
         with pytest.raises(DataError, match="is no journal of a token file"):
             TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
+
+
+def test_columns_of_any_number_of_values_grow_with_the_documents_and_are_cut_to_the_journal(tmp_path: Path) -> None:
+    columns = {"marks": "<i4", "flags": "|u1"}
+
+    def batch(number: int) -> dict[str, np.ndarray]:
+        return {"flags": np.array([number, 255], dtype=np.uint8), "marks": np.arange(number, dtype=np.int64)}
+
+    with TokenFileWriter(tmp_path / "tokens", vocabulary_size=100, columns=columns) as writer:
+        for number in (1, 2, 3):
+            writer.append(np.array([7, 8, 9]), np.array([1, 2]), batch(number))
+            if number == 2:
+                writer.commit({})
+        with pytest.raises(ValueError, match=r"columns \['flags', 'marks'\], got \['marks'\]"):
+            writer.append(np.array([7]), np.array([1]), {"marks": np.zeros(1, dtype=np.int64)})
+    with TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=100, columns=columns) as writer:
+        writer.append(np.array([7, 8, 9]), np.array([1, 2]), batch(4))
+        record = writer.finish()
+
+    assert record.column_values == {"marks": 7, "flags": 6}
+    assert sorted(record.checksums) == ["flags.npy", "marks.npy", "tokens.bin", "tokens.idx"]
+    marks, flags = np.load(tmp_path / "marks.npy"), np.load(tmp_path / "flags.npy")
+    assert (marks.tolist(), marks.dtype) == ([0, 0, 1, 0, 1, 2, 3], np.int32)
+    assert (flags.tolist(), flags.dtype) == ([1, 255, 2, 255, 4, 255], np.uint8)
+    assert all_documents(TokenFile(tmp_path / "tokens")) == [[7], [8, 9]] * 3
 
 
 def test_nothing_can_be_appended_to_a_closed_or_finished_writer(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 documents    a document is a sequence; long ones are split, truncated, dropped or refused
 concat       one stream of documents, cut at a fixed length
+
+and one that is no view of the documents: its sequences are written by prepare_pairs.py
+
+sentence_pairs   [CLS] A [SEP] B [SEP]
 """
 
 from pathlib import Path
@@ -13,10 +17,19 @@ from evenpack.data.data_config import ConcatRecipe, DocumentsRecipe
 from evenpack.data.recipes.concat import ConcatView, build_concat
 from evenpack.data.recipes.documents import DocumentsView, build_documents
 from evenpack.data.recipes.ledger import RecipeLedger
+from evenpack.data.recipes.sentence_pairs import PAIRS, SentencePairsView
 from evenpack.data.recipes.view import SequenceView, length_chunks, open_stored, read_description
 from evenpack.data.token_file import TokenFile
 
-__all__ = ["RecipeLedger", "SequenceView", "build_view", "length_chunks", "open_view"]
+__all__ = [
+    "PAIRS",
+    "RecipeLedger",
+    "SentencePairsView",
+    "SequenceView",
+    "build_view",
+    "length_chunks",
+    "open_view",
+]
 
 
 def build_view(
@@ -31,12 +44,16 @@ def build_view(
     return build_documents(recipe, token_file, documents)
 
 
-def open_view(directory: Path, token_file: TokenFile) -> DocumentsView | ConcatView:
-    """A stored view, memory-mapped and cheap to pickle.
+def open_view(directory: Path, token_file: TokenFile) -> DocumentsView | ConcatView | SentencePairsView:
+    """A stored view, memory-mapped and cheap to pickle. `token_file` holds the documents; pairs have their own.
 
     Raises: DataError if it is not there, not whole, or made for another token file.
     """
     directory = directory.absolute()
-    if read_description(directory)["recipe"]["kind"] == "concat":
-        return open_stored(ConcatView, directory, token_file)
-    return open_stored(DocumentsView, directory, token_file)
+    match read_description(directory)["recipe"]["kind"]:
+        case "sentence_pairs":
+            return open_stored(SentencePairsView, directory, TokenFile(directory / PAIRS, verify=False))
+        case "concat":
+            return open_stored(ConcatView, directory, token_file)
+        case _:
+            return open_stored(DocumentsView, directory, token_file)

@@ -1,4 +1,10 @@
-"""Where every token of a split went."""
+"""Where every token of a split went.
+
+    passes x (tokens_read - tokens_document_ends) + tokens_borrowed + tokens_special
+        = tokens_kept + tokens_cut + tokens_dropped
+
+Only pairs of sentences go over the documents more than once, borrow and add tokens, and do without documents' ends.
+"""
 
 from dataclasses import dataclass, fields
 
@@ -15,12 +21,23 @@ class RecipeLedger:
     tokens_kept: int
     """In a sequence."""
     tokens_cut: int
-    """Behind `max_sequence_length` in documents kept in part (`truncate`)."""
+    """Behind `max_sequence_length` in documents kept in part (`truncate`), and what pairs are too long by."""
     tokens_too_short: int
-    """In documents below `minimum_document_length`."""
+    """In documents below `minimum_document_length`, or without a sentence."""
     tokens_too_long: int
     """In documents above `max_sequence_length` that were dropped (`drop`)."""
     sequences: int
+    passes: int = 1
+    """How often each document was gone through (`duplication_factor`)."""
+    documents_single_sentence: int = 0
+    tokens_single_sentence: int = 0
+    """In documents of one sentence that were left out (`single_sentence_documents`)."""
+    tokens_document_ends: int = 0
+    """The end-of-text behind each kept document, where sequences do without."""
+    tokens_borrowed: int = 0
+    """In segments from another document (random next), before they were cut."""
+    tokens_special: int = 0
+    """Put around segments: [CLS] and [SEP]."""
 
     def __post_init__(self) -> None:
         negative = [field.name for field in fields(self) if getattr(self, field.name) < 0]
@@ -28,13 +45,16 @@ class RecipeLedger:
             raise ValueError(f"ledger entries below zero: {', '.join(negative)} in {self}")
         if self.documents_read != self.documents_kept + self.documents_dropped:
             raise ValueError(f"documents read are not those kept and dropped: {self}")
-        if self.tokens_read != self.tokens_kept + self.tokens_cut + self.tokens_dropped:
-            raise ValueError(f"tokens read are not those kept, cut and dropped: {self}")
+        added = self.tokens_borrowed + self.tokens_special
+        gathered = self.passes * (self.tokens_read - self.tokens_document_ends) + added
+        if gathered != self.tokens_kept + self.tokens_cut + self.tokens_dropped:
+            raise ValueError(f"tokens read are not (with those borrowed and added) those kept, cut and dropped: {self}")
 
     @property
     def documents_dropped(self) -> int:
-        return self.documents_too_short + self.documents_too_long
+        return self.documents_too_short + self.documents_too_long + self.documents_single_sentence
 
     @property
     def tokens_dropped(self) -> int:
-        return self.tokens_too_short + self.tokens_too_long
+        """In all passes."""
+        return self.passes * (self.tokens_too_short + self.tokens_too_long + self.tokens_single_sentence)

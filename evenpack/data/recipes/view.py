@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int32, Int64, Integer
 from pydantic import TypeAdapter
 
-from evenpack.data.data_config import ConcatRecipe, DocumentsRecipe, Recipe
+from evenpack.data.data_config import ConcatRecipe, DocumentsRecipe, Recipe, SentencePairsRecipe
 from evenpack.data.recipes.ledger import RecipeLedger
 from evenpack.data.token_file import TokenFile
 from evenpack.errors import DataError
@@ -86,7 +86,7 @@ ViewT = TypeVar("ViewT", bound="StoredView")
 class StoredView:
     """What the views share, and their place on disk. The fields that a subclass adds are arrays, one file each."""
 
-    recipe: DocumentsRecipe | ConcatRecipe
+    recipe: DocumentsRecipe | ConcatRecipe | SentencePairsRecipe
     token_file: TokenFile
     ledger: RecipeLedger
     max_segments_per_sequence: int
@@ -106,9 +106,7 @@ class StoredView:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / _DESCRIPTION).unlink(missing_ok=True)
         fsync_directory(directory)
-        for name in _array_names(type(self)):
-            with atomic_open(directory / f"{name}.npy") as file:
-                np.save(file, getattr(self, name))
+        self._save_arrays(directory)
         description = {
             "recipe": self.recipe.model_dump(mode="json"),
             "token_file_tokens": self.token_file.tokens,
@@ -116,6 +114,11 @@ class StoredView:
             "max_segments_per_sequence": self.max_segments_per_sequence,
         }
         write_json(directory / _DESCRIPTION, description)
+
+    def _save_arrays(self, directory: Path) -> None:
+        for name in _array_names(type(self)):
+            with atomic_open(directory / f"{name}.npy") as file:
+                np.save(file, getattr(self, name))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.directory is None:

@@ -1,0 +1,242 @@
+"""Sentences -> [CLS] A [SEP] B [SEP]: writes the pairs of a split, in a token file with two columns.
+
+the calling thread     units of work: a block of documents in one pass; appends in order, commits every few seconds
+threads                unit -> which sentences (pair_drawing.py) -> tokens
+
+What is written follows from the documents and the recipe alone: neither the blocks nor the threads show in it.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from evenpack.data.data_config import SentencePairsRecipe
+from evenpack.data.in_order import mapped
+from evenpack.data.pair_drawing import SPECIAL_TOKENS, PairDrawing, PairSpans
+from evenpack.data.recipes import PAIRS, RecipeLedger, SentencePairsView
+from evenpack.data.sentences import SentenceIndex
+from evenpack.data.token_file import TokenFile, column_path
+from evenpack.data.token_file_writer import TokenFileWriter
+from evenpack.data.tokenise import SourceReporter
+from evenpack.data.tokenizer import PairTokens
+from evenpack.errors import DataError
+
+BLOCK_SENTENCES = 1 << 18
+"""Of a unit of work: some 15 MB of pairs, a few times that while they are made."""
+COMMIT_SECONDS = 5.0
+"""What a kill costs at most."""
+
+_COLUMNS = {"first_segment_lengths": "<u2", "next_sentence_labels": "|u1"}
+_MOST_THREADS = 8
+_COPIED_PAIRS = 1 << 12
+"""Pairs whose tokens are copied together."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairSettings:
+    """How the pairs of one split are made."""
+
+    recipe: SentencePairsRecipe
+    passes: int
+    """Over the documents."""
+    pair_tokens: PairTokens
+    vocabulary_size: int
+
+
+class _Unit(NamedTuple):
+    pass_number: int
+    first: int
+    last: int
+    """Of the kept documents."""
+    text_tokens: int
+
+
+class _Made(NamedTuple):
+    unit: _Unit
+    tokens: Integer[np.ndarray, " tokens"]
+    spans: PairSpans
+
+
+def write_pairs(
+    index: SentenceIndex,
+    documents: Int64[np.ndarray, " documents"],
+    settings: PairSettings,
+    folder: Path,
+    *,
+    origin: dict[str, Any],
+    reporter: SourceReporter,
+    threads: int | None = None,
+) -> SentencePairsView:
+    """Writes the pairs of a split into `folder`, or goes on with them; `documents` are its ids, in ascending order.
+
+    `origin` goes into the journal's state. `threads`: as many as there are processors, at most eight.
+
+    Raises: DataError if a document has one sentence and the policy is `error`, or if there is no other document to
+    take a random next segment from; RunError if the disk is full.
+    """
+    kept, ledger = _choose(index, documents, settings, reporter.source)
+    prefix = folder / PAIRS
+    threads = threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    with TokenFileWriter.resume(prefix, vocabulary_size=settings.vocabulary_size, columns=_COLUMNS) as writer:
+        state = {
+            "origin": origin,
+            "passes": 0,
+            "documents": 0,
+            "text_tokens": 0,
+            "tokens_cut": 0,
+            "tokens_borrowed": 0,
+            **writer.state,
+        }
+        if not writer.complete:
+            _append_all(index, kept, settings, writer, state, reporter=reporter, threads=threads)
+        state = writer.finish(None if writer.complete else state).state
+    ledger |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
+    return _view(settings.recipe, folder, ledger)
+
+
+def _choose(
+    index: SentenceIndex, documents: Int64[np.ndarray, " documents"], settings: PairSettings, source: str
+) -> tuple[Int64[np.ndarray, " kept"], dict[str, int]]:
+    """The documents that pairs are made of, and what the ledger says of the others."""
+    recipe = settings.recipe
+    sentences = index.first_sentences[documents + 1] - index.first_sentences[documents]
+    _, tokens = index.token_file.spans(documents)
+    empty, single = sentences == 0, sentences == 1
+    if single.any() and recipe.single_sentence_documents == "error":
+        raise DataError(
+            f"source '{source}': document {documents[single][0]} is the first of {int(single.sum())} with one sentence "
+            "only, and recipe.single_sentence_documents is 'error'; take 'random_next' or 'drop'"
+        )
+    dropped = single if recipe.single_sentence_documents == "drop" else np.zeros_like(single)
+    kept = ~(empty | dropped)
+    if kept.sum() == 1:
+        raise DataError(
+            f"source '{source}': of {len(documents)} documents of a split one alone can be made into pairs, and a "
+            "random next segment comes from another: give the source more documents, or change "
+            "data.validation_fraction (0 holds none out)"
+        )
+    return documents[kept], {
+        "documents_read": len(documents),
+        "documents_kept": int(kept.sum()),
+        "documents_too_short": int(empty.sum()),
+        "documents_too_long": 0,
+        "documents_single_sentence": int(dropped.sum()),
+        "tokens_read": int(tokens.sum()),
+        "tokens_too_short": int(tokens[empty].sum()),
+        "tokens_too_long": 0,
+        "tokens_single_sentence": int(tokens[dropped].sum()),
+        "tokens_document_ends": int(kept.sum()),
+        "passes": settings.passes,
+    }
+
+
+def _append_all(
+    index: SentenceIndex,
+    kept: Int64[np.ndarray, " kept"],
+    settings: PairSettings,
+    writer: TokenFileWriter,
+    state: dict[str, Any],
+    *,
+    reporter: SourceReporter,
+    threads: int,
+) -> None:
+    """Makes the pairs that the writer does not have yet, and keeps `state` with them."""
+    drawing = PairDrawing(index, kept, settings.recipe)
+    itemsize, committed, resumed = index.token_file.dtype.itemsize, time.monotonic(), state["text_tokens"]
+
+    def make(unit: _Unit) -> _Made:
+        spans = drawing.draw(unit.first, unit.last, unit.pass_number)
+        return _Made(unit, _pair_tokens(index.token_file, spans, settings.pair_tokens), spans)
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="pairs") as executor:
+        units = _units(index, kept, settings.passes, state["passes"], state["documents"])
+        for unit, tokens, spans in mapped(make, units, executor, threads=threads):
+            writer.append(tokens, _lengths(spans), _columns(spans))
+            state["passes"] += unit.last == len(kept)
+            state["documents"] = unit.last % len(kept)
+            state["text_tokens"] += unit.text_tokens
+            state["tokens_cut"] += spans.tokens_cut
+            state["tokens_borrowed"] += spans.tokens_borrowed
+            if time.monotonic() - committed >= COMMIT_SECONDS:
+                writer.commit(state)
+                committed = time.monotonic()
+            reporter.report(
+                documents=writer.documents,
+                tokens=writer.tokens,
+                bytes_read=itemsize * state["text_tokens"],
+                bytes_resumed=itemsize * resumed,
+            )
+
+
+def _units(
+    index: SentenceIndex, kept: Int64[np.ndarray, " kept"], passes: int, passes_done: int, documents_done: int
+) -> Iterator[_Unit]:
+    """Blocks of documents of about `BLOCK_SENTENCES`, pass after pass, from behind what is done."""
+    firsts, lasts = index.first_sentences[kept], index.first_sentences[kept + 1]
+    blocks = (np.cumsum(lasts - firsts) - (lasts - firsts)) // BLOCK_SENTENCES
+    bounds = [*np.flatnonzero(np.diff(blocks, prepend=-1)).tolist(), len(kept)]
+    text_tokens = np.append(0, np.cumsum(index.places[lasts] - index.places[firsts]))
+    for pass_number in range(passes_done, passes):
+        begin = documents_done if pass_number == passes_done else 0
+        for first, last in pairwise([begin, *(bound for bound in bounds if bound > begin)]):
+            yield _Unit(pass_number, first, last, int(text_tokens[last] - text_tokens[first]))
+
+
+def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairTokens) -> Integer[np.ndarray, " tokens"]:
+    """[CLS] A [SEP] B [SEP], pair behind pair, in the token file's type."""
+    ends = np.cumsum(_lengths(spans))
+    made = np.empty(int(ends[-1]), dtype=token_file.dtype)
+    content = token_file.read(0, token_file.tokens)
+    for start in range(0, len(ends), _COPIED_PAIRS):
+        chunk = slice(start, start + _COPIED_PAIRS)
+        first, second = spans.first_lengths[chunk] + 1, spans.second_lengths[chunk] + 2
+        begin = int(ends[start] - first[0] - second[0])
+        # A is copied with the token before it, B with those around it: the places of [CLS] and [SEP].
+        lengths = np.stack([first, second], axis=1).ravel()
+        starts = np.stack([spans.first_starts[chunk] - 1, spans.second_starts[chunk] - 1], axis=1).ravel()
+        places = np.cumsum(lengths) - lengths
+        origins = np.arange(lengths.sum()) + np.repeat(starts - places, lengths)
+        copied = made[begin : begin + len(origins)]
+        copied[:] = content.take(origins, mode="clip")
+        copied[places[::2]] = pair_tokens.classification_id
+        copied[places[1::2]] = pair_tokens.separator_id
+        copied[ends[chunk] - begin - 1] = pair_tokens.separator_id
+    return made
+
+
+def _lengths(spans: PairSpans) -> Int64[np.ndarray, " K"]:
+    lengths: Int64[np.ndarray, " K"] = spans.first_lengths + spans.second_lengths + SPECIAL_TOKENS
+    return lengths
+
+
+def _columns(spans: PairSpans) -> dict[str, Integer[np.ndarray, " K"]]:
+    return {
+        "first_segment_lengths": (spans.first_lengths + 2).astype(np.uint16),
+        "next_sentence_labels": spans.is_random_next.astype(np.uint8),
+    }
+
+
+def _view(recipe: SentencePairsRecipe, folder: Path, ledger: dict[str, int]) -> SentencePairsView:
+    token_file = TokenFile(folder / PAIRS)
+    columns = {name: np.load(column_path(token_file.prefix, name), mmap_mode="r").view(np.ndarray) for name in _COLUMNS}
+    return SentencePairsView(
+        recipe=recipe,
+        token_file=token_file,
+        ledger=RecipeLedger(
+            tokens_kept=token_file.tokens,
+            tokens_special=SPECIAL_TOKENS * token_file.documents,
+            sequences=token_file.documents,
+            **ledger,
+        ),
+        max_segments_per_sequence=1,
+        directory=None,
+        **columns,
+    )

@@ -1,0 +1,55 @@
+"""`PREFIX.journal.json`: how far a token file is written, and, once it is complete, its record."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenpack.errors import DataError
+
+DOCUMENT_HASHES = "document_hashes"
+"""The column of every token file that was made from text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """How far a token file is written; the complete one is its record."""
+
+    complete: bool
+    vocabulary_size: int
+    documents: int
+    tokens: int
+    column_values: dict[str, int]
+    """How many values each column has, by its name."""
+    checksums: dict[str, str]
+    """XXH3 (128 bits) by file name; empty until complete."""
+    state: dict[str, Any]
+    """The caller's own, as given to the last `commit` or `finish`."""
+
+
+def journal_path(prefix: Path) -> Path:
+    return prefix.with_name(f"{prefix.name}.journal.json")
+
+
+def column_path(prefix: Path, column: str) -> Path:
+    """Where a finished column lies: beside the pair."""
+    return prefix.with_name(f"{column}.npy")
+
+
+def hashes_path(prefix: Path) -> Path:
+    """`document_hashes.npy` beside the pair: uint64[documents]."""
+    return column_path(prefix, DOCUMENT_HASHES)
+
+
+def read_journal(prefix: Path) -> Journal | None:
+    """The journal of a written or half-written file, None if there is none. Raises: DataError if it is broken."""
+    path = journal_path(prefix)
+    if not path.is_file():
+        return None
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Journal(**values)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} is no journal of a token file ({error}); remove the folder {path.parent} and prepare again"
+        ) from error
