@@ -60,8 +60,10 @@ def build_batch(
     batch = PackedBatch(
         tokens=torch.tensor(tokens),
         position_ids=torch.tensor(positions),
+        token_type_ids=torch.zeros(len(tokens), dtype=torch.int64),
         cu_seqlens=torch.tensor(ends + [len(tokens)] * _EMPTY_SEGMENTS, dtype=torch.int32),
         max_sequence_length=max_sequence_length,
+        position_rows=max_sequence_length,
         targets=CausalTargets(labels=torch.tensor(labels), weights=torch.tensor(weights)),
         step_counts=counts,
         local_counts=counts,

@@ -82,8 +82,10 @@ class Collator:
         return PackedBatch(
             tokens=torch.from_numpy(slot_tokens),
             position_ids=torch.from_numpy(_positions(placement)),
+            token_type_ids=torch.zeros(placement.slots, dtype=torch.int64),
             cu_seqlens=torch.from_numpy(self._cu_seqlens(placement)),
             max_sequence_length=self.max_sequence_length,
+            position_rows=self.max_sequence_length,
             targets=_causal_targets(slot_tokens, is_target),
             step_counts=step_counts,
             local_counts=StepCounts(

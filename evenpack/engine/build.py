@@ -17,7 +17,7 @@ from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packi
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import RunError
 from evenpack.models.cost import Work, step_flops
-from evenpack.models.gpt2 import Gpt2
+from evenpack.models.families import Model, new_model
 
 log = logging.getLogger(__name__)
 
@@ -104,13 +104,13 @@ def build(config: RunConfig, world: World) -> Run:
     )
 
 
-def build_model(config: RunConfig, prepared: PreparedData, device: torch.device) -> Gpt2:
+def build_model(config: RunConfig, prepared: PreparedData, device: torch.device) -> Model:
     """The run's model with the initial weights of its seed."""
     with device:
-        return Gpt2(
+        return new_model(
             config.model,
             vocabulary_size=prepared.vocabulary_size,
-            max_positions=config.model.max_positions or config.data.recipe.max_sequence_length,
+            max_positions=config.model.max_positions or config.positions_needed,
             attention_backend=config.attention.backend,
             seed=config.run.seed,
         )
@@ -128,8 +128,9 @@ def cost_weights(config: RunConfig, prepared: PreparedData) -> tuple[float, floa
     def flops(work: Work) -> int:
         return step_flops(config.model, vocabulary_size=prepared.vocabulary_size, work=work)
 
-    two_tokens = flops(Work(slots=2, squared_lengths=0, head_slots=2))  # in twos, since pairs come in halves
-    two_squares = flops(Work(slots=0, squared_lengths=2, head_slots=0))
+    # In twos, since pairs come in halves.
+    two_tokens = flops(Work(slots=2, squared_lengths=0, head_slots=2, sequences=0))
+    two_squares = flops(Work(slots=0, squared_lengths=2, head_slots=0, sequences=0))
     return two_tokens / two_squares, 1.0
 
 

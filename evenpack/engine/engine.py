@@ -16,7 +16,7 @@ from evenpack.engine.distributed import World, quiet_deepspeed
 from evenpack.engine.optimizers import build_optimizer
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.schedules import learning_rate
-from evenpack.models.losses import scaled_loss
+from evenpack.models.losses import exact_denominators, scaled_loss
 
 _DROPOUT = 3
 """Tells the seeds of dropout from other numbers derived from the run's seed."""
@@ -107,7 +107,8 @@ class TrainingEngine:
             torch.manual_seed(dropout_seed(self.config.run.seed, step, slot))
             self.deepspeed.set_gradient_accumulation_boundary(index == self.micro_batches - 1)
             sums = self.deepspeed(batch.to(self.world.device, non_blocking=True))
-            loss = scaled_loss(sums, batch.step_counts, world_size=self.world.size, accumulation=self.micro_batches)
+            denominators = exact_denominators(self.config.model, batch.step_counts)
+            loss = scaled_loss(sums, denominators, world_size=self.world.size, accumulation=self.micro_batches)
             self.deepspeed.backward(loss)
             loss_sums.append(sums.loss_sum.detach())
             correct.append(sums.correct)

@@ -108,7 +108,12 @@ def step_record(
         "source_tokens": dict(zip(run.prepared.source_names, totals.source_tokens, strict=True)),
     }
     if peak_flops is not None:
-        work = Work(slots=counts.tokens, squared_lengths=totals.squared_lengths, head_slots=counts.targets)
+        work = Work(
+            slots=counts.tokens,
+            squared_lengths=totals.squared_lengths,
+            head_slots=counts.targets,
+            sequences=counts.sequences,
+        )
         flops = step_flops(run.config.model, vocabulary_size=run.prepared.vocabulary_size, work=work)
         record["mfu"] = flops / step_seconds / peak_flops
     return record

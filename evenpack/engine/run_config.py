@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from evenpack.config import Section
 from evenpack.data.data_config import DataConfig
 from evenpack.kernels.attention_config import AttentionConfig
-from evenpack.models.model_config import Gpt2Config
+from evenpack.models.model_config import ModelConfig, study_switches
 
 
 class RunSection(Section):
@@ -125,7 +125,7 @@ class RunConfig(Section):
 
     run: RunSection
     data: DataConfig
-    model: Gpt2Config
+    model: ModelConfig
     attention: AttentionConfig = AttentionConfig()
     training: TrainingSection
     optimizer: OptimizerSection
@@ -148,14 +148,10 @@ class RunConfig(Section):
             raise ValueError(
                 f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({training.steps})"
             )
-        self._check_optimizer()
-        rows = self.model.max_positions
-        longest = self.data.recipe.max_sequence_length
-        if self.model.positions == "learned" and rows is not None and rows < longest:
-            raise ValueError(f"model.max_positions ({rows}) is below data.recipe.max_sequence_length ({longest})")
         return self
 
-    def _check_optimizer(self) -> None:
+    @model_validator(mode="after")
+    def _check_optimizer(self) -> "RunConfig":
         kind, adjustment, stage = self.optimizer.kind, self.training.packing_adjustment, self.deepspeed.zero_stage
         if kind == "lamb" and stage > 0:
             raise ValueError(
@@ -167,6 +163,30 @@ class RunConfig(Section):
                 f"training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found {kind}: set that, or "
                 "training.packing_adjustment=fewer_accumulations, which suits any optimizer"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_model(self) -> "RunConfig":
+        rows = self.model.max_positions
+        if self.model.positions == "learned" and rows is not None and rows < self.positions_needed:
+            raise ValueError(
+                f"model.max_positions ({rows}) is below what the data needs ({self.positions_needed}): "
+                "data.recipe.max_sequence_length, or data.pack_length where model.reset_positions is false"
+            )
+        about_packs = study_switches(self.model, self.attention).keys() & {"attention.isolate", "model.reset_positions"}
+        if about_packs and self.training.layout != "packed":
+            raise ValueError(
+                f"{min(about_packs)}: false is about packs; training.layout must be packed, "
+                f"found {self.training.layout}"
+            )
+        return self
+
+    @property
+    def positions_needed(self) -> int:
+        """Rows that a learned position table must have."""
+        return self.model.positions_needed(
+            max_sequence_length=self.data.recipe.max_sequence_length, pack_length=self.data.pack_length
+        )
 
     @property
     def prepared_dir(self) -> Path:

@@ -6,7 +6,9 @@ from evenpack.config import Section
 
 
 class AttentionConfig(Section):
-    """Which kernel computes attention over packs."""
+    """Which kernel computes attention over packs, and who attends to whom."""
 
     backend: Literal["auto", "reference", "sdpa", "varlen", "flash"] = "auto"
     """`auto` takes the fastest that can serve and says which; a named one that cannot serve is an error."""
+    isolate: bool = True
+    """For study: false makes all sequences of a pack one segment, its padding still another; packed layout only."""

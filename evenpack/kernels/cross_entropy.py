@@ -32,18 +32,20 @@ def linear_cross_entropy(
     labels: Int[Tensor, " T"],
     weights: Float[Tensor, " T"],
     *,
+    bias: Float[Tensor, " V"] | None = None,
     chunk_tokens: int | None = None,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-    """Sum over t of weights[t] * cross_entropy(hidden[t] @ weight.T, labels[t]), and how many were predicted right.
+    """Sum over t of weights[t] * cross_entropy(hidden[t] @ weight.T + bias, labels[t]), and how many were right.
 
-    Under autocast the matrix products run in the autocast dtype, else in that of `hidden`; softmax, loss and the sums
-    of `weight`'s gradient over chunks are FP32 (FP64 for FP64 input). Where gradients are not wanted none is computed.
+    Under autocast the matrix products run in the autocast dtype, else in that of `hidden`; bias, softmax, loss and the
+    sums of the gradients over chunks are FP32 (FP64 for FP64 input). Where gradients are not wanted none is computed.
 
     Args:
         hidden: final hidden states.
         weight: the output matrix, often tied to the token embedding.
         labels: within [0, V), also where the weight is zero.
         weights: of each token in the sum; zero for what is no target. No gradient flows into them.
+        bias: added to the logits; None: there is none.
         chunk_tokens: tokens whose logits exist at once; None: as many as fit into `CHUNK_BYTES`.
 
     Returns:
@@ -63,14 +65,15 @@ def linear_cross_entropy(
         chunk_tokens=chunk_tokens,
         wants_hidden=wanted and hidden.requires_grad,
         wants_weight=wanted and weight.requires_grad,
+        wants_bias=wanted and bias is not None and bias.requires_grad,
     )
-    result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, task)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(hidden, weight, bias, task)  # type: ignore[no-untyped-call]
     return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    """All but the two tensors that gradients flow into."""
+    """All but the tensors that gradients flow into."""
 
     labels: Tensor
     weights: Tensor
@@ -78,15 +81,16 @@ class _Task:
     chunk_tokens: int
     wants_hidden: bool
     wants_weight: bool
+    wants_bias: bool
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """Computes gradients in the forward pass, for an incoming gradient of one."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, task: _Task) -> tuple[Tensor, Tensor]:
-        loss_sum, correct, hidden_gradient, weight_gradient = _walk(hidden, weight, task)
-        ctx.save_for_backward(hidden_gradient, weight_gradient)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task) -> tuple[Tensor, Tensor]:
+        loss_sum, correct, *gradients = _walk(hidden, weight, bias, task)
+        ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(correct)
         return loss_sum, correct
 
@@ -97,29 +101,37 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*(None if saved is None else saved * loss_gradient for saved in ctx.saved_tensors), None)
 
 
-def _walk(hidden: Tensor, weight: Tensor, task: _Task) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _walk(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Loss sum, correct predictions and the gradients that are wanted, chunk by chunk."""
     sum_dtype = torch.promote_types(task.matmul_dtype, torch.float32)
     matmul_weight = weight.to(task.matmul_dtype)
     loss_sum = torch.zeros((), dtype=sum_dtype, device=hidden.device)
     correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
     hidden_gradient = torch.empty_like(hidden) if task.wants_hidden else None
-    weight_gradient = torch.zeros(weight.shape, dtype=sum_dtype, device=weight.device) if task.wants_weight else None
+    weight_gradient = torch.zeros_like(weight, dtype=sum_dtype) if task.wants_weight else None
+    bias_gradient = weight.new_zeros(weight.shape[0], dtype=sum_dtype) if task.wants_bias else None
     for chunk in _even_chunks(hidden.shape[0], task.chunk_tokens):
         rows = hidden[chunk].to(task.matmul_dtype)
         exponentials = (rows @ matmul_weight.T).to(sum_dtype)
+        if bias is not None:
+            exponentials += bias
         chunk_labels, chunk_weights = task.labels[chunk, None].long(), task.weights[chunk, None].to(sum_dtype)
         totals, chunk_loss, chunk_correct = _loss_(exponentials, chunk_labels, chunk_weights)
         loss_sum += chunk_loss
         correct += chunk_correct
-        if hidden_gradient is None and weight_gradient is None:
+        if not (task.wants_hidden or task.wants_weight or task.wants_bias):
             continue
-        logit_gradient = _logit_gradient_(exponentials, totals, chunk_labels, chunk_weights).to(task.matmul_dtype)
+        exact_gradient = _logit_gradient_(exponentials, totals, chunk_labels, chunk_weights)
+        if bias_gradient is not None:
+            bias_gradient += exact_gradient.sum(dim=0)
+        logit_gradient = exact_gradient.to(task.matmul_dtype)
         if hidden_gradient is not None:
             hidden_gradient[chunk] = logit_gradient @ matmul_weight
         if weight_gradient is not None:
             _add_product_(weight_gradient, logit_gradient.T, rows)
-    return loss_sum, correct, hidden_gradient, weight_gradient
+    return loss_sum, correct, hidden_gradient, weight_gradient, bias_gradient
 
 
 def _loss_(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

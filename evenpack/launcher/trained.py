@@ -13,7 +13,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.weights import load_model_weights
 from evenpack.errors import CheckpointError
-from evenpack.models.gpt2 import Gpt2
+from evenpack.models.families import Model
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class TrainedModel:
     """A model as a run's newest whole checkpoint has it."""
 
-    model: Gpt2
+    model: Model
     checkpoint: Checkpoint
     prepared: PreparedData
     world: World

@@ -1,4 +1,4 @@
-"""What a GPT-2 costs: parameters, floating-point operations, and the peak of the device they run on.
+"""What a model costs: parameters, floating-point operations, and the peak of the device they run on.
 
 Conventions, so that a reported MFU can be checked by hand:
 
@@ -6,19 +6,21 @@ Conventions, so that a reported MFU can be checked by hand:
 - The backward pass is twice the forward pass. Work done again to save memory (activation checkpointing, attention
   scores and logits recomputed by fused kernels) does not count: it is no progress.
 - Causal attention counts the pairs (i, j) with j <= i of one segment: l (l + 1) / 2 for length l, not l².
-- The LM head counts where a loss is taken.
+  Bidirectional attention counts all l².
+- The LM head counts where a loss is taken: for BERT at masked tokens, its pooler and next-sentence head at each
+  sequence's first token.
 
 `useful_work` leaves padding out, so a layout that pads more is not rewarded for it; `performed_work` is all that was
 put through the model. Nothing here depends on the hardware but the last table.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
-from evenpack.batch import PackedBatch
+from evenpack.batch import MaskedTargets, PackedBatch
 from evenpack.models.layers import FEED_FORWARD_RATIO
-from evenpack.models.model_config import Gpt2Config
+from evenpack.models.model_config import BertConfig, Gpt2Config, ModelConfig
 
 _PASSES = 3
 """Forward once, backward twice its work: gradients of the inputs and of the weights."""
@@ -34,13 +36,11 @@ class Work:
     """Sum of length² over those segments."""
     head_slots: int
     """Positions whose logits are computed."""
+    sequences: int
+    """First tokens that pass the pooler and the next-sentence head, where the model has them."""
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            slots=self.slots + other.slots,
-            squared_lengths=self.squared_lengths + other.squared_lengths,
-            head_slots=self.head_slots + other.head_slots,
-        )
+        return Work(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)})
 
     @property
     def causal_pairs(self) -> int:
@@ -49,38 +49,53 @@ class Work:
 
 
 def useful_work(batch: PackedBatch) -> Work:
-    """Real tokens, real segments, and the positions that count in the loss."""
+    """Real tokens, real segments, and the positions and sequences that count in the loss."""
     return Work(
         slots=batch.local_counts.tokens,
         squared_lengths=batch.squared_lengths,
         head_slots=batch.local_counts.targets,
+        sequences=batch.local_counts.sequences,
     )
 
 
 def performed_work(batch: PackedBatch) -> Work:
-    """All slots, padding and its segments included, with the LM head on each; waits for the device if it is there."""
+    """All slots, padding and its segments included, and all rows of the heads; waits for the device if it is there."""
     lengths = batch.cu_seqlens.diff().to(torch.int64)
-    return Work(slots=batch.slots, squared_lengths=int((lengths * lengths).sum()), head_slots=batch.slots)
+    return Work(
+        slots=batch.slots,
+        squared_lengths=int((lengths * lengths).sum()),
+        head_slots=batch.targets.labels.shape[0],
+        sequences=batch.targets.sequence_starts.shape[0] if isinstance(batch.targets, MaskedTargets) else 0,
+    )
 
 
-def parameter_count(config: Gpt2Config, *, vocabulary_size: int, max_positions: int) -> int:
-    """Trained numbers of `Gpt2`; the LM head is the token embedding and counts once."""
+def parameter_count(config: ModelConfig, *, vocabulary_size: int, max_positions: int) -> int:
+    """Trained numbers of the model; an output matrix that is the token embedding counts once."""
     layers, width = config.shape["layers"], config.shape["hidden_size"]
-    weights_per_block = _block_weights(width)
     biases_per_block = (3 + 1 + FEED_FORWARD_RATIO + 1) * width
     norm = 2 * width
     position_rows = max_positions if config.positions == "learned" else 0
     embeddings = (vocabulary_size + position_rows) * width
-    return embeddings + layers * (weights_per_block + biases_per_block + 2 * norm) + norm
+    blocks = layers * (_block_weights(width) + biases_per_block + 2 * norm)
+    if isinstance(config, Gpt2Config):
+        return embeddings + blocks + norm
+    dense = width * width + width
+    masked_token_head = dense + norm + vocabulary_size
+    next_sentence_head = dense + 2 * width + 2 if config.next_sentence else 0
+    return embeddings + config.token_types * width + norm + blocks + masked_token_head + next_sentence_head
 
 
-def step_flops(config: Gpt2Config, *, vocabulary_size: int, work: Work) -> int:
+def step_flops(config: ModelConfig, *, vocabulary_size: int, work: Work) -> int:
     """Operations of forward and backward over `work`: a micro-batch's, a step's or a run's; see the conventions."""
     layers, width = config.shape["layers"], config.shape["hidden_size"]
     blocks = 2 * layers * _block_weights(width) * work.slots
-    scores_and_values = 2 * (2 * layers * width * work.causal_pairs)
-    head = 2 * width * vocabulary_size * work.head_slots
-    return _PASSES * (blocks + scores_and_values + head)
+    pairs = work.causal_pairs if isinstance(config, Gpt2Config) else work.squared_lengths
+    scores_and_values = 2 * (2 * layers * width * pairs)
+    heads = 2 * width * vocabulary_size * work.head_slots
+    if isinstance(config, BertConfig):
+        heads += 2 * width * width * work.head_slots
+        heads += 2 * width * (width + 2) * work.sequences if config.next_sentence else 0
+    return _PASSES * (blocks + scores_and_values + heads)
 
 
 def _block_weights(width: int) -> int:

@@ -4,6 +4,7 @@ Shapes: T = slots, C = hidden size, H = heads, D = C / H, S = segments.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from evenpack.kernels.attention import packed_attention
 
-NORM_EPSILON = 1e-5
-"""Of every layer norm, as in GPT-2."""
+GPT2_NORM_EPSILON = 1e-5
+BERT_NORM_EPSILON = 1e-12
 
 FEED_FORWARD_RATIO = 4
 """Width of the feed-forward layer in hidden sizes."""
@@ -24,12 +25,14 @@ class Segments:
 
     cu_seqlens: Int[Tensor, " S_plus_1"]
     max_sequence_length: int
+    causal: bool
+    """Whether a slot sees only itself and those before it."""
     alibi_slopes: Float[Tensor, " H"] | None
     """None: positions come from elsewhere."""
 
 
-class CausalSelfAttention(nn.Module):
-    """Each slot reads the slots before it in its own segment, and itself."""
+class SelfAttention(nn.Module):
+    """Each slot reads its own segment: all of it, or itself and what stands before."""
 
     def __init__(self, hidden_size: int, heads: int, *, dropout: float, backend: str) -> None:
         super().__init__()
@@ -49,7 +52,7 @@ class CausalSelfAttention(nn.Module):
             value,
             segments.cu_seqlens,
             segments.max_sequence_length,
-            causal=True,
+            causal=segments.causal,
             alibi_slopes=segments.alibi_slopes,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
@@ -59,27 +62,28 @@ class CausalSelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers around GELU in its tanh form."""
+    """Two linear layers around GELU: `none` is its exact form (by erf), `tanh` the approximation of GPT-2."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, *, gelu: Literal["none", "tanh"]) -> None:
         super().__init__()
+        self.gelu = gelu
         self.expand = nn.Linear(hidden_size, FEED_FORWARD_RATIO * hidden_size)
         self.contract = nn.Linear(FEED_FORWARD_RATIO * hidden_size, hidden_size)
 
     def forward(self, hidden: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
-        result: Tensor = self.contract(F.gelu(self.expand(hidden), approximate="tanh"))
+        result: Tensor = self.contract(F.gelu(self.expand(hidden), approximate=self.gelu))
         return result
 
 
 class PreNormBlock(nn.Module):
-    """Attention, then feed-forward, each normalised before and added to what came in."""
+    """GPT-2's: attention, then feed-forward, each normalised before and added to what came in."""
 
     def __init__(self, hidden_size: int, heads: int, *, dropout: float, backend: str) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(hidden_size, eps=NORM_EPSILON)
-        self.attention = CausalSelfAttention(hidden_size, heads, dropout=dropout, backend=backend)
-        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=NORM_EPSILON)
-        self.feed_forward = FeedForward(hidden_size)
+        self.attention_norm = nn.LayerNorm(hidden_size, eps=GPT2_NORM_EPSILON)
+        self.attention = SelfAttention(hidden_size, heads, dropout=dropout, backend=backend)
+        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=GPT2_NORM_EPSILON)
+        self.feed_forward = FeedForward(hidden_size, gelu="tanh")
         self.residual_dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
@@ -92,3 +96,22 @@ class PreNormBlock(nn.Module):
     def residual_outputs(self) -> tuple[nn.Linear, nn.Linear]:
         """The layers whose results are added to the residual stream."""
         return self.attention.output, self.feed_forward.contract
+
+
+class PostNormBlock(nn.Module):
+    """BERT's: attention, then feed-forward, each added to what came in and the sum normalised."""
+
+    def __init__(self, hidden_size: int, heads: int, *, dropout: float, backend: str) -> None:
+        super().__init__()
+        self.attention = SelfAttention(hidden_size, heads, dropout=dropout, backend=backend)
+        self.attention_norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
+        self.feed_forward = FeedForward(hidden_size, gelu="none")
+        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
+        self.residual_dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
+        attended: Tensor = self.residual_dropout(self.attention(hidden, segments))
+        hidden = self.attention_norm(hidden + attended)
+        transformed: Tensor = self.residual_dropout(self.feed_forward(hidden))
+        normalised: Tensor = self.feed_forward_norm(hidden + transformed)
+        return normalised

@@ -16,16 +16,16 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.table = nn.Embedding(rows, hidden_size)
 
-    def forward(self, position_ids: Int[Tensor, " T"], max_sequence_length: int) -> Float[Tensor, " T C"]:
-        """Vectors for `position_ids`, which are below `max_sequence_length`.
+    def forward(self, position_ids: Int[Tensor, " T"], rows_needed: int) -> Float[Tensor, " T C"]:
+        """Vectors for `position_ids`, which are below `rows_needed`.
 
-        Raises: ValueError if sequences may be longer than the table. The bound is checked instead of the ids: that
+        Raises: ValueError if positions may lie beyond the table. The bound is checked instead of the ids: that
         costs no wait for the device, where an id outside the table would end the process without a message.
         """
         rows = self.table.num_embeddings
-        if max_sequence_length > rows:
+        if rows_needed > rows:
             raise ValueError(
-                f"sequences of up to {max_sequence_length} tokens need as many learned positions, the model has "
+                f"sequences of up to {rows_needed} tokens need as many learned positions, the model has "
                 f"{rows}; raise model.max_positions or lower data.recipe.max_sequence_length"
             )
         vectors: Tensor = self.table(position_ids)

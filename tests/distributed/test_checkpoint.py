@@ -105,7 +105,7 @@ class PackModel(nn.Module):
         logits = self.head(self.dropout(self.embedding(batch.tokens)))
         losses = F.cross_entropy(logits, batch.targets.labels, reduction="none")
         correct = (logits.argmax(-1) == batch.targets.labels).sum()
-        return LossSums(loss_sum=losses.sum(), correct=correct, targets=SLOTS)
+        return LossSums.of_tokens(loss_sum=losses.sum(), correct=correct, targets=SLOTS)
 
 
 def training_engine(world: World, *, zero_stage: int, width: int = 16, weight_decay: float = 0.1) -> "TrainingEngine":
@@ -134,8 +134,10 @@ def batch_of(step: int, slot: int) -> PackedBatch:
     return PackedBatch(
         tokens=tokens,
         position_ids=torch.arange(SLOTS),
+        token_type_ids=torch.zeros(SLOTS, dtype=torch.int64),
         cu_seqlens=torch.tensor([0, SLOTS], dtype=torch.int32),
         max_sequence_length=SLOTS,
+        position_rows=SLOTS,
         targets=CausalTargets(labels=tokens.roll(-1), weights=torch.ones(SLOTS)),
         step_counts=counts + counts + counts + counts,
         local_counts=counts,

@@ -10,6 +10,7 @@ from evenpack.config import load_run_file
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError
+from evenpack.models.model_config import BertConfig, study_switches
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -77,6 +78,9 @@ def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
         ("data.pack_length=64", "no pack could hold"),
         ("model.max_positions=64", "max_positions (64) is below"),
         ("model.heads=3", "must be a multiple of heads (3)"),
+        ("model.kind=gtp2", "'gpt2', 'bert'"),
+        ("model.token_types=2", "model.token_types: no such key"),
+        ("model.mlm_reduction=token", "model.mlm_reduction: no such key"),
         ("deepspeed.zero_stage=2", "deepspeed.zero_stage"),
         ("training.steps", "not of the form section.key=value"),
         ("training.steps.x=3", "single value, not a section"),
@@ -178,3 +182,58 @@ def test_lamb_is_refused_with_deepspeeds_bf16(run_file: Path) -> None:
     config = load_run_file(run_file, RunConfig, ["optimizer.kind=lamb", "deepspeed.extra.bf16={enabled: true}"])
     with pytest.raises(ConfigError, match=r"'bf16', which evenpack derives: set training\.precision"):
         deepspeed_config(config, 1)
+
+
+# BERT
+
+
+def bert_file(tmp_path: Path) -> Path:
+    path = tmp_path / "bert.yaml"
+    path.write_text(yaml.safe_dump(run_values() | {"model": {"kind": "bert", "preset": "tiny"}}))
+    return path
+
+
+def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
+    config = load_run_file(bert_file(tmp_path), RunConfig, ["training.layout=padded"])
+    assert isinstance(config.model, BertConfig)
+    assert (config.model.token_types, config.model.mlm_reduction, config.model.loss_balancing) == (2, "token", "exact")
+    assert study_switches(config.model, config.attention) == {}
+
+
+@pytest.mark.parametrize("name", ["attention.isolate", "model.reset_positions", "model.next_sentence"])
+def test_each_switch_for_study_is_named_with_what_it_does(tmp_path: Path, name: str) -> None:
+    config = load_run_file(bert_file(tmp_path), RunConfig, [f"{name}=false"])
+    assert list(study_switches(config.model, config.attention)) == [name]
+
+
+def test_isolation_can_be_switched_off_for_gpt2_too(run_file: Path) -> None:
+    config = load_run_file(run_file, RunConfig, ["attention.isolate=false"])
+    assert list(study_switches(config.model, config.attention)) == ["attention.isolate"]
+
+
+def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> None:
+    path, longer = bert_file(tmp_path), ["data.pack_length=512", "model.reset_positions=false"]
+    assert load_run_file(path, RunConfig, longer[:1]).positions_needed == 128
+    assert load_run_file(path, RunConfig, longer).positions_needed == 512
+    with pytest.raises(ConfigError, match=r"max_positions \(128\) is below what the data needs \(512\)"):
+        load_run_file(path, RunConfig, [*longer, "model.max_positions=128"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false is about packs"),
+        (["model.reset_positions=false", "training.layout=unpadded"], "must be packed, found unpadded"),
+        (["model.positions=alibi"], "'learned'"),
+        (["model.mlm_reduction=pack"], "'token' or 'sequence'"),
+        (["model.loss_balancing=mean"], "'exact' or 'expected'"),
+        (["model.token_types=1"], "greater than or equal to 2"),
+        (["model.preset=xl"], "'tiny', 'mini', 'base' or 'large'"),
+        (["model.heads=3"], "must be a multiple of heads (3)"),
+        (["model.next_sentense=false"], "did you mean 'next_sentence'"),
+    ],
+)
+def test_a_wrong_bert_is_refused_and_explained(tmp_path: Path, overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_file(bert_file(tmp_path), RunConfig, overrides)
+    assert expected in str(caught.value)

@@ -3,8 +3,12 @@ from dataclasses import replace
 import pytest
 import torch
 from batches import LAYOUTS, build_batch, random_sequences
+from masked_batches import build_masked_batch, random_pairs
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import BertConfig as TheirBertConfig
+from transformers import BertForMaskedLM, BertForPreTraining
 
+from evenpack.models.bert import Bert
 from evenpack.models.cost import (
     Work,
     device_peak_flops,
@@ -14,7 +18,7 @@ from evenpack.models.cost import (
     useful_work,
 )
 from evenpack.models.gpt2 import Gpt2
-from evenpack.models.model_config import Gpt2Config
+from evenpack.models.model_config import BertConfig, Gpt2Config
 
 SHAPE = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=32, heads=4)
 VOCABULARY = 101
@@ -46,7 +50,7 @@ def test_flops_of_a_small_pack_by_hand():
     sequences = random_sequences([5, 3, 2], vocabulary_size=VOCABULARY)
     batch, _ = build_batch([sequences], "packed", max_sequence_length=8, pack_length=14)
     work = useful_work(batch)
-    assert work == Work(slots=10, squared_lengths=25 + 9 + 4, head_slots=7)
+    assert work == Work(slots=10, squared_lengths=25 + 9 + 4, head_slots=7, sequences=3)
     assert work.causal_pairs == 24
     query_key_value = 2 * 10 * 32 * 96
     output = 2 * 10 * 32 * 32
@@ -61,19 +65,21 @@ def test_padding_changes_the_slots_and_nothing_that_is_useful():
     packs = [random_sequences(lengths, vocabulary_size=VOCABULARY) for lengths in ([5, 3, 2], [7, 1])]
     shapes = [(layout, 12) for layout in LAYOUTS] + [("packed", 20)]
     batches = [build_batch(packs, layout, max_sequence_length=8, pack_length=slots)[0] for layout, slots in shapes]
-    assert {useful_work(batch) for batch in batches} == {Work(slots=18, squared_lengths=88, head_slots=13)}
+    assert {useful_work(batch) for batch in batches} == {Work(slots=18, squared_lengths=88, head_slots=13, sequences=5)}
     assert [batch.slots for batch in batches] == [24, 18, 40, 40]
     assert [performed_work(batch) for batch in batches] == [
-        Work(slots=24, squared_lengths=88 + 2 * 2 + 4 * 4, head_slots=24),
-        Work(slots=18, squared_lengths=88, head_slots=18),
-        Work(slots=40, squared_lengths=5 * 8 * 8, head_slots=40),
-        Work(slots=40, squared_lengths=88 + 8 * 8 + 2 * 2 + 8 * 8 + 4 * 4, head_slots=40),
+        Work(slots=24, squared_lengths=88 + 2 * 2 + 4 * 4, head_slots=24, sequences=0),
+        Work(slots=18, squared_lengths=88, head_slots=18, sequences=0),
+        Work(slots=40, squared_lengths=5 * 8 * 8, head_slots=40, sequences=0),
+        Work(slots=40, squared_lengths=88 + 8 * 8 + 2 * 2 + 8 * 8 + 4 * 4, head_slots=40, sequences=0),
     ]
 
 
 def test_work_adds_up():
-    total = Work(slots=3, squared_lengths=5, head_slots=2) + Work(slots=4, squared_lengths=16, head_slots=3)
-    assert total == Work(slots=7, squared_lengths=21, head_slots=5)
+    total = Work(slots=3, squared_lengths=5, head_slots=2, sequences=1) + Work(
+        slots=4, squared_lengths=16, head_slots=3, sequences=4
+    )
+    assert total == Work(slots=7, squared_lengths=21, head_slots=5, sequences=5)
 
 
 def counted_flops(model, batch):
@@ -101,6 +107,87 @@ def test_attention_agrees_with_torchs_counter_but_for_the_half_that_causality_le
     linear, attention = counted_flops(model, batch)
     expected = step_flops(SHAPE, vocabulary_size=VOCABULARY, work=performed_work(batch)) - linear
     assert attention * (16 + 1) / 2 / 16 == expected > 0
+
+
+BERT = BertConfig(kind="bert", preset="tiny", layers=3, hidden_size=32, heads=4, dropout=0.0)
+
+
+@pytest.mark.parametrize(("preset", "published"), [("base", 110_106_428), ("large", 336_226_108)])
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_berts_presets_have_the_parameter_counts_of_transformers(preset, published, next_sentence):
+    config = BertConfig(kind="bert", preset=preset, next_sentence=next_sentence)
+    shape = config.shape
+    width = shape["hidden_size"]
+    with torch.device("meta"):
+        model = Bert(config, vocabulary_size=30_522, max_positions=512)
+        theirs = (BertForPreTraining if next_sentence else BertForMaskedLM)(
+            TheirBertConfig(
+                hidden_size=width,
+                num_hidden_layers=shape["layers"],
+                num_attention_heads=shape["heads"],
+                intermediate_size=4 * width,
+            )
+        )
+    count = parameter_count(config, vocabulary_size=30_522, max_positions=512)
+    assert count == sum(parameter.numel() for parameter in model.parameters())
+    assert count == sum(parameter.numel() for parameter in theirs.parameters())
+    assert count == published if next_sentence else count < published
+
+
+def test_every_table_of_bert_counts():
+    config = BertConfig(kind="bert", preset="mini", token_types=5)
+    with torch.device("meta"):
+        model = Bert(config, vocabulary_size=300, max_positions=77)
+    built = sum(parameter.numel() for parameter in model.parameters())
+    assert parameter_count(config, vocabulary_size=300, max_positions=77) == built
+
+
+def masked_batch(layout="packed"):
+    pairs = random_pairs([10, 4, 2], vocabulary_size=VOCABULARY)
+    return build_masked_batch([pairs], layout, max_sequence_length=10, pack_length=18, max_targets=7, max_sequences=5)[
+        0
+    ]
+
+
+def test_flops_of_a_small_pack_of_pairs_by_hand():
+    """Lengths 10, 4 and 2: 16 tokens, 100 + 16 + 4 = 120 pairs that attend, 2 + 1 + 1 = 4 masked tokens."""
+    work = useful_work(masked_batch())
+    assert work == Work(slots=16, squared_lengths=120, head_slots=4, sequences=3)
+    query_key_value = 2 * 16 * 32 * 96
+    output = 2 * 16 * 32 * 32
+    feed_forward = 2 * (2 * 16 * 32 * 128)
+    attention = 4 * (2 * 120 * 8) * 2  # heads x (2 x pairs x head_dim), for scores and for values
+    masked_token_head = 2 * 4 * 32 * 32 + 2 * 4 * 32 * 101
+    next_sentence_head = 2 * 3 * 32 * 32 + 2 * 3 * 32 * 2
+    forward = 3 * (query_key_value + output + feed_forward + attention) + masked_token_head + next_sentence_head
+    assert step_flops(BERT, vocabulary_size=VOCABULARY, work=work) == 3 * forward
+    without = BERT.model_copy(update={"next_sentence": False})
+    assert step_flops(without, vocabulary_size=VOCABULARY, work=work) == 3 * (forward - next_sentence_head)
+
+
+def test_work_performed_on_pairs_is_all_slots_and_all_rows_of_the_heads():
+    assert {layout: performed_work(masked_batch(layout)) for layout in LAYOUTS} == {
+        "packed": Work(slots=18, squared_lengths=120 + 2 * 2, head_slots=7, sequences=5),
+        "unpadded": Work(slots=16, squared_lengths=120, head_slots=7, sequences=5),
+        "padded": Work(slots=30, squared_lengths=120 + 6 * 6 + 8 * 8, head_slots=7, sequences=5),
+    }
+
+
+@pytest.mark.parametrize("length", [8, 16])
+def test_berts_operations_agree_with_torchs_counter(length):
+    """The oracle computes every pair of a segment, as the convention counts them."""
+    batch, _ = build_masked_batch(
+        [random_pairs([length], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=length
+    )
+    model = Bert(BERT, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="reference")
+    with FlopCounterMode(display=False) as counter:
+        hidden = model.hidden_states(batch)
+        rows = model.masked_token_head(hidden[batch.targets.positions])
+        logits = torch.nn.functional.linear(rows, model.token_embedding.weight, model.masked_token_head.decoder_bias)
+        pairs = model.next_sentence_head(hidden[batch.targets.sequence_starts])
+        (logits.sum() + pairs.sum()).backward()
+    expected = step_flops(BERT, vocabulary_size=VOCABULARY, work=performed_work(batch))
+    assert counter.get_total_flops() == expected
 
 
 @pytest.mark.parametrize(

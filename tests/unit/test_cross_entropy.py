@@ -114,6 +114,54 @@ def test_a_retained_graph_gives_the_same_gradients_twice() -> None:
     assert torch.equal(first[1], second[1])
 
 
+# Bias
+
+
+def biased(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(hidden @ weight.T + bias, labels, reduction="none")
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 10])
+def test_a_bias_gives_the_loss_and_all_gradients_of_the_plain_computation(chunk_tokens: int | None) -> None:
+    hidden, weight, labels, weights = problem()
+    bias = torch.randn(weight.shape[0], generator=torch.Generator().manual_seed(5)).requires_grad_()
+    loss, correct = linear_cross_entropy(hidden, weight, labels, weights, bias=bias, chunk_tokens=chunk_tokens)
+    expected = (biased(hidden, weight, bias, labels) * weights).sum()
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    right = (hidden @ weight.T + bias).argmax(dim=1) == labels
+    assert correct.item() == int((right & (weights > 0)).sum())
+    leaves = (hidden, weight, bias)
+    for found, wanted in zip(
+        torch.autograd.grad(loss * 3, leaves), torch.autograd.grad(expected * 3, leaves), strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_bias_and_its_gradient_stay_float32_under_autocast() -> None:
+    """Rounded to bfloat16, a bias of 1000.5 would be 1000."""
+    hidden, weight, labels, weights = problem()
+    bias = torch.full((weight.shape[0],), 1000.0)
+    bias[3] += 0.5
+    bias.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = linear_cross_entropy(hidden, weight, labels, weights, bias=bias, chunk_tokens=10)
+    logits = (hidden.bfloat16() @ weight.bfloat16().T).float() + bias
+    expected = (F.cross_entropy(logits, labels, reduction="none") * weights).sum()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    (found,), (wanted,) = torch.autograd.grad(loss, bias), torch.autograd.grad(expected, bias)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_bias_alone_may_be_trained() -> None:
+    hidden, weight, labels, weights = problem()
+    bias = torch.zeros(weight.shape[0]).requires_grad_()
+    loss, _ = linear_cross_entropy(hidden.detach(), weight.detach(), labels, weights, bias=bias)
+    (found,) = torch.autograd.grad(loss, bias)
+    expected = (biased(hidden, weight, bias, labels) * weights).sum()
+    torch.testing.assert_close(found, torch.autograd.grad(expected, bias)[0], rtol=1e-5, atol=1e-5)
+
+
 # Precision
 
 

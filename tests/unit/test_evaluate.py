@@ -146,7 +146,7 @@ class SuccessorModel(nn.Module):
         losses = F.cross_entropy(logits, batch.targets.labels, reduction="none") * batch.targets.weights
         counted = batch.targets.weights > 0
         correct = (counted & (logits.argmax(-1) == batch.targets.labels)).sum()
-        return LossSums(loss_sum=losses.sum(), correct=correct, targets=batch.local_counts.targets)
+        return LossSums.of_tokens(loss_sum=losses.sum(), correct=correct, targets=batch.local_counts.targets)
 
 
 def test_loss_and_counts_are_those_of_every_sequence_alone(gpt2: Gpt2):
@@ -175,8 +175,10 @@ def logits_of_one(model: Gpt2, tokens: Tensor) -> Tensor:
         PackedBatch(
             tokens=tokens,
             position_ids=torch.arange(length),
+            token_type_ids=torch.zeros_like(tokens),
             cu_seqlens=torch.tensor([0, length], dtype=torch.int32),
             max_sequence_length=length,
+            position_rows=length,
             targets=CausalTargets(labels=torch.zeros_like(tokens), weights=torch.zeros(length)),
             step_counts=counts,
             local_counts=counts,

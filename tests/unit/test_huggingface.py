@@ -88,7 +88,7 @@ def test_an_exported_model_loads_in_transformers_with_equal_logits(tmp_path):
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    to_huggingface(ours, tmp_path / "new" / "exported", tokenizer_dir=None, end_of_text_id=7)
+    to_huggingface(ours, tmp_path / "new" / "exported", tokenizer_dir=None, special_token_id=7)
     theirs, loading = GPT2LMHeadModel.from_pretrained(tmp_path / "new" / "exported", output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert theirs.config.resid_pdrop == theirs.config.attn_pdrop == theirs.config.embd_pdrop == 0.1
@@ -101,7 +101,7 @@ def test_an_exported_model_loads_in_transformers_with_equal_logits(tmp_path):
 
 def test_weights_survive_the_way_out_and_in_bit_for_bit(tmp_path):
     ours = our_model()
-    to_huggingface(ours, tmp_path / "exported", tokenizer_dir=None, end_of_text_id=0)
+    to_huggingface(ours, tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
     again = from_huggingface(tmp_path / "exported")
     assert again.config.shape == ours.config.shape
     assert (again.vocabulary_size, again.max_positions) == (VOCABULARY, LONGEST)
@@ -180,7 +180,7 @@ def test_a_state_dict_of_another_model_is_refused(change, message):
 
 def test_alibi_models_say_why_they_cannot_be_exported(tmp_path):
     with pytest.raises(ConfigError, match=r"learned positions only.*model\.positions: alibi"):
-        to_huggingface(our_model(positions="alibi"), tmp_path / "out", tokenizer_dir=None, end_of_text_id=0)
+        to_huggingface(our_model(positions="alibi"), tmp_path / "out", tokenizer_dir=None, special_token_id=0)
     with pytest.raises(ConfigError, match="learned positions only"):
         load_huggingface_weights(our_model(positions="alibi"), huggingface_weights(our_model()))
     assert not list(tmp_path.iterdir())
@@ -198,7 +198,7 @@ def test_alibi_models_say_why_they_cannot_be_exported(tmp_path):
     ],
 )
 def test_an_architecture_that_we_do_not_compute_is_refused(tmp_path, key, value):
-    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, end_of_text_id=0)
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
     path = tmp_path / "exported" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(CheckpointError, match=rf"{key} must be .* found .*{value}"):
@@ -217,14 +217,14 @@ def test_an_architecture_that_we_do_not_compute_is_refused(tmp_path, key, value)
     ],
 )
 def test_a_broken_checkpoint_directory_is_refused(tmp_path, damage, message):
-    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, end_of_text_id=0)
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
     damage(tmp_path / "exported")
     with pytest.raises(CheckpointError, match=message):
         from_huggingface(tmp_path / "exported")
 
 
 def test_another_vocabulary_in_config_and_weights_names_the_tensor(tmp_path):
-    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, end_of_text_id=0)
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
     weights = load_file(tmp_path / "exported" / "model.safetensors")
     weights["transformer.wte.weight"] = torch.zeros(VOCABULARY + 1, 48)
     save_file(weights, tmp_path / "exported" / "model.safetensors")
@@ -243,7 +243,7 @@ def save_tokenizer(directory):
 def test_the_tokenizer_travels_along(tmp_path):
     tokenizer_dir = save_tokenizer(tmp_path / "tokenizer")
     (tokenizer_dir / "notes.md").write_text("not a part of a tokenizer")
-    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=tokenizer_dir, end_of_text_id=0)
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=tokenizer_dir, special_token_id=0)
     assert AutoTokenizer.from_pretrained(tmp_path / "exported")("pack even")["input_ids"] == [2, 1]
     assert not (tmp_path / "exported" / "notes.md").exists()
 
@@ -251,14 +251,16 @@ def test_the_tokenizer_travels_along(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"end_of_text_id": VOCABULARY}, "vocabulary .0 to 58., found 59"),
-        ({"end_of_text_id": -1}, "found -1"),
+        ({"special_token_id": VOCABULARY}, "vocabulary .0 to 58., found 59"),
+        ({"special_token_id": -1}, "found -1"),
         ({"tokenizer_dir": Path("nowhere")}, "nowhere holds no tokenizer"),
     ],
 )
 def test_wrong_arguments_leave_nothing_behind(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        to_huggingface(our_model(), tmp_path / "exported", **({"tokenizer_dir": None, "end_of_text_id": 0} | arguments))
+        to_huggingface(
+            our_model(), tmp_path / "exported", **({"tokenizer_dir": None, "special_token_id": 0} | arguments)
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -266,10 +268,10 @@ def test_a_directory_with_content_is_never_written_over(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.safetensors").write_text("years of work")
     with pytest.raises(ConfigError, match="exists and is not an empty directory"):
-        to_huggingface(our_model(), tmp_path / "mine", tokenizer_dir=None, end_of_text_id=0)
+        to_huggingface(our_model(), tmp_path / "mine", tokenizer_dir=None, special_token_id=0)
     assert (tmp_path / "mine" / "model.safetensors").read_text() == "years of work"
     (tmp_path / "empty").mkdir()
-    to_huggingface(our_model(), tmp_path / "empty", tokenizer_dir=None, end_of_text_id=0)
+    to_huggingface(our_model(), tmp_path / "empty", tokenizer_dir=None, special_token_id=0)
     assert from_huggingface(tmp_path / "empty").config.shape["layers"] == 3
 
 
@@ -279,5 +281,5 @@ def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr("evenpack.models.huggingface.write_json", disk_full)
     with pytest.raises(OSError, match="No space left"):
-        to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, end_of_text_id=0)
+        to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,124 @@
+"""Invariants 3 and 6 for BERT: however a step is split, its gradient is that of its pairs one by one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from harness import run_ranks
+from masked_batches import MaskedPair, build_masked_batch, random_pairs, roughen
+
+from evenpack.batch import PackedBatch
+from evenpack.engine.distributed import World
+from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.run_config import RunConfig
+from evenpack.models.bert import Bert
+
+PACKS = 8
+PACK_LENGTH = 40
+VOCABULARY = 61
+ACCUMULATIONS = (1, 2, 4)
+REDUCTIONS = ("token", "sequence")
+
+
+def make_packs() -> list[list[MaskedPair]]:
+    """Packs of one to four pairs, from a few tokens to full, so that both counts of the shares are very unequal."""
+    lengths = [[3], [5, 2], [2, 2, 2, 2], [17], [9, 12], [20, 20], [10, 10, 10, 10], [40]]
+    return [random_pairs(parts, vocabulary_size=VOCABULARY, seed=index) for index, parts in enumerate(lengths)]
+
+
+def run_config(*, ranks: int, accumulation: int, mlm_reduction: str) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": {"name": "test", "output_dir": "unused"},
+            "data": {
+                "sources": {"builtin": {"kind": "builtin"}},
+                "tokenizer": {"kind": "train"},
+                "recipe": {"kind": "documents", "max_sequence_length": PACK_LENGTH},
+                "pack_length": PACK_LENGTH,
+            },
+            "model": {
+                "kind": "bert",
+                "preset": "tiny",
+                "hidden_size": 32,
+                "heads": 2,
+                "dropout": 0.0,
+                "mlm_reduction": mlm_reduction,
+            },
+            "training": {
+                "packs_per_step": PACKS,
+                "packs_per_micro_batch": PACKS // (ranks * accumulation),
+                "steps": 10,
+                "precision": "fp32",
+                "gradient_clipping": None,
+            },
+            "optimizer": {"learning_rate": 1e-2},
+        }
+    )
+
+
+def make_model(config: RunConfig) -> Bert:
+    assert config.model.kind == "bert"
+    model = Bert(config.model, vocabulary_size=VOCABULARY, max_positions=PACK_LENGTH, seed=3)
+    roughen(model)
+    return model
+
+
+def packed(packs: list[list[MaskedPair]], mlm_reduction: str) -> PackedBatch:
+    return build_masked_batch(
+        packs, "packed", max_sequence_length=PACK_LENGTH, pack_length=PACK_LENGTH, mlm_reduction=mlm_reduction
+    )[0]
+
+
+def micro_batches(world: World, *, accumulation: int, mlm_reduction: str) -> list[PackedBatch]:
+    """A rank's share, with the counts of the whole step."""
+    packs = make_packs()
+    counts = packed(packs, mlm_reduction).step_counts
+    size = PACKS // (world.size * accumulation)
+    first = world.rank * accumulation * size
+    return [
+        replace(
+            packed(packs[first + index * size : first + (index + 1) * size], mlm_reduction=mlm_reduction),
+            step_counts=counts,
+        )
+        for index in range(accumulation)
+    ]
+
+
+def reference_gradients(model: Bert, mlm_reduction: str) -> list[torch.Tensor]:
+    """Of the mean masked-token loss plus the mean next-sentence loss, from each pair alone, by definition."""
+    token_losses, pair_losses, counts = [], [], []
+    for pair in (pair for pack in make_packs() for pair in pack):
+        sums = model(build_masked_batch([[pair]], "unpadded", max_sequence_length=PACK_LENGTH)[0])
+        token_losses.append(sums.loss_sum)
+        pair_losses.append(sums.next_sentence_loss_sum)
+        counts.append(float(len(pair.masked)))
+    losses, divisors = torch.stack(token_losses), torch.tensor(counts)
+    token_loss = losses.sum() / divisors.sum() if mlm_reduction == "token" else (losses / divisors).mean()
+    return list(torch.autograd.grad(token_loss + torch.stack(pair_losses).mean(), list(model.parameters())))
+
+
+def largest_errors(world: World) -> dict[tuple[str, int], float]:
+    """Largest relative error (L2) of a parameter's gradient, by reduction and accumulation."""
+    errors = {}
+    for mlm_reduction in REDUCTIONS:
+        for accumulation in ACCUMULATIONS:
+            config = run_config(ranks=world.size, accumulation=accumulation, mlm_reduction=mlm_reduction)
+            engine = TrainingEngine(make_model(config), config, world)
+            engine.compute_gradients(0, micro_batches(world, accumulation=accumulation, mlm_reduction=mlm_reduction))
+            engine.reduce_gradients()
+            expected = reference_gradients(make_model(config), mlm_reduction)
+            errors[mlm_reduction, accumulation] = max(
+                float((parameter.grad - wanted).norm() / wanted.norm())
+                for parameter, wanted in zip(engine.model.parameters(), expected, strict=True)
+                if parameter.grad is not None
+            )
+            assert all(parameter.grad is not None for parameter in engine.model.parameters())
+            engine.deepspeed.destroy()
+    return errors
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_both_losses_are_means_over_the_whole_step_at_any_split(ranks: int) -> None:
+    for errors in run_ranks(largest_errors, ranks):
+        assert len(errors) == len(REDUCTIONS) * len(ACCUMULATIONS)
+        assert max(errors.values()) <= 1e-5, errors

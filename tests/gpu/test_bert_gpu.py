@@ -1,0 +1,109 @@
+"""BERT on a CUDA device, against itself on the CPU and over all attention backends that can serve there."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from masked_batches import build_masked_batch, random_pairs, roughen
+
+from evenpack.kernels.attention import AttentionRequest
+from evenpack.kernels.capabilities import capabilities
+from evenpack.models.bert import Bert
+from evenpack.models.model_config import BertConfig
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+VOCABULARY = 1000
+LONGEST = 256
+HEAD_DIM = 64
+
+
+def build_model(*, device=DEVICE, backend="auto", dropout=0.0):
+    config = BertConfig(kind="bert", preset="tiny", layers=4, hidden_size=4 * HEAD_DIM, heads=4, dropout=dropout)
+    model = Bert(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, attention_backend=backend, seed=3)
+    roughen(model, 0.02)
+    return model.to(device)
+
+
+def some_batch(device=DEVICE):
+    packs = [random_pairs(lengths, vocabulary_size=VOCABULARY) for lengths in ([256], [130, 7, 2, 60], [20] * 11)]
+    batch, spans = build_masked_batch(packs, "packed", max_sequence_length=LONGEST, pack_length=LONGEST)
+    return batch.to(device), spans
+
+
+def loss_of(model, batch):
+    sums = model(batch)
+    return sums.loss_sum / batch.local_counts.targets + sums.next_sentence_loss_sum / batch.local_counts.sequences
+
+
+def loss_and_gradients(model, batch):
+    model.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()
+    return loss.item(), {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}
+
+
+def serving_backends():
+    """Every backend that takes bfloat16 here; of torch's own, none may be missing."""
+    request = AttentionRequest(
+        device_type="cuda", dtype=torch.bfloat16, head_dim=HEAD_DIM, causal=False, alibi=False, dropout=False
+    )
+    able = {answer.backend for answer in capabilities(request) if answer.available}
+    assert able >= {"reference", "sdpa", "varlen"}
+    return sorted(able)
+
+
+def bf16_autocast():
+    return torch.autocast("cuda", dtype=torch.bfloat16)
+
+
+def test_fp32_gives_the_loss_and_gradients_of_the_cpu():
+    cpu = torch.device("cpu")
+    loss, gradients = loss_and_gradients(build_model(), some_batch()[0])
+    expected_loss, expected = loss_and_gradients(build_model(device=cpu, backend="reference"), some_batch(cpu)[0])
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for name, gradient in expected.items():
+        assert (gradients[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+
+
+def test_bf16_autocast_stays_near_fp32_with_every_backend():
+    batch, _ = some_batch()
+    expected_loss, expected = loss_and_gradients(build_model(), batch)
+    for backend in serving_backends():
+        with bf16_autocast():
+            loss, gradients = loss_and_gradients(build_model(backend=backend), batch)
+        assert loss == pytest.approx(expected_loss, rel=1e-2), backend
+        for name, gradient in expected.items():
+            assert (gradients[name] - gradient).norm() <= 0.1 * gradient.norm(), (backend, name)
+
+
+def test_sequences_are_isolated_with_every_backend_and_the_control_leaks():
+    batch, spans = some_batch()
+    rows = torch.arange(0, batch.slots + 1, LONGEST, dtype=torch.int32, device=DEVICE)
+    changed = spans[1]
+    tokens = batch.tokens.clone()
+    tokens[changed] = (tokens[changed] + 1) % VOCABULARY
+    others = torch.ones(batch.slots, dtype=torch.bool, device=DEVICE)
+    others[changed] = False
+    for backend in serving_backends():
+        model, deviations = build_model(backend=backend), []
+        for isolated in (batch, replace(batch, cu_seqlens=rows)):
+            with bf16_autocast(), torch.no_grad():
+                hidden = model.hidden_states(isolated)
+                new_hidden = model.hidden_states(replace(isolated, tokens=tokens))
+            deviations.append((hidden.float() - new_hidden.float())[others].abs().max().item())
+        assert deviations[0] == 0.0, backend
+        assert deviations[1] > 1e-4, backend
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype when it is switched on
+def test_nothing_waits_for_the_device_with_varlen():
+    model, (batch, _) = build_model(backend="varlen"), some_batch()
+    with bf16_autocast():
+        loss_of(model, batch).backward()  # kernels are loaded and the allocator is warm after this
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            loss_of(model, batch).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
