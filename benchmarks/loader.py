@@ -18,6 +18,7 @@ import numpy as np
 from evenpack.config import load_run_file
 from evenpack.data.pipeline import MicroBatchDataset, PipelineSettings
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.objective import build_objective
 from evenpack.engine.run_config import RunConfig
 
 
@@ -50,18 +51,20 @@ def main() -> None:
 
 
 def _dataset(config: RunConfig) -> MicroBatchDataset:
+    prepared = PreparedData.open(config.prepared_dir, config.data)
     settings = PipelineSettings(
         seed=config.run.seed,
         packs_per_step=config.training.packs_per_step,
         packs_per_micro_batch=config.training.packs_per_micro_batch,
-        layout=config.training.layout,
+        form=config.batch_form,
+        objective=build_objective(config, prepared),
         ranks=1,
         rank=0,
         per_micro_batch_balance=False,
         cost_weights=(0.0, 1.0),
         loader_workers=0,
     )
-    return MicroBatchDataset(PreparedData.open(config.prepared_dir, config.data), settings)
+    return MicroBatchDataset(prepared, settings)
 
 
 def _collate(dataset: MicroBatchDataset, steps: int) -> tuple[float, int]:

@@ -13,19 +13,21 @@ import json
 import platform
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from evenpack.config import load_run_file
-from evenpack.data.collate import Layout
 from evenpack.data.pipeline import PipelineSettings, StepBatches, training_batches
+from evenpack.data.placement import Layout
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World, configure_logging, joined_world
 from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.objective import build_denominators, build_objective
 from evenpack.engine.run_config import RunConfig
 from evenpack.models.cost import Work, device_peak_flops, performed_work, step_flops, useful_work
 
@@ -48,9 +50,13 @@ def measure(config: RunConfig, world: World, layouts: list[Layout], *, rounds: i
     """One row a layout: medians over `rounds` steps, sums over ranks."""
     prepared = PreparedData.open(config.prepared_dir, config.data)
     micro_batches_per_step(config.training, world.size)
-    engine = TrainingEngine(build_model(config, prepared, world.device), config, world)
+    engine = TrainingEngine(
+        build_model(config, prepared, world.device), config, world, denominators=build_denominators(config, prepared)
+    )
     streams = {
-        layout: training_batches(prepared, _settings(config, world, layout), start_step=0, stop_step=warmup + rounds)
+        layout: training_batches(
+            prepared, _settings(config, prepared, world, layout), start_step=0, stop_step=warmup + rounds
+        )
         for layout in layouts
     }
     timings: dict[Layout, list[dict[str, float]]] = {layout: [] for layout in layouts}
@@ -141,12 +147,13 @@ def _peak_flops(config: RunConfig, world: World) -> float | None:
     return device_peak_flops(torch.cuda.get_device_name(world.device), dtype)
 
 
-def _settings(config: RunConfig, world: World, layout: Layout) -> PipelineSettings:
+def _settings(config: RunConfig, prepared: PreparedData, world: World, layout: Layout) -> PipelineSettings:
     return PipelineSettings(
         seed=config.run.seed,
         packs_per_step=config.training.packs_per_step,
         packs_per_micro_batch=config.training.packs_per_micro_batch,
-        layout=layout,
+        form=replace(config.batch_form, layout=layout),
+        objective=build_objective(config, prepared),
         ranks=world.size,
         rank=world.rank,
         per_micro_batch_balance=False,

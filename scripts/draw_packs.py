@@ -10,6 +10,7 @@ import numpy as np
 from svg import COLOURS, PADDING, document, rectangle, text
 
 from evenpack.config import load_run_file
+from evenpack.data.objectives import NextTokens
 from evenpack.data.pipeline import packed_sources
 from evenpack.data.prepared import PreparedData
 from evenpack.data.step_plan import Dealing, StepPlanner
@@ -30,7 +31,9 @@ def main() -> None:
         ranks=RANKS, micro_batches=1, per_micro_batch=False, cost_per_token=0.0, cost_per_squared_length=1.0
     )
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    plan = StepPlanner(sources, prepared.weights, packs_per_step=PACKS, dealing=dealing).plan(STEP)
+    plan = StepPlanner(sources, prepared.weights, packs_per_step=PACKS, dealing=dealing, objective=NextTokens()).plan(
+        STEP
+    )
     scale = WIDTH / prepared.pack_length
     parts: list[str] = []
     number = 0

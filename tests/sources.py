@@ -64,9 +64,9 @@ class ListView:
 
     def statistics(self, sequence_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         chosen = [self.sequences[int(i)] for i in sequence_ids]
-        targets = np.array([sum(length - 1 for length in segments) for segments in chosen], dtype=np.int64)
+        counts = np.array([len(segments) for segments in chosen], dtype=np.int64)
         squares = np.array([sum(length**2 for length in segments) for segments in chosen], dtype=np.int64)
-        return targets, squares
+        return counts, squares
 
 
 def packed_source(
@@ -78,4 +78,4 @@ def packed_source(
     packing = pack(
         LengthHistogram.from_lengths(lengths, longest=longest), "longest_pack_first", pack_length=pack_length
     )
-    return PackedSource(view=view, plan=PackPlan(packing, np.argsort(lengths, kind="stable"), key=key))
+    return PackedSource(view=view, plan=PackPlan(packing, np.argsort(lengths, kind="stable"), key=key), key=first_token)

@@ -117,9 +117,14 @@ def masked_count(lengths: Integer[np.ndarray, " N"], config: MaskingConfig) -> I
     return np.clip(wanted, 0, np.maximum(limits, 0))
 
 
-def masking_keys(seed: int, epoch: int, source: int, sequence_ids: Int64[np.ndarray, " N"]) -> UInt64[np.ndarray, " N"]:
-    """A key for each sequence of a source in one epoch; `source` is any number that tells sources apart."""
-    return derive_key(seed, epoch, source, sequence_ids.astype(np.uint64))
+def masking_keys(
+    seed: int,
+    epochs: Int64[np.ndarray, " N"],
+    source_keys: UInt64[np.ndarray, " N"],
+    sequence_ids: Int64[np.ndarray, " N"],
+) -> UInt64[np.ndarray, " N"]:
+    """A key for each sequence in its epoch; `source_keys` are any numbers that tell sources apart."""
+    return derive_key(seed, epochs.astype(np.uint64), source_keys, sequence_ids.astype(np.uint64))
 
 
 def mask_sequences(

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import xxhash
 from torch.utils.data import DataLoader, Dataset
 
 from evenpack.batch import PackedBatch, StepCounts
-from evenpack.data.collate import Collator, Layout
+from evenpack.data.collate import Collator
+from evenpack.data.objectives import Objective
+from evenpack.data.placement import BatchForm
 from evenpack.data.prepared import PreparedData
 from evenpack.data.step_plan import Dealing, PackedSource, StepPlan, StepPlanner
 
@@ -22,9 +25,10 @@ class PipelineSettings:
     """What decides the batches of one rank; the first five fields decide the content of a step."""
 
     seed: int
+    objective: Objective
     packs_per_step: int
     packs_per_micro_batch: int
-    layout: Layout
+    form: BatchForm
     ranks: int
     rank: int
     per_micro_batch_balance: bool
@@ -64,7 +68,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
         self.prepared = prepared
         self.settings = settings
         sources = packed_sources(prepared, "train", seed=settings.seed)
-        self.collator = _collator(prepared, sources, settings.layout, settings.packs_per_micro_batch)
+        self.collator = _collator(prepared, sources, settings.form, settings.objective, settings.packs_per_micro_batch)
         self.planner = StepPlanner(
             sources,
             prepared.weights,
@@ -76,6 +80,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
                 cost_per_token=settings.cost_weights[0],
                 cost_per_squared_length=settings.cost_weights[1],
             ),
+            objective=settings.objective,
         )
         self._planned: StepPlan | None = None
 
@@ -117,8 +122,9 @@ def evaluation_batches(
     prepared: PreparedData,
     source: str,
     *,
+    objective: Objective,
     packs_per_micro_batch: int,
-    layout: Layout,
+    form: BatchForm,
     rank: int,
     ranks: int,
     max_packs: int | None,
@@ -126,12 +132,14 @@ def evaluation_batches(
 ) -> Iterator[PackedBatch]:
     """This rank's share of a source's validation packs, each pack once over all ranks, in a fixed order.
 
-    The last batch may hold fewer packs, and a rank may get fewer batches than another.
+    What is asked of them is the same for every seed. The last batch may hold fewer packs, and a rank may get fewer
+    batches than another.
     """
     index = prepared.source_names.index(source)
     packed = packed_sources(prepared, "validation", seed=seed, only=source)
-    collator = _collator(prepared, packed, layout, packs_per_micro_batch)
-    planner = StepPlanner(packed, [1], packs_per_step=1, dealing=_UNDEALT)
+    fixed = objective.for_validation()
+    collator = _collator(prepared, packed, form, fixed, packs_per_micro_batch)
+    planner = StepPlanner(packed, [1], packs_per_step=1, dealing=_UNDEALT, objective=fixed)
     packs = packed[0].plan.packs if max_packs is None else min(max_packs, packed[0].plan.packs)
     mine = np.arange(rank, packs, ranks)
     for first in range(0, len(mine), packs_per_micro_batch):
@@ -149,7 +157,12 @@ def packed_sources(
     """Views and plans of one split, in the mixture's order."""
     names = prepared.source_names if only is None else (only,)
     return tuple(
-        PackedSource(view=prepared.view(name, split), plan=prepared.plan(name, split, seed=seed)) for name in names
+        PackedSource(
+            view=prepared.view(name, split),
+            plan=prepared.plan(name, split, seed=seed),
+            key=xxhash.xxh3_64_intdigest(name.encode()),
+        )
+        for name in names
     )
 
 
@@ -161,11 +174,16 @@ _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
 
 def _collator(
-    prepared: PreparedData, sources: tuple[PackedSource, ...], layout: Layout, packs_per_micro_batch: int
+    prepared: PreparedData,
+    sources: tuple[PackedSource, ...],
+    form: BatchForm,
+    objective: Objective,
+    packs_per_micro_batch: int,
 ) -> Collator:
     return Collator(
         sources,
-        layout=layout,
+        form=form,
+        objective=objective,
         pack_length=prepared.pack_length,
         packs_per_micro_batch=packs_per_micro_batch,
         padding_token=prepared.end_of_text_id,

@@ -127,6 +127,10 @@ class PackPlan:
         self._class_sizes = np.diff(self._class_begins)
         self._slots = _StrategySlots.of(packing, self._class_begins)
 
+    def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
+        """The greatest sum, over the sequences of a pack, of what `values` has at their lengths."""
+        return int(np.add.reduceat(values[self._slots.lengths], self._slots.begins).max())
+
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """The packs at these positions of the stream, in any order and of any epochs.
 

@@ -6,6 +6,7 @@ The packs depend on (seed, step) and the prepared data alone. World size, accumu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,6 +24,8 @@ class PackedSource:
 
     view: SequenceView
     plan: PackPlan
+    key: int
+    """Tells it from other sources, whatever the order in which a run names them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +87,29 @@ class StepPlan:
         return self.packs.take(self.dealt[rank, index])
 
 
+@runtime_checkable
+class TargetCounter(Protocol):
+    """The part of an objective (`objectives.py`) that a plan needs."""
+
+    def count_targets(
+        self, lengths: Int64[np.ndarray, " K"], segments: Int64[np.ndarray, " K"]
+    ) -> Int64[np.ndarray, " K"]:
+        """Of each sequence, from its length and its number of segments."""
+
+
 class StepPlanner:
     """Plans any step in one vectorised call; holds no state that a step could change."""
 
     def __init__(
-        self, sources: Sequence[PackedSource], weights: Sequence[int], *, packs_per_step: int, dealing: Dealing
+        self,
+        sources: Sequence[PackedSource],
+        weights: Sequence[int],
+        *,
+        packs_per_step: int,
+        dealing: Dealing,
+        objective: TargetCounter,
     ) -> None:
+        self.objective = objective
         self.sources = tuple(sources)
         self.mixture = Mixture(weights)
         self.packs_per_step = packs_per_step
@@ -149,9 +169,9 @@ class StepPlanner:
         squared_lengths = np.empty(len(packs.sequence_ids), dtype=np.int64)
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
-            targets[members], squared_lengths[members] = source.view.statistics(
-                packs.sequence_ids[members], packs.lengths[members]
-            )
+            lengths = packs.lengths[members]
+            segments, squared_lengths[members] = source.view.statistics(packs.sequence_ids[members], lengths)
+            targets[members] = self.objective.count_targets(lengths, segments)
         return targets, squared_lengths
 
 

@@ -13,11 +13,13 @@ from evenpack.engine.checkpoint_files import TrainState
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.objective import build_denominators, build_objective
 from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import RunError
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import Model, new_model
+from evenpack.models.model_config import BertConfig, study_switches
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,8 @@ class Run:
             seed=self.config.run.seed,
             packs_per_step=training.packs_per_step,
             packs_per_micro_batch=training.packs_per_micro_batch,
-            layout=training.layout,
+            form=self.config.batch_form,
+            objective=build_objective(self.config, self.prepared),
             ranks=self.world.size,
             rank=self.world.rank,
             per_micro_batch_balance=False,  # ZeRO 0 and 1 exchange once a step
@@ -74,14 +77,16 @@ def build(config: RunConfig, world: World) -> Run:
     """Opens the data, makes the model and puts the newest whole checkpoint into it, if there is one.
 
     Raises: ConfigError if these ranks cannot divide a step, or `training.packing_adjustment` cannot be had;
-    NotPreparedError and DataError; CheckpointError for a
-    checkpoint that cannot be gone on from; RunError if the ranks do not see the same data.
+    NotPreparedError and DataError; CheckpointError for a checkpoint that cannot be gone on from; RunError if the ranks
+    do not see the same data.
     """
     prepared = PreparedData.open(config.prepared_dir, config.data)
     adjustment = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
     config = adjustment.config
     if adjustment.description:
         log.info("%s", "\n  ".join(adjustment.description))
+    for switch, meaning in study_switches(config.model, config.attention).items():
+        log.warning("FOR STUDY ONLY: %s is false: %s", switch, meaning)
     micro_batches_per_step(config.training, world.size)
     fingerprint = _shared_fingerprint(prepared, config, world)
     checkpoints = CheckpointStore(config.run.output_dir / CHECKPOINTS, world, keep=config.training.keep_checkpoints)
@@ -89,7 +94,9 @@ def build(config: RunConfig, world: World) -> Run:
     if checkpoint is not None:
         require_fingerprint(checkpoint.state, fingerprint)
         compare_run_files(checkpoint.state, config.model_dump(mode="json"))
-    engine = TrainingEngine(build_model(config, prepared, world.device), config, world)
+    engine = TrainingEngine(
+        build_model(config, prepared, world.device), config, world, denominators=build_denominators(config, prepared)
+    )
     if checkpoint is not None:
         checkpoints.load(engine.deepspeed, checkpoint)
     return Run(
@@ -128,10 +135,11 @@ def cost_weights(config: RunConfig, prepared: PreparedData) -> tuple[float, floa
     def flops(work: Work) -> int:
         return step_flops(config.model, vocabulary_size=prepared.vocabulary_size, work=work)
 
-    # In twos, since pairs come in halves.
-    two_tokens = flops(Work(slots=2, squared_lengths=0, head_slots=2, sequences=0))
-    two_squares = flops(Work(slots=0, squared_lengths=2, head_slots=0, sequences=0))
-    return two_tokens / two_squares, 1.0
+    tokens = 2000  # enough for a share of masked ones
+    head_share = config.masking.share if isinstance(config.model, BertConfig) else 1.0
+    of_tokens = flops(Work(slots=tokens, squared_lengths=0, head_slots=round(tokens * head_share), sequences=0))
+    of_squares = flops(Work(slots=0, squared_lengths=tokens, head_slots=0, sequences=0))
+    return of_tokens / of_squares, 1.0
 
 
 def _shared_fingerprint(prepared: PreparedData, config: RunConfig, world: World) -> str:

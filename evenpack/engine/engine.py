@@ -13,10 +13,11 @@ from evenpack.batch import PackedBatch
 from evenpack.data.permutation import derive_key
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.distributed import World, quiet_deepspeed
+from evenpack.engine.objective import Denominators
 from evenpack.engine.optimizers import build_optimizer
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.schedules import learning_rate
-from evenpack.models.losses import exact_denominators, scaled_loss
+from evenpack.models.losses import LossSums, scaled_loss
 
 _DROPOUT = 3
 """Tells the seeds of dropout from other numbers derived from the run's seed."""
@@ -26,10 +27,10 @@ _DROPOUT = 3
 class LocalStep:
     """What one step was on this rank. Tensors lie on its device: reading one waits for it."""
 
-    loss_sums: Float[Tensor, " micro_batches"]
-    """Of each micro-batch, in nats; FP32."""
-    correct: Int[Tensor, ""]
-    """Targets of all micro-batches whose label had the highest logit."""
+    loss_sums: Float[Tensor, "micro_batches 2"]
+    """Of each micro-batch in nats, over tokens and over next sentences; FP32."""
+    correct: Int[Tensor, " 2"]
+    """Tokens and next sentences of all micro-batches whose label had the highest logit."""
     gradient_norm: Float[Tensor, ""]
     """L2 norm of the global mean gradient before clipping, the same on all ranks."""
     learning_rate: float
@@ -40,7 +41,7 @@ class LocalStep:
 class TrainingEngine:
     """A model, its optimizer and DeepSpeed, with the exact global mean gradient at any split of the step."""
 
-    def __init__(self, model: nn.Module, config: RunConfig, world: World) -> None:
+    def __init__(self, model: nn.Module, config: RunConfig, world: World, *, denominators: Denominators) -> None:
         """Moves `model` to the rank's device; every rank then has rank 0's weights.
 
         Raises: ConfigError if this number of ranks cannot divide a step.
@@ -49,6 +50,7 @@ class TrainingEngine:
         model.to(world.device)
         self.config = config
         self.world = world
+        self.denominators = denominators
         self.micro_batches: int = settings["gradient_accumulation_steps"]
         optimizer = build_optimizer(model, config.optimizer, world.device)
         initialize = quiet_deepspeed().initialize
@@ -92,7 +94,7 @@ class TrainingEngine:
 
     def compute_gradients(
         self, step: int, micro_batches: Sequence[PackedBatch]
-    ) -> tuple[Float[Tensor, " micro_batches"], Int[Tensor, ""], "Stopwatch"]:
+    ) -> tuple[Float[Tensor, "micro_batches 2"], Int[Tensor, " 2"], "Stopwatch"]:
         """Adds up this rank's share of the gradient; nothing is exchanged yet.
 
         Raises: ValueError if the number of micro-batches is not the one that the step is divided into.
@@ -106,14 +108,14 @@ class TrainingEngine:
             slot = self.world.rank * self.micro_batches + index
             torch.manual_seed(dropout_seed(self.config.run.seed, step, slot))
             self.deepspeed.set_gradient_accumulation_boundary(index == self.micro_batches - 1)
-            sums = self.deepspeed(batch.to(self.world.device, non_blocking=True))
-            denominators = exact_denominators(self.config.model, batch.step_counts)
+            sums: LossSums = self.deepspeed(batch.to(self.world.device, non_blocking=True))
+            denominators = self.denominators(batch.step_counts)
             loss = scaled_loss(sums, denominators, world_size=self.world.size, accumulation=self.micro_batches)
             self.deepspeed.backward(loss)
-            loss_sums.append(sums.loss_sum.detach())
-            correct.append(sums.correct)
+            loss_sums.append(torch.stack([sums.loss_sum.detach(), sums.next_sentence_loss_sum.detach()]))
+            correct.append(torch.stack([sums.correct, sums.next_sentence_correct]))
         stopwatch.stop()
-        return torch.stack(loss_sums), torch.stack(correct).sum(), stopwatch
+        return torch.stack(loss_sums), torch.stack(correct).sum(dim=0), stopwatch
 
     def reduce_gradients(self) -> Float[Tensor, ""] | None:
         """Averages the gradients over the ranks, clips them, and returns their norm before that.

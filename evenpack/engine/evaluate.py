@@ -9,22 +9,37 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from evenpack.batch import StepCounts
+from evenpack.data.objectives import Objective
 from evenpack.data.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.distributed import World
+from evenpack.engine.objective import build_objective
 from evenpack.engine.run_config import RunConfig
+from evenpack.models.losses import exact_denominators
+from evenpack.models.model_config import ModelConfig, asks_next_sentence
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceEvaluation:
-    """What the model makes of one source's held-out documents; every target weighs the same."""
+class NextSentenceEvaluation:
+    """How well it is told whether the second half of a pair follows the first."""
 
     loss: float
-    """Mean cross-entropy of a target, in nats."""
+    """Mean cross-entropy of a sequence, in nats."""
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEvaluation:
+    """What the model makes of one source's held-out documents."""
+
+    loss: float
+    """Mean cross-entropy of a target in nats: a next token, or a masked one (`model.mlm_reduction` says whose mean)."""
     accuracy: float
     """Share of targets whose token had the highest probability."""
+    next_sentence: NextSentenceEvaluation | None
+    """None for a model that is not asked for it."""
     targets: int
     """Positions that count."""
     sequences: int
@@ -39,7 +54,7 @@ class SourceEvaluation:
             return math.inf
 
     def to_json(self) -> dict[str, float | int]:
-        return {
+        values = {
             "loss": self.loss,
             "perplexity": self.perplexity,
             "accuracy": self.accuracy,
@@ -47,6 +62,10 @@ class SourceEvaluation:
             "sequences": self.sequences,
             "packs": self.packs,
         }
+        if self.next_sentence is not None:
+            values["next_sentence_loss"] = self.next_sentence.loss
+            values["next_sentence_accuracy"] = self.next_sentence.accuracy
+        return values
 
 
 @torch.no_grad()
@@ -68,12 +87,20 @@ def evaluate_model(
     model.eval()
     try:
         with precision:
-            sums = torch.stack([_sum_source(model, prepared, name, config, world) for name in prepared.source_names])
+            objective = build_objective(config, prepared)
+            sums = torch.stack(
+                [
+                    _sum_source(model, prepared, name, config, world, objective=objective)
+                    for name in prepared.source_names
+                ]
+            )
     finally:
         model.train(was_training)
     totals = world.all_sum(sums.flatten()).view(sums.shape).tolist()
     evaluations = {
-        name: _divide(*total) for name, total in zip(prepared.source_names, totals, strict=True) if total[2] > 0
+        name: _divide(config.model, total)
+        for name, total in zip(prepared.source_names, totals, strict=True)
+        if total[_TARGETS] > 0
     }
     absent = [name for name in prepared.source_names if name not in evaluations]
     if absent and world.is_main:
@@ -93,17 +120,18 @@ def evaluations_to_json(
 
 
 def _sum_source(
-    model: nn.Module, prepared: PreparedData, source: str, config: RunConfig, world: World
-) -> Float64[Tensor, " 5"]:
-    """This rank's loss sum, correct targets, targets, sequences and packs of one source."""
-    sums = torch.zeros(2, dtype=torch.float64, device=world.device)
+    model: nn.Module, prepared: PreparedData, source: str, config: RunConfig, world: World, *, objective: Objective
+) -> Float64[Tensor, " 7"]:
+    """This rank's loss sum and correct targets, the same of next sentences, then targets, sequences and packs."""
+    sums = torch.zeros(_TARGETS, dtype=torch.float64, device=world.device)
     counts = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
     if prepared.view(source, "validation").count > 0:
         for batch in evaluation_batches(
             prepared,
             source,
             packs_per_micro_batch=config.training.packs_per_micro_batch,
-            layout=config.training.layout,
+            form=config.batch_form,
+            objective=objective,
             rank=world.rank,
             ranks=world.size,
             max_packs=config.training.evaluation_packs,
@@ -111,17 +139,31 @@ def _sum_source(
         ):
             result = model(batch.to(world.device, non_blocking=True))
             # Added up on the device, so that no batch waits for the one before it.
-            sums += torch.stack([result.loss_sum.double(), result.correct.double()])
+            next_sentence = (result.next_sentence_loss_sum, result.next_sentence_correct)
+            sums += torch.stack([part.double() for part in (result.loss_sum, result.correct, *next_sentence)])
             counts += batch.local_counts
     host_counts = torch.tensor([counts.targets, counts.sequences, counts.packs], dtype=torch.float64)
     return torch.cat([sums.cpu(), host_counts])
 
 
-def _divide(loss_sum: float, correct: float, targets: float, sequences: float, packs: float) -> SourceEvaluation:
+_TARGETS = 4
+"""Place of the number of targets among a source's sums."""
+
+
+def _divide(config: ModelConfig, sums: list[float]) -> SourceEvaluation:
+    loss_sum, correct, next_sentence_loss_sum, next_sentence_correct, *counted = sums
+    targets, sequences, packs = map(round, counted)
+    counts = StepCounts(packs=packs, sequences=sequences, tokens=0, targets=targets)
+    denominators = exact_denominators(config, counts)
+    next_sentence = NextSentenceEvaluation(
+        loss=next_sentence_loss_sum / denominators.next_sentence,
+        accuracy=next_sentence_correct / denominators.next_sentence,
+    )
     return SourceEvaluation(
-        loss=loss_sum / targets,
+        loss=loss_sum / denominators.tokens,
         accuracy=correct / targets,
-        targets=round(targets),
-        sequences=round(sequences),
-        packs=round(packs),
+        next_sentence=next_sentence if asks_next_sentence(config) else None,
+        targets=targets,
+        sequences=sequences,
+        packs=packs,
     )

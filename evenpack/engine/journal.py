@@ -13,6 +13,7 @@ from evenpack.engine.evaluate import SourceEvaluation, evaluations_to_json
 from evenpack.engine.metrics import MetricsLog, ProgressLine, read_metrics, write_summary
 from evenpack.engine.step_totals import StepTotals
 from evenpack.models.cost import Work, device_peak_flops, step_flops
+from evenpack.models.model_config import asks_next_sentence
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -88,7 +89,7 @@ def step_record(
     record = {
         "step": step,
         "loss": totals.loss,
-        "accuracy": totals.correct / max(counts.targets, 1),
+        "accuracy": totals.correct[0] / max(counts.targets, 1),
         "learning_rate": learning_rate,
         "gradient_norm": totals.gradient_norm,
         "tokens": counts.tokens,
@@ -107,6 +108,12 @@ def step_record(
         "loader_seconds": totals.loader_seconds,
         "source_tokens": dict(zip(run.prepared.source_names, totals.source_tokens, strict=True)),
     }
+    if asks_next_sentence(run.config.model):
+        record |= {
+            "token_loss": totals.token_loss,
+            "next_sentence_loss": totals.next_sentence_loss,
+            "next_sentence_accuracy": totals.correct[1] / max(counts.sequences, 1),
+        }
     if peak_flops is not None:
         work = Work(
             slots=counts.tokens,

@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from evenpack.config import Section
-from evenpack.data.data_config import DataConfig
+from evenpack.data.data_config import DataConfig, SentencePairsRecipe
+from evenpack.data.masking import MaskingConfig
+from evenpack.data.placement import BatchForm
 from evenpack.kernels.attention_config import AttentionConfig
-from evenpack.models.model_config import ModelConfig, study_switches
+from evenpack.models.model_config import BertConfig, ModelConfig, study_switches
 
 
 class RunSection(Section):
@@ -127,6 +129,8 @@ class RunConfig(Section):
     data: DataConfig
     model: ModelConfig
     attention: AttentionConfig = AttentionConfig()
+    masking: MaskingConfig = MaskingConfig()
+    """Of BERT."""
     training: TrainingSection
     optimizer: OptimizerSection
     schedule: ScheduleSection = ScheduleSection()
@@ -180,6 +184,27 @@ class RunConfig(Section):
                 f"found {self.training.layout}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> "RunConfig":
+        is_bert = isinstance(self.model, BertConfig)
+        if is_bert != isinstance(self.data.recipe, SentencePairsRecipe):
+            raise ValueError(
+                f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: BERT "
+                "learns from sentence_pairs, GPT-2 from documents or concat"
+            )
+        if not is_bert and "masking" in self.model_fields_set:
+            raise ValueError(f"masking is BERT's, and model.kind is {self.model.kind}: leave it out")
+        return self
+
+    @property
+    def batch_form(self) -> BatchForm:
+        """How sequences lie in its batches."""
+        return BatchForm(
+            layout=self.training.layout,
+            isolate=self.attention.isolate,
+            reset_positions=not isinstance(self.model, BertConfig) or self.model.reset_positions,
+        )
 
     @property
     def positions_needed(self) -> int:

@@ -10,6 +10,7 @@ from evenpack.data.pipeline import StepBatches
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import LocalStep
 from evenpack.errors import RunError
+from evenpack.models.losses import LossDenominators
 
 _LIMBS = 4
 _LIMB_BITS = 16
@@ -20,10 +21,12 @@ _LIMB_BITS = 16
 class StepTotals:
     """One step over all ranks."""
 
-    loss_sum: float
-    """In nats, over the step's targets."""
-    correct: int
-    """Targets whose label had the highest logit."""
+    loss_sums: tuple[float, float]
+    """In nats, over the step's targets and over its next sentences."""
+    correct: tuple[int, int]
+    """Targets and next sentences whose label had the highest logit."""
+    denominators: LossDenominators
+    """What the loss sums are divided by."""
     gradient_norm: float
     stop: bool
     """Whether any rank was asked to stop."""
@@ -43,27 +46,44 @@ class StepTotals:
     """That a rank waited for its batches, on average."""
 
     @property
+    def token_loss(self) -> float:
+        """Mean over targets, or over the means of sequences; 0 for a step without any."""
+        return self.loss_sums[0] / self.denominators.tokens
+
+    @property
+    def next_sentence_loss(self) -> float:
+        """Mean over sequences; 0 where next sentences are not asked for."""
+        return self.loss_sums[1] / self.denominators.next_sentence
+
+    @property
     def loss(self) -> float:
-        """Mean per target; 0 for a step without any."""
-        return self.loss_sum / max(self.counts.targets, 1)
+        """The sum of both."""
+        return self.token_loss + self.next_sentence_loss
 
     @property
     def is_finite(self) -> bool:
-        return math.isfinite(self.loss_sum) and math.isfinite(self.gradient_norm)
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
 def sum_over_ranks(
-    world: World, batches: StepBatches, local: LocalStep, *, stop: bool, loader_seconds: float
+    world: World,
+    batches: StepBatches,
+    local: LocalStep,
+    denominators: LossDenominators,
+    *,
+    stop: bool,
+    loader_seconds: float,
 ) -> StepTotals:
     """Adds up what the ranks did; each calls it once a step.
 
     Raises: RunError if the ranks did not collate what this rank's plan of the step says.
     """
     shared = local.gradient_norm if world.is_main else torch.zeros_like(local.gradient_norm)
-    on_device = torch.stack([local.loss_sums.double().sum(), local.correct.double(), shared.double()])
+    on_device = torch.cat([local.loss_sums.double().sum(dim=0), local.correct.double(), shared.double().reshape(1)])
     on_host = _host_part(world, batches, local.stopwatch.seconds(), stop=stop, loader_seconds=loader_seconds)
     vector = torch.cat([on_device, torch.tensor(on_host, dtype=torch.float64).to(on_device.device, non_blocking=True)])
-    totals = _unpack(world.all_sum(vector).tolist(), sources=len(batches.micro_batches[0].source_tokens))
+    values = world.all_sum(vector).tolist()
+    totals = _unpack(values, denominators, sources=len(batches.micro_batches[0].source_tokens))
     if totals.counts != batches.counts:
         raise RunError(
             f"step {batches.step + 1}: the plan of rank {world.rank} has {batches.counts}, the ranks together "
@@ -95,13 +115,14 @@ def _host_part(
     return [float(number) for number in numbers]
 
 
-def _unpack(values: list[float], *, sources: int) -> StepTotals:
-    loss_sum, correct, gradient_norm, *rest = values
+def _unpack(values: list[float], denominators: LossDenominators, *, sources: int) -> StepTotals:
+    token_loss_sum, next_sentence_loss_sum, correct, next_sentence_correct, gradient_norm, *rest = values
     limbs, rest = rest[:_LIMBS], rest[_LIMBS:]
     stop, packs, sequences, tokens, targets, slots, squared_lengths, loader_seconds, *rest = rest
     return StepTotals(
-        loss_sum=loss_sum,
-        correct=round(correct),
+        loss_sums=(token_loss_sum, next_sentence_loss_sum),
+        correct=(round(correct), round(next_sentence_correct)),
+        denominators=denominators,
         gradient_norm=gradient_norm,
         stop=stop > 0.0,
         counts=StepCounts(packs=round(packs), sequences=round(sequences), tokens=round(tokens), targets=round(targets)),

@@ -18,6 +18,7 @@ from evenpack.engine.journal import Journal
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.step_totals import StepTotals, sum_over_ranks
 from evenpack.errors import RunError
+from evenpack.models.losses import exact_denominators
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,14 @@ def _loop(
     for batches, loader_seconds in _timed(batches_of_steps):
         started = time.perf_counter()
         local = run.engine.train_step(batches.step, batches.micro_batches)
-        totals = sum_over_ranks(run.world, batches, local, stop=stop_requested(), loader_seconds=loader_seconds)
+        totals = sum_over_ranks(
+            run.world,
+            batches,
+            local,
+            exact_denominators(run.config.model, batches.counts),
+            stop=stop_requested(),
+            loader_seconds=loader_seconds,
+        )
         step_seconds = loader_seconds + time.perf_counter() - started
         _require_finite(run.world, batches, local, totals)
         step = batches.step + 1
@@ -112,7 +120,7 @@ def _require_finite(world: World, batches: StepBatches, local: LocalStep, totals
     """Raises: RunError naming the step and the sequences, on every rank alike."""
     if totals.is_finite:
         return
-    losses = local.loss_sums.tolist()
+    losses = local.loss_sums.sum(dim=1).tolist()
     here = [
         f"rank {world.rank}, micro-batch {index}: ids {batch.sequence_ids[batch.sequence_ids >= 0].tolist()}"
         for index, (batch, loss) in enumerate(zip(batches.micro_batches, losses, strict=True))

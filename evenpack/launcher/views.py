@@ -49,10 +49,21 @@ def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, tit
                 "loss": f"{values['loss']:.4f}" if found else None,
                 "perplexity": f"{values['perplexity']:.2f}" if found else None,
                 "accuracy": percent(values["accuracy"]) if found else None,
+                **_next_sentence(values),
                 "targets": values.get("targets"),
             }
         )
     return table(rows, title=title)
+
+
+def _next_sentence(values: Mapping[str, Any]) -> dict[str, str]:
+    """Columns that only a model with next-sentence prediction has."""
+    if "next_sentence_loss" not in values:
+        return {}
+    return {
+        "next-sentence loss": f"{values['next_sentence_loss']:.4f}",
+        "next-sentence accuracy": percent(values["next_sentence_accuracy"]),
+    }
 
 
 def lengths_table(statistics: LengthStatistics, *, origin: str, pack_length: int) -> Table:

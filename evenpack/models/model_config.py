@@ -98,6 +98,11 @@ class BertConfig(TransformerConfig):
 ModelConfig = Annotated[Gpt2Config | BertConfig, Field(discriminator="kind")]
 
 
+def asks_next_sentence(config: ModelConfig) -> bool:
+    """Whether the model predicts next sentences."""
+    return isinstance(config, BertConfig) and config.next_sentence
+
+
 def study_switches(model: ModelConfig, attention: AttentionConfig) -> dict[str, str]:
     """The keys of a run file that are false and make it one for study alone, each with what that means."""
     found = {}

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.weights import load_model_weights
 from evenpack.errors import CheckpointError
-from evenpack.models.losses import LossSums
+from evenpack.models.losses import LossSums, exact_denominators
 
 if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
     from evenpack.engine.engine import TrainingEngine
@@ -124,7 +125,8 @@ def training_engine(world: World, *, zero_stage: int, width: int = 16, weight_de
         "optimizer": {"learning_rate": 1e-2, "weight_decay": weight_decay},
         "deepspeed": {"zero_stage": zero_stage},
     }
-    return TrainingEngine(PackModel(width), RunConfig.model_validate(values), world)
+    config = RunConfig.model_validate(values)
+    return TrainingEngine(PackModel(width), config, world, denominators=partial(exact_denominators, config.model))
 
 
 def batch_of(step: int, slot: int) -> PackedBatch:

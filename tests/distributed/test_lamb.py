@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from evenpack.engine.metrics import read_metrics
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
+from evenpack.models.losses import exact_denominators
 
 STEPS = 10
 LARGE_EPSILON = 1e-3
@@ -76,7 +77,7 @@ def compare(world: World, setting: Setting, alone: np.ndarray) -> Report:
     """`alone`: all weights as `train_alone` has them."""
     config = lamb_config(setting, ranks=world.size)
     mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=setting.accumulation)
-    engine = TrainingEngine(make_model(), config, world)
+    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
     parameters = list(engine.model.parameters())
     start = [parameter.detach().double().clone() for parameter in parameters]
     follower = plain(config, parameters)

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.run_config import RunConfig
 from evenpack.models.gpt2 import Gpt2
+from evenpack.models.losses import exact_denominators
 
 PACKS = 16
 PACK_LENGTH = 24
@@ -142,7 +144,7 @@ def compare(world: World, config: RunConfig, setting: Setting) -> Report:
     start = copy.deepcopy(reference)
     gradients, norm = train_reference(reference, config, everything, targets=mine[0].step_counts.targets)
 
-    engine = TrainingEngine(make_model(), config, world)
+    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
     seen = spy_on_gradients(engine)
     result = engine.train_step(0, mine)
     for step in range(1, updates(config)):
@@ -241,7 +243,8 @@ def naive_mean(world: World) -> float:
 
 def seeds_of_two_steps(world: World) -> list[int]:
     """The random state that each micro-batch of steps 0 and 1 begins with."""
-    engine = TrainingEngine(make_model(), run_config(Setting(accumulation=2), ranks=world.size), world)
+    config = run_config(Setting(accumulation=2), ranks=world.size)
+    engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
     seen: list[int] = []
     engine.model.register_forward_pre_hook(lambda *_: seen.append(torch.initial_seed()))
     for step in (0, 1):

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from sources import packed_source
 
 from evenpack.batch import PackedBatch, StepCounts
-from evenpack.data.collate import UNPADDED_SLOT_MULTIPLE, Collator, Layout, order_hash
+from evenpack.data.collate import Collator, order_hash
+from evenpack.data.objectives import NextTokens
+from evenpack.data.placement import UNPADDED_SLOT_MULTIPLE, BatchForm, Layout
 from evenpack.data.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
 from evenpack.errors import DataError
 
@@ -26,14 +28,15 @@ sequence_lists = st.lists(
 
 def select(source: PackedSource, packs: int) -> PackSelection:
     dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0)
-    planner = StepPlanner([source], [1], packs_per_step=packs, dealing=dealing)
+    planner = StepPlanner([source], [1], packs_per_step=packs, dealing=dealing, objective=NextTokens())
     return planner.select(np.zeros(packs, dtype=np.int64), np.arange(packs))
 
 
 def collator(source: PackedSource, layout: Layout, rows: int, pack_length: int) -> Collator:
     return Collator(
         [source],
-        layout=layout,
+        form=BatchForm(layout=layout),
+        objective=NextTokens(),
         pack_length=pack_length,
         packs_per_micro_batch=rows,
         padding_token=PADDING_TOKEN,
@@ -121,11 +124,12 @@ def test_sources_keep_their_tokens_apart() -> None:
     first = packed_source([[5], [4], [3]], pack_length=12, longest=12, first_token=1000)
     second = packed_source([[7], [6, 2]], pack_length=12, longest=12, first_token=5000)
     dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0)
-    planner = StepPlanner([first, second], [1, 1], packs_per_step=4, dealing=dealing)
+    planner = StepPlanner([first, second], [1, 1], packs_per_step=4, dealing=dealing, objective=NextTokens())
     plan = planner.plan(0)
     both = Collator(
         [first, second],
-        layout="packed",
+        form=BatchForm(layout="packed"),
+        objective=NextTokens(),
         pack_length=12,
         packs_per_micro_batch=4,
         padding_token=PADDING_TOKEN,
@@ -160,7 +164,13 @@ def test_batches_are_the_same_from_run_to_run(layout: Layout) -> None:
 def test_a_token_outside_the_vocabulary_is_refused() -> None:
     source = packed_source([[5], [4]], pack_length=12, longest=12, first_token=1000)
     one = Collator(
-        [source], layout="packed", pack_length=12, packs_per_micro_batch=1, padding_token=0, vocabulary_size=1015
+        [source],
+        form=BatchForm(layout="packed"),
+        objective=NextTokens(),
+        pack_length=12,
+        packs_per_micro_batch=1,
+        padding_token=0,
+        vocabulary_size=1015,
     )
     with pytest.raises(DataError, match="token id 1015, the vocabulary has 1015 entries"):
         one.collate(select(source, packs=1), COUNTS)

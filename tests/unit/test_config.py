@@ -189,7 +189,10 @@ def test_lamb_is_refused_with_deepspeeds_bf16(run_file: Path) -> None:
 
 def bert_file(tmp_path: Path) -> Path:
     path = tmp_path / "bert.yaml"
-    path.write_text(yaml.safe_dump(run_values() | {"model": {"kind": "bert", "preset": "tiny"}}))
+    values = run_values() | {"model": {"kind": "bert", "preset": "tiny"}}
+    values["data"]["recipe"]["kind"] = "sentence_pairs"
+    values["data"]["tokenizer"] = {"kind": "train_word_pieces", "vocabulary_size": 500}
+    path.write_text(yaml.safe_dump(values))
     return path
 
 
@@ -198,6 +201,11 @@ def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
     assert isinstance(config.model, BertConfig)
     assert (config.model.token_types, config.model.mlm_reduction, config.model.loss_balancing) == (2, "token", "exact")
     assert study_switches(config.model, config.attention) == {}
+
+
+def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"masking is BERT's, and model\.kind is gpt2: leave it out"):
+        load_run_file(run_file, RunConfig, ["masking.share=0.2"])
 
 
 @pytest.mark.parametrize("name", ["attention.isolate", "model.reset_positions", "model.next_sentence"])
@@ -224,6 +232,10 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
     [
         (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false is about packs"),
         (["model.reset_positions=false", "training.layout=unpadded"], "must be packed, found unpadded"),
+        (["data.recipe.kind=documents"], "model.kind bert and data.recipe.kind documents do not go together"),
+        (["model={kind: gpt2}"], "model.kind gpt2 and data.recipe.kind sentence_pairs do not go together"),
+        (["masking.share=0"], "masking.share"),
+        (["masking.mask_share=0.95"], "exceed 1 together"),
         (["model.positions=alibi"], "'learned'"),
         (["model.mlm_reduction=pack"], "'token' or 'sequence'"),
         (["model.loss_balancing=mean"], "'exact' or 'expected'"),

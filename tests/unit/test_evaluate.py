@@ -276,7 +276,10 @@ def test_matrix_products_have_the_precision_of_training(precision: str, expected
 
 
 def test_perplexity_is_the_exponential_of_the_loss_and_never_overflows():
-    evaluation = SourceEvaluation(loss=2.0, accuracy=0.5, targets=10, sequences=2, packs=1)
+    evaluation = SourceEvaluation(loss=2.0, accuracy=0.5, next_sentence=None, targets=10, sequences=2, packs=1)
     assert evaluation.perplexity == math.exp(2.0)
     assert evaluation.to_json()["perplexity"] == math.exp(2.0)
-    assert SourceEvaluation(loss=1e4, accuracy=0.0, targets=1, sequences=1, packs=1).perplexity == math.inf
+    assert (
+        SourceEvaluation(loss=1e4, accuracy=0.0, next_sentence=None, targets=1, sequences=1, packs=1).perplexity
+        == math.inf
+    )

@@ -33,6 +33,10 @@ def vocabulary() -> MaskingVocabulary:
     return MaskingVocabulary(mask_id=MASK, special=np.isin(ids, SPECIAL), continues=ids >= FIRST_CONTINUATION)
 
 
+def keys_of(seed: int, epoch: int, source: int, ids: np.ndarray) -> np.ndarray:
+    return masking_keys(seed, np.full(len(ids), epoch), np.full(len(ids), source, dtype=np.uint64), ids)
+
+
 def pair(rng: np.random.Generator, length: int) -> np.ndarray:
     """[CLS] A [SEP] B [SEP] of `length` tokens; [UNK] (1) is an ordinary one."""
     tokens = rng.choice(np.setdiff1d(np.arange(SIZE), SPECIAL), length)
@@ -88,7 +92,7 @@ def test_masks_are_on_ordinary_tokens_and_the_rest_is_as_it_was(
     tokens, offsets = joined(sequences)
     before = tokens.copy()
     config = MaskingConfig(share=share, max_predictions=40, whole_words=whole_words)
-    masked = mask_sequences(tokens, offsets, masking_keys(seed, 1, 2, np.arange(len(lengths))), config, vocabulary())
+    masked = mask_sequences(tokens, offsets, keys_of(seed, 1, 2, np.arange(len(lengths))), config, vocabulary())
 
     np.testing.assert_array_equal(tokens, before)
     np.testing.assert_array_equal(masked.counts, masked_count(np.array(lengths, dtype=np.int64), config))
@@ -107,7 +111,7 @@ def test_a_sequences_masks_do_not_depend_on_what_lies_beside_it(
 ) -> None:
     rng = np.random.default_rng(3)
     sequences = pairs(rng.integers(5, 300, 60).tolist(), seed=4)
-    keys = masking_keys(1, 2, 3, np.arange(60))
+    keys = keys_of(1, 2, 3, np.arange(60))
     config = MaskingConfig(whole_words=whole_words)
     together = by_sequence(mask(sequences, keys, config), joined(sequences)[1])
     order = rng.permutation(60)
@@ -125,7 +129,7 @@ def test_seed_epoch_source_and_sequence_each_draw_other_masks() -> None:
     sequences = pairs([200] * 2)
     sequences[1] = sequences[0]
     ids = np.arange(2)
-    drawn = [masking_keys(*which, ids) for which in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]]
+    drawn = [keys_of(*which, ids) for which in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]]
     places = {
         tuple(found[1])
         for keys in drawn
@@ -136,7 +140,7 @@ def test_seed_epoch_source_and_sequence_each_draw_other_masks() -> None:
 
 def test_the_kinds_of_replacement_have_their_shares() -> None:
     sequences = pairs([400] * 1500, seed=6)
-    masked = mask(sequences, masking_keys(5, 0, 0, np.arange(1500)), MaskingConfig())
+    masked = mask(sequences, keys_of(5, 0, 0, np.arange(1500)), MaskingConfig())
     replaced = masked.tokens[masked.positions]
     count = len(replaced)
     ordinary = SIZE - len(SPECIAL)
@@ -158,7 +162,7 @@ def test_the_kinds_of_replacement_have_their_shares() -> None:
 def test_every_place_is_masked_equally_often(whole_words: bool) -> None:
     tokens = np.full(43, 10)
     tokens[0], tokens[20], tokens[-1] = CLS, SEP, SEP
-    masked = mask([tokens] * 20_000, masking_keys(8, 0, 0, np.arange(20_000)), MaskingConfig(whole_words=whole_words))
+    masked = mask([tokens] * 20_000, keys_of(8, 0, 0, np.arange(20_000)), MaskingConfig(whole_words=whole_words))
     found = np.bincount(masked.positions % 43, minlength=43)
     assert found[[0, 20, 42]].sum() == 0
     assert stats.chisquare(np.delete(found, [0, 20, 42])).pvalue > 1e-6
@@ -189,8 +193,8 @@ def words(tokens: np.ndarray) -> list[list[int]]:
 
 def test_whole_words_are_masked_whole_but_for_one_that_is_cut_at_its_end() -> None:
     sequences = pairs(np.random.default_rng(9).integers(5, 200, 300).tolist(), seed=10)
-    masked = mask(sequences, masking_keys(1, 0, 0, np.arange(300)), MaskingConfig(whole_words=True))
-    plain = mask(sequences, masking_keys(1, 0, 0, np.arange(300)), MaskingConfig())
+    masked = mask(sequences, keys_of(1, 0, 0, np.arange(300)), MaskingConfig(whole_words=True))
+    plain = mask(sequences, keys_of(1, 0, 0, np.arange(300)), MaskingConfig())
     np.testing.assert_array_equal(masked.counts, plain.counts)
     several, cut_words, cut_in_plain = 0, 0, 0
     offsets = joined(sequences)[1]

@@ -121,8 +121,8 @@ def test_a_view_gives_what_plain_loops_give(
     assert segment_lengths.tolist() == [len(segment) for sequence in segments for segment in sequence]
     assert per_sequence.tolist() == [len(sequence) for sequence in segments]
     assert view.gather(ids).tolist() == [token for tokens in flat for token in tokens]
-    targets, squared_lengths = view.statistics(ids, lengths)
-    assert targets.tolist() == [sum(len(segment) - 1 for segment in sequence) for sequence in segments]
+    counts, squared_lengths = view.statistics(ids, lengths)
+    assert counts.tolist() == [len(sequence) for sequence in segments]
     assert squared_lengths.tolist() == [sum(len(segment) ** 2 for segment in sequence) for sequence in segments]
 
 
@@ -213,7 +213,7 @@ def test_the_stream_is_cut_exactly_and_joins_documents_that_are_no_neighbours(tm
     assert view.gather(np.array([0])).tolist() == [0, 1, 2, 103, 104]
     assert view.gather(np.array([2, 1])).tolist() == [111, 112, 105, 106, 108, 109, 110]
     assert [part.tolist() for part in view.segments(np.array([0, 1, 2]))] == [[3, 2, 2, 3, 2], [2, 2, 1]]
-    assert [part.tolist() for part in view.statistics(np.array([0, 1]), np.array([5, 5]))] == [[3, 3], [13, 13]]
+    assert [part.tolist() for part in view.statistics(np.array([0, 1]), np.array([5, 5]))] == [[2, 2], [13, 13]]
     assert view.max_segments_per_sequence == 2
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sources import packed_source
 
 from evenpack.data.collate import order_hash
+from evenpack.data.objectives import NextTokens
 from evenpack.data.step_plan import Dealing, PackedSource, StepPlan, StepPlanner
 
 PACKS_PER_STEP = 16
@@ -31,7 +32,7 @@ def planner(ranks: int = 1, micro_batches: int = 1, *, per_micro_batch: bool = F
         cost_per_token=1.0,
         cost_per_squared_length=0.1,
     )
-    return StepPlanner(sources(key), [3, 1], packs_per_step=PACKS_PER_STEP, dealing=dealing)
+    return StepPlanner(sources(key), [3, 1], packs_per_step=PACKS_PER_STEP, dealing=dealing, objective=NextTokens())
 
 
 def content(plan: StepPlan) -> tuple[bytes, ...]:

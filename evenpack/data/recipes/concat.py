@@ -72,10 +72,10 @@ class ConcatView(StoredView):
         lengths = lengths.astype(np.int64)
         if not self.recipe.isolate_documents:
             self._check_ids(sequence_ids)
-            return lengths - 1, lengths**2
+            return np.ones_like(lengths), lengths**2
         pieces = self._pieces(sequence_ids)
         firsts = np.cumsum(pieces.per_cut) - pieces.per_cut
-        return lengths - pieces.per_cut, np.add.reduceat(pieces.lengths**2, firsts)
+        return pieces.per_cut, np.add.reduceat(pieces.lengths**2, firsts)
 
     def _bounds(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Where in the stream each cut begins and ends."""

@@ -67,7 +67,7 @@ class SequenceView(Protocol):
     def statistics(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Of each sequence: targets (tokens less segments) and the sum of squared segment lengths.
+        """Of each sequence: segments and the sum of their squared lengths.
 
         Reads no token; `lengths` are those of the sequences, which a plan knows already.
         """
