@@ -150,6 +150,7 @@ class Manifest(Section):
                 "packing_factor": record.packing.packing_factor if record.packing else 0.0,
                 "padding_share": 1 - record.packing.efficiency if record.packing else 0.0,
                 "depth": record.packing.depth if record.packing else 0,
+                "packing_algorithm": record.packing.algorithm if record.packing else None,
             }
             for name, source in self.sources.items()
             for split, record in (("train", source.train), ("validation", source.validation))

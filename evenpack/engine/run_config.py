@@ -193,7 +193,7 @@ class RunConfig(Section):
                 f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: BERT "
                 "learns from sentence_pairs, GPT-2 from documents or concat"
             )
-        if not is_bert and "masking" in self.model_fields_set:
+        if not is_bert and self.masking != MaskingConfig():
             raise ValueError(f"masking is BERT's, and model.kind is {self.model.kind}: leave it out")
         return self
 

@@ -292,12 +292,11 @@ def study_packing(
       evenpack study packing lengths.npy --pack-length 2048 --algorithms longest_pack_first,cutting_stock
     """
     with _reporting(as_json) as report:
-        from evenpack.launcher.inspection import find_subject, study_subject
+        from evenpack.launcher.inspection import find_subject, parse_choices, parse_depths, study_subject
 
+        limits, choices = parse_depths(depths), parse_choices(algorithms)  # before anything is read
         subject = find_subject(lengths, overrides or [], options)
-        report.value, report.shown = study_subject(
-            subject, depths=depths, algorithms=algorithms, sample=sample, plot=plot
-        )
+        report.value, report.shown = study_subject(subject, depths=limits, choices=choices, sample=sample, plot=plot)
 
 
 @config_app.command("show")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from evenpack.studies.packing import (
     study_sorted_batches,
     sweep_pack_lengths,
 )
-from evenpack.studies.plots import plot_depth_curves, plot_packing, require_matplotlib
+from evenpack.studies.plots import plot_depth_curves, plot_packing, require_plot
 from evenpack.studies.recommendation import recommend
 
 
@@ -86,28 +85,37 @@ def inspect_lengths(
     that are no numbers.
     """
     if plot is not None:
-        require_matplotlib()
+        require_plot(plot)
     histogram, pack_length = subject.histogram, subject.pack_length
     tried = pack_lengths_to_try(pack_length) if pack_lengths is None else _pack_lengths(pack_lengths)
+    lengths = sorted({pack_length, *tried})
     statistics = length_statistics(histogram, pack_length=pack_length)
     with console.messages().status("packing ...") as status:
+
+        def begin(algorithm: str, depth: int | None) -> None:
+            status.update(_at_work(algorithm, depth))
+
         packings = study_packing(
-            histogram,
-            pack_length=pack_length,
-            depths=OVERVIEW_DEPTHS,
-            baselines=False,
-            begin=lambda algorithm, depth: status.update(_at_work(algorithm, depth)),
+            histogram, pack_length=pack_length, depths=OVERVIEW_DEPTHS, baselines=False, begin=begin
         )
-    sweep = sweep_pack_lengths(histogram, sorted({pack_length, *tried}))
-    found = recommend(packings, sweep)
-    by_pack_length = groupby(sweep, key=lambda row: f"{row.pack_length:,} slots")
+        sweep = sweep_pack_lengths(histogram, lengths, algorithm="longest_pack_first", depths=OVERVIEW_DEPTHS)
+        fullest = sweep_pack_lengths(histogram, lengths, algorithm="auto", depths=(None,), begin=begin)
+        found = recommend(
+            packings,
+            fullest,
+            lambda chosen: sweep_pack_lengths(
+                histogram, [chosen], algorithm="auto", depths=OVERVIEW_DEPTHS[1:], begin=begin
+            ),
+        )
+    by_pack_length = {f"{length:,} slots": [row for row in sweep if row.pack_length == length] for length in lengths}
     shown: list[RenderableType] = [
         *_long_lines(subject),
         views.lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
         views.histogram_table(length_ranges(histogram), sequences=statistics.sequences),
         views.packing_table(packings, pack_length=pack_length),
         views.depth_curves_table(
-            {name: list(rows) for name, rows in by_pack_length},
+            by_pack_length,
+            fullest,
             title="Pack lengths by limit of depth (longest_pack_first): efficiency, speed-up over padding",
         ),
         views.recommendation_text(found),
@@ -126,6 +134,7 @@ def inspect_lengths(
         "histogram": histogram.counts[: histogram.longest].tolist(),
         "packings": packings,
         "pack_lengths": sweep,
+        "pack_lengths_auto": fullest,
         "recommendation": found,
     }
     return value, shown
@@ -139,9 +148,15 @@ def inspect_side_by_side(
     Raises: as `inspect_lengths`.
     """
     if plot is not None:
-        require_matplotlib()
+        require_plot(plot)
+    names = [subject.origin for subject in subjects]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"'{twice[0]}' is given twice: compare inputs of different names")
     curves = {
-        subject.origin: sweep_pack_lengths(subject.histogram, [subject.pack_length], depths=CURVE_DEPTHS)
+        subject.origin: sweep_pack_lengths(
+            subject.histogram, [subject.pack_length], algorithm="longest_pack_first", depths=CURVE_DEPTHS
+        )
         for subject in subjects
     }
     title = "Limits of depth (longest_pack_first): efficiency, speed-up over padding"
@@ -153,27 +168,37 @@ def inspect_side_by_side(
 
 
 def study_subject(
-    subject: Subject, *, depths: str | None, algorithms: str | None, sample: int | None, plot: Path | None
+    subject: Subject,
+    *,
+    depths: Sequence[int | None],
+    choices: Sequence[PackerChoice] | None,
+    sample: int | None,
+    plot: Path | None,
 ) -> tuple[dict[str, Any], list[RenderableType]]:
     """The comparison of packers, as a value for JSON and as what rich can print; draws it too if asked.
 
     `sample` sequences, drawn at random but always the same ones, stand for all.
 
-    Raises: ConfigError for depths that are no numbers; PackingError for unknown algorithms or a sample of more than all
-    sequences; ConfigError for a plot without matplotlib.
+    What an algorithm cannot do is said, and the others go on.
+
+    Raises: PackingError for a sample of more than all sequences, or if nothing could be packed; ConfigError for a plot
+    that cannot be drawn.
     """
     if plot is not None:
-        require_matplotlib()
+        require_plot(plot)
     histogram, pack_length = subject.histogram, subject.pack_length
     if sample is not None:
         histogram = sample_histogram(histogram, sample, seed=0)
     rows = study_packing(
         histogram,
         pack_length=pack_length,
-        depths=STUDY_DEPTHS if depths is None else _depths(depths),
-        choices=None if algorithms is None else _choices(algorithms),
+        depths=depths,
+        choices=choices,
         begin=lambda algorithm, depth: console.messages().print(_at_work(algorithm, depth)),
+        refused=lambda algorithm, depth, error: console.print_error(f"{algorithm}: {error}"),
     )
+    if not rows:
+        raise PackingError("none of the algorithms could pack these lengths; see above")
     batches = study_sorted_batches(histogram)
     shown: list[RenderableType] = [*_long_lines(subject), views.packing_table(rows, pack_length=pack_length)]
     if batches:
@@ -193,8 +218,10 @@ def study_subject(
     return value, shown
 
 
-def _depths(given: str) -> tuple[int | None, ...]:
-    """`2,3,none` as numbers."""
+def parse_depths(given: str | None) -> tuple[int | None, ...]:
+    """`2,3,none` as numbers; those of the study if None. Raises: ConfigError for other words."""
+    if given is None:
+        return STUDY_DEPTHS
     words = [word.strip() for word in given.split(",")]
     wrong = [word for word in words if word != "none" and not _is_positive(word)]
     if wrong:
@@ -215,8 +242,13 @@ def _is_positive(word: str) -> bool:
     return word.isdecimal() and int(word) > 0
 
 
-def _choices(given: str) -> tuple[PackerChoice, ...]:
-    """`cutting_stock,least_squares:weight=0:leftovers=best_fit` as choices."""
+def parse_choices(given: str | None) -> tuple[PackerChoice, ...] | None:
+    """`cutting_stock,least_squares:weight=0:leftovers=best_fit` as choices.
+
+    Raises: ConfigError for an option without a value; PackingError for unknown algorithms and options.
+    """
+    if given is None:
+        return None
     choices = []
     for word in given.split(","):
         algorithm, *pairs = word.strip().split(":")

@@ -33,6 +33,7 @@ def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
                 "packs": row["packs"],
                 "efficiency": percent(row["packing_efficiency"]) if full else None,
                 "factor": f"{row['packing_factor']:.3f}" if full else None,
+                "packed by": row["packing_algorithm"],
             }
         )
     return table(shown, title=title)
@@ -106,6 +107,7 @@ def packing_table(rows: Sequence[PackingRow], *, pack_length: int) -> Table:
             "depth": row.depth,
             "strategies": row.strategies,
             "packs": row.packs,
+            "bound": row.lower_bound,
             "efficiency": f"{100 * row.efficiency:.3f} %",
             "padding": row.padding,
             "factor": f"{row.packing_factor:.3f}",
@@ -117,13 +119,22 @@ def packing_table(rows: Sequence[PackingRow], *, pack_length: int) -> Table:
     return table(shown, title=f"Packs of {pack_length:,} slots")
 
 
-def depth_curves_table(curves: Mapping[str, Sequence[PackingRow]], *, title: str) -> Table:
-    """Efficiency and speed-up over padding: a line for each curve, a column for each limit of depth."""
-    shown = [
-        {"": name, **{_limit(row.depth_limit): f"{percent(row.efficiency)}  {row.speed_up:.3f}x" for row in rows}}
-        for name, rows in curves.items()
-    ]
+def depth_curves_table(
+    curves: Mapping[str, Sequence[PackingRow]], fullest: Sequence[PackingRow] = (), *, title: str
+) -> Table:
+    """Efficiency and speed-up over padding: a line for each curve, a column for each limit of depth.
+
+    `fullest`, one row for each curve, is what `auto` reaches without a limit.
+    """
+    shown = []
+    for index, (name, rows) in enumerate(curves.items()):
+        cells = {_limit(row.depth_limit): _full_and_fast(row) for row in rows}
+        shown.append({"": name, **cells, **({"auto, none": _full_and_fast(fullest[index])} if fullest else {})})
     return table(shown, title=title)
+
+
+def _full_and_fast(row: PackingRow) -> str:
+    return f"{100 * row.efficiency:.1f} % {row.speed_up:.2f}x"
 
 
 def sorted_batches_table(rows: Sequence[PaddingRow]) -> Table:

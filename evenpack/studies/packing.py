@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from evenpack.data.packing import LengthHistogram, Option, cutting_stock_takes_seconds, pack
+from evenpack.data.packing import LengthHistogram, Option, check_options, cutting_stock_takes_seconds, pack
 from evenpack.data.packing.baselines import sorted_batches
 from evenpack.errors import PackingError
 
@@ -14,17 +14,26 @@ CURVE_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 12, 16, None)
 BATCH_SIZES = (8, 32, 128, 1024)
 """Of sorted batches."""
 
+_LONGEST_PACK = 1 << 24
 _STRETCHES = ((1, 1), (7, 6), (5, 4), (4, 3), (3, 2), (2, 1))
 """Pack lengths worth a look, as fractions of the longest sequence."""
 _SLOTS_OF_LEAST_SQUARES = 512
+_MOST_SHUFFLED = 50_000_000
+"""Sequences up to which next fit, which shuffles them all, is taken without being asked for: 1.5 GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackerChoice:
-    """An algorithm of `evenpack.data.packing`, or `auto`, with its options."""
+    """An algorithm of `evenpack.data.packing`, or `auto`, with its options.
+
+    Raises: PackingError for one that there is not.
+    """
 
     algorithm: str
     options: Mapping[str, Option] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_options(self.algorithm, self.options)
 
     @property
     def label(self) -> str:
@@ -81,12 +90,15 @@ def study_packing(
     choices: Sequence[PackerChoice] | None = None,
     baselines: bool = True,
     begin: Callable[[str, int | None], None] = lambda algorithm, depth: None,
+    refused: Callable[[str, int | None, PackingError], None] | None = None,
 ) -> tuple[PackingRow, ...]:
     """Packs by each of `choices` at each of `depths`; `begin` hears of each before it starts.
 
+    What an algorithm cannot do `refused` hears of, and the others go on; without it, it ends the study.
+
     Without `choices` there are the two greedy algorithms at every depth, but for packs of one sequence, which need no
     algorithm; cutting_stock wherever it is a matter of seconds; and as `baselines` least squares at depth 3 and up to
-    512 slots, next fit and first fit decreasing without a limit.
+    512 slots, and without a limit first fit decreasing and, up to 50 million sequences, next fit.
 
     Raises: PackingError for an unknown algorithm or depth, or what an algorithm cannot do.
     """
@@ -94,34 +106,45 @@ def study_packing(
         if depth is not None and depth < 1:
             raise PackingError(f"a depth is 1 sequence a pack or more, found {depth}")
     rows: list[PackingRow] = []
-    for depth in depths:
+    for depth in dict.fromkeys(depths):
         of_depth = []
-        for choice in choices or _of_use(pack_length, depth, baselines=baselines):
+        for choice in choices or _of_use(histogram, pack_length, depth, baselines=baselines):
             begin(choice.label, depth)
-            of_depth.append(_packing_row(histogram, choice, depth, pack_length))
+            try:
+                of_depth.append(_packing_row(histogram, choice, depth, pack_length))
+            except PackingError as error:
+                if refused is None:
+                    raise
+                refused(choice.label, depth, error)
         rows += _with_best_bound(of_depth)
     return tuple(rows)
 
 
 def sweep_pack_lengths(
-    histogram: LengthHistogram, pack_lengths: Sequence[int], *, depths: Sequence[int | None] = OVERVIEW_DEPTHS
+    histogram: LengthHistogram,
+    pack_lengths: Sequence[int],
+    *,
+    algorithm: str,
+    depths: Sequence[int | None],
+    begin: Callable[[str, int | None], None] = lambda algorithm, depth: None,
 ) -> tuple[PackingRow, ...]:
-    """longest_pack_first, which takes no time, at each pack length and depth.
+    """One algorithm at each pack length and depth.
 
     Raises: PackingError if a sequence is longer than a pack.
     """
-    greedy = (PackerChoice(algorithm="longest_pack_first"),)
+    choices = (PackerChoice(algorithm=algorithm),)
     return tuple(
         row
         for pack_length in pack_lengths
-        for row in study_packing(histogram, pack_length=pack_length, depths=depths, choices=greedy)
+        for row in study_packing(histogram, pack_length=pack_length, depths=depths, choices=choices, begin=begin)
     )
 
 
 def pack_lengths_to_try(pack_length: int) -> tuple[int, ...]:
-    """`pack_length` and some up to twice as long, rising; multiples of 8 if it is one."""
+    """`pack_length` and some up to twice as long, as far as packs go, rising; multiples of 8 if it is one."""
     step = 8 if pack_length % 8 == 0 else 1
-    return tuple(dict.fromkeys(-(-pack_length * above // (below * step)) * step for above, below in _STRETCHES))
+    lengths = dict.fromkeys(-(-pack_length * above // (below * step)) * step for above, below in _STRETCHES)
+    return tuple(length for length in lengths if length <= _LONGEST_PACK)
 
 
 def study_sorted_batches(
@@ -139,10 +162,14 @@ def study_sorted_batches(
     )
 
 
-def _of_use(pack_length: int, depth: int | None, *, baselines: bool) -> tuple[PackerChoice, ...]:
+def _of_use(
+    histogram: LengthHistogram, pack_length: int, depth: int | None, *, baselines: bool
+) -> tuple[PackerChoice, ...]:
     if depth == 1:
         return (PackerChoice(algorithm="none"),)
-    names = ["next_fit", "first_fit_decreasing"] if baselines and depth is None else []
+    names = ["first_fit_decreasing"] if baselines and depth is None else []
+    if names and histogram.sequences <= _MOST_SHUFFLED:
+        names.insert(0, "next_fit")
     names += ["shortest_pack_first", "longest_pack_first"]
     if baselines and depth == 3 and pack_length <= _SLOTS_OF_LEAST_SQUARES:
         names.append("least_squares")
@@ -153,7 +180,7 @@ def _of_use(pack_length: int, depth: int | None, *, baselines: bool) -> tuple[Pa
 
 def _with_best_bound(rows: Sequence[PackingRow]) -> list[PackingRow]:
     """Rows of one limit of depth, each held against the greatest bound that any of them proves."""
-    bound = max(row.lower_bound for row in rows)
+    bound = max((row.lower_bound for row in rows), default=0)
     return [replace(row, lower_bound=bound, gap=row.packs / bound - 1) for row in rows]
 
 

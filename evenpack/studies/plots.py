@@ -55,6 +55,17 @@ class LossCurve:
     """(step, loss) of each source."""
 
 
+def require_plot(path: Path) -> None:
+    """Raises: ConfigError if no PNG can be drawn at `path`, before any work is done for it."""
+    require_matplotlib()
+    if path.suffix != ".png" or path.is_dir():
+        raise ConfigError(f"a plot is a PNG file: give --plot a name like {path.with_suffix('.png')}, not {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path.parent}, where the plot would go, is no folder: {error.strerror}") from error
+
+
 def require_matplotlib() -> None:
     """Raises: ConfigError if there is none."""
     try:
@@ -118,9 +129,9 @@ def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path) ->
     with figure_as_png(path, width=8.0, height=4.5) as figure:
         axes = figure.add_subplot()
         _draw_curves(axes, {name: [(row.depth_limit, row.speed_up) for row in rows] for name, rows in curves.items()})
-        axes.set_ylabel("slots of padding over slots of packs")
+        axes.set_ylabel("speed-up: slots of padded training over slots of packs")
         best = max((row.speed_up, name) for name, rows in curves.items() for row in rows)
-        write_title(axes, f"Packs of {best[1]} take {best[0]:.2f} times fewer slots than padding")
+        write_title(axes, f"Padding {best[1]} would take {best[0]:.2f} times the slots of its packs")
 
 
 def smooth(losses: Float64[np.ndarray, " steps"]) -> Float64[np.ndarray, " steps"]:

@@ -1,6 +1,6 @@
 """Which pack length and depth to take, from what the packers reached."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evenpack.studies.packing import PackingRow
@@ -24,23 +24,28 @@ class Recommendation:
     reason: str
 
 
-def recommend(rows: Sequence[PackingRow], sweep: Sequence[PackingRow]) -> Recommendation:
-    """The pack length of `rows`, unless a longer one of `sweep` saves 1 point of slots or more.
+def recommend(
+    rows: Sequence[PackingRow], fullest: Sequence[PackingRow], at_depths: Callable[[int], Sequence[PackingRow]]
+) -> Recommendation:
+    """The pack length of `rows`, unless a longer one of `fullest` saves 1 point of slots or more.
 
-    `rows` are several algorithms at one pack length, of which the best counts, `sweep` a quick one at several; both
-    with and without a limit of depth. The shortest pack length within 0.1 points of the best is taken.
+    Of several longer ones the next is taken only if it saves a point more.
+
+    Args:
+        rows: one pack length, with and without a limit of depth, the best algorithm for each among them.
+        fullest: `auto` without a limit at several pack lengths, that one among them.
+        at_depths: `auto` at another pack length, with and without a limit.
     """
     base = rows[0].pack_length
-    fullness: dict[int, float] = {}
-    for row in (*rows, *sweep):
-        if row.depth_limit is None:
-            fullness[row.pack_length] = max(row.efficiency, fullness.get(row.pack_length, 0.0))
-    fullest = max(fullness.values())
-    if fullest - fullness[base] < _WORTH_LONGER_PACKS:
+    fullness = {row.pack_length: row.efficiency for row in fullest}
+    chosen = base
+    for length in sorted(length for length in fullness if length > base):
+        if fullness[length] >= fullness[chosen] + _WORTH_LONGER_PACKS:
+            chosen = length
+    if chosen == base:
         return _at(base, rows, f"longer packs, up to {max(fullness):,} slots, would be less than 1 point fuller")
-    chosen = min(length for length, efficiency in fullness.items() if efficiency >= fullest - _AS_GOOD)
     gain = 100 * (fullness[chosen] - fullness[base])
-    return _at(chosen, [row for row in sweep if row.pack_length == chosen], f"{gain:.1f} points fuller than {base:,}")
+    return _at(chosen, at_depths(chosen), f"{gain:.1f} points fuller than {base:,}")
 
 
 def _at(pack_length: int, rows: Sequence[PackingRow], reason: str) -> Recommendation:

@@ -358,8 +358,10 @@ def test_several_inputs_are_inspected_side_by_side(evenpack: Command, tmp_path: 
 def test_inspect_compares_pack_lengths_and_recommends(evenpack: Command) -> None:
     done = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "512", "--json").json()
     assert list(dict.fromkeys(row["pack_length"] for row in done["pack_lengths"])) == [384, 512]
-    assert done["recommendation"]["pack_length"] == 384
-    assert "Recommended: data.pack_length=384" in evenpack("inspect", "squad_1_1_384", "--pack-lengths", "512").out
+    assert [row["pack_length"] for row in done["pack_lengths_auto"]] == [384, 512]
+    assert done["recommendation"]["pack_length"] == 512
+    shown = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "392").out
+    assert "Recommended: data.pack_length=384 (longer packs, up to 392 slots, would be less than 1 point" in shown
 
 
 def test_a_study_can_pack_a_sample(evenpack: Command) -> None:

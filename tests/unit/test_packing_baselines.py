@@ -184,8 +184,17 @@ def test_what_cannot_be_packed_is_refused_with_its_value():
     for number in (0, 3):
         with pytest.raises(PackingError, match=f"must have 1 to 2 sequences, found {number}"):
             sample_histogram(histogram, number, seed=0)
-    with pytest.raises(PackingError, match="fewer than 1000000000 sequences, found 2000000000"):
-        sample_histogram(LengthHistogram(counts=np.array([2 * 10**9])), 5, seed=0)
+    with pytest.raises(PackingError, match="of 2000000000 sequences a hundredth can be drawn at most, found 20000001"):
+        sample_histogram(LengthHistogram(counts=np.array([2 * 10**9])), 20_000_001, seed=0)
+
+
+def test_a_sample_can_be_drawn_from_billions():
+    counts = np.array([3 * 10**11, 0, 10**11])
+    sample = sample_histogram(LengthHistogram(counts=counts), 10_000, seed=0)
+    assert sample.sequences == 10_000
+    assert len(sample.counts) == 3
+    assert abs(sample.counts[0] - 7500) < 5 * 44  # five standard deviations
+    assert sample.counts[1] == 0
 
 
 def test_no_sequences_make_no_packs():

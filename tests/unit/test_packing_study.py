@@ -104,21 +104,32 @@ def test_longer_packs_are_tried_up_to_twice_the_length():
 
 
 def test_figure_10_is_a_sweep_over_depths():
-    rows = sweep_pack_lengths(published_histogram("wikipedia_2048"), [2048], depths=(1, 3, 12, None))
+    rows = sweep_pack_lengths(
+        published_histogram("wikipedia_2048"), [2048], algorithm="longest_pack_first", depths=(1, 3, 12, None)
+    )
     assert [f"{row.speed_up:.2f}" for row in rows] == ["1.00", "2.45", "3.73", "3.92"]
 
 
 def _molecules(pack_length):
     """As those of QM9 (section Q): about two thirds of the longest, so that two of them do not fit its length."""
-    histogram = LengthHistogram(counts=np.array([0] * 14 + [50, 150, 260, 320, 260, 150, 50, 20, 10, 5, 3, 2, 1]))
-    rows = study_packing(histogram, pack_length=pack_length, depths=OVERVIEW_DEPTHS, baselines=False)
-    return recommend(rows, sweep_pack_lengths(histogram, pack_lengths_to_try(pack_length)))
+    histogram = LengthHistogram(counts=np.array([0] * 14 + [5, 30, 200, 600, 200, 30, 5, 3, 2, 2, 1, 1, 1]))
+    return recommended(histogram, pack_length, pack_lengths_to_try(pack_length))
+
+
+def recommended(histogram, pack_length, tried, depths=OVERVIEW_DEPTHS):
+    """As `inspect` does it."""
+    rows = study_packing(histogram, pack_length=pack_length, depths=depths, baselines=False)
+    return recommend(
+        rows,
+        sweep_pack_lengths(histogram, tried, algorithm="auto", depths=(None,)),
+        lambda chosen: sweep_pack_lengths(histogram, [chosen], algorithm="auto", depths=depths),
+    )
 
 
 def test_longer_packs_are_recommended_where_they_fill_better():
     found = _molecules(27)
     assert found.pack_length == 36
-    assert found.efficiency > 0.97
+    assert found.efficiency > 0.98
     assert found.sufficient_depth == 2
     assert "points fuller than 27" in found.reason
 
@@ -130,9 +141,7 @@ def test_the_pack_length_stays_where_longer_ones_gain_less_than_a_point():
 
 
 def test_the_least_sufficient_depth_is_recommended():
-    histogram = published_histogram("wikipedia_512")
-    rows = study_packing(histogram, pack_length=512, depths=(2, 3, 4, None), baselines=False)
-    found = recommend(rows, sweep_pack_lengths(histogram, (512, 768), depths=(2, None)))
+    found = recommended(published_histogram("wikipedia_512"), 512, (512, 768), depths=(2, 3, 4, None))
     assert (found.pack_length, found.sufficient_depth) == (512, 3)
     assert found.efficiency_at_depth == pytest.approx(0.99884, abs=1e-5)
 
@@ -165,17 +174,17 @@ def test_wrong_depths_and_algorithms_are_refused():
     with pytest.raises(PackingError, match="found 0"):
         study_packing(histogram, pack_length=2, depths=(0,))
     with pytest.raises(PackingError, match="no packing algorithm 'knapsack'"):
-        study_packing(histogram, pack_length=2, choices=(PackerChoice(algorithm="knapsack"),))
+        PackerChoice(algorithm="knapsack")
 
 
 def test_the_command_says_which_depth_is_no_number():
     with pytest.raises(inspection.ConfigError, match="'x' is neither a number"):
-        inspection._depths("2,x")
-    assert inspection._depths("2, none") == (2, None)
+        inspection.parse_depths("2,x")
+    assert inspection.parse_depths("2, none") == (2, None)
 
 
 def test_algorithms_are_named_with_their_options():
-    choices = inspection._choices("auto, least_squares:weight=0.5:leftovers=best_fit,next_fit:separators=2")
+    choices = inspection.parse_choices("auto, least_squares:weight=0.5:leftovers=best_fit,next_fit:separators=2")
     assert [choice.label for choice in choices] == [
         "auto",
         "least_squares weight=0.5 leftovers=best_fit",
@@ -184,7 +193,48 @@ def test_algorithms_are_named_with_their_options():
     assert choices[1].options == {"weight": 0.5, "leftovers": "best_fit"}
     assert choices[2].options == {"separators": 2}
     with pytest.raises(inspection.ConfigError, match="'weight' gives no value; write least_squares:option=value"):
-        inspection._choices("least_squares:weight")
+        inspection.parse_choices("least_squares:weight")
+
+
+def test_a_longer_pack_is_recommended_where_only_cutting_stock_fills_it():
+    """Longest pack first puts fewer of these into longer packs than there are in it; its word is not enough."""
+    counts = np.zeros(96, dtype=np.int64)
+    counts[28], counts[29:96] = 9458, np.arange(67, 0, -1)
+    histogram = LengthHistogram(counts=counts)
+    found = recommended(histogram, 96, (96, 144, 192))
+    longest = [
+        row.efficiency for row in sweep_pack_lengths(histogram, (96, 144, 192), algorithm="auto", depths=(None,))
+    ]
+    assert max(longest) - longest[0] > 0.01
+    assert found.efficiency >= max(longest) - 0.01
+    assert found.pack_length > 96
+
+
+def test_packs_are_tried_no_longer_than_they_can_be():
+    assert pack_lengths_to_try(10_000_000) == (10_000_000, 11_666_672, 12_500_000, 13_333_336, 15_000_000)
+
+
+def test_what_an_algorithm_cannot_do_is_said_and_the_others_go_on():
+    refused = []
+    choices = [PackerChoice(algorithm=name) for name in ("least_squares", "longest_pack_first")]
+    histogram = LengthHistogram(counts=np.arange(1, 400))
+    arguments = {"pack_length": 400, "depths": (4, 4), "choices": choices}
+    rows = study_packing(histogram, **arguments, refused=lambda *told: refused.append(told))
+    assert [row.algorithm for row in rows] == ["longest_pack_first"]
+    assert [(name, depth) for name, depth, _ in refused] == [("least_squares", 4)]
+    with pytest.raises(PackingError, match="set max_sequences_per_pack to 3 or less"):
+        study_packing(histogram, **arguments)
+
+
+def test_billions_of_sequences_are_studied_without_shuffling_them():
+    histogram = LengthHistogram(counts=np.array([0] * 99 + [10**12]))
+    rows = study_packing(histogram, pack_length=512, depths=(None,))
+    assert [row.algorithm for row in rows] == [
+        "first_fit_decreasing",
+        "shortest_pack_first",
+        "longest_pack_first",
+        "cutting_stock",
+    ]
 
 
 def test_the_command_says_which_pack_length_is_no_number():

@@ -10,7 +10,7 @@ from evenpack.data.packing import LengthHistogram
 from evenpack.errors import ConfigError
 from evenpack.studies.length_statistics import length_statistics
 from evenpack.studies.packing import study_packing, sweep_pack_lengths
-from evenpack.studies.plots import LossCurve, plot_depth_curves, plot_loss, plot_packing, smooth, spread
+from evenpack.studies.plots import LossCurve, plot_depth_curves, plot_loss, plot_packing, require_plot, smooth, spread
 
 PNG = b"\x89PNG\r\n"
 
@@ -38,7 +38,7 @@ def test_lengths_and_packings_become_a_png(tmp_path: Path) -> None:
     histogram = LengthHistogram(counts=np.arange(1, 65))
     rows = study_packing(histogram, pack_length=64, baselines=False)
     statistics = length_statistics(histogram, pack_length=64)
-    sweep = sweep_pack_lengths(histogram, (64, 96))
+    sweep = sweep_pack_lengths(histogram, (64, 96), algorithm="longest_pack_first", depths=(1, 2, None))
     plot_packing(histogram, statistics, rows, tmp_path / "two.png", pack_length=64)
     plot_packing(histogram, statistics, rows, tmp_path / "three.png", pack_length=64, sweep=sweep)
     widths = [int.from_bytes((tmp_path / f"{name}.png").read_bytes()[16:20]) for name in ("two", "three")]
@@ -47,11 +47,23 @@ def test_lengths_and_packings_become_a_png(tmp_path: Path) -> None:
 
 def test_depth_curves_become_a_png(tmp_path: Path) -> None:
     curves = {
-        f"up to {longest}": sweep_pack_lengths(LengthHistogram(counts=np.arange(1, longest + 1)), (longest,))
+        f"up to {longest}": sweep_pack_lengths(
+            LengthHistogram(counts=np.arange(1, longest + 1)), (longest,), algorithm="auto", depths=(1, 2, None)
+        )
         for longest in (16, 64)
     }
     plot_depth_curves(curves, tmp_path / "depths.png")
     assert (tmp_path / "depths.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("x.svg", r"give --plot a name like .*x\.png"), ("", "a plot is a PNG file"), ("file/x.png", "is no folder")],
+)
+def test_a_place_where_no_plot_can_be_is_refused_before_the_work(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=message):
+        require_plot(tmp_path / name)
 
 
 def test_without_matplotlib_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

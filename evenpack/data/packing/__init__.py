@@ -30,6 +30,7 @@ __all__ = [
     "Packer",
     "Packing",
     "Strategy",
+    "check_options",
     "cutting_stock_takes_seconds",
     "next_fit_packs",
     "pack",
@@ -74,9 +75,7 @@ def pack(
     Raises: PackingError for an unknown algorithm or option, a limit below 1, a sequence longer than a pack, or wrong
         counts.
     """
-    if algorithm not in ("auto", *ALGORITHMS):
-        raise PackingError(f"there is no packing algorithm '{algorithm}'; {_nearest(algorithm, ['auto', *ALGORITHMS])}")
-    checked_options = _checked_options(algorithm, options)
+    checked_options = check_options(algorithm, options)
     pack_length = _whole("pack_length", pack_length, "in slots")
     limit = pack_length
     if max_sequences_per_pack is not None:
@@ -111,8 +110,13 @@ def _whole(name: str, value: object, unit: str) -> int:
     return operator.index(value)
 
 
-def _checked_options(algorithm: str, options: Mapping[str, Option]) -> dict[str, Option]:
-    """The options, whole numbers as floats where the algorithm wants floats."""
+def check_options(algorithm: str, options: Mapping[str, Option]) -> dict[str, Option]:
+    """The options, whole numbers as floats where the algorithm wants floats.
+
+    Raises: PackingError for an algorithm or an option that there is not, or a value of another type.
+    """
+    if algorithm not in ("auto", *ALGORITHMS):
+        raise PackingError(f"there is no packing algorithm '{algorithm}'; {_nearest(algorithm, ['auto', *ALGORITHMS])}")
     parameters = inspect.signature(ALGORITHMS[algorithm]).parameters.values() if algorithm != "auto" else ()
     defaults = {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
     checked: dict[str, Option] = {}
@@ -145,7 +149,11 @@ def _packed(histogram: LengthHistogram, name: str, pack_length: int, limit: int,
         strategies=strategies,
         counts=np.array([used[strategy] for strategy in strategies], dtype=np.int64),
         cpu_seconds=cpu_seconds,
-        certificate=found.certificate if isinstance(found, Certified) else None,
+        certificate=(
+            found.certificate
+            if isinstance(found, Certified)
+            else Certificate.without_solving(histogram, pack_length, limit)
+        ),
     )
 
 

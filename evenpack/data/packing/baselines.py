@@ -93,16 +93,19 @@ def first_fit_decreasing(
 def sample_histogram(histogram: LengthHistogram, sequences: int, *, seed: int) -> LengthHistogram:
     """The histogram of `sequences` that are drawn without replacement.
 
-    Raises: PackingError where there are fewer sequences, none is asked for, or there are 10^9 or more of them.
+    Raises: PackingError where there are fewer sequences, none is asked for, or more than a hundredth of 10^9 or more.
     """
     if not 1 <= sequences <= histogram.sequences:
         raise PackingError(f"a sample must have 1 to {histogram.sequences} sequences, found {sequences}")
-    if histogram.sequences >= _MOST_SAMPLED_FROM:
-        raise PackingError(
-            f"a sample can be drawn from fewer than {_MOST_SAMPLED_FROM} sequences, found {histogram.sequences}; "
-            "divide the counts of the histogram first"
-        )
     generator = np.random.default_rng(seed)
+    if histogram.sequences >= _MOST_SAMPLED_FROM:
+        if sequences > histogram.sequences // 100:
+            raise PackingError(
+                f"of {histogram.sequences} sequences a hundredth can be drawn at most, found {sequences}"
+            )
+        places = generator.choice(histogram.sequences, sequences, replace=False, shuffle=False)
+        indices = np.searchsorted(np.cumsum(histogram.counts), places, side="right")
+        return LengthHistogram(counts=np.bincount(indices).astype(np.int64))
     drawn = generator.multivariate_hypergeometric(histogram.counts, sequences, method="marginals")
     return LengthHistogram(counts=np.asarray(drawn, dtype=np.int64))
 

@@ -26,6 +26,19 @@ class Certificate:
         """Each token is worth one slot: true at any limit of depth."""
         return cls(prices=np.arange(1, pack_length + 1), pack_value=pack_length)
 
+    @classmethod
+    def by_sequences(cls, pack_length: int, max_sequences_per_pack: int) -> "Certificate":
+        """Each sequence is worth one of those that a pack may hold."""
+        return cls(prices=np.ones(pack_length, dtype=np.int64), pack_value=max_sequences_per_pack)
+
+    @classmethod
+    def without_solving(
+        cls, histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int
+    ) -> "Certificate":
+        """The better one for `histogram` of the two that cost nothing."""
+        both = (cls.by_tokens(pack_length), cls.by_sequences(pack_length, max_sequences_per_pack))
+        return max(both, key=lambda certificate: certificate.bound(histogram))
+
     def bound(self, histogram: LengthHistogram) -> int:
         """Packs that no packing of `histogram` can do without, in exact integers of any size."""
         present = np.flatnonzero(histogram.counts).tolist()

@@ -34,6 +34,8 @@ _GIVEN_UP = 0.9
 """Of what the best strategy for a length would gain, the share that may be given up for the sake of variety."""
 _CLOSE = 1e-7
 """Relative distance between program and bound at which the rounds end."""
+_ROUND_UP_FROM = (1.0, 0.9, 0.7, 0.5)
+"""Fractions from which a use of a strategy is rounded up instead of down; the best result counts."""
 
 
 def cutting_stock(histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int) -> Certified:
@@ -42,10 +44,9 @@ def cutting_stock(histogram: LengthHistogram, pack_length: int, max_sequences_pe
     Raises: PackingError if the solver fails.
     """
     best = dict(longest_pack_first(histogram, pack_length, max_sequences_per_pack))
-    tokens_alone = -(-histogram.tokens // pack_length)
-    by_tokens = Certificate.by_tokens(pack_length)
-    if sum(best.values()) == tokens_alone:
-        return Certified(counts=best, certificate=by_tokens)
+    simple = Certificate.without_solving(histogram, pack_length, max_sequences_per_pack)
+    if sum(best.values()) == simple.bound(histogram):
+        return Certified(counts=best, certificate=simple)
     start = [*best, *shortest_pack_first(histogram, pack_length, max_sequences_per_pack)]
     program = _Program(histogram, pack_length, max_sequences_per_pack)
     program.add(start)
@@ -53,12 +54,8 @@ def cutting_stock(histogram: LengthHistogram, pack_length: int, max_sequences_pe
     for candidate in (program.rounded(share) for share in _ROUND_UP_FROM):
         if sum(candidate.values()) < sum(best.values()):
             best = candidate
-    proven = max(program.certificate, by_tokens, key=lambda certificate: certificate.bound(histogram))
+    proven = max(program.certificate, simple, key=lambda certificate: certificate.bound(histogram))
     return Certified(counts=best, certificate=proven)
-
-
-_ROUND_UP_FROM = (1.0, 0.9, 0.7, 0.5)
-"""Fractions from which a use of a strategy is rounded up instead of down; the best result counts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,6 +13,9 @@ from evenpack.data.packing.strategy import Strategy
 _FORBIDDEN = -(1 << 60)
 """Price of a length that does not occur; far below every sum of prices."""
 
+_SCALE = float(1 << 36)
+"""Duals are at most 1, so that sums over a pack stay far inside 64 bits."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BestPacks:
@@ -29,7 +32,7 @@ class BestPacks:
 
     @property
     def value(self) -> float:
-        """Of a whole pack; an integer of up to 2**53 is exact."""
+        """Of a whole pack."""
         return float(self.values[-1, -1])
 
     def values_with(self) -> Num[np.ndarray, " pack_length"]:
@@ -94,8 +97,4 @@ def prove(
     """Rounds the duals of a linear program down to integers and solves the knapsack over them exactly."""
     prices = np.floor(np.clip(duals, 0, 1) * _SCALE).astype(np.int64)
     best = best_packs(prices, histogram, pack_length, max_sequences_per_pack)
-    return Certificate(prices=prices, pack_value=max(int(best.value), 1))
-
-
-_SCALE = float(1 << 36)
-"""Duals are at most 1, so that sums over a pack stay far inside 64 bits."""
+    return Certificate(prices=prices, pack_value=max(int(best.values[-1, -1]), 1))
