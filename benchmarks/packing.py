@@ -1,31 +1,33 @@
 """How near to the certified bound packing comes, and what it costs, on histograms of lengths.
 
-    python benchmarks/packing.py --histogram FILE.json --case NAME[:DEPTH] ... [--json]
+    python benchmarks/packing.py [--case NAME[:DEPTH] ...] [--json]
 
-FILE.json maps names to counts (index i: sequences of length i + 1). Each case is packed by cutting_stock and by
-longest_pack_first with packs as long as the histogram; CPU seconds are medians over the repeats.
+NAME is a published histogram. Each case is packed by cutting_stock and by longest_pack_first with packs as long as the
+histogram; CPU seconds are medians over the repeats.
 """
 
 import argparse
 import json
 import statistics
-from pathlib import Path
-
-import numpy as np
 
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.studies.published import published_histogram
 
 ALGORITHMS = ("longest_pack_first", "cutting_stock")
+CASES = (
+    *("squad_1_1_384", "wikipedia_512", "wikipedia_512:3", "wikipedia_512:4", "wikipedia_512:8"),
+    *("wikipedia_1024", "wikipedia_1024:3", "wikipedia_1024:4", "wikipedia_1024:8", "wikipedia_1024:16"),
+    *("wikipedia_2048", "wikipedia_2048:3", "wikipedia_2048:4", "wikipedia_2048:8", "wikipedia_2048:16"),
+)
 
 
 def main() -> None:
     arguments = _parse_arguments()
-    histograms = json.loads(arguments.histogram.read_text())
     rows = []
     for case in arguments.case:
         name, _, depth = case.partition(":")
         rows += [
-            _row(name, histograms[name], algorithm, int(depth) if depth else None, arguments.repeats)
+            _row(name, published_histogram(name), algorithm, int(depth) if depth else None, arguments.repeats)
             for algorithm in ALGORITHMS
         ]
         if not arguments.json:
@@ -35,9 +37,10 @@ def main() -> None:
         print(json.dumps(rows, indent=2))
 
 
-def _row(name: str, counts: list[int], algorithm: str, depth: int | None, repeats: int) -> dict[str, object]:
-    histogram = LengthHistogram(counts=np.array(counts))
-    runs = [pack(histogram, algorithm, pack_length=len(counts), max_sequences_per_pack=depth) for _ in range(repeats)]
+def _row(name: str, histogram: LengthHistogram, algorithm: str, depth: int | None, repeats: int) -> dict[str, object]:
+    runs = [
+        pack(histogram, algorithm, pack_length=histogram.longest, max_sequences_per_pack=depth) for _ in range(repeats)
+    ]
     packing = runs[0]
     return {
         "histogram": name,
@@ -54,8 +57,7 @@ def _row(name: str, counts: list[int], algorithm: str, depth: int | None, repeat
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--histogram", type=Path, required=True)
-    parser.add_argument("--case", nargs="+", required=True, help="NAME or NAME:DEPTH")
+    parser.add_argument("--case", nargs="+", default=CASES, help="NAME or NAME:DEPTH")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
