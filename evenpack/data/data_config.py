@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from evenpack.config import Section
+from evenpack.data.packing import MOST_SLOTS
 
 
 class _SourceBase(Section):
@@ -133,7 +134,7 @@ class DocumentsRecipe(Section):
     """Each document is a sequence; what is too long follows `long_documents`."""
 
     kind: Literal["documents"]
-    max_sequence_length: int = Field(ge=2, le=1 << 24)
+    max_sequence_length: int = Field(ge=2, le=MOST_SLOTS)
     """Tokens, end-of-text included."""
     long_documents: Literal["split", "truncate", "drop", "error"] = "split"
     minimum_document_length: int = Field(default=2, ge=1)
@@ -144,7 +145,7 @@ class ConcatRecipe(Section):
     """All documents one after another in one stream, cut exactly at `max_sequence_length`."""
 
     kind: Literal["concat"]
-    max_sequence_length: int = Field(ge=2, le=1 << 24)
+    max_sequence_length: int = Field(ge=2, le=MOST_SLOTS)
     isolate_documents: bool = True
     """Documents within a cut do not see each other and positions restart; false is GPT-2's own way."""
     minimum_document_length: int = Field(default=2, ge=1)
@@ -194,7 +195,7 @@ class DataConfig(Section):
     """Share of documents held out, chosen by a hash of the document."""
     tokenizer: TokenizerConfig
     recipe: Recipe
-    pack_length: int = Field(ge=2, le=1 << 24)
+    pack_length: int = Field(ge=2, le=MOST_SLOTS)
     """Slots of a pack."""
     packing: PackingConfig = PackingConfig()
 

@@ -157,6 +157,8 @@ def test_text_wants_a_tokenizer_and_a_tokenizer_wants_text(write: Writer, tmp_pa
         counts(source, column="n,n")
     with pytest.raises(ConfigError, match="two columns are the texts of a pair"):
         counts(source, column="text,other,text", tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match="--column text,text names a column twice"):
+        counts(source, column="text,text", tokenizer=tokenizer)
 
 
 def test_text_without_types_is_told_by_its_first_cell(tmp_path: Path) -> None:
@@ -164,10 +166,17 @@ def test_text_without_types_is_told_by_its_first_cell(tmp_path: Path) -> None:
         counts(write_csv(tmp_path, ROWS), column="text")
 
 
+@pytest.mark.parametrize("cell", ["0x10", "0X1f", "1_0", "1e1"])
+def test_a_cell_is_a_number_in_decimal_digits_alone(cell: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"n\n3\n{cell}\n")
+    with pytest.raises(DataError, match=rf"row 1 \(from 0\): expected a whole number, found '{cell}'"):
+        counts(str(tmp_path / "a.csv"), column="n")
+
+
 BAD_VALUES: dict[str, tuple[list[Any], str, str]] = {
-    "zero": ([3, 0], "a length must be in the range from 1 to 16777216, found 0", "found 0"),
-    "negative": ([3, -4], "a length must be in the range from 1 to 16777216, found -4", "found -4"),
-    "too great": ([3, 1 << 40], "found 1099511627776", "found 1099511627776"),
+    "zero": ([3, 0], "a length must be 1 or more, found 0", "found 0"),
+    "negative": ([3, -4], "a length must be 1 or more, found -4", "found -4"),
+    "too great": ([3, 1 << 40], "a length must be 16777216 or less, found 1099511627776", "found 1099511627776"),
     "null": ([3, None], "'n' is null", "'n' is null"),
     "a fraction": ([3.0, 2.5], "a length must be a whole number, found 2.5", "expected a whole number, found '2.5'"),
 }

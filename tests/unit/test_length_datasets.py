@@ -108,6 +108,17 @@ def test_glue_is_asked_of_the_hub_by_its_full_name(
     ]
 
 
+def test_a_task_of_glue_asks_for_a_tokenizer_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr("datasets.load_dataset")
+    with pytest.raises(
+        ConfigError, match=r"glue:mrpc are those of its texts \(sentence1, sentence2\): they need --tokenizer"
+    ):
+        counts("glue:mrpc")
+
+
 def test_nine_tasks_are_known_and_three_others_are_not() -> None:
     assert len(GLUE_COLUMNS) == 9
     assert sum(len(columns) == 2 for columns in GLUE_COLUMNS.values()) == 7
@@ -131,6 +142,8 @@ def test_what_a_dataset_lacks_is_named(glue: Path, tokenizer: str) -> None:
         counts(f"{glue}:cola", tokenizer=tokenizer, column="sentenc")
     with pytest.raises(ConfigError, match=r"column 'sentence' of .* is text .*need --tokenizer"):
         counts(f"{glue}:cola", column="sentence")
+    with pytest.raises(ConfigError, match="--column sentence,sentence names a column twice"):
+        counts(f"{glue}:cola", tokenizer=tokenizer, column="sentence,sentence")
     with pytest.raises(ConfigError, match="--tokenizer makes lengths of text, but column 'label'"):
         counts(f"{glue}:cola", tokenizer=tokenizer, column="label")
     with pytest.raises(DataError, match=r"cola, train, row 1 \(from 0\): a length must be .* found 0"):

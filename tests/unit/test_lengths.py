@@ -3,9 +3,11 @@
 import io
 import json
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from evenpack.errors import ConfigError, DataError, EvenpackError
@@ -41,6 +43,60 @@ def test_a_long_text_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     assert read_histogram(source).counts.tolist() == np.bincount(values)[1:].tolist()
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 20])
+@pytest.mark.parametrize("separator", [" ", "\n", "\r\n", "\t \v\f"])
+def test_words_are_whole_wherever_the_parts_of_a_text_end(
+    separator: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbers, "_TEXT_BYTES", size)
+    (tmp_path / "lengths.txt").write_bytes(separator.join(["", "13", "2", "007", "2", "1"]).encode())
+    assert np.flatnonzero(read_histogram(str(tmp_path / "lengths.txt")).counts).tolist() == [0, 1, 6, 12]
+    (tmp_path / "wrong.txt").write_bytes(separator.join(["13", "2", "4", "0", "1"]).encode())
+    with pytest.raises(DataError, match=r"wrong\.txt, index 3: a length must be 1 or more, found 0"):
+        read_histogram(str(tmp_path / "wrong.txt"))
+    (tmp_path / "word.txt").write_bytes(separator.join(["13", "2", "4x", "5", "1"]).encode())
+    line = 1 + 2 * separator.count("\n")
+    with pytest.raises(DataError, match=f"word.txt, line {line}: expected whole numbers, found '4x'"):
+        read_histogram(str(tmp_path / "word.txt"))
+
+
+@pytest.mark.parametrize("digit", ["9", "0"])
+def test_a_word_too_long_for_a_number_is_refused_before_it_is_read_whole(
+    digit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbers, "_TEXT_BYTES", 16)
+    (tmp_path / "long.txt").write_text("1\n2\n" + digit * 100_000 + " 5")
+    asked = []
+    with (tmp_path / "long.txt").open("rb") as file:
+
+        def read(size: int) -> bytes:
+            asked.append(size)
+            return file.read(size)
+
+        with pytest.raises(DataError, match=f"long.txt, line 3: expected whole numbers, found '{digit * 40}'"):
+            numbers.from_text(read, "long.txt", are_counts=False)
+    assert 64 < sum(asked) <= 96
+
+
+def test_numbers_on_one_line_need_no_more_memory_the_more_they_are(tmp_path: Path) -> None:
+    peaks = []
+    for megabytes in (4, 16):
+        source = write(tmp_path / f"{megabytes}.txt", "12 " * (megabytes * 350_000))
+        read_histogram(source)
+        tracemalloc.start()
+        pool = pa.proxy_memory_pool(pa.default_memory_pool())
+        before = pa.default_memory_pool()
+        pa.set_memory_pool(pool)
+        try:
+            assert read_histogram(source).sequences == megabytes * 350_000
+            peaks.append(tracemalloc.get_traced_memory()[1] + pool.max_memory())
+        finally:
+            pa.set_memory_pool(before)
+            tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
+    assert peaks[1] > 1 << 20
+
+
 def test_a_wrong_length_is_named_by_its_index_in_the_whole_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +117,7 @@ def test_numbers_may_be_the_counts_of_a_histogram(tmp_path: Path, monkeypatch: p
         read_histogram(write(tmp_path / "negative.txt", "1 -4"), options)
     with pytest.raises(EvenpackError, match="histogram is empty"):
         read_histogram(write(tmp_path / "empty.txt", ""), options)
-    monkeypatch.setattr(numbers, "LONGEST", 6)
+    monkeypatch.setattr(numbers, "MOST_SLOTS", 6)
     for source in (str(tmp_path / "counts.npy"), str(tmp_path / "counts.txt")):
         with pytest.raises(DataError, match="holds more than 6 numbers: too many for a histogram"):
             read_histogram(source, options)
@@ -107,16 +163,18 @@ def test_one_of_several_histograms_is_chosen_by_name(tmp_path: Path) -> None:
         ("a.txt", "3 4\n5 x7 1\n", "line 2: expected whole numbers, found 'x7'"),
         ("a.txt", "3 4.5\n", "line 1: expected whole numbers, found '4.5'"),
         ("a.txt", "99999999999999999999\n", "line 1: expected whole numbers"),
-        ("a.txt", "3 0 4\n", "index 1: a length must be in the range"),
-        ("a.txt", "-3\n", "index 0: a length must be in the range from 1 to 16777216, found -3"),
-        ("a.txt", f"{1 << 40}\n", "index 0: a length must be in the range from 1 to 16777216"),
+        ("a.txt", "3 0 4\n", "index 1: a length must be 1 or more, found 0"),
+        ("a.txt", "-3\n", "index 0: a length must be 1 or more, found -3"),
+        ("a.txt", f"{1 << 40}\n", "index 0: a length must be 16777216 or less, found 1099511627776"),
+        ("a.txt", "3\n4 1_000\n", "line 2: expected whole numbers, found '1_000'"),
+        ("a.txt", "3\n0x10\n", "line 2: expected whole numbers, found '0x10'"),
+        ("a.txt", "3\n4-5\n", "line 2: expected whole numbers, found '4-5'"),
+        ("a.txt", "3\n\x00\x01\n", r"line 2: expected whole numbers, found '\\x00\\x01'"),
         ("a.txt", "", "histogram is empty"),
         ("a.json", "[1, 2", "is no JSON"),
-        ("a.json", "[1, 2.5]", "expected counts by length"),
         ("a.json", '"text"', "expected counts by length"),
         ("a.json", "{}", "expected counts by length"),
         ("a.json", "[-1]", "length 1 has -1"),
-        ("a.json", '{"0": 3}', "a length must be from 1"),
         ("a.npy", "no array", "is no .npy file"),
     ],
 )
@@ -138,6 +196,99 @@ def test_a_missing_file_a_matrix_and_a_needless_name_are_errors(tmp_path: Path) 
         read_histogram("lengths.txt", InputOptions(name="short"))
     with pytest.raises(DataError, match="is a single histogram"):
         read_histogram(write(tmp_path / "one.json", "[1]"), InputOptions(name="short"))
+
+
+MOST = 9223372036854775807
+
+WRONG_JSON = {
+    "a fraction": ("[1, 2.5, 3]", f"a count of sequences must be a whole number from 0 to {MOST}; length 2 has 2.5"),
+    "not a number": ("[1, NaN, 3]", "length 2 has NaN"),
+    "text": ('[1, "2"]', 'length 2 has "2"'),
+    "true": ("[true, 3]", "length 1 has true"),
+    "true by length": ('{"5": true}', "length 5 has true"),
+    "null": ("[1, null]", "length 2 has null"),
+    "a list": ("[1, [2]]", "length 2 has a list"),
+    "beyond int64": ("[1, 99999999999999999999]", f"from 0 to {MOST}; length 2 has 99999999999999999999"),
+    "a count beyond int64": ('{"5": 99999999999999999999999}', "length 5 has 99999999999999999999999"),
+    "just beyond int64": (f"[{MOST + 1}]", f"length 1 has {MOST + 1}"),
+    "more digits than are read": (f"[{'9' * 5000}]", "is no JSON"),
+    "too many tokens": (f"[1, {MOST}]", r"up to 2\*\*62 tokens"),
+    "a negative count": ('{"7": -1}', "length 7 has -1"),
+    "a length beyond int64": (
+        '{"99999999999999999999999": 1}',
+        'a length must be a whole number from 1 to 16777216, found "99999999999999999999999"',
+    ),
+    "a length of 5,000 digits": (f'{{"{"9" * 5000}": 1}}', "a length must be a whole number"),
+    "a length too great": ('{"16777217": 1}', 'from 1 to 16777216, found "16777217"'),
+    "length 0": ('{"3": 1, "0": 4}', 'from 1 to 16777216, found "0"'),
+    "a negative length": ('{"-3": 4}', 'from 1 to 16777216, found "-3"'),
+    "no length": ('{"3": 1, "short": 4}', 'from 1 to 16777216, found "short"'),
+    "a length twice": ('{"3": 4, "3": 5}', '"3" stands twice in one object, with 4 and 5'),
+    "a length in two ways": ('{"3": 4, "03": 5}', "length 3 stands there twice, with 4 and 5"),
+    "a name twice": ('{"a": [4], "a": [5]}', '"a" stands twice in one object, with a list and a list'),
+    "no counts at all": ("[0, 0]", "the histogram is empty"),
+    "a name without counts": ('{"a": [4], "b": 5}', r", b: expected counts by length .*, found 5"),
+    "too deep": ("[" * 100_000, "nested too deep"),
+    "too deep in objects": ('{"a":' * 100_000, "nested too deep"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_JSON)
+def test_what_is_no_histogram_in_json_is_named_with_its_place(case: str, tmp_path: Path) -> None:
+    content, message = WRONG_JSON[case]
+    with pytest.raises(DataError, match=f"a.json.*{message}"):
+        read_histogram(write(tmp_path / "a.json", content))
+
+
+def test_the_chosen_of_several_histograms_is_named_where_it_is_wrong(tmp_path: Path) -> None:
+    source = write(tmp_path / "both.json", '{"right": [4, 1], "wrong": {"3": 1, "5": 0.5}, "empty": []}')
+    assert read_histogram(source, InputOptions(name="right")).tokens == 6
+    with pytest.raises(DataError, match=r"both.json, wrong: .*; length 5 has 0.5"):
+        read_histogram(source, InputOptions(name="wrong"))
+    with pytest.raises(DataError, match=r"both\.json, empty: expected counts by length"):
+        read_histogram(source, InputOptions(name="empty"))
+
+
+WRONG_ARRAYS = {
+    "negative": (np.array([3, -1], np.int8), False, "index 1: a length must be 1 or more, found -1"),
+    "zero": (np.array([3, 2, 0], np.uint16), False, "index 2: a length must be 1 or more, found 0"),
+    "too great": (np.array([1 << 40, 1]), False, "index 0: a length must be 16777216 or less, found 1099511627776"),
+    "beyond int64": (np.array([1, 1 << 63], np.uint64), False, "index 1: a length must be 16777216 or less"),
+    "no length": (np.zeros(0, np.int64), False, "holds no sequence"),
+    "a negative count": (np.array([3, -1]), True, "a count of sequences must be 0 or more; length 2 has -1"),
+    "a count beyond int64": (
+        np.array([3, 1 << 63], np.uint64),
+        True,
+        f"a count of sequences must be {MOST} or less; length 2 has {MOST + 1}",
+    ),
+    "no count": (np.array([0, 0]), True, "the histogram is empty"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ARRAYS)
+def test_a_wrong_number_of_an_array_is_named_with_file_and_place(case: str, tmp_path: Path) -> None:
+    array, are_counts, message = WRONG_ARRAYS[case]
+    np.save(tmp_path / "a.npy", array)
+    with pytest.raises(DataError, match=f"a.npy.*{message}"):
+        read_histogram(str(tmp_path / "a.npy"), InputOptions(histogram=are_counts))
+
+
+def test_a_long_array_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers, "_ARRAY_NUMBERS", 7)
+    lengths = np.arange(1, 101)
+    np.save(tmp_path / "a.npy", lengths)
+    assert read_histogram(str(tmp_path / "a.npy")).counts.tolist() == [1] * 100
+    lengths[65] = 0
+    np.save(tmp_path / "a.npy", lengths)
+    with pytest.raises(DataError, match=r"a\.npy, index 65: a length must be 1 or more, found 0"):
+        read_histogram(str(tmp_path / "a.npy"))
+
+
+def test_an_archive_of_arrays_is_refused_by_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", lengths=np.array(LENGTHS))
+    for options in (InputOptions(), InputOptions(histogram=True)):
+        with pytest.raises(DataError, match=r"a\.npz may hold several arrays .*: save the lengths alone"):
+            read_histogram(str(tmp_path / "a.npz"), options)
 
 
 def test_merged_histograms_count_the_sequences_of_all(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evenpack.data import packing as packing_module
 from evenpack.data.packing import ALGORITHMS, LengthHistogram, Packing, pack
+from evenpack.data.packing.histogram import as_counts
 from evenpack.errors import PackingError
 
 HISTOGRAMS = json.loads((Path(__file__).parents[2] / "evenpack" / "studies" / "published_histograms.json").read_text())
@@ -248,15 +249,15 @@ def test_a_histogram_counts_each_length(kind, lengths):
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ([5, 0, 3], "index 1 must be in the range from 1 to 9, found 0"),
-        ([5, 3, -2], "index 2 must be in the range from 1 to 9, found -2"),
-        ([10], "index 0 must be in the range from 1 to 9, found 10"),
+        ([5, 0, 3], "index 1 must be 1 or more, found 0"),
+        ([5, 3, -2], "index 2 must be 1 or more, found -2"),
+        ([10], "index 0 must be 9 or less, found 10"),
         ([5, 2.5], "index 1 must be a whole number, found 2.5"),
-        ([1, float("nan")], "index 1 must be in the range from 1 to 9, found nan"),
-        ([1, float("inf")], "index 1 must be in the range from 1 to 9, found inf"),
+        ([1, float("nan")], "index 1 must be a whole number, found nan"),
+        ([1, float("inf")], "index 1 must be a whole number, found inf"),
         (
             np.array([3, 2**64 - 1], dtype=np.uint64),
-            "index 1 must be in the range from 1 to 9, found 18446744073709551615",
+            "index 1 must be 9 or less, found 18446744073709551615",
         ),
         ([], "no sequence to pack"),
         (np.array(["5"]), "one whole number for each sequence"),
@@ -273,7 +274,7 @@ def test_a_wrong_length_is_found_far_into_a_memory_mapped_file(tmp_path: Path):
     lengths[:] = 7
     assert LengthHistogram.from_lengths(lengths, longest=9).sequences == 3_000_000
     lengths[2_500_001] = 0
-    with pytest.raises(PackingError, match="index 2500001 must be in the range from 1 to 9, found 0"):
+    with pytest.raises(PackingError, match="index 2500001 must be 1 or more, found 0"):
         LengthHistogram.from_lengths(lengths, longest=9)
 
 
@@ -285,7 +286,7 @@ def test_lengths_are_counted_alike_however_they_come(data, wrong):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(lengths)), max_size=5)))
     if wrong:
         lengths[place] = 10
-        with pytest.raises(PackingError, match=f"index {place} must be in the range from 1 to 9, found 10"):
+        with pytest.raises(PackingError, match=f"index {place} must be 9 or less, found 10"):
             LengthHistogram.from_chunks(iter(np.split(np.array(lengths), cuts)), longest=9)
         return
     histogram = LengthHistogram.from_chunks(iter(np.split(np.array(lengths), cuts)), longest=9)
@@ -311,6 +312,41 @@ def test_counts_beyond_32_bits_are_packed_exactly(algorithm, limit):
 def test_a_histogram_that_counts_nothing_or_less_is_refused(counts, message):
     with pytest.raises(PackingError, match=message):
         LengthHistogram(counts=np.array(counts, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        (np.array([1.5, 2.0]), "found an array of float64; length 1 has 1.5"),
+        (np.array([np.nan, 1.0]), "found an array of float64; length 1 has nan"),
+        (np.array([1.0, 2.0, np.inf]), "found an array of float64; length 3 has inf"),
+        (np.array([1.0, 2.0]), "found an array of float64; length 1 has 1.0"),
+        (np.array([1, 1 << 63], dtype=np.uint64), "found an array of uint64; length 2 has 9223372036854775808"),
+        (np.array([True]), "found an array of bool; length 1 has True"),
+        (np.array(["1"]), "found an array of <U1; length 1 has '1'"),
+        (np.array([1, 2], dtype=object), "found an array of object; length 1 has 1"),
+        (np.zeros(0), "found an array of float64. LengthHistogram.from_counts takes"),
+        (np.array([[1, 2]]), r"found an array of int64 with shape \(1, 2\)"),
+        (np.array(3), r"found an array of int64 with shape \(\)"),
+        ([1, 2], r"found list \[1, 2\]"),
+        (None, "found NoneType None"),
+    ],
+)
+def test_counts_that_are_no_integers_are_refused(counts, found):
+    with pytest.raises(PackingError, match=f"an array of integers that fit into int64, one for each length; {found}"):
+        as_counts(counts)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int32, np.uint32, np.int64, ">i8"])
+def test_counts_of_any_integers_become_int64(kind):
+    counts = as_counts(np.array([0, 3, 5], dtype=kind))
+    assert (counts.dtype, counts.tolist()) == (np.dtype(np.int64), [0, 3, 5])
+
+
+def test_a_histogram_holds_its_counts_as_int64_of_this_machine():
+    swapped = np.array([0, 3, 5]).astype(np.dtype(np.int64).newbyteorder())
+    counts = LengthHistogram(counts=swapped).counts
+    assert (counts.dtype, counts.tolist()) == (np.dtype(np.int64), [0, 3, 5])
 
 
 @pytest.mark.parametrize(
@@ -350,8 +386,9 @@ def test_bare_counts_are_packed_as_their_histogram(kind):
         ([1, -2], "length 2 has -2"),
         ([1.0, float("nan")], "length 2 has nan"),
         ([1.0, float("inf")], "length 2 has inf"),
-        ([0.5, 1], "length 1 has 0.5"),
-        (np.array([1, 1 << 63], dtype=np.uint64), "length 2 has 9223372036854775808"),
+        ([0.5, 1], "must be a whole number; length 1 has 0.5"),
+        (np.array([1, 1 << 63], dtype=np.uint64), "be 9223372036854775807 or less; length 2 has 9223372036854775808"),
+        ([1.0, 2.0**63], "must be 9223372036854775807 or less; length 2 has 9.22"),
         ([0, 1 << 62], "up to 2\\*\\*62 tokens in 64-bit integers, found 9.22e"),
         ([[1, 2]], "shape"),
         (["1"], "array of <U1"),

@@ -12,7 +12,7 @@ import numpy as np
 from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, next_fit_packs
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.cutting_stock import cutting_stock
-from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy
+from evenpack.data.packing.histogram import MOST_SLOTS, FittedHistogram, LengthHistogram, LongPolicy
 from evenpack.data.packing.least_squares import least_squares, least_squares_padding
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.shortest_pack_first import shortest_pack_first
@@ -26,6 +26,7 @@ __all__ = [
     "FittedHistogram",
     "LengthHistogram",
     "LongPolicy",
+    "MOST_SLOTS",
     "Option",
     "Packer",
     "Packing",
@@ -47,7 +48,6 @@ ALGORITHMS: dict[str, Packer] = {
     "none": unpacked,
 }
 
-_MOST_SLOTS = 1 << 24
 _CLOSE_ENOUGH = 1e-4
 """Where longest_pack_first is as near as this to what the tokens alone would fill, nothing better is looked for."""
 _SECONDS_UP_TO = 2048
@@ -82,8 +82,8 @@ def pack(
         limit = _whole("max_sequences_per_pack", max_sequences_per_pack, "or null for no limit")
     if not isinstance(histogram, LengthHistogram):
         histogram = LengthHistogram.from_counts(histogram)
-    if pack_length > _MOST_SLOTS:
-        raise PackingError(f"pack_length can be {_MOST_SLOTS} slots at most, found {pack_length}")
+    if pack_length > MOST_SLOTS:
+        raise PackingError(f"pack_length can be {MOST_SLOTS} slots at most, found {pack_length}")
     if histogram.longest > pack_length:
         too_long = int(histogram.counts[pack_length:].sum())
         raise PackingError(

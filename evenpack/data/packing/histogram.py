@@ -9,6 +9,12 @@ from jaxtyping import Int64
 
 from evenpack.errors import PackingError
 
+MOST_SLOTS = 1 << 24
+"""Of a pack, hence the longest length there can be; guards the memory of a histogram against a stray number."""
+
+MOST_SEQUENCES = (1 << 63) - 1
+"""Of one length: what int64 can hold."""
+
 _CHUNK = 1 << 20
 """Lengths looked at together; keeps temporaries at a few MB however long a memory-mapped input is."""
 
@@ -22,17 +28,16 @@ LongPolicy = Literal["error", "truncate", "drop", "split"]
 class LengthHistogram:
     """Counts of sequences by length; `counts[i]` belongs to length i + 1.
 
-    Raises: PackingError for a negative count, where there is no sequence at all, or for 2**62 tokens and more.
+    Raises: PackingError for anything but a list of integers, for a negative count, where there is no sequence at all,
+    or for 2**62 tokens and more.
     """
 
     counts: Int64[np.ndarray, " longest"]
-    """May end in zeros."""
+    """May end in zeros. Narrower integers are taken too, and become int64."""
 
     def __post_init__(self) -> None:
-        negative = np.flatnonzero(self.counts < 0)
-        if len(negative):
-            index = int(negative[0])
-            raise PackingError(f"a histogram counts 0 or more sequences; length {index + 1} has {self.counts[index]}")
+        object.__setattr__(self, "counts", as_counts(self.counts))
+        _refuse_wrong_counts(self.counts)
         if not self.counts.any():
             raise PackingError("there is no sequence to pack: the histogram is empty; look whether the source has text")
 
@@ -76,12 +81,7 @@ class LengthHistogram:
         Raises: PackingError with the first entry that is no whole number of 0 to 2**63 - 1, and its length.
         """
         values = _numbers(counts, "length")
-        right = (values >= 0) & (values < 2.0**63) & (values == np.floor(values))  # False for NaN too
-        if not right.all():
-            index = int(np.argmin(right))
-            raise PackingError(
-                f"a histogram counts a whole number of 0 or more sequences; length {index + 1} has {values[index]}"
-            )
+        _refuse_wrong_counts(values)
         return cls(counts=values.astype(np.int64))
 
     @property
@@ -164,6 +164,57 @@ def _pieces(long: Int64[np.ndarray, " longer"], pack_length: int, policy: str) -
     return pieces
 
 
+def first_wrong(values: np.ndarray, *, least: int, most: int) -> tuple[int, str] | None:
+    """Index of the first number that is not whole or not from `least` to `most`, and what was expected of it.
+
+    `values` are integers or floats of any width; `most` is below 2**63.
+    """
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64, copy=False)
+        right = (values >= least) & (values < float(most + 1)) & (values == np.floor(values))  # False for NaN too
+    else:
+        right = (values >= least) & (values <= most)
+    if right.all():
+        return None
+    index = int(np.argmin(right))
+    value = values[index]
+    if not np.isfinite(value) or value != np.floor(value):
+        return index, "a whole number"
+    return index, f"{least} or more" if value < least else f"{most} or less"
+
+
+def as_counts(counts: object) -> Int64[np.ndarray, " longest"]:
+    """A one-dimensional array of integers that fit into int64, as such.
+
+    Raises: PackingError for anything else, with the first value that is no count, or else the first.
+    """
+    if not isinstance(counts, np.ndarray):
+        found = f"{type(counts).__name__} {counts!r:.40}"
+    elif counts.ndim != 1:
+        found = f"an array of {counts.dtype} with shape {counts.shape}"
+    elif counts.dtype.kind not in "iu" or not np.can_cast(counts.dtype, np.int64):
+        found = f"an array of {counts.dtype}{_first_doubtful(counts)}"
+    else:
+        return counts.astype(np.int64, copy=False)
+    raise PackingError(
+        f"the counts of a histogram are an array of integers that fit into int64, one for each length; found {found}. "
+        "LengthHistogram.from_counts takes lists and whole numbers of any type"
+    )
+
+
+def _first_doubtful(counts: np.ndarray) -> str:
+    wrong = first_wrong(counts, least=0, most=MOST_SEQUENCES) if counts.dtype.kind in "uf" else None
+    index = 0 if wrong is None else wrong[0]
+    return "".join(f"; length {index + 1} has {value!r:.40}" for value in counts[index : index + 1].tolist())
+
+
+def _refuse_wrong_counts(counts: np.ndarray) -> None:
+    wrong = first_wrong(counts, least=0, most=MOST_SEQUENCES)
+    if wrong is not None:
+        index, expected = wrong
+        raise PackingError(f"a count of sequences must be {expected}; length {index + 1} has {counts[index]}")
+
+
 def _numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.ndarray:
     """`values` as a list of numbers, whatever numbers they are."""
     array = np.asarray(values)
@@ -180,10 +231,7 @@ def _numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.nda
 
 def _refuse_wrong_lengths(chunk: np.ndarray, start: int, longest: int) -> None:
     """`start` is the index of the chunk's first value among all lengths."""
-    in_range = (chunk >= 1) & (chunk <= longest)  # False for NaN too
-    right = in_range if chunk.dtype.kind != "f" else in_range & (chunk == np.floor(chunk))
-    if right.all():
-        return
-    index = int(np.argmin(right))
-    reason = f"in the range from 1 to {longest}" if not in_range[index] else "a whole number"
-    raise PackingError(f"the length at index {start + index} must be {reason}, found {chunk[index]}")
+    wrong = first_wrong(chunk, least=1, most=longest)
+    if wrong is not None:
+        index, expected = wrong
+        raise PackingError(f"the length at index {start + index} must be {expected}, found {chunk[index]}")

@@ -21,7 +21,7 @@ import numpy as np
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.progress import NoProgress, Progress
-from evenpack.errors import DataError
+from evenpack.errors import ConfigError, DataError
 from evenpack.studies.input_options import InputOptions
 from evenpack.studies.lengths import histograms, numbers
 from evenpack.studies.published import published_histogram, published_names
@@ -33,7 +33,7 @@ __all__ = ["InputOptions", "merge_histograms", "read_histogram"]
 
 _JSONL_SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
 _TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", *_JSONL_SUFFIXES)
-_FILE_SUFFIXES = (".npy", ".json", ".txt", *_TABLE_SUFFIXES)
+_FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
 
 
 def read_histogram(
@@ -41,8 +41,8 @@ def read_histogram(
 ) -> LengthHistogram:
     """Counts the lengths of `source`; `progress` hears of text that is tokenised.
 
-    Raises: ConfigError for options that say nothing about such a source; DataError with the place of what is wrong;
-    PackingError for a length or a count that cannot be.
+    Raises: ConfigError for options that say nothing about such a source, or are missing; DataError with the place of
+    what is wrong.
     """
     options = options or InputOptions()
     path = Path(source).expanduser()
@@ -82,13 +82,15 @@ def _read_numbers(source: str, path: Path, options: InputOptions) -> LengthHisto
     if path.suffix == ".json":
         options.refuse_all_but("name", source=source, what="a file of histograms")
         return histograms.from_json(path, options.name)
+    if path.suffix == ".npz":
+        raise DataError(f"{source} may hold several arrays (.npz): save the lengths alone with numpy.save, as .npy")
     options.refuse_all_but("histogram", source=source, what="a list of bare numbers")
     if path.suffix == ".npy":
         return numbers.from_array(path, are_counts=options.histogram)
     if source == "-":
-        return numbers.from_text(sys.stdin.buffer.readlines, "standard input", are_counts=options.histogram)
+        return numbers.from_text(sys.stdin.buffer.read, "standard input", are_counts=options.histogram)
     with path.open("rb") as file:
-        return numbers.from_text(file.readlines, source, are_counts=options.histogram)
+        return numbers.from_text(file.read, source, are_counts=options.histogram)
 
 
 def _read_table(path: Path, options: InputOptions, progress: Progress) -> LengthHistogram:
@@ -109,7 +111,11 @@ def _open_table(path: Path) -> "Table":
 def _read_dataset(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
     from evenpack.studies.lengths.columns import count_table
-    from evenpack.studies.lengths.dataset_table import DatasetTable
+    from evenpack.studies.lengths.dataset_table import DatasetTable, known_columns
 
-    table = DatasetTable(source, options.split)
-    return count_table(table, options, progress, known_columns=table.known_columns)
+    known = known_columns(source)
+    if known and options.tokenizer is None and options.column is None:
+        raise ConfigError(
+            f"the lengths of {source} are those of its texts ({', '.join(known)}): they need --tokenizer NAME or FOLDER"
+        )
+    return count_table(DatasetTable(source, options.split), options, progress, known_columns=known)

@@ -56,6 +56,8 @@ def _choose(table: Table, options: InputOptions, known_columns: Sequence[str]) -
         _check_kind(table, name, with_text=with_text)
     if len(columns) > 2 or (len(columns) == 2 and not with_text):
         raise ConfigError(f"--column {','.join(columns)}: two columns are the texts of a pair, which needs --tokenizer")
+    if len(set(columns)) < len(columns):
+        raise ConfigError(f"--column {','.join(columns)} names a column twice; a pair has the texts of two columns")
     return columns
 
 

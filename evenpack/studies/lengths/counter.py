@@ -4,11 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evenpack.data.packing import LengthHistogram
+from evenpack.data.packing import MOST_SLOTS, LengthHistogram
+from evenpack.data.packing.histogram import first_wrong
 from evenpack.errors import DataError
-
-LONGEST = 1 << 24
-"""As long as a pack can be; guards the memory of a histogram against a stray number."""
 
 
 class LengthCounter:
@@ -22,16 +20,15 @@ class LengthCounter:
     def add(self, lengths: np.ndarray, place: Callable[[int], str]) -> None:
         """Counts numbers of any type; `place` tells where the n-th of them comes from.
 
-        Raises: DataError with place and value for the first that is not whole and from 1 to `LONGEST`.
+        Raises: DataError with place and value for the first that is not whole and from 1 to `MOST_SLOTS`.
         """
-        in_range = (lengths >= 1) & (lengths <= LONGEST)  # False for NaN too
-        right = in_range if lengths.dtype.kind != "f" else in_range & (lengths == np.floor(lengths))
-        if not right.all():
-            index = int(np.argmin(right))
-            expected = f"in the range from 1 to {LONGEST}" if not in_range[index] else "a whole number"
+        wrong = first_wrong(lengths, least=1, most=MOST_SLOTS)
+        if wrong is not None:
+            index, expected = wrong
             raise DataError(f"{place(index)}: a length must be {expected}, found {lengths[index]}")
         found = np.bincount(lengths.astype(np.intp, copy=False))
-        self._counts = np.pad(self._counts, (0, max(0, len(found) - len(self._counts))))
+        if len(found) > len(self._counts):
+            self._counts = np.pad(self._counts, (0, len(found) - len(self._counts)))
         self._counts[: len(found)] += found
         self.sequences += len(lengths)
         self.tokens += int(lengths.sum())

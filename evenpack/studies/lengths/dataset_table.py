@@ -31,9 +31,8 @@ class DatasetTable:
     untyped = False
 
     def __init__(self, source: str, split: str | None) -> None:
-        """Loads NAME or NAME:SUBSET. Raises: DataError if it cannot be loaded, ConfigError for an unknown GLUE task."""
+        """Loads NAME or NAME:SUBSET. Raises: DataError if it cannot be loaded."""
         name, _, subset = source.partition(":")
-        self.known_columns = _glue_columns(name, subset)
         if name == "glue" and not Path(name).is_dir():
             name = _GLUE
         folder = Path(name).expanduser()
@@ -61,16 +60,20 @@ class DatasetTable:
             )
 
 
+def known_columns(source: str) -> tuple[str, ...]:
+    """The columns of text of a task of GLUE, NAME:TASK, where a folder may be NAME; else empty.
+
+    Raises: ConfigError for an unknown task.
+    """
+    name, _, task = source.partition(":")
+    if Path(name).name != "glue":
+        return ()
+    if task not in GLUE_COLUMNS:
+        raise ConfigError(f"'{task}' is no task of GLUE; {nearest(task, list(GLUE_COLUMNS))}; give glue:TASK")
+    return GLUE_COLUMNS[task]
+
+
 def _refuse_prepared(folder: Path) -> None:
     """`datasets` would take the manifest for rows."""
     if (folder / "manifest.json").is_file() and (folder / "sources").is_dir():
         raise DataError(f"{folder} is what `evenpack prepare` has written: give the run file (.yaml) that it was for")
-
-
-def _glue_columns(name: str, subset: str) -> tuple[str, ...]:
-    """Empty unless `name` is GLUE; a folder of that name is taken for it too."""
-    if Path(name).name != "glue":
-        return ()
-    if subset not in GLUE_COLUMNS:
-        raise ConfigError(f"'{subset}' is no task of GLUE; {nearest(subset, list(GLUE_COLUMNS))}; give glue:TASK")
-    return GLUE_COLUMNS[subset]

@@ -150,16 +150,23 @@ def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
     trimmed = pc.utf8_trim_whitespace(texts)
     trimmed = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
     try:
-        return pc.cast(trimmed, pa.int64())
+        return _cast_decimal(trimmed)
     except pa.ArrowInvalid:
         for index, text in enumerate(trimmed.to_pylist()):
             try:
-                pc.cast(pa.array([text], pa.string()), pa.int64())
+                _cast_decimal(pa.array([text], pa.string()))
             except pa.ArrowInvalid as error:
                 raise DataError(
                     f"{place(index)}: expected a whole number, found '{text[:40]}'; a column of text needs --tokenizer"
                 ) from error
         raise
+
+
+def _cast_decimal(texts: Any) -> Any:
+    """Raises: pa.ArrowInvalid for what is no integer in decimal digits."""
+    if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
+        raise pa.ArrowInvalid("Arrow would take 0x10 for 16")
+    return pc.cast(texts, pa.int64())
 
 
 @contextmanager
