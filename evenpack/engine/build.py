@@ -8,11 +8,13 @@ import torch
 
 from evenpack.data.pipeline import PipelineSettings, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.checkpoint import CheckpointStore, compare_run_files, require_fingerprint
+from evenpack.engine.checkpoint import CHECKPOINTS, CheckpointStore
 from evenpack.engine.checkpoint_files import TrainState
+from evenpack.engine.continuation import compare_run_files, keep_initial_weights, require_fingerprint
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.initial_weights import initialize
 from evenpack.engine.objective import build_denominators, build_objective
 from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
 from evenpack.engine.run_config import RunConfig
@@ -22,9 +24,6 @@ from evenpack.models.families import Model, new_model
 from evenpack.models.model_config import BertConfig, study_switches
 
 log = logging.getLogger(__name__)
-
-CHECKPOINTS = "checkpoints"
-"""Folder of a run's output directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +73,12 @@ class Run:
 
 
 def build(config: RunConfig, world: World) -> Run:
-    """Opens the data, makes the model and puts the newest whole checkpoint into it, if there is one.
+    """Opens the data, makes the model and puts the newest whole checkpoint into it, if there is one; if there is none,
+    the weights that `training.initialize_from` names.
 
     Raises: ConfigError if these ranks cannot divide a step, or `training.packing_adjustment` cannot be had;
-    NotPreparedError and DataError; CheckpointError for a checkpoint that cannot be gone on from; RunError if the ranks
-    do not see the same data.
+    NotPreparedError and DataError; CheckpointError for a checkpoint that cannot be gone on from, or weights that are
+    not this model's; RunError if the ranks do not see the same data.
     """
     prepared = PreparedData.open(config.prepared_dir, config.data)
     adjustment = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
@@ -94,9 +94,11 @@ def build(config: RunConfig, world: World) -> Run:
     if checkpoint is not None:
         require_fingerprint(checkpoint.state, fingerprint)
         compare_run_files(checkpoint.state, config.model_dump(mode="json"))
-    engine = TrainingEngine(
-        build_model(config, prepared, world.device), config, world, denominators=build_denominators(config, prepared)
-    )
+        config = keep_initial_weights(config, checkpoint.state)
+    model = build_model(config, prepared, world.device)
+    if checkpoint is None and config.training.initialize_from is not None:
+        initialize(model, config.training.initialize_from, tokenizer_dir=prepared.tokenizer_dir, world=world)
+    engine = TrainingEngine(model, config, world, denominators=build_denominators(config, prepared))
     if checkpoint is not None:
         checkpoints.load(engine.deepspeed, checkpoint)
     return Run(

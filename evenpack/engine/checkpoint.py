@@ -23,7 +23,6 @@ from evenpack.engine.checkpoint_files import (
     checkpoint_name,
     commit_files,
     find_candidates,
-    find_changed_keys,
     find_leftovers,
     find_wrong_content,
     find_wrong_size,
@@ -39,8 +38,8 @@ from evenpack.files import fsync_directory, write_text
 
 log = logging.getLogger(__name__)
 
-_SAFE_MODEL_KEYS = ("model.dropout", "model.activation_checkpointing")
-"""What may change within a run: they leave the weights' meaning as it is."""
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's output directory."""
 
 
 @runtime_checkable
@@ -210,57 +209,6 @@ def newest_whole(directory: Path, world: World) -> Checkpoint | None:
             + f"\nRestore one from a copy, or move {directory} away to start from step 0."
         )
     return None
-
-
-def require_fingerprint(state: TrainState, fingerprint: str) -> None:
-    """Refuses to go on over other data.
-
-    Raises: CheckpointError.
-    """
-    if state.fingerprint != fingerprint:
-        saved = state.config.get("run", {})
-        raise CheckpointError(
-            f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}) was trained "
-            f"on data with fingerprint {state.fingerprint}, this run's data and seed have {fingerprint}: going on "
-            "would repeat some documents and leave others out. Restore the run file's data section, its seed and the "
-            "prepared data with which the run began, or choose another run.output_dir to start anew."
-        )
-
-
-def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
-    """Tells once what has changed in the run file since the checkpoint, and refuses steps of another size.
-
-    Args:
-        config: the resolved run file as JSON values, as in `TrainState`.
-
-    Raises: CheckpointError if the checkpoint is of another number of packs a step, optimizer or model structure.
-    """
-    changed = find_changed_keys(state.config, config)
-    if "training.packs_per_step" in changed:
-        before, now = changed["training.packs_per_step"]
-        remedy = f"Set training.packs_per_step={before}"
-        if config["training"].get("packing_adjustment") == "fewer_accumulations":
-            remedy = "Restore the training.packs_per_step and packing_adjustment with which the run began"
-        raise CheckpointError(
-            f"the checkpoint has done {state.step} steps of {before} packs, this run's training.packs_per_step is "
-            f"{now}: step {state.step + 1} would not begin at the pack that comes next, and documents would be "
-            f"repeated or left out. {remedy}, or choose another run.output_dir to start anew."
-        )
-    network = {
-        key: change
-        for key, change in changed.items()
-        if key == "optimizer.kind" or (key.startswith("model.") and key not in _SAFE_MODEL_KEYS)
-    }
-    if network:
-        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in network.items()]
-        raise CheckpointError(
-            "the checkpoint is of another network or optimizer than the run file asks for:\n"
-            + "\n".join(lines)
-            + "\nRestore these values, or choose another run.output_dir to start anew."
-        )
-    if changed:
-        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
-        log.info("the run file has changed since step %d and holds from here on:\n%s", state.step, "\n".join(lines))
 
 
 def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:

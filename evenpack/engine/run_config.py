@@ -52,6 +52,9 @@ class TrainingSection(Section):
     """What is done about a step of packs holding more sequences than one of single sequences, for which packs_per_step,
     steps, warm-up and betas were chosen (PackedBERT, section 3.3). fewer_accumulations: packs_per_step falls by the
     packing factor. lamb_betas: steps and warm-up fall by it, and LAMB's betas are raised to its power."""
+    initialize_from: Path | None = None
+    """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
+    checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""
     loader_workers: int = Field(default=1, ge=0, le=64)
     """Processes a rank that prepare batches ahead; 0: in the training process."""
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.build import CHECKPOINTS, build_model
-from evenpack.engine.checkpoint import newest_whole
+from evenpack.engine.build import build_model
+from evenpack.engine.checkpoint import CHECKPOINTS, newest_whole
 from evenpack.engine.checkpoint_files import Checkpoint
 from evenpack.engine.distributed import World
 from evenpack.engine.run_config import RunConfig
-from evenpack.engine.weights import load_model_weights
+from evenpack.engine.weights import load_model_weights, require_fitting
 from evenpack.errors import CheckpointError
 from evenpack.models.families import Model
 
@@ -46,12 +46,9 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
             checkpoint.path,
         )
     model = build_model(config, prepared, device)
-    try:
-        model.load_state_dict(load_model_weights(checkpoint))
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{checkpoint.path} is of another model than the run file's: {error}\n"
-            f"The run file with which it was trained stands in its manifest.json"
-        ) from error
+    weights = load_model_weights(checkpoint)
+    remedy = "The run file with which it was trained stands in its manifest.json"
+    require_fitting(model, weights, origin=str(checkpoint.path), remedy=remedy)
+    model.load_state_dict(weights)
     log.info("loaded %s", checkpoint.path)
     return TrainedModel(model=model.eval(), checkpoint=checkpoint, prepared=prepared, world=world)

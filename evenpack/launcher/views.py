@@ -9,6 +9,7 @@ from rich.text import Text
 from evenpack.engine.metrics import format_rate
 from evenpack.launcher.console import pairs, percent, table, text
 from evenpack.launcher.training import TrainingPlan, TrainingReport
+from evenpack.studies.histogram_distance import HistogramDistance
 from evenpack.studies.length_statistics import LengthRange, LengthStatistics
 from evenpack.studies.packing import PackingRow, PaddingRow
 from evenpack.studies.recommendation import Recommendation
@@ -96,6 +97,18 @@ def histogram_table(ranges: Sequence[LengthRange], *, sequences: int) -> Table:
         for bar in ranges
     ]
     return table(rows)
+
+
+def distance_table(found: HistogramDistance) -> Table:
+    """Lengths against those of another histogram."""
+    return pairs(
+        {
+            "there": f"{found.sequences:,} sequences, mean {found.mean_length:,.1f}, longest {found.longest:,}",
+            "total variation": f"{found.total_variation:.4f}: this share of the sequences would have to change length",
+            "largest CDF gap": f"{found.largest_cdf_gap:.4f}: between the shares of sequences up to a length",
+        },
+        title=f"Lengths against those of {found.origin}",
+    )
 
 
 def packing_table(rows: Sequence[PackingRow], *, pack_length: int) -> Table:

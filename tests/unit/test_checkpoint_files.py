@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenpack.engine.checkpoint import CheckpointStore, compare_run_files, newest_whole, require_fingerprint
+from evenpack.engine.checkpoint import CheckpointStore, newest_whole
 from evenpack.engine.checkpoint_files import (
     TrainState,
     checkpoint_name,
@@ -22,6 +22,7 @@ from evenpack.engine.checkpoint_files import (
     read_manifest,
     remove_checkpoint,
 )
+from evenpack.engine.continuation import compare_run_files, require_fingerprint
 from evenpack.engine.distributed import World
 from evenpack.engine.weights import load_model_weights
 from evenpack.errors import CheckpointError, RunError

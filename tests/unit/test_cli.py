@@ -16,6 +16,9 @@ import yaml
 from evenpack.errors import CheckpointError
 from evenpack.launcher import cli, launch
 from evenpack.launcher.subject_options import SubjectOptions
+from evenpack.studies.histogram_distance import largest_cdf_gap, total_variation
+from evenpack.studies.lengths import read_histogram
+from evenpack.studies.published import published_histogram
 
 COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show")
 
@@ -370,3 +373,53 @@ def test_a_study_can_pack_a_sample(evenpack: Command) -> None:
     assert round(row["packs"] * row["packing_factor"]) == 1000
     refused = evenpack(*arguments, "--sample", "100000")
     assert "must have 1 to 88641 sequences, found 100000" in " ".join(refused.err.split())
+
+
+def test_lengths_are_held_against_a_published_histogram(evenpack: Command, tmp_path: Path) -> None:
+    source = tmp_path / "lengths.txt"
+    source.write_text("40 200 200 511\n")
+    found = evenpack("inspect", source, "--against", "wikipedia_512", "--json").json()["against"]
+    first, second = read_histogram(str(source)), published_histogram("wikipedia_512")
+    assert found == {
+        "origin": "wikipedia_512",
+        "sequences": 16_279_552,
+        "mean_length": pytest.approx(second.tokens / 16_279_552),
+        "longest": 512,
+        "total_variation": pytest.approx(total_variation(first, second)),
+        "largest_cdf_gap": pytest.approx(largest_cdf_gap(first, second)),
+    }
+    shown = evenpack("inspect", source, "--against", "wikipedia_512").out
+    assert "Lengths against those of wikipedia_512" in shown
+    assert f"{total_variation(first, second):.4f}" in shown
+    assert f"{largest_cdf_gap(first, second):.4f}" in shown
+    assert "against" not in evenpack("inspect", source, "--json").json()
+
+
+def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Path, evenpack: Command) -> None:
+    values = evenpack("inspect", prepared, "--json").json()
+    file = prepared.parent / "same.json"
+    file.write_text(json.dumps([2 * count for count in values["histogram"]]))  # type: ignore[attr-defined]
+    same = evenpack("inspect", prepared, "--against", file, "--json").json()["against"]
+    assert (same["total_variation"], same["largest_cdf_gap"]) == (0.0, 0.0)  # type: ignore[index]
+    cut = evenpack("inspect", prepared, "--pack-length", "16", "--long", "truncate", "--against", file, "--json").json()
+    share = sum(values["histogram"][16:]) / sum(values["histogram"])  # type: ignore[index, arg-type]
+    assert cut["against"]["total_variation"] == pytest.approx(share) != 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["squad_1_1_384", "wikipedia_128", "--against", "wikipedia_512"], "one input with wikipedia_512, and 2 were"),
+        (["squad_1_1_384", "--against", "run.yaml"], "run.yaml is a run: make it INPUT instead"),
+        (["-", "--against", "-"], "would read standard input twice"),
+        (["squad_1_1_384", "--against", "wikipedia_500"], "--against wikipedia_500: wikipedia_500 cannot be read"),
+        (["squad_1_1_384", "--against", "zero.txt"], "--against zero.txt: "),
+    ],
+)
+def test_what_cannot_be_held_against_lengths_is_refused(
+    arguments: list[str], message: str, prepared: Path, evenpack: Command
+) -> None:
+    (prepared.parent / "zero.txt").write_text("5 0 7\n")
+    done = evenpack("inspect", *arguments)
+    assert done.code == 2
+    assert message in " ".join(done.err.split())

@@ -1,0 +1,49 @@
+"""The words of a tokenizer's folder, to tell one vocabulary from another."""
+
+import json
+from pathlib import Path
+
+import tokenizers
+
+from evenpack.errors import DataError
+
+
+def read_vocabulary(folder: Path) -> dict[str, int] | None:
+    """Each token's id, by what of transformers' files is there; None for a folder without a vocabulary.
+
+    Raises: DataError if a file of it is broken.
+    """
+    for name, read in _READERS.items():
+        path = folder / name
+        if path.is_file():
+            try:
+                return read(path)
+            except Exception as error:  # `tokenizers` raises bare Exception
+                raise DataError(f"{path} is no readable vocabulary: {error}") from error
+    return None
+
+
+def first_difference(first: dict[str, int], second: dict[str, int]) -> str | None:
+    """The lowest id that stands for another token, and what it stands for in each; None if there is none."""
+    names, others = ({index: token for token, index in words.items()} for words in (first, second))
+    for index in sorted(names.keys() | others.keys()):
+        if names.get(index) != others.get(index):
+            return f"id {index} is {names.get(index)!r} in one and {others.get(index)!r} in the other"
+    return None
+
+
+def _of_backend(path: Path) -> dict[str, int]:
+    words: dict[str, int] = tokenizers.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+    return words
+
+
+def _of_lines(path: Path) -> dict[str, int]:
+    return {token: index for index, token in enumerate(path.read_text(encoding="utf-8").splitlines())}
+
+
+def _of_json(path: Path) -> dict[str, int]:
+    return {token: int(index) for token, index in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+_READERS = {"tokenizer.json": _of_backend, "vocab.txt": _of_lines, "vocab.json": _of_json}
+"""By file; the first one that is there decides."""

@@ -1,0 +1,138 @@
+"""Phase 2 after phase 1 on real ranks: the weights of the one begin the other, and nothing else of it."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import run_ranks
+from prepared_files import sentence_documents
+from tiny_training import changed, never, prepare_run
+
+from evenpack.config import validate
+from evenpack.data.prepare import prepare
+from evenpack.engine.build import build
+from evenpack.engine.checkpoint_files import read_manifest
+from evenpack.engine.distributed import World
+from evenpack.engine.metrics import read_metrics
+from evenpack.engine.run_config import RunConfig
+from evenpack.engine.train import train_in
+from evenpack.engine.weights import load_model_weights
+from evenpack.errors import CheckpointError
+
+PHASE_1_LENGTH, PHASE_2_LENGTH = 24, 48
+
+
+def prepare_phase(folder: Path, number: int, length: int, **training: Any) -> RunConfig:
+    values = {
+        "run": {"name": f"phase{number}", "output_dir": folder / f"phase{number}", "seed": number},
+        "data": {
+            "sources": {"text": {"kind": "text", "path": folder / "text.txt", "document_separator": "line"}},
+            "validation_fraction": 0.0,
+            "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 120},
+            "recipe": {"kind": "sentence_pairs", "max_sequence_length": length, "duplication_factor": 1},
+            "pack_length": length,
+        },
+        "model": {"kind": "bert", "preset": "tiny", "hidden_size": 32, "heads": 2, "max_positions": PHASE_2_LENGTH},
+        "training": {
+            "packs_per_step": 4,
+            "packs_per_micro_batch": 2,
+            "steps": 2,
+            "evaluate_every_steps": None,
+            "checkpoint_every_steps": None,
+            "precision": "fp32",
+            "loader_workers": 0,
+            **training,
+        },
+        "optimizer": {"kind": "lamb", "learning_rate": 1e-2},
+    }
+    config = validate(values, RunConfig, origin="test")
+    prepare(config.data, config.prepared_dir)
+    return config
+
+
+def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[str, Any]:
+    train_in(world, phase1, stop_requested=never)
+    run = build(phase2, world)
+    trained = load_model_weights(read_manifest(phase1.run.output_dir / "checkpoints" / "step_000002"))
+    first = {
+        "trained": trained,
+        "step": run.first_step,
+        "weights": {name: tensor.clone() for name, tensor in run.engine.model.state_dict().items()},
+        "optimizer": len(run.engine.deepspeed.optimizer.state),
+    }
+    train_in(world, phase2, stop_requested=never)
+    world.on_main(lambda: shutil.rmtree(phase1.run.output_dir))  # needed once, not to go on
+    again = build(changed(phase2, training={"initialize_from": Path("elsewhere")}), world)
+    return first | {
+        "step_again": again.first_step,
+        "weights_again": {name: tensor.clone() for name, tensor in again.engine.model.state_dict().items()},
+        "told_again": again.state(2).config["training"]["initialize_from"],
+        "begun_from": read_manifest(phase2.run.output_dir / "checkpoints" / "step_000002").state.config["training"][
+            "initialize_from"
+        ],
+    }
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    texts = sentence_documents(60, seed=1)
+    lines = (" ".join(text.split()) for text in texts)
+    (tmp_path / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    return tmp_path
+
+
+def test_phase_2_begins_on_every_rank_with_the_weights_of_phase_1_and_goes_on_with_its_own(folder: Path) -> None:
+    phase1 = prepare_phase(folder, 1, PHASE_1_LENGTH)
+    phase2 = prepare_phase(folder, 2, PHASE_2_LENGTH, initialize_from=phase1.run.output_dir)
+    found = run_ranks(begin_phase_2, 2, phase1, phase2)
+    for rank in found:
+        assert same(rank["weights"], rank["trained"])
+        assert (rank["step"], rank["optimizer"]) == (0, 0), "neither steps nor moments come along"
+        assert rank["step_again"] == 2
+        assert not same(rank["weights_again"], rank["trained"])
+        assert rank["begun_from"] == rank["told_again"] == str(phase1.run.output_dir)
+
+
+def refused(world: World, config: RunConfig) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        build(config, world)
+    return str(caught.value)
+
+
+def test_every_rank_hears_why_weights_are_refused(folder: Path) -> None:
+    config = prepare_phase(folder, 1, PHASE_1_LENGTH, initialize_from=folder / "nowhere")
+    first, second = run_ranks(refused, 2, config)
+    assert first == second
+    assert f"{folder / 'nowhere'} does not exist" in first
+
+
+def train_all(world: World, *configs: RunConfig) -> None:
+    for config in configs:
+        train_in(world, config, stop_requested=never)
+
+
+def test_zero_1_begins_with_the_same_weights_as_zero_0(tmp_path: Path) -> None:
+    documents = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
+    first = prepare_run(tmp_path, {"lines": documents}, steps=2)
+    stages = [
+        changed(
+            first,
+            run={"output_dir": tmp_path / f"stage_{stage}"},
+            training={"initialize_from": first.run.output_dir / "checkpoints" / "step_000002"},
+            deepspeed={"zero_stage": stage},
+        )
+        for stage in (0, 1)
+    ]
+    run_ranks(train_all, 2, first, *stages)
+    before, plain, sharded = (
+        [record["loss"] for record in read_metrics(config.run.output_dir / "metrics.jsonl")]
+        for config in (first, *stages)
+    )
+    assert plain[0] < before[0] - 0.01, "the same packs, with weights that have seen them"
+    assert sharded == pytest.approx(plain, rel=1e-6)

@@ -1,0 +1,108 @@
+"""The estimate of memory: against what autograd really keeps, and against parameters that are counted."""
+
+from typing import Any
+
+import pytest
+import torch
+from batches import build_batch, random_sequences
+from masked_batches import build_masked_batch, random_pairs
+from torch import nn
+
+from evenpack.batch import PackedBatch
+from evenpack.models import layers
+from evenpack.models.bert import Bert
+from evenpack.models.families import Model, new_model
+from evenpack.models.gpt2 import Gpt2
+from evenpack.models.memory import estimate_training_memory
+from evenpack.models.model_config import BertConfig, Gpt2Config, ModelConfig
+
+SLOTS, WIDTH, VOCABULARY = 200, 64, 97
+
+
+class VarlenStandIn(torch.autograd.Function):
+    """Keeps what a varlen kernel keeps: its three inputs and its result."""
+
+    @staticmethod
+    def forward(context: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        result = query + value
+        context.save_for_backward(query, key, value, result)
+        return result
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradient, gradient, gradient
+
+
+def kept_bytes(model: Model, batch: PackedBatch) -> int:
+    """What a forward pass under bf16 autocast leaves for the backward pass, weights and their copies left out."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    weight_sizes = {layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear)}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in parameters and tensor.numel() not in weight_sizes:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16):
+        model.train()(batch)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.fixture(params=[Bert, Gpt2], ids=["bert", "gpt2"])
+def config_and_batch(request: pytest.FixtureRequest) -> tuple[ModelConfig, PackedBatch]:
+    section = {"preset": "tiny", "layers": 6, "hidden_size": WIDTH, "heads": 2, "dropout": 0.0}
+    if request.param is Bert:
+        pairs = [random_pairs([SLOTS], vocabulary_size=VOCABULARY, seed=1)]
+        batch = build_masked_batch(pairs, "packed", max_sequence_length=SLOTS, pack_length=SLOTS)[0]
+        return BertConfig(kind="bert", **section), batch
+    sequences = [random_sequences([SLOTS], vocabulary_size=VOCABULARY)]
+    batch = build_batch(sequences, "packed", max_sequence_length=SLOTS, pack_length=SLOTS)[0]
+    return Gpt2Config(kind="gpt2", **section), batch
+
+
+def activations(config: ModelConfig, batch: PackedBatch) -> int:
+    return estimate_training_memory(
+        config,
+        vocabulary_size=VOCABULARY,
+        max_positions=SLOTS,
+        slots=batch.slots,
+        head_rows=batch.targets.labels.shape[0],
+        optimizer="lamb",
+    ).activations
+
+
+def test_activations_are_those_that_autograd_keeps(
+    config_and_batch: tuple[ModelConfig, PackedBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        layers, "packed_attention", lambda query, key, value, *_, **__: VarlenStandIn.apply(query, key, value)
+    )
+    config, batch = config_and_batch
+    found = {}
+    for count in (2, 6):
+        shape = config.model_copy(update={"layers": count})
+        model = new_model(shape, vocabulary_size=VOCABULARY, max_positions=SLOTS)
+        found[count] = kept_bytes(model, batch), activations(shape, batch)
+    assert found[6][1] == pytest.approx(found[6][0], rel=0.05)
+    measured, estimated = (found[6][index] - found[2][index] for index in range(2))
+    assert estimated == pytest.approx(measured, rel=0.01), "a block is what there are many of"
+
+
+def test_dropout_and_checkpointing_count(config_and_batch: tuple[ModelConfig, PackedBatch]) -> None:
+    config, batch = config_and_batch
+    plain = activations(config, batch)
+    dropout = activations(config.model_copy(update={"dropout": 0.1}), batch)
+    assert dropout - plain == SLOTS * WIDTH * (2 * 6 + 1), "two flags a block and one after the embedding"
+    assert activations(config.model_copy(update={"activation_checkpointing": True}), batch) < plain / 2
+
+
+@pytest.mark.parametrize(("optimizer", "numbers"), [("adamw", 4), ("lamb", 5)])
+def test_states_are_counted_in_fp32(optimizer: str, numbers: int) -> None:
+    config = BertConfig(kind="bert", preset="large")
+    memory = estimate_training_memory(
+        config, vocabulary_size=30_522, max_positions=512, slots=0, head_rows=0, optimizer=optimizer
+    )
+    assert memory.activations == 0
+    assert memory.total == 336_226_108 * (4 * numbers + 2)
