@@ -44,6 +44,7 @@ class Collator:
             looks_both_ways=objective.looks_both_ways,
         )
         self.max_sequences = self.rows * max(source.plan.max_sequences_per_pack for source in sources)
+        self.max_targets = self.rows * max(_most_targets_of_a_pack(source, objective) for source in sources)
         segments_per_pack = max(
             source.plan.max_sequences_per_pack * source.view.max_segments_per_sequence for source in sources
         )
@@ -53,7 +54,9 @@ class Collator:
         """Reads the packs' tokens and lays them out. At most `packs_per_micro_batch` packs; fewer leave padding."""
         content, segment_lengths, segments_per_sequence = self._read(packs)
         placement = self.placer.place(packs, segment_lengths, segments_per_sequence)
-        task = self.objective.make(content, placement, self.sources, rows=self.rows, max_sequences=self.max_sequences)
+        task = self.objective.make(
+            content, placement, self.sources, max_sequences=self.max_sequences, max_targets=self.max_targets
+        )
         tokens = np.full(placement.slots, self.padding_token, dtype=np.int64)
         tokens[placement.slot_of_token] = task.tokens
         token_types = np.zeros(placement.slots, dtype=np.int64)
@@ -132,6 +135,12 @@ def order_hash(packs: PackSelection) -> int:
         packs.sequence_ids.astype(np.uint64),
     )
     return int(hashes.sum(dtype=np.uint64))
+
+
+def _most_targets_of_a_pack(source: PackedSource, objective: Objective) -> int:
+    """Of the fullest one; no less than that where sequences have several segments, each of which may cost targets."""
+    lengths = np.arange(1 + source.view.max_sequence_length)
+    return source.plan.max_sum_over_packs(objective.count_targets(lengths, np.ones_like(lengths)))
 
 
 def _filled(values: Int64[np.ndarray, " K"], size: int, filler: int) -> Int64[np.ndarray, " size"]:

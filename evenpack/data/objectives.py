@@ -72,10 +72,10 @@ class Objective(Protocol):
         placement: Placement,
         sources: Sequence[PackedSource],
         *,
-        rows: int,
         max_sequences: int,
+        max_targets: int,
     ) -> Task:
-        """The task of one batch of up to `rows` packs and `max_sequences` sequences."""
+        """The task of one batch. The two limits are those of any batch of the run, so that sizes never change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,8 @@ class NextTokens:
         placement: Placement,
         sources: Sequence[PackedSource],
         *,
-        rows: int,
         max_sequences: int,
+        max_targets: int,
     ) -> Task:
         is_target = np.zeros(placement.slots, dtype=bool)
         is_target[placement.slot_of_token] = True
@@ -149,20 +149,14 @@ class MaskedTokensAndNextSentence:
     def for_validation(self) -> "MaskedTokensAndNextSentence":
         return replace(self, seed=_VALIDATION_SEED)
 
-    def max_targets(self, sources: Sequence[PackedSource], *, rows: int) -> int:
-        """Masked tokens of the fullest batch that there can be."""
-        lengths = np.arange(1 + max(source.view.max_sequence_length for source in sources))
-        counts = masked_count(lengths, self.masking)
-        return rows * max(source.plan.max_sum_over_packs(counts) for source in sources)
-
     def make(
         self,
         content: SequenceContent,
         placement: Placement,
         sources: Sequence[PackedSource],
         *,
-        rows: int,
         max_sequences: int,
+        max_targets: int,
     ) -> Task:
         offsets = np.concatenate([[0], np.cumsum(content.lengths)])
         source_keys = np.array([source.key for source in sources], dtype=np.uint64)[content.sources]
@@ -173,11 +167,10 @@ class MaskedTokensAndNextSentence:
         weights = np.ones(len(masked.positions), dtype=np.float32)
         if self.reduction == "sequence":
             weights /= np.repeat(masked.counts, masked.counts)
-        size = self.max_targets(sources, rows=rows)
         targets = MaskedTargets(
-            positions=_filled(placement.slot_of_token[masked.positions], size),
-            labels=_filled(masked.labels, size),
-            weights=_filled(weights, size),
+            positions=_filled(placement.slot_of_token[masked.positions], max_targets),
+            labels=_filled(masked.labels, max_targets),
+            weights=_filled(weights, max_targets),
             sequence_starts=_filled(placement.slot_of_token[offsets[:-1]], max_sequences),
             next_sentence_labels=_filled(labels, max_sequences),
             sequence_weights=_filled(np.ones(len(labels), dtype=np.float32), max_sequences),

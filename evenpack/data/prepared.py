@@ -66,6 +66,11 @@ class PreparedData:
         return Tokenizer.load(self.tokenizer_dir).pair_tokens
 
     @cached_property
+    def padding_id(self) -> int:
+        """The id of [PAD]. Raises: DataError if the vocabulary has none."""
+        return Tokenizer.load(self.tokenizer_dir).padding_id
+
+    @cached_property
     def masking_vocabulary(self) -> MaskingVocabulary:
         """What masks are drawn with. Raises: DataError if the vocabulary has no special tokens for it."""
         return Tokenizer.load(self.tokenizer_dir).masking_vocabulary()

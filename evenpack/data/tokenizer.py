@@ -105,6 +105,7 @@ class Tokenizer:
         self._end_of_text = end_of_text
         self._unknown = unknown
         self._roles = dict(roles)
+        self._role_ids = {role: vocabulary[token] for role, token in roles.items()}
         self._unknown_id = None if unknown is None else vocabulary[unknown]
         self.end_of_text_id = vocabulary[end_of_text]
         self.vocabulary_size = max(vocabulary.values()) + 1
@@ -169,15 +170,24 @@ class Tokenizer:
                 "sentence pairs and masks are made with: take a BERT vocabulary (data.tokenizer.kind=bert or "
                 "train_word_pieces)"
             )
-        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        ids = {role: vocabulary[token] for role, token in self._roles.items()}
+        ids = self._role_ids
         return PairTokens(classification_id=ids["cls_token"], separator_id=ids["sep_token"], mask_id=ids["mask_token"])
+
+    @property
+    def padding_id(self) -> int:
+        """[PAD], which transformers' BERT wants to know of. Raises: DataError if the vocabulary has none."""
+        if "pad_token" not in self._role_ids:
+            raise DataError(
+                f"the tokenizer's vocabulary of {self.vocabulary_size} entries has no pad_token, which BERT's "
+                "configuration in transformers names: give the tokenizer one and prepare again"
+            )
+        return self._role_ids["pad_token"]
 
     def masking_vocabulary(self) -> MaskingVocabulary:
         """What masks are drawn with. Raises: DataError as `pair_tokens`."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         special = np.zeros(self.vocabulary_size, dtype=np.bool_)
-        special[[vocabulary[token] for token in self._roles.values()]] = True
+        special[list(self._role_ids.values())] = True
         continues = np.zeros(self.vocabulary_size, dtype=np.bool_)
         continues[[index for token, index in vocabulary.items() if token.startswith(CONTINUATION)]] = True
         return MaskingVocabulary(mask_id=self.pair_tokens.mask_id, special=special, continues=continues)

@@ -196,6 +196,7 @@ class RunConfig(Section):
                 f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: BERT "
                 "learns from sentence_pairs, GPT-2 from documents or concat"
             )
+        # Not merely given: a run file that was written out whole, by `config show` or a checkpoint, names all sections.
         if not is_bert and self.masking != MaskingConfig():
             raise ValueError(f"masking is BERT's, and model.kind is {self.model.kind}: leave it out")
         return self

@@ -231,7 +231,8 @@ def export(
 ) -> None:
     """Write a checkpoint for Hugging Face transformers.
 
-    Takes the newest checkpoint of the run; `GPT2LMHeadModel.from_pretrained(DIRECTORY)` loads it.
+    Takes the newest checkpoint of the run; `GPT2LMHeadModel.from_pretrained(DIRECTORY)` loads it, or
+    `BertForPreTraining` where the run's model is BERT.
 
     \b
     Example:
@@ -250,9 +251,7 @@ def export(
 
         trained = load_trained_model(config, torch.device("cpu"))
         tokenizer = trained.prepared.tokenizer_dir if trained.prepared.tokenizer_dir.is_dir() else None
-        to_huggingface(
-            trained.model, directory, tokenizer_dir=tokenizer, special_token_id=trained.prepared.end_of_text_id
-        )
+        to_huggingface(trained.model, directory, tokenizer_dir=tokenizer, special_token_id=trained.special_token_id)
         report.value = {"directory": directory, "step": trained.checkpoint.step, "tokenizer": tokenizer is not None}
         note = "with its tokenizer" if tokenizer else "without a tokenizer: its tokens came ready made"
         report.shown.append(console.text(f"Wrote {directory}, {note}, after step {trained.checkpoint.step:,}"))

@@ -13,6 +13,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.weights import load_model_weights, require_fitting
 from evenpack.errors import CheckpointError
+from evenpack.models.bert import Bert
 from evenpack.models.families import Model
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,14 @@ class TrainedModel:
     prepared: PreparedData
     world: World
     """Of this process alone."""
+
+    @property
+    def special_token_id(self) -> int:
+        """What transformers' configuration of such a model names: BERT's padding, GPT-2's end of text.
+
+        Raises: DataError if a BERT's vocabulary has no padding token.
+        """
+        return self.prepared.padding_id if isinstance(self.model, Bert) else self.prepared.end_of_text_id
 
 
 def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:

@@ -24,9 +24,10 @@ from evenpack.models.bert import Bert
 from evenpack.models.families import Model, new_model
 from evenpack.models.huggingface_tensors import export_tensors, load_tensors
 
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    _TOKENIZER_CONFIG,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -45,7 +46,8 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
     Args:
         model: with learned positions; on any device. Weights are written in FP32.
         directory: must not exist yet, or be empty.
-        tokenizer_dir: its tokenizer files are copied along; None leaves them out.
+        tokenizer_dir: its tokenizer files are copied along, and told which inputs the model takes; None leaves them
+            out.
         special_token_id: what config.json names. For GPT-2 the begin- and end-of-text id, for BERT the padding id.
 
     Raises: ConfigError if the model uses ALiBi, the id is outside the vocabulary, the directory has content, or
@@ -65,6 +67,7 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         temporary.mkdir()
         if tokenizer_dir is not None:
             _copy_tokenizer(tokenizer_dir, temporary)
+            _tell_model_inputs(temporary / _TOKENIZER_CONFIG, model)
         save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
         fsync_file(temporary / "model.safetensors")
         write_json(temporary / "config.json", _config_values(model, special_token_id))
@@ -137,6 +140,16 @@ def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:
     for name in present:
         shutil.copyfile(tokenizer_dir / name, directory / name)
         fsync_file(directory / name)
+
+
+def _tell_model_inputs(path: Path, model: Model) -> None:
+    """What the tokenizer hands to the model; defaults of transformers differ between versions.
+
+    Without token types both halves of a pair would be the first one to BERT; GPT-2 would add them up as tokens.
+    """
+    if path.is_file():
+        types = ["token_type_ids"] if isinstance(model, Bert) else []
+        write_json(path, _read_json(path) | {"model_input_names": ["input_ids", *types, "attention_mask"]})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

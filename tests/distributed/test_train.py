@@ -19,6 +19,7 @@ from evenpack.engine.run_config import RunConfig
 from evenpack.engine.step_totals import sum_over_ranks
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.errors import CheckpointError, RunError
+from evenpack.models.losses import exact_denominators
 
 DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash", "validation")
@@ -137,7 +138,14 @@ def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
         batches = replace(batches, micro_batches=(wrong, *batches.micro_batches[1:]))
     local = run.engine.train_step(0, batches.micro_batches)
     with pytest.raises(RunError) as plan:
-        sum_over_ranks(world, batches, local, stop=False, loader_seconds=0.0)
+        sum_over_ranks(
+            world,
+            batches,
+            local,
+            exact_denominators(config.model, batches.counts),
+            stop=False,
+            loader_seconds=0.0,
+        )
     return [str(directory.value), str(data.value), str(plan.value)]
 
 
@@ -154,7 +162,8 @@ def records_of_a_step(world: World, config: RunConfig) -> list[dict[str, Any]]:
     run = build(config, world)
     batches = next(run.batches(stop_step=1))
     local = run.engine.train_step(0, batches.micro_batches)
-    totals = sum_over_ranks(world, batches, local, stop=False, loader_seconds=float(world.rank))
+    denominators = exact_denominators(config.model, batches.counts)
+    totals = sum_over_ranks(world, batches, local, denominators, stop=False, loader_seconds=float(world.rank))
     return [step_record(run, 1, totals, learning_rate=0.5, step_seconds=2.0, peak_flops=peak) for peak in (1e9, None)]
 
 

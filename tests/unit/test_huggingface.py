@@ -248,6 +248,15 @@ def test_the_tokenizer_travels_along(tmp_path):
     assert not (tmp_path / "exported" / "notes.md").exists()
 
 
+def test_the_tokenizer_hands_over_what_the_model_takes(tmp_path):
+    """GPT-2 would add token types to its input, taken for tokens."""
+    tokenizer_dir = save_tokenizer(tmp_path / "tokenizer")
+    path = tokenizer_dir / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": ["input_ids", "token_type_ids"]}))
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=tokenizer_dir, special_token_id=0)
+    assert set(AutoTokenizer.from_pretrained(tmp_path / "exported")("pack")) == {"input_ids", "attention_mask"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -76,6 +76,12 @@ def test_openais_file_names_are_accepted(broken_folder: Path) -> None:
     assert from_files(broken_folder).vocabulary_size == 301
 
 
+def test_a_vocabulary_without_padding_says_so_only_when_asked() -> None:
+    tokenizer = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=260), ["pack after pack"])
+    with pytest.raises(DataError, match="has no pad_token"):
+        _ = tokenizer.padding_id
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "trained", "loaded", "hub"])
 def test_special_tokens_written_in_a_text_stay_text(kind: str, gpt2_folder: Path, tmp_path: Path) -> None:
     tokenizer = from_files(gpt2_folder)

@@ -62,6 +62,7 @@ def test_a_saved_tokenizer_is_the_same_and_transformers_reads_it(folder: Path, t
     loaded = Tokenizer.load(tmp_path / "saved")
     assert loaded.checksum == tokenizer.checksum
     assert loaded.pair_tokens == tokenizer.pair_tokens
+    assert loaded.padding_id == tokenizer.padding_id == 0
     assert documents(loaded, TEXTS) == documents(tokenizer, TEXTS)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert theirs("cat", "mat")["input_ids"] == BertTokenizer.from_pretrained(folder)("cat", "mat")["input_ids"]

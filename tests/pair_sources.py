@@ -1,0 +1,142 @@
+"""Sentence pairs held in memory, and small prepared runs of them, for tests of what stands on BERT's data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prepared_files import sentence_documents, write_jsonl
+from sources import ListView
+
+from evenpack.config import validate
+from evenpack.data.data_config import SentencePairsRecipe
+from evenpack.data.masking import MaskingConfig, MaskingVocabulary
+from evenpack.data.objectives import MaskedTokensAndNextSentence
+from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.plan import PackPlan
+from evenpack.data.recipes import SentencePairsView
+from evenpack.data.step_plan import PackedSource
+from evenpack.data.token_file import TokenFile
+from evenpack.engine.run_config import RunConfig
+
+PAD, CLS, SEP, MASK = 0, 2, 3, 4
+VOCABULARY_SIZE = 90
+_FIRST_ORDINARY = 5
+_FIRST_CONTINUATION = 50
+"""Ids from here on go on with the word before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One sequence as it is stored."""
+
+    tokens: list[int]
+    first_length: int
+    """Of [CLS] A [SEP]."""
+    label: int
+
+
+class TokensInMemory(TokenFile):
+    """A token file without files."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        self.prefix = Path("memory")
+        self.documents = len(sequences)
+        self._tokens = np.array([token for sequence in sequences for token in sequence], dtype=np.uint16)
+        self.tokens = len(self._tokens)
+        self.dtype = self._tokens.dtype
+        self.document_offsets = np.cumsum([0, *map(len, sequences)])
+
+    def spans(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        starts = self.document_offsets[documents]
+        return starts, self.document_offsets[documents + 1] - starts
+
+
+def random_sentence_pairs(halves: Sequence[tuple[int, int]], *, seed: int) -> list[Pair]:
+    """Pairs whose A and B have so many tokens, the special ones not counted."""
+    random = np.random.default_rng(seed)
+    pairs = []
+    for first, second in halves:
+        a, b = (random.integers(_FIRST_ORDINARY, VOCABULARY_SIZE, count).tolist() for count in (first, second))
+        label = int(random.integers(2))
+        pairs.append(Pair(tokens=[CLS, *a, SEP, *b, SEP], first_length=first + 2, label=label))
+    return pairs
+
+
+def random_halves(count: int, *, longest: int, seed: int) -> list[tuple[int, int]]:
+    """Token numbers of so many As and Bs, the longest pair exactly `longest` tokens with its special ones."""
+    random = np.random.default_rng(seed)
+    halves = [(int(random.integers(1, longest - 4)), 0) for _ in range(count)]
+    return [(first, int(random.integers(1, longest - 3 - first + 1))) for first, _ in halves[1:]] + [(1, longest - 4)]
+
+
+def pair_source(pairs: Sequence[Pair], *, pack_length: int, longest: int, key: int = 7) -> PackedSource:
+    """A source of these pairs; `key` tells it from others and draws its packs."""
+    lengths = ListView(sequences=[[len(pair.tokens)] for pair in pairs], max_sequence_length=longest)
+    view = SentencePairsView(
+        recipe=SentencePairsRecipe(kind="sentence_pairs", max_sequence_length=longest),
+        token_file=TokensInMemory([pair.tokens for pair in pairs]),
+        ledger=lengths.ledger,
+        max_segments_per_sequence=1,
+        directory=None,
+        first_segment_lengths=np.array([pair.first_length for pair in pairs], dtype=np.uint16),
+        next_sentence_labels=np.array([pair.label for pair in pairs], dtype=np.uint8),
+    )
+    histogram = LengthHistogram.from_lengths(view.lengths(), longest=longest)
+    packing = pack(histogram, "longest_pack_first", pack_length=pack_length)
+    plan = PackPlan(packing, np.argsort(view.lengths(), kind="stable"), key=key)
+    return PackedSource(view=view, plan=plan, key=key)
+
+
+def masked_objective(*, seed: int = 3, reduction: str = "token", **masking: Any) -> MaskedTokensAndNextSentence:
+    """BERT's, over the vocabulary of this file."""
+    ids = np.arange(VOCABULARY_SIZE)
+    return MaskedTokensAndNextSentence(
+        masking=MaskingConfig(**masking),
+        vocabulary=MaskingVocabulary(
+            mask_id=MASK, special=np.isin(ids, (PAD, CLS, SEP, MASK)), continues=ids >= _FIRST_CONTINUATION
+        ),
+        seed=seed,
+        reduction=reduction,  # type: ignore[arg-type]
+    )
+
+
+def pair_run_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """A run file over two sources of sentences, written to `folder`; `sections` change values, section by section."""
+    for number, name in enumerate(("wiki", "code")):
+        write_jsonl(folder / f"{name}.jsonl", sentence_documents(60 - 25 * number, seed=number))
+    values: dict[str, dict[str, Any]] = {
+        "run": {"name": "pairs", "output_dir": str(folder / "out"), "seed": 3},
+        "data": {
+            "prepared_dir": str(folder / "data"),
+            "sources": {
+                "wiki": {"kind": "jsonl", "path": str(folder / "wiki.jsonl"), "weight": 2},
+                "code": {"kind": "jsonl", "path": str(folder / "code.jsonl")},
+            },
+            "validation_fraction": 0.2,
+            "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 120},
+            "recipe": {"kind": "sentence_pairs", "max_sequence_length": 48, "duplication_factor": 2},
+            "pack_length": 96,
+        },
+        "model": {"kind": "bert", "preset": "tiny", "hidden_size": 32, "dropout": 0.0},
+        "training": {
+            "packs_per_step": 8,
+            "packs_per_micro_batch": 2,
+            "steps": 4,
+            "evaluate_every_steps": None,
+            "checkpoint_every_steps": None,
+            "precision": "fp32",
+            "loader_workers": 0,
+        },
+        "optimizer": {"kind": "lamb", "learning_rate": 2e-3},
+        "schedule": {"kind": "linear", "warmup_steps": 1},
+    }
+    for name, changes in sections.items():
+        values[name] |= changes
+    return values
+
+
+def pair_run(folder: Path, **sections: dict[str, Any]) -> RunConfig:
+    """The same as a configuration; nothing is prepared."""
+    return validate(pair_run_values(folder, **sections), RunConfig, origin="test")
