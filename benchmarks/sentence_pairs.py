@@ -22,7 +22,8 @@ import numpy as np
 
 from evenpack.data.corpus import open_corpus
 from evenpack.data.data_config import BertTokenizer, DataConfig, SentencePairsRecipe
-from evenpack.data.masking import MaskingConfig, mask_sequences, masking_keys
+from evenpack.data.masking import mask_sequences, masking_keys
+from evenpack.data.masking_config import MaskingConfig
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.pair_drawing import SPECIAL_TOKENS, PairDrawing
 from evenpack.data.prepare import prepare

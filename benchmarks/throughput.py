@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from evenpack.config import load_run_file
+from evenpack.data.batch_form import Layout
 from evenpack.data.pipeline import PipelineSettings, StepBatches, training_batches
-from evenpack.data.placement import Layout
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
 from evenpack.engine.deepspeed_config import micro_batches_per_step

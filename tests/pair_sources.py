@@ -11,7 +11,8 @@ from sources import ListView
 
 from evenpack.config import validate
 from evenpack.data.data_config import SentencePairsRecipe
-from evenpack.data.masking import MaskingConfig, MaskingVocabulary
+from evenpack.data.masking import MaskingVocabulary
+from evenpack.data.masking_config import MaskingConfig
 from evenpack.data.objectives import MaskedTokensAndNextSentence
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.plan import PackPlan

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Int64, Integer
 
 from evenpack.batch import PackedBatch, StepCounts
+from evenpack.data.batch_form import BatchForm
 from evenpack.data.objectives import Objective, SequenceContent
 from evenpack.data.permutation import derive_key
-from evenpack.data.placement import BatchForm, Placer
+from evenpack.data.placement import Placer
 from evenpack.data.step_plan import PackedSource, PackSelection
 from evenpack.errors import DataError
 

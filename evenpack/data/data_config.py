@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from evenpack.config import Section
-from evenpack.data.packing import MOST_SLOTS
+from evenpack.data.limits import MOST_SLOTS
 
 
 class _SourceBase(Section):

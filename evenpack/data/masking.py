@@ -19,9 +19,8 @@ from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool, Int64, Integer, UInt64
-from pydantic import Field, model_validator
 
-from evenpack.config import Section
+from evenpack.data.masking_config import MaskingConfig
 from evenpack.data.permutation import derive_key, hash64
 
 SPECIAL_TOKENS_OF_A_PAIR = 3
@@ -38,27 +37,6 @@ _PLACE_BITS = np.uint64(16)
 _DRAW_BITS = np.uint64(32)
 _LOW_PLACE = np.uint64((1 << 16) - 1)
 _FLOAT_BITS = np.uint64(11)
-
-
-class MaskingConfig(Section):
-    """How many tokens are masked, and what becomes of them."""
-
-    share: float = Field(default=0.15, gt=0.0, le=1.0)
-    """Of a sequence's tokens, special ones counted."""
-    max_predictions: int = Field(default=76, ge=1)
-    """Most masked tokens of a sequence."""
-    mask_share: float = Field(default=0.8, ge=0.0, le=1.0)
-    """Of the masked tokens, how many become [MASK]."""
-    random_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    """How many become a random token; the rest stay as they are."""
-    whole_words: bool = False
-    """Mask the pieces of a word together, as far as the count allows."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "MaskingConfig":
-        if self.mask_share + self.random_share > 1:
-            raise ValueError(f"mask_share ({self.mask_share}) and random_share ({self.random_share}) exceed 1 together")
-        return self
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

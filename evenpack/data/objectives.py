@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Int64, Integer
 
 from evenpack.batch import CausalTargets, MaskedTargets
-from evenpack.data.masking import MaskingConfig, MaskingVocabulary, mask_sequences, masked_count, masking_keys
+from evenpack.data.masking import MaskingVocabulary, mask_sequences, masked_count, masking_keys
+from evenpack.data.masking_config import MaskingConfig
 from evenpack.data.placement import Placement
 from evenpack.data.recipes import SentencePairsView, SequenceView
-from evenpack.data.step_plan import PackedSource
+from evenpack.data.step_plan import PackedSource, TargetCounter
 from evenpack.errors import ConfigError
 
 
@@ -48,7 +49,7 @@ class Task:
 
 
 @runtime_checkable
-class Objective(Protocol):
+class Objective(TargetCounter, Protocol):
     """Pickled with a loader's settings; holds nothing of a source."""
 
     @property
@@ -57,11 +58,6 @@ class Objective(Protocol):
 
     def check(self, view: SequenceView) -> None:
         """Raises: ConfigError if sequences of this kind do not serve."""
-
-    def count_targets(
-        self, lengths: Int64[np.ndarray, " K"], segments: Int64[np.ndarray, " K"]
-    ) -> Int64[np.ndarray, " K"]:
-        """Of each sequence, from its length and its number of segments."""
 
     def for_validation(self) -> "Objective":
         """The one that every run is judged by, whatever its seed."""

@@ -11,9 +11,9 @@ import xxhash
 from torch.utils.data import DataLoader, Dataset
 
 from evenpack.batch import PackedBatch, StepCounts
+from evenpack.data.batch_form import BatchForm
 from evenpack.data.collate import Collator
 from evenpack.data.objectives import Objective
-from evenpack.data.placement import BatchForm
 from evenpack.data.prepared import PreparedData
 from evenpack.data.step_plan import Dealing, PackedSource, StepPlan, StepPlanner
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from evenpack.config import Section
+from evenpack.data.batch_form import BatchForm
 from evenpack.data.data_config import DataConfig, SentencePairsRecipe
-from evenpack.data.masking import MaskingConfig
-from evenpack.data.placement import BatchForm
+from evenpack.data.masking_config import MaskingConfig
 from evenpack.kernels.attention_config import AttentionConfig
 from evenpack.models.model_config import BertConfig, ModelConfig, study_switches
 

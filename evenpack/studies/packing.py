@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing import LengthHistogram, Option, check_options, cutting_stock_takes_seconds, pack
 from evenpack.data.packing.baselines import sorted_batches
 from evenpack.errors import PackingError
@@ -14,7 +15,6 @@ CURVE_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 12, 16, None)
 BATCH_SIZES = (8, 32, 128, 1024)
 """Of sorted batches."""
 
-_LONGEST_PACK = 1 << 24
 _STRETCHES = ((1, 1), (7, 6), (5, 4), (4, 3), (3, 2), (2, 1))
 """Pack lengths worth a look, as fractions of the longest sequence."""
 _SLOTS_OF_LEAST_SQUARES = 512
@@ -144,7 +144,7 @@ def pack_lengths_to_try(pack_length: int) -> tuple[int, ...]:
     """`pack_length` and some up to twice as long, as far as packs go, rising; multiples of 8 if it is one."""
     step = 8 if pack_length % 8 == 0 else 1
     lengths = dict.fromkeys(-(-pack_length * above // (below * step)) * step for above, below in _STRETCHES)
-    return tuple(length for length in lengths if length <= _LONGEST_PACK)
+    return tuple(length for length in lengths if length <= MOST_SLOTS)
 
 
 def study_sorted_batches(

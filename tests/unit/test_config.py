@@ -1,5 +1,7 @@
 """Run files: what is read, what is refused, and what the refusal says."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +251,10 @@ def test_a_wrong_bert_is_refused_and_explained(tmp_path: Path, overrides: list[s
     with pytest.raises(ConfigError) as caught:
         load_run_file(bert_file(tmp_path), RunConfig, overrides)
     assert expected in str(caught.value)
+
+
+def test_a_run_file_is_read_without_loading_what_trains() -> None:
+    heavy = "{'torch', 'numpy', 'scipy', 'transformers', 'deepspeed'}"
+    code = f"import sys, evenpack.engine.run_config; print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -12,12 +12,12 @@ from scipy import stats
 from evenpack.data import masking
 from evenpack.data.masking import (
     MaskedTokens,
-    MaskingConfig,
     MaskingVocabulary,
     mask_sequences,
     masked_count,
     masking_keys,
 )
+from evenpack.data.masking_config import MaskingConfig
 from evenpack.data.static_masks import StaticMasks
 from evenpack.errors import DataError
 

@@ -8,10 +8,10 @@ from pair_sources import masked_objective, pair_source, random_halves, random_se
 from sources import packed_source
 
 from evenpack.batch import CausalTargets, PackedBatch, StepCounts
+from evenpack.data.batch_form import BatchForm
 from evenpack.data.collate import Collator
 from evenpack.data.masking import masked_count
 from evenpack.data.objectives import MaskedTokensAndNextSentence, NextTokens, Objective
-from evenpack.data.placement import BatchForm
 from evenpack.data.step_plan import Dealing, PackedSource, StepPlanner
 from evenpack.errors import ConfigError
 

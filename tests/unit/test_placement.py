@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenpack.data.placement import BatchForm, Layout, Placement, Placer
+from evenpack.data.batch_form import BatchForm, Layout
+from evenpack.data.placement import Placement, Placer
 from evenpack.data.step_plan import PackSelection
 
 PACK_LENGTH = 20

@@ -9,10 +9,11 @@ from typing import SupportsIndex
 
 import numpy as np
 
+from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.packing.baselines import first_fit_decreasing, next_fit, next_fit_packs
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.cutting_stock import cutting_stock
-from evenpack.data.packing.histogram import MOST_SLOTS, FittedHistogram, LengthHistogram, LongPolicy
+from evenpack.data.packing.histogram import FittedHistogram, LengthHistogram, LongPolicy
 from evenpack.data.packing.least_squares import least_squares, least_squares_padding
 from evenpack.data.packing.longest_pack_first import longest_pack_first
 from evenpack.data.packing.shortest_pack_first import shortest_pack_first
@@ -26,7 +27,6 @@ __all__ = [
     "FittedHistogram",
     "LengthHistogram",
     "LongPolicy",
-    "MOST_SLOTS",
     "Option",
     "Packer",
     "Packing",

@@ -9,9 +9,6 @@ from jaxtyping import Int64
 
 from evenpack.errors import PackingError
 
-MOST_SLOTS = 1 << 24
-"""Of a pack, hence the longest length there can be; guards the memory of a histogram against a stray number."""
-
 MOST_SEQUENCES = (1 << 63) - 1
 """Of one length: what int64 can hold."""
 

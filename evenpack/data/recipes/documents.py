@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, Integer
+from jaxtyping import Bool, Int32, Int64
 
 from evenpack.data.data_config import DocumentsRecipe
 from evenpack.data.recipes.ledger import RecipeLedger
-from evenpack.data.recipes.view import StoredView
+from evenpack.data.recipes.view import WholeSequencesView
 from evenpack.data.token_file import TokenFile
 from evenpack.errors import DataError
 
@@ -15,7 +15,7 @@ _CHUNK_DOCUMENTS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DocumentsView(StoredView):
+class DocumentsView(WholeSequencesView):
     """Sequences ordered by document, then piece. All pieces of a document but the last are full.
 
     The pieces keep their tokens where they are: only the last one ends in the document's end-of-text.
@@ -46,22 +46,6 @@ class DocumentsView(StoredView):
         offsets, in_file = self.token_file.spans(self.documents[index])
         skipped = (sequence_ids - self.first_sequences[index]) * self.max_sequence_length
         return offsets + skipped, np.minimum(in_file - skipped, self.max_sequence_length)
-
-    def segments(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        _, lengths = self.locate(sequence_ids)
-        return lengths, np.ones_like(lengths)
-
-    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        return self.token_file.gather(*self.locate(sequence_ids))
-
-    def statistics(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        self._check_ids(sequence_ids)
-        lengths = lengths.astype(np.int64)
-        return np.ones_like(lengths), lengths**2
 
 
 def build_documents(

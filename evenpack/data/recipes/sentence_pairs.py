@@ -4,17 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer, UInt8, UInt16
+from jaxtyping import Int32, Int64, UInt8, UInt16
 
 from evenpack.data.data_config import SentencePairsRecipe
-from evenpack.data.recipes.view import StoredView
+from evenpack.data.recipes.view import WholeSequencesView
 
 PAIRS = "pairs"
 """Name of the token file's pair of files, in the folder of a split."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SentencePairsView(StoredView):
+class SentencePairsView(WholeSequencesView):
     """Sequences are the documents of `token_file`. The two arrays are its columns; who wrote it has stored them."""
 
     recipe: SentencePairsRecipe
@@ -29,22 +29,6 @@ class SentencePairsView(StoredView):
     def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         self._check_ids(sequence_ids)
         return self.token_file.spans(sequence_ids)
-
-    def segments(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        _, lengths = self.locate(sequence_ids)
-        return lengths, np.ones_like(lengths)
-
-    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        return self.token_file.gather(*self.locate(sequence_ids))
-
-    def statistics(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        self._check_ids(sequence_ids)
-        lengths = lengths.astype(np.int64)
-        return np.ones_like(lengths), lengths**2
 
     def _save_arrays(self, directory: Path) -> None:
         """They are there."""

@@ -6,6 +6,7 @@ Built from 1e8 documents they take seconds and gigabytes, too much to do again i
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -130,6 +131,32 @@ class StoredView:
             raise IndexError(
                 f"sequence ids {sequence_ids.min()} to {sequence_ids.max()} asked for, there are {self.count}"
             )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WholeSequencesView(StoredView):
+    """A view whose sequences each lie in one piece in the token file and are one segment."""
+
+    @abstractmethod
+    def locate(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]: ...
+
+    def segments(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
+        _, lengths = self.locate(sequence_ids)
+        return lengths, np.ones_like(lengths)
+
+    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
+        return self.token_file.gather(*self.locate(sequence_ids))
+
+    def statistics(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        self._check_ids(sequence_ids)
+        lengths = lengths.astype(np.int64)
+        return np.ones_like(lengths), lengths**2
 
 
 def read_description(directory: Path) -> dict[str, Any]:

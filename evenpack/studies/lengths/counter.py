@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from evenpack.data.packing import MOST_SLOTS, LengthHistogram
+from evenpack.data.limits import MOST_SLOTS
+from evenpack.data.packing import LengthHistogram
 from evenpack.data.packing.histogram import first_wrong
 from evenpack.errors import DataError
 

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.config import nearest
-from evenpack.data.packing import MOST_SLOTS, LengthHistogram
+from evenpack.data.limits import MOST_SLOTS
+from evenpack.data.packing import LengthHistogram
 from evenpack.data.packing.histogram import MOST_SEQUENCES
 from evenpack.errors import DataError, PackingError
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.packing import MOST_SLOTS, LengthHistogram
+from evenpack.data.limits import MOST_SLOTS
+from evenpack.data.packing import LengthHistogram
 from evenpack.errors import DataError, PackingError
 from evenpack.studies.lengths.counter import LengthCounter
 
