@@ -5,26 +5,28 @@ the command that needs it.
 """
 
 import errno
-import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from evenpack.errors import EXIT_BAD_INPUT, ConfigError, EvenpackError
-from evenpack.launcher.subject_options import INPUT_HELP, SubjectOptions, takes_subject
-
-if TYPE_CHECKING:
-    from evenpack.engine.run_config import RunConfig
+from evenpack.errors import ConfigError, EvenpackError
+from evenpack.launcher.command_line import (
+    SETTINGS,
+    AsJson,
+    LengthsInput,
+    Overrides,
+    Plot,
+    RunFile,
+    fail,
+    load,
+    reporting,
+)
+from evenpack.launcher.study_commands import study_app
+from evenpack.launcher.subject_options import SubjectOptions, takes_subject
 
 EXIT_PROBE_FAILED = 1
 """Of `evenpack doctor`."""
-
-_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no document sees "
@@ -33,21 +35,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     add_completion=False,
-    context_settings=_SETTINGS,
+    context_settings=SETTINGS,
 )
-config_app = typer.Typer(help="Look at run files.", no_args_is_help=True, context_settings=_SETTINGS)
+config_app = typer.Typer(help="Look at run files.", no_args_is_help=True, context_settings=SETTINGS)
 app.add_typer(config_app, name="config")
-study_app = typer.Typer(help="Compare: the benchmarking layer.", no_args_is_help=True, context_settings=_SETTINGS)
 app.add_typer(study_app, name="study")
-
-RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
-LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a figure, too.")]
 
 
 def main() -> None:
@@ -55,11 +47,11 @@ def main() -> None:
     try:
         app()
     except EvenpackError as error:
-        _fail(str(error))
+        fail(str(error))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
-        _fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room or choose another folder")
+        fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room or choose another folder")
 
 
 @app.command()
@@ -72,8 +64,8 @@ def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson =
     Example:
       evenpack prepare configs/gpt2_mini_wiki.yaml data.sources.wiki.path=wiki.jsonl.zst
     """
-    config = _load(run_file, overrides)
-    with _reporting(as_json) as report:
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
         from evenpack.data.prepare import prepare as prepare_data
         from evenpack.launcher import console, views
 
@@ -123,9 +115,9 @@ def train(
     from evenpack.launcher.streams import outlive_terminal
 
     outlive_terminal()
-    config = _load(run_file, overrides)
+    config = load(run_file, overrides)
     exit_code = 0
-    with _reporting(as_json) as report:
+    with reporting(as_json) as report:
         from evenpack.launcher.train_command import describe_run, run_training
         from evenpack.launcher.training import plan_training
 
@@ -150,8 +142,8 @@ def evaluate(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson 
     Example:
       evenpack evaluate configs/gpt2_mini_wiki.yaml training.evaluation_packs=500
     """
-    config = _load(run_file, overrides)
-    with _reporting(as_json) as report:
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
         from evenpack.launcher.devices import settle_accelerator
 
         settle_accelerator()
@@ -199,7 +191,7 @@ def inspect(
       evenpack inspect glue:cola --tokenizer bert-base-uncased --pack-length 128 --long truncate
       evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
     """
-    with _reporting(as_json) as report:
+    with reporting(as_json) as report:
         from evenpack.launcher.against import distance_to, refuse_senseless
         from evenpack.launcher.inspection import find_subject, inspect_lengths, inspect_side_by_side
         from evenpack.launcher.views import distance_table
@@ -238,8 +230,8 @@ def export(
     Example:
       evenpack export configs/gpt2_small.yaml gpt2_small_export
     """
-    config = _load(run_file, overrides)
-    with _reporting(as_json) as report:
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
         from evenpack.launcher.devices import settle_accelerator
 
         settle_accelerator()
@@ -268,47 +260,12 @@ def doctor(*, as_json: AsJson = False) -> None:
     Example:
       evenpack doctor --json
     """
-    with _reporting(as_json) as report:
+    with reporting(as_json) as report:
         from evenpack.launcher.doctor import examine, tables
 
         found = examine()
         report.value, report.shown = found, tables(found)
     raise typer.Exit(0 if found.ok else EXIT_PROBE_FAILED)
-
-
-@study_app.command("packing")
-@takes_subject
-def study_packing(
-    lengths: LengthsInput,
-    overrides: Overrides = None,
-    *,
-    options: SubjectOptions,
-    depths: Annotated[
-        str | None, typer.Option(help="Most sequences a pack may hold: 2,3,none.", show_default=False)
-    ] = None,
-    algorithms: Annotated[
-        str | None,
-        typer.Option(help="cutting_stock,least_squares:weight=0. Default: all, where of use.", show_default=False),
-    ] = None,
-    sample: Annotated[
-        int | None, typer.Option(help="Pack so many sequences, drawn at random, in place of all.", show_default=False)
-    ] = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare packing algorithms over depths.
-
-    \b
-    Examples:
-      evenpack study packing wikipedia_512 --plot packing.png
-      evenpack study packing lengths.npy --pack-length 2048 --algorithms longest_pack_first,cutting_stock
-    """
-    with _reporting(as_json) as report:
-        from evenpack.launcher.inspection import find_subject, parse_choices, parse_depths, study_subject
-
-        limits, choices = parse_depths(depths), parse_choices(algorithms)  # before anything is read
-        subject = find_subject(lengths, overrides or [], options)
-        report.value, report.shown = study_subject(subject, depths=limits, choices=choices, sample=sample, plot=plot)
 
 
 @config_app.command("show")
@@ -319,52 +276,11 @@ def show_config(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJs
     Example:
       evenpack config show configs/demo.yaml training.steps=10
     """
-    config = _load(run_file, overrides)
-    with _reporting(as_json) as report:
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
         import yaml
 
         from evenpack.launcher import console
 
         report.value = config.model_dump(mode="json")
         report.shown.append(console.text(yaml.safe_dump(report.value, sort_keys=False, width=100).rstrip()))
-
-
-@dataclass
-class _Report:
-    """What a command has found."""
-
-    value: Any = None
-    """For --json."""
-    shown: list[Any] = field(default_factory=list)
-    """For people: what rich can print."""
-
-
-@contextmanager
-def _reporting(as_json: bool) -> Iterator[_Report]:
-    """Keeps standard output for the result, which is printed at the end of the block."""
-    from evenpack.launcher import console
-
-    console.log_to_stderr()
-    report = _Report()
-    with redirect_stdout(sys.stderr):
-        yield report
-    if as_json:
-        console.print_json(report.value)
-    else:
-        console.print_apart(report.shown)
-
-
-def _load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
-    from evenpack.config import load_run_file
-    from evenpack.engine.run_config import RunConfig
-
-    return load_run_file(run_file, RunConfig, overrides or [])
-
-
-def _fail(message: str) -> None:
-    from evenpack.launcher import console
-
-    console.print_error(message)
-    if "--json" in sys.argv:  # whatever the command: it has not got as far as its own document
-        print(json.dumps({"state": "failed", "message": message}))
-    sys.exit(EXIT_BAD_INPUT)

@@ -1,0 +1,72 @@
+"""What the commands share: their arguments, reading run files, and one way to report."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from evenpack.errors import EXIT_BAD_INPUT
+from evenpack.launcher.subject_options import INPUT_HELP
+
+if TYPE_CHECKING:
+    from evenpack.engine.run_config import RunConfig
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+"""Of every group of commands."""
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
+LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a figure, too.")]
+
+
+@dataclass
+class Report:
+    """What a command has found."""
+
+    value: Any = None
+    """For --json."""
+    shown: list[Any] = field(default_factory=list)
+    """For people: what rich can print."""
+
+
+@contextmanager
+def reporting(as_json: bool) -> Iterator[Report]:
+    """Keeps standard output for the result, which is printed at the end of the block."""
+    from evenpack.launcher import console
+
+    console.log_to_stderr()
+    report = Report()
+    with redirect_stdout(sys.stderr):
+        yield report
+    if as_json:
+        console.print_json(report.value)
+    else:
+        console.print_apart(report.shown)
+
+
+def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
+    """The run that a file and overrides make. Raises: ConfigError."""
+    from evenpack.config import load_run_file
+    from evenpack.engine.run_config import RunConfig
+
+    return load_run_file(run_file, RunConfig, overrides or [])
+
+
+def fail(message: str) -> NoReturn:
+    """Shows the message and ends with `EXIT_BAD_INPUT`."""
+    from evenpack.launcher import console
+
+    console.print_error(message)
+    if "--json" in sys.argv:  # whatever the command: it has not got as far as its own document
+        print(json.dumps({"state": "failed", "message": message}))
+    sys.exit(EXIT_BAD_INPUT)
