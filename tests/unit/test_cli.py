@@ -282,7 +282,7 @@ def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
     def fail(*_: object) -> None:
         raise OSError(number, "No room", "out/tokens.bin")
 
-    monkeypatch.setattr(cli, "_load", fail)
+    monkeypatch.setattr(cli, "load", fail)
     done = evenpack("prepare", "run.yaml")
     assert done.code == 2
     assert done.err.startswith("error: out/tokens.bin cannot be written: No room")
@@ -292,7 +292,7 @@ def test_any_other_error_keeps_its_traceback(evenpack: Command, monkeypatch: pyt
     def fail(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "gone", "x")
 
-    monkeypatch.setattr(cli, "_load", fail)
+    monkeypatch.setattr(cli, "load", fail)
     with pytest.raises(FileNotFoundError):
         evenpack("prepare", "run.yaml")
 
@@ -331,7 +331,7 @@ def test_checkpoint_errors_are_errors_of_the_user(evenpack: Command, monkeypatch
     def fail(*_: object) -> None:
         raise CheckpointError("step_000010 is broken")
 
-    monkeypatch.setattr(cli, "_load", fail)
+    monkeypatch.setattr(cli, "load", fail)
     assert evenpack("evaluate", "run.yaml").err == "error: step_000010 is broken\n"
 
 
