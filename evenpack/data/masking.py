@@ -31,7 +31,7 @@ _CHUNK_TOKENS = 1 << 15
 _LONGEST = 1 << 16
 
 # A token's place in the order is one number: 16 bits of its sequence, 1 for special ones, which come last, 31 drawn,
-# 16 of its place. Numbers are sorted four times as fast as indices of them.
+# 16 of its place. Numbers are sorted faster than indices of them, and need no gathering afterwards.
 _SEQUENCE_SHIFT = np.uint64(48)
 _SPECIAL_SHIFT = np.uint64(47)
 _DRAWN_SHIFT = np.uint64(17)
