@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(kw_only=True)
@@ -14,7 +14,9 @@ class PlainTensor:
 
     weight: Tensor
     adapts: bool
-    """Whether it decays and has a trust ratio."""
+    """Whether it decays and has trust ratios."""
+    blocks: int
+    """Equal blocks of rows that are tensors of their own in the original model: 3 for query, key and value."""
     first: Tensor = field(init=False)
     second: Tensor = field(init=False)
     updates: int = 0
@@ -36,13 +38,16 @@ class PlainLamb:
     weight_decay: float
     bias_correction: bool = True
     trust_ratios: list[float] = field(default_factory=list)
-    """Of the last step, in the order of tensors that adapt and have a gradient."""
+    """Of the last step, in the order of tensors that adapt and have a gradient, and of their blocks."""
 
     @classmethod
-    def over(cls, parameters: Sequence[Tensor], **settings: float) -> "PlainLamb":
-        """Matrices adapt, vectors do not."""
+    def over(cls, parameters: Sequence[Tensor], blocks: Sequence[int] | None = None, **settings: float) -> "PlainLamb":
+        """Matrices adapt, vectors do not; `blocks` of each, by default 1."""
         return cls(
-            tensors=[PlainTensor(weight=parameter, adapts=parameter.dim() >= 2) for parameter in parameters],
+            tensors=[
+                PlainTensor(weight=parameter, adapts=parameter.dim() >= 2, blocks=count)
+                for parameter, count in zip(parameters, blocks or [1] * len(parameters), strict=True)
+            ],
             **settings,  # type: ignore[arg-type]
         )
 
@@ -65,12 +70,26 @@ class PlainLamb:
             first = first / (1.0 - self.beta1**tensor.updates)
             second = second / (1.0 - self.beta2**tensor.updates)
         update = first / (second.sqrt() + self.epsilon)
-        ratio = 1.0
-        if tensor.adapts:
-            update = update + self.weight_decay * tensor.weight
-            weight_norm = math.sqrt((tensor.weight**2).sum().item())
-            update_norm = math.sqrt((update**2).sum().item())
-            if weight_norm != 0.0 and update_norm != 0.0:
-                ratio = weight_norm / update_norm
+        if not tensor.adapts:
+            tensor.weight = tensor.weight - learning_rate * update
+            return
+        update = update + self.weight_decay * tensor.weight
+        rows = len(update) // tensor.blocks
+        changed = []
+        for start in range(0, len(update), rows):
+            block, change = tensor.weight[start : start + rows], update[start : start + rows]
+            ratio = trust_ratio(block, change)
             self.trust_ratios.append(ratio)
-        tensor.weight = tensor.weight - learning_rate * ratio * update
+            changed.append(block - learning_rate * ratio * change)
+        tensor.weight = torch.cat(changed)
+
+
+def trust_ratio(weight: Tensor, update: Tensor) -> float:
+    """1 where either is zero."""
+    weight_norm, update_norm = (math.sqrt((tensor**2).sum().item()) for tensor in (weight, update))
+    return weight_norm / update_norm if weight_norm != 0.0 and update_norm != 0.0 else 1.0
+
+
+def blocks_of(model: nn.Module) -> list[int]:
+    """3 for the matrices that hold query, key and value, 1 for every other parameter; in the model's order."""
+    return [3 if name.endswith("query_key_value.weight") else 1 for name, _ in model.named_parameters()]

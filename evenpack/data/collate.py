@@ -9,7 +9,7 @@ from jaxtyping import Int64, Integer
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batch_form import BatchForm
 from evenpack.data.objectives import Objective, SequenceContent
-from evenpack.data.permutation import derive_key
+from evenpack.data.permutation import derive_key, hash64
 from evenpack.data.placement import Placer
 from evenpack.data.step_plan import PackedSource, PackSelection
 from evenpack.errors import DataError
@@ -99,7 +99,10 @@ class Collator:
             members = sequence_sources == index
             chosen = packs.sequence_ids[members]
             tokens[token_sources == index] = self._checked(source.view.gather(chosen), index)
-            lengths, counts[members] = source.view.segments(chosen)
+            if source.view.max_segments_per_sequence == 1:  # spares a second look into the index
+                lengths, counts[members] = packs.lengths[members], 1
+            else:
+                lengths, counts[members] = source.view.segments(chosen)
             parts.append(lengths)
         segment_lengths = np.empty(int(counts.sum()), dtype=np.int64)
         segment_sources = np.repeat(sequence_sources, counts)
@@ -127,14 +130,11 @@ class Collator:
 
 def order_hash(packs: PackSelection) -> int:
     """Sum mod 2**64 of hash(source, pack, slot, sequence id): equal for equal content, however it was dealt."""
-    sizes = np.diff(packs.offsets)
-    slot_in_pack = np.arange(len(packs.sequence_ids)) - np.repeat(packs.offsets[:-1], sizes)
-    hashes = derive_key(
-        np.repeat(packs.sources, sizes).astype(np.uint64),
-        np.repeat(packs.stream_positions, sizes).astype(np.uint64),
-        slot_in_pack.astype(np.uint64),
-        packs.sequence_ids.astype(np.uint64),
-    )
+    starts = packs.offsets[:-1]
+    sizes = packs.offsets[1:] - starts
+    pack_keys = derive_key(packs.sources.astype(np.uint64), packs.stream_positions.astype(np.uint64))
+    slots = np.arange(len(packs.sequence_ids), dtype=np.uint64) - starts.astype(np.uint64).repeat(sizes)
+    hashes = hash64(hash64(pack_keys.repeat(sizes) ^ slots) ^ packs.sequence_ids.astype(np.uint64))
     return int(hashes.sum(dtype=np.uint64))
 
 

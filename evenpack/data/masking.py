@@ -4,13 +4,13 @@ A sequence's masks are a pure function of its key, its tokens and the settings. 
 beside it nor on ranks, packs or resume, and how many there are is a function of the sequence's length alone, so that
 every rank can count the targets of a step without reading a token.
 
-Each sequence is cut into units: its tokens, or, with `whole_words`, its words. The units are taken in a random order
-until their tokens make up the count; the last one is cut where it would exceed it.
+Each sequence's ordinary tokens are put into a random order, and the first of them are taken. With `whole_words` the
+words are put into a random order, each with its tokens behind one another; so at most the last one taken is cut.
 
 Source: Devlin et al., "BERT" (2019), section 3.1 and appendix A.1. There a random token may be a special one; here it
 never is.
 
-Shapes: N = sequences, T = their tokens, U = units, M = masked tokens.
+Shapes: N = sequences, T = their tokens, M = masked tokens.
 """
 
 from dataclasses import dataclass
@@ -26,17 +26,22 @@ from evenpack.data.permutation import derive_key, hash64
 SPECIAL_TOKENS_OF_A_PAIR = 3
 """[CLS] A [SEP] B [SEP]."""
 
-_ORDER = 0
-_REPLACEMENT = 1
-_CHOICE = 2
-"""What a draw is for."""
 _CHUNK_TOKENS = 1 << 15
 """Tokens worked on together: the arrays of them stay in a core's second-level cache."""
 _LONGEST = 1 << 16
-_PLACE_BITS = np.uint64(16)
-_DRAW_BITS = np.uint64(32)
-_LOW_PLACE = np.uint64((1 << 16) - 1)
-_FLOAT_BITS = np.uint64(11)
+
+# A token's place in the order is one number: 16 bits of its sequence, 1 for special ones, which come last, 31 drawn,
+# 16 of its place. Numbers are sorted faster than indices of them, and need no gathering afterwards.
+_SEQUENCE_SHIFT = np.uint64(48)
+_SPECIAL_SHIFT = np.uint64(47)
+_DRAWN_SHIFT = np.uint64(17)
+_PLACE = np.uint64((1 << 16) - 1)
+_NOT_PLACE = ~_PLACE
+
+_REPLACEMENT = np.uint64(0xD1B54A32D192ED03)
+"""Tells a sequence's draws of replacements from those of its order."""
+_HALF = np.uint64(32)
+_LOW_HALF = np.uint64((1 << 32) - 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,25 +79,16 @@ class MaskedTokens:
     """Masked tokens of each sequence."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Units:
-    """U tokens or words, sequence by sequence."""
-
-    starts: Int64[np.ndarray, " U"]
-    """First token of each."""
-    lengths: Int64[np.ndarray, " U"]
-    sequences: Int64[np.ndarray, " U"]
-    """Which sequence each belongs to."""
-
-
 def masked_count(lengths: Integer[np.ndarray, " N"], config: MaskingConfig) -> Int64[np.ndarray, " N"]:
     """How many tokens of pairs of these lengths are masked: the share, rounded, at least one, at most the maximum.
 
     A pair too short for that has all its tokens masked but the three special ones.
     """
-    wanted = np.maximum(np.rint(config.share * lengths).astype(np.int64), 1)
-    limits = np.minimum(lengths - SPECIAL_TOKENS_OF_A_PAIR, config.max_predictions)
-    return np.clip(wanted, 0, np.maximum(limits, 0))
+    counts = np.rint(config.share * lengths).astype(np.int64)
+    np.maximum(counts, 1, out=counts)
+    np.minimum(counts, config.max_predictions, out=counts)
+    np.minimum(counts, lengths - SPECIAL_TOKENS_OF_A_PAIR, out=counts)
+    return np.maximum(counts, 0, out=counts)
 
 
 def masking_keys(
@@ -114,36 +110,44 @@ def mask_sequences(
 ) -> MaskedTokens:
     """Masks N sequences that lie behind one another; `offsets` are their bounds. `tokens` stays as it is.
 
+    `sequence_keys` are those of `masking_keys`: keys near one another would draw alike.
+
     Raises: ValueError for a sequence longer than 65,536 tokens, or with fewer ordinary tokens than are to be masked.
     """
-    counts = masked_count(np.diff(offsets), config)
+    lengths = offsets[1:] - offsets[:-1]
+    if lengths.max(initial=0) > _LONGEST:
+        raise ValueError(
+            f"sequence {lengths.argmax()} has {lengths.max()} tokens, masks are drawn for {_LONGEST} at most"
+        )
+    counts = masked_count(lengths, config)
     masked = tokens.copy()
-    parts = [np.zeros(0, dtype=np.int64)]
+    parts = []
     for first, last in _chunks(offsets):
-        chunk = masked[offsets[first] : offsets[last]]
+        start = offsets[first]
         positions = _mask_chunk(
-            chunk,
-            offsets[first : last + 1] - offsets[first],
+            masked[start : offsets[last]],
+            offsets[first : last + 1] - start,
             sequence_keys[first:last],
             counts[first:last],
             config=config,
             vocabulary=vocabulary,
         )
-        parts.append(positions + offsets[first])
-    positions = np.concatenate(parts)
+        parts.append(positions + start)
+    positions = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return MaskedTokens(tokens=masked, positions=positions, labels=tokens[positions], counts=counts)
 
 
 def _chunks(offsets: Int64[np.ndarray, " N_plus_1"]) -> list[tuple[int, int]]:
-    """Ranges of sequences of `_CHUNK_TOKENS` or a little more; what is drawn does not depend on them."""
-    lengths = np.diff(offsets)
-    if len(lengths) and lengths.max() > _LONGEST:
-        raise ValueError(
-            f"sequence {lengths.argmax()} has {lengths.max()} tokens, masks are drawn for {_LONGEST} at most"
-        )
-    (firsts,) = np.nonzero(np.diff((offsets[:-1] - offsets[0]) // _CHUNK_TOKENS, prepend=-1))
-    bounds = [*firsts.tolist(), len(lengths)]
-    return list(pairwise(bounds))
+    """Ranges of sequences of `_CHUNK_TOKENS` or a little more, and of no more sequences; at least one range.
+
+    What is drawn does not depend on them.
+    """
+    sequences = len(offsets) - 1
+    if offsets[-1] - offsets[0] + sequences <= _CHUNK_TOKENS:
+        return [(0, sequences)]
+    units = offsets[:-1] - offsets[0] + np.arange(sequences)
+    (firsts,) = np.nonzero(np.diff(units // _CHUNK_TOKENS, prepend=-1))
+    return list(pairwise([*firsts.tolist(), sequences]))
 
 
 def _mask_chunk(
@@ -156,80 +160,83 @@ def _mask_chunk(
     vocabulary: MaskingVocabulary,
 ) -> Int64[np.ndarray, " M"]:
     """Masks `tokens` in place. Returns: the positions."""
-    units = _units(tokens, offsets, config, vocabulary)
-    _refuse_short_of_tokens(units, counts)
-    order, taken = _take(units, offsets[:-1], keys, counts)
-    positions = np.repeat(units.starts[order] - (np.cumsum(taken) - taken), taken) + np.arange(taken.sum())
+    starts = offsets[:-1]
+    order = _random_order(tokens, offsets, keys, vocabulary, whole_words=config.whole_words)
+    before = counts.cumsum() - counts
+    taken = order[(starts - before).repeat(counts) + np.arange(counts.sum())]
+    positions: Int64[np.ndarray, " M"] = starts.repeat(counts) + (taken & _PLACE).view(np.int64)
     positions.sort()
-    sequences = np.repeat(np.arange(len(keys)), counts)
-    token_keys = keys[sequences] + (positions - offsets[sequences]).astype(np.uint64)
-    tokens[positions] = _replace(tokens[positions], token_keys, config, vocabulary)
+    originals = tokens[positions]
+    if vocabulary.special[originals].any():
+        _refuse_short_of_tokens(tokens, offsets, counts, vocabulary)
+    draws = hash64(((keys ^ _REPLACEMENT) - starts.view(np.uint64)).repeat(counts) + positions.view(np.uint64))
+    tokens[positions] = _replace(originals, draws, config, vocabulary)
     return positions
 
 
-def _units(
+def _random_order(
     tokens: Integer[np.ndarray, " T"],
     offsets: Int64[np.ndarray, " N_plus_1"],
-    config: MaskingConfig,
-    vocabulary: MaskingVocabulary,
-) -> _Units:
-    """What can be masked, in order."""
-    ordinary = ~vocabulary.special[tokens]
-    sequence_of_token = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    if not config.whole_words:
-        (starts,) = np.nonzero(ordinary)
-        return _Units(starts=starts, lengths=np.ones_like(starts), sequences=sequence_of_token[starts])
-    goes_on = vocabulary.continues[tokens] & ordinary
-    goes_on[1:] &= ordinary[:-1]
-    goes_on[offsets[:-1][offsets[:-1] < len(tokens)]] = False
-    (starts,) = np.nonzero(ordinary & ~goes_on)
-    (ends,) = np.nonzero(ordinary & ~np.append(goes_on[1:], np.zeros(min(len(tokens), 1), dtype=np.bool_)))
-    return _Units(starts=starts, lengths=ends + 1 - starts, sequences=sequence_of_token[starts])
-
-
-def _refuse_short_of_tokens(units: _Units, counts: Int64[np.ndarray, " N"]) -> None:
-    found = np.bincount(units.sequences, weights=units.lengths, minlength=len(counts)).astype(np.int64)
-    short = np.flatnonzero(found < counts)
-    if len(short):
-        raise ValueError(
-            f"a sequence has {found[short[0]]} ordinary tokens, of which {counts[short[0]]} are to be masked; "
-            f"expected a pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens"
-        )
-
-
-def _take(
-    units: _Units,
-    sequence_starts: Int64[np.ndarray, " N"],
     keys: UInt64[np.ndarray, " N"],
+    vocabulary: MaskingVocabulary,
+    *,
+    whole_words: bool,
+) -> UInt64[np.ndarray, " T"]:
+    """The tokens of each sequence in random order, special ones last; the lowest 16 bits are a token's place."""
+    starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
+    firsts = starts.view(np.uint64)
+    positions = np.arange(len(tokens), dtype=np.uint64)
+    special = vocabulary.special[tokens]
+    draws = hash64((keys - firsts).repeat(lengths) + positions)
+    if whole_words:
+        draws = draws[_word_starts(vocabulary.continues[tokens], starts)]
+    draws >>= _DRAWN_SHIFT
+    draws &= _NOT_PLACE
+    draws |= special.astype(np.uint64) << _SPECIAL_SHIFT
+    draws += ((np.arange(len(keys), dtype=np.uint64) << _SEQUENCE_SHIFT) - firsts).repeat(lengths) + positions
+    draws.sort()
+    return draws
+
+
+def _word_starts(continues: Bool[np.ndarray, " T"], starts: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " T"]:
+    """Where each token's word begins, or the special token that it stands behind, whose draw nothing else uses."""
+    begins = np.where(continues, 0, np.arange(len(continues)))
+    filled = starts[starts < len(continues)]
+    begins[filled] = filled
+    return np.maximum.accumulate(begins, out=begins)
+
+
+def _refuse_short_of_tokens(
+    tokens: Integer[np.ndarray, " T"],
+    offsets: Int64[np.ndarray, " N_plus_1"],
     counts: Int64[np.ndarray, " N"],
-) -> tuple[Int64[np.ndarray, " U"], Int64[np.ndarray, " U"]]:
-    """Units in each sequence's random order, and how many tokens of each are masked."""
-    places = (units.starts - sequence_starts[units.sequences]).astype(np.uint64)
-    draws = hash64(hash64(keys ^ np.uint64(_ORDER))[units.sequences] + places) >> _DRAW_BITS
-    sort_keys = (units.sequences.astype(np.uint64) << (_DRAW_BITS + _PLACE_BITS)) | (draws << _PLACE_BITS) | places
-    order = np.argsort(sort_keys)
-    lengths = units.lengths[order]
-    before = np.cumsum(lengths) - lengths
-    per_sequence = np.bincount(units.sequences, minlength=len(counts))
-    firsts = np.cumsum(per_sequence) - per_sequence
-    filled = per_sequence > 0
-    origins = np.zeros_like(counts)
-    origins[filled] = before[firsts[filled]]
-    left = counts[units.sequences] - (before - origins[units.sequences])
-    return order, np.clip(left, 0, lengths)
+    vocabulary: MaskingVocabulary,
+) -> None:
+    before = np.append(0, np.cumsum(~vocabulary.special[tokens]))
+    found = np.diff(before[offsets])
+    short = np.flatnonzero(found < counts)[0]
+    raise ValueError(
+        f"a sequence has {found[short]} ordinary tokens, of which {counts[short]} are to be masked; "
+        f"expected a pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens"
+    )
 
 
 def _replace(
     tokens: Integer[np.ndarray, " M"],
-    token_keys: UInt64[np.ndarray, " M"],
+    draws: UInt64[np.ndarray, " M"],
     config: MaskingConfig,
     vocabulary: MaskingVocabulary,
 ) -> Integer[np.ndarray, " M"]:
-    """[MASK], a random ordinary token, or the token itself."""
-    lot = (hash64(derive_key(_REPLACEMENT, token_keys)) >> _FLOAT_BITS) * 2.0**-53
+    """[MASK], a random ordinary token, or the token itself: which by a draw's upper half, what by its lower half."""
+    lots = draws >> _HALF
     ordinary = vocabulary.ordinary_ids
-    drawn = (derive_key(_CHOICE, token_keys) >> _DRAW_BITS) * np.uint64(len(ordinary)) >> _DRAW_BITS
-    random = np.where(
-        lot < config.mask_share + config.random_share, ordinary[drawn.astype(np.int64)].astype(tokens.dtype), tokens
-    )
-    return np.where(lot < config.mask_share, tokens.dtype.type(vocabulary.mask_id), random)
+    chosen = (draws & _LOW_HALF) * np.uint64(len(ordinary)) >> _HALF
+    random = ordinary[chosen.view(np.int64)].astype(tokens.dtype)
+    replaced = np.where(lots < _threshold(config.mask_share + config.random_share), random, tokens)
+    replaced[lots < _threshold(config.mask_share)] = vocabulary.mask_id
+    return replaced
+
+
+def _threshold(share: float) -> np.uint64:
+    """What a draw of 32 bits is below with this probability."""
+    return np.uint64(round(share * 2**32))

@@ -20,14 +20,22 @@ from jaxtyping import Int64, UInt64
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: the increment of SplitMix64."""
 
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
 _ONE = np.uint64(1)
 _HALF_WORD = np.uint64(32)
+
+# Made once: at a thousand values a numpy scalar costs as much as what is done with it.
+_INCREMENT = np.uint64(_GOLDEN)
+_FIRST_FACTOR, _SECOND_FACTOR = (np.uint64(factor) for factor in _FACTORS)
+_FIRST_SHIFT, _SECOND_SHIFT, _THIRD_SHIFT = np.uint64(30), np.uint64(27), np.uint64(31)
 
 _FEISTEL_ROUNDS = 9
 _LARGEST_SHUFFLED = 32
 _LARGEST_SIZE = 1 << 53
 """Sizes are turned into bit counts through float64."""
+
+_ROUND_OFFSETS = tuple(np.uint64((i * _GOLDEN) & _WORD) for i in range(_LARGEST_SHUFFLED))
 
 _CHUNK = 1 << 14
 """Elements worked on together: a dozen arrays of them stay in a core's second-level cache."""
@@ -39,13 +47,18 @@ def hash64(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     Source: SplitMix64, Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014), with
     Stafford's variant 13 of the constants.
     """
-    mixed = np.atleast_1d(values) + np.uint64(_GOLDEN)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed.reshape(np.shape(values))
+    if np.ndim(values) == 0:  # numpy warns of overflow there, and whole numbers are faster
+        return np.array(_hash_number(int(values)), dtype=np.uint64)
+    mixed = values + _INCREMENT
+    shifted = mixed >> _FIRST_SHIFT
+    mixed ^= shifted
+    mixed *= _FIRST_FACTOR
+    np.right_shift(mixed, _SECOND_SHIFT, out=shifted)
+    mixed ^= shifted
+    mixed *= _SECOND_FACTOR
+    np.right_shift(mixed, _THIRD_SHIFT, out=shifted)
+    mixed ^= shifted
+    return mixed
 
 
 def derive_key(*parts: int | UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
@@ -53,10 +66,30 @@ def derive_key(*parts: int | UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, ".
 
     Arrays broadcast; whole numbers may be negative and count modulo 2**64. Only whole numbers give a 0-d array.
     """
-    key = np.zeros((), dtype=np.uint64)
+    number = 0
+    for index, part in enumerate(parts):
+        if isinstance(part, np.ndarray):
+            return _derive_from(np.uint64(number) ^ part, parts[index + 1 :])
+        number = _hash_number(number ^ (part & _WORD))
+    return np.array(number, dtype=np.uint64)
+
+
+def _derive_from(
+    mixed: UInt64[np.ndarray, "..."], parts: tuple[int | UInt64[np.ndarray, "..."], ...]
+) -> UInt64[np.ndarray, "..."]:
+    """What `derive_key` does from its first array on."""
+    key = hash64(np.asarray(mixed))
     for part in parts:
         key = hash64(np.asarray(key ^ (part if isinstance(part, np.ndarray) else np.uint64(part & _WORD))))
     return key
+
+
+def _hash_number(number: int) -> int:
+    """`hash64` of one number."""
+    mixed = (number + _GOLDEN) & _WORD
+    mixed = ((mixed ^ (mixed >> 30)) * _FACTORS[0]) & _WORD
+    mixed = ((mixed ^ (mixed >> 27)) * _FACTORS[1]) & _WORD
+    return mixed ^ (mixed >> 31)
 
 
 def permute(
@@ -154,4 +187,4 @@ def _feistel(
 
 
 def _round_keys(keys: UInt64[np.ndarray, " N"], i: int) -> UInt64[np.ndarray, " N"]:
-    return keys + np.uint64((i * _GOLDEN) & _WORD)
+    return keys + _ROUND_OFFSETS[i]

@@ -112,8 +112,9 @@ class Placer:
             return tight_starts, slots, self._padding_starts(np.array([tokens]), np.array([slots]))
         row_ends = (np.arange(self.rows) + 1) * self.pack_length
         row_tokens = np.zeros(self.rows, dtype=np.int64)
-        row_tokens[: packs.packs] = np.diff(np.concatenate([[0], np.cumsum(packs.lengths)])[packs.offsets])
-        row_of_sequence = np.repeat(np.arange(packs.packs), np.diff(packs.offsets))
+        before = np.append(tight_starts, packs.lengths.sum())[packs.offsets]
+        row_tokens[: packs.packs] = before[1:] - before[:-1]
+        row_of_sequence = np.arange(packs.packs).repeat(packs.offsets[1:] - packs.offsets[:-1])
         tokens_before_row = (np.cumsum(row_tokens) - row_tokens)[row_of_sequence]
         starts = row_of_sequence * self.pack_length + tight_starts - tokens_before_row
         padding = self._padding_starts(row_ends - self.pack_length + row_tokens, row_ends)

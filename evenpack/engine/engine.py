@@ -13,6 +13,7 @@ from evenpack.batch import PackedBatch
 from evenpack.data.permutation import derive_key
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.distributed import World, quiet_deepspeed
+from evenpack.engine.norms import total_norm
 from evenpack.engine.objective import Denominators
 from evenpack.engine.optimizers import build_optimizer
 from evenpack.engine.run_config import RunConfig
@@ -126,7 +127,7 @@ class TrainingEngine:
         if self.deepspeed.zero_optimization():
             return None
         parameters = list(self.model.parameters())
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         if self.config.training.gradient_clipping is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.training.gradient_clipping, norm)
         return norm

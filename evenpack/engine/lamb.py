@@ -4,6 +4,7 @@ With m and v the decaying means of a tensor's gradient and of its square, each d
 
     update = m / (sqrt(v) + epsilon) + weight_decay * w
     ratio  = |w| / |update|      over the whole tensor; 1 where either norm is 0, and for tensors that do not decay
+                                 (of query, key and value, kept as one matrix, each has its own)
     w      = w - learning_rate * ratio * update
 
 Source: You et al. 2020, Large Batch Optimization for Deep Learning: Training BERT in 76 minutes, algorithm 2. Its
@@ -22,6 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from evenpack.engine.norms import tensor_norms
+
 _MASTER_DTYPES = (torch.float32, torch.float64)
 """Updates are a thousandth of a weight and less: in bfloat16 most would round to nothing."""
 
@@ -30,8 +33,9 @@ class Lamb(torch.optim.Optimizer):
     """LAMB by torch's multi-tensor operations.
 
     Args:
-        params: parameters, or groups of them; a group may set `trust_ratio` to False (default True), which makes it
-            Adam with decoupled decay, and any other argument.
+        params: parameters, or groups of them; a group may set any other argument; `trust_ratio` to False (default
+            True), which makes it Adam with decoupled decay; `parts` to the number of equal blocks of rows that have a
+            trust ratio of their own in each parameter (default 1).
         lr: learning rate, to be set before each update.
         betas: of m and of v.
         eps: added to sqrt(v), outside the root and after bias correction.
@@ -57,7 +61,7 @@ class Lamb(torch.optim.Optimizer):
         bias_correction: bool = True,
         fused: bool = False,
     ) -> None:
-        """Raises: ValueError for parameters that are not FP32 or FP64, or numbers out of range."""
+        """Raises: ValueError for parameters that are not FP32 or FP64 or cannot be parted, or numbers out of range."""
         if lr < 0.0 or eps <= 0.0 or weight_decay < 0.0 or not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(
                 "expected lr and weight_decay of at least 0, eps above 0 and betas from 0 to below 1, got "
@@ -70,11 +74,13 @@ class Lamb(torch.optim.Optimizer):
             "weight_decay": weight_decay,
             "bias_correction": bias_correction,
             "trust_ratio": True,
+            "parts": 1,
             "fused": fused,  # torch reads it where it loads a state: `step` lies beside the parameter then
         }
         super().__init__(params, defaults)
         for group in self.param_groups:
             _require_masters(group["params"])
+            _require_parts(group["params"], group["parts"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -94,8 +100,8 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_add_(tensors.steps, 1.0)
         changes = _fused_changes(group, tensors) if group["fused"] else _foreach_changes(group, tensors)
         if group["trust_ratio"]:
-            ratios = trust_ratios(parameters, changes)
-            torch._foreach_addcmul_(parameters, changes, ratios, value=group["lr"])
+            weights, changes = _parts(parameters, group["parts"]), _parts(changes, group["parts"])
+            torch._foreach_addcmul_(weights, changes, trust_ratios(weights, changes), value=group["lr"])
         else:
             torch._foreach_add_(parameters, changes, alpha=group["lr"])
 
@@ -135,22 +141,15 @@ class _Tensors:
 
 def trust_ratios(parameters: list[Tensor], updates: list[Tensor]) -> list[Float[Tensor, ""]]:
     """|parameter| / |update| of each pair of tensors, in the parameters' dtype; 1 where either norm is 0."""
-    weight_norms, update_norms = _norms(parameters), _norms(updates)
+    weight_norms, update_norms = tensor_norms(parameters), tensor_norms(updates)
     is_defined = (weight_norms > 0.0) & (update_norms > 0.0)
     ratios = torch.where(is_defined, weight_norms / update_norms, torch.ones_like(weight_norms))
     return list(ratios.to(parameters[0].dtype).unbind())
 
 
-def _norms(tensors: list[Tensor]) -> Float[Tensor, " tensors"]:
-    """The L2 norm of each tensor.
-
-    On the CPU torch adds up an FP32 norm in few running sums: 0.2 % too little for BERT's token embedding. Rows
-    first, then their norms in FP64, costs the same and is right to 1e-8. On CUDA sums are trees already.
-    """
-    if tensors[0].device.type != "cpu":
-        return torch.stack(torch._foreach_norm(tensors))
-    rows = [torch.linalg.vector_norm(tensor, dim=-1) for tensor in tensors]
-    return torch.stack([torch.linalg.vector_norm(norms, dtype=torch.float64) for norms in rows])
+def _parts(tensors: list[Tensor], count: int) -> list[Tensor]:
+    """Each tensor as `count` equal views along its first dimension, behind one another."""
+    return [part for tensor in tensors for part in tensor.chunk(count)] if count > 1 else tensors
 
 
 def _foreach_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
@@ -195,6 +194,12 @@ def _fused_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
         maximize=False,
     )
     return changes
+
+
+def _require_parts(parameters: list[Tensor], parts: int) -> None:
+    for parameter in parameters:
+        if parts > 1 and (parameter.dim() == 0 or parameter.shape[0] % parts):
+            raise ValueError(f"a parameter of shape {tuple(parameter.shape)} has no {parts} equal blocks of rows")
 
 
 def _require_masters(parameters: list[Tensor]) -> None:

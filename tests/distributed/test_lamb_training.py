@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from harness import run_ranks
-from plain_lamb import PlainLamb
+from plain_lamb import PlainLamb, blocks_of
 from test_normalisation import (
     CLIPPING,
     Setting,
@@ -58,10 +58,11 @@ def lamb_config(setting: Setting, *, ranks: int) -> RunConfig:
     )
 
 
-def plain(config: RunConfig, parameters: list[torch.nn.Parameter]) -> PlainLamb:
+def plain(config: RunConfig, model: torch.nn.Module) -> PlainLamb:
     section = config.optimizer
     return PlainLamb.over(
-        parameters,
+        list(model.parameters()),
+        blocks_of(model),
         beta1=section.beta1,
         beta2=section.beta2,
         epsilon=section.epsilon,
@@ -80,7 +81,7 @@ def compare(world: World, setting: Setting, alone: np.ndarray) -> Report:
     engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
     parameters = list(engine.model.parameters())
     start = [parameter.detach().double().clone() for parameter in parameters]
-    follower = plain(config, parameters)
+    follower = plain(config, engine.model)
     update = engine.deepspeed.step
 
     def follow_and_update() -> None:
@@ -109,7 +110,7 @@ def train_alone(clipping: float | None) -> np.ndarray:
     targets = micro_batches(rank=0, ranks=1, accumulation=1)[0].step_counts.targets
     model, batches = make_model(), unpacked_batches()
     parameters = list(model.parameters())
-    optimizer = plain(config, parameters)
+    optimizer = plain(config, model)
     for step in range(STEPS):
         reference_gradients(model, batches, precision="fp32", targets=targets)
         if config.training.gradient_clipping is not None:

@@ -13,6 +13,7 @@ from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batch_form import BatchForm, Layout
 from evenpack.data.collate import Collator, order_hash
 from evenpack.data.objectives import NextTokens
+from evenpack.data.permutation import derive_key
 from evenpack.data.placement import UNPADDED_SLOT_MULTIPLE
 from evenpack.data.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
 from evenpack.errors import DataError
@@ -143,6 +144,18 @@ def test_sources_keep_their_tokens_apart() -> None:
         assert ((real >= 5000) == (source == 1)).all()
     assert sum(batch.source_tokens) == batch.local_counts.tokens == plan.counts.tokens
     assert min(batch.source_tokens) > 0
+
+
+def test_the_order_hash_counts_source_pack_slot_and_sequence() -> None:
+    packs = PackSelection(
+        sources=np.array([1, 0]),
+        stream_positions=np.array([7, 9]),
+        offsets=np.array([0, 2, 3]),
+        sequence_ids=np.array([5, 6, 8]),
+        lengths=np.array([3, 2, 4]),
+    )
+    plain = [derive_key(1, 7, 0, 5), derive_key(1, 7, 1, 6), derive_key(0, 9, 0, 8)]
+    assert order_hash(packs) == sum(map(int, plain)) % 2**64
 
 
 def test_the_order_hash_is_the_same_however_packs_are_dealt_and_differs_for_other_packs() -> None:

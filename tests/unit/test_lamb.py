@@ -113,6 +113,33 @@ def test_the_norm_of_a_large_fp32_tensor_is_right():
     assert trust_ratios([weight], [update])[0].item() == pytest.approx(exact, rel=2e-7)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_blocks_of_a_matrix_are_updated_like_matrices_of_their_own(fused: bool):
+    generator = torch.Generator().manual_seed(2)
+    apart = [nn.Parameter(scale * torch.randn(4, 5, generator=generator)) for scale in (1.0, 1e-2, 0.0)]
+    merged, whole = (nn.Parameter(torch.cat([block.detach() for block in apart])) for _ in range(2))
+    optimizers = [
+        Lamb(apart, lr=LEARNING_RATE, fused=fused),
+        Lamb([{"params": [merged], "parts": 3}], lr=LEARNING_RATE, fused=fused),
+        Lamb([whole], lr=LEARNING_RATE, fused=fused),
+    ]
+    for _ in range(STEPS):
+        gradients = [scale * torch.randn(4, 5, generator=generator) for scale in (1e-3, 1.0, 0.1)]
+        merged.grad, whole.grad = torch.cat(gradients), torch.cat(gradients)
+        for parameter, gradient in zip(apart, gradients, strict=True):
+            parameter.grad = gradient
+        for optimizer in optimizers:
+            optimizer.step()
+    together = torch.cat([block.detach() for block in apart])
+    assert largest_error([merged], [together]) < 3e-7
+    assert largest_error([whole], [together]) > 1e-3, "one ratio for all must differ"
+
+
+def test_a_matrix_without_equal_blocks_is_refused():
+    with pytest.raises(ValueError, match=r"shape \(4, 3\) has no 3 equal blocks of rows"):
+        Lamb([{"params": [nn.Parameter(torch.zeros(4, 3))], "parts": 3}], lr=0.1)
+
+
 def test_a_gradient_that_is_not_finite_is_not_hidden():
     parameter = nn.Parameter(torch.ones(2, 2))
     parameter.grad = torch.tensor([[1.0, math.nan], [1.0, 1.0]])

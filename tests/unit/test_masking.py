@@ -125,6 +125,16 @@ def test_a_sequences_masks_do_not_depend_on_what_lies_beside_it(
     assert by_sequence(mask(sequences, keys, config), joined(sequences)[1]) == together
 
 
+def test_a_word_does_not_go_on_with_the_sequence_before() -> None:
+    sequences = [np.array([9] * 30), np.array([FIRST_CONTINUATION] * 3 + [9] * 30)] * 20
+    keys = keys_of(1, 2, 3, np.arange(40))
+    config = MaskingConfig(whole_words=True)
+    together = by_sequence(mask(sequences, keys, config), joined(sequences)[1])
+    for index in range(40):
+        alone = mask([sequences[index]], keys[[index]], config)
+        assert by_sequence(alone, joined([sequences[index]])[1]) == [together[index]]
+
+
 def test_seed_epoch_source_and_sequence_each_draw_other_masks() -> None:
     sequences = pairs([200] * 2)
     sequences[1] = sequences[0]
@@ -175,6 +185,69 @@ def test_every_place_is_masked_equally_often(whole_words: bool) -> None:
     assert low <= both <= high
 
 
+def sequences_alike(count: int, *, seed: int = 0, epoch: int = 0, whole_words: bool = False) -> MaskedTokens:
+    """`count` times the same pair of 103 tokens, of which 15 are masked, with ids that follow one another."""
+    tokens = np.full(103, 10)
+    tokens[0], tokens[51], tokens[-1] = CLS, SEP, SEP
+    keys = keys_of(seed, epoch, 0, np.arange(count))
+    return mask([tokens] * count, keys, MaskingConfig(whole_words=whole_words))
+
+
+def rows_of(masked: MaskedTokens, count: int) -> np.ndarray:
+    """Which of the 103 places are masked in each sequence."""
+    is_masked = np.zeros(103 * count, dtype=bool)
+    is_masked[masked.positions] = True
+    return is_masked.reshape(count, 103)
+
+
+def test_what_replaces_a_token_depends_neither_on_its_place_nor_on_its_neighbour() -> None:
+    count = 12_000
+    masked = sequences_alike(count)
+    replaced = masked.tokens[masked.positions]
+    kinds = np.where(replaced == MASK, 0, np.where(replaced == 10, 1, 2))
+    places = masked.positions % 103
+    by_place = np.zeros((103, 3), dtype=np.int64)
+    np.add.at(by_place, (places, kinds), 1)
+    assert stats.chi2_contingency(by_place[by_place.sum(axis=1) > 0]).pvalue > 1e-6
+
+    beside = np.flatnonzero(np.diff(masked.positions) == 1)
+    by_neighbour = np.zeros((3, 3), dtype=np.int64)
+    np.add.at(by_neighbour, (kinds[beside], kinds[beside + 1]), 1)
+    assert by_neighbour.min() > 30
+    assert stats.chi2_contingency(by_neighbour).pvalue > 1e-6
+
+    random = kinds == 2
+    by_token = np.zeros((2, 8), dtype=np.int64)
+    np.add.at(by_token, (places[random] // 52, replaced[random] // 63), 1)
+    assert stats.chi2_contingency(by_token).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("other", ["the next sequence", "the next epoch", "the next seed"])
+def test_masks_of_one_sequence_say_nothing_about_those_of_another(other: str) -> None:
+    count = 12_000
+    rows = rows_of(sequences_alike(count), count)
+    others = {
+        "the next sequence": np.roll(rows, 1, axis=0),
+        "the next epoch": rows_of(sequences_alike(count, epoch=1), count),
+        "the next seed": rows_of(sequences_alike(count, seed=1), count),
+    }[other]
+    shared = (rows & others).sum(axis=1)
+    expected = stats.hypergeom(100, 15, 15).pmf(np.arange(16)) * count
+    found = np.bincount(shared, minlength=16)
+    tail = int(np.flatnonzero(expected < 20)[0])
+    found, expected = (np.append(each[:tail], each[tail:].sum()) for each in (found, expected))
+    assert stats.chisquare(found, expected).pvalue > 1e-6
+
+
+def test_masks_are_those_of_every_platform_and_version() -> None:
+    """A run that goes on with another version would see other masks without a word."""
+    tokens = np.arange(10, 60)
+    tokens[[0, 20, -1]] = CLS, SEP, SEP
+    masked = mask([tokens], keys_of(1, 2, 3, np.array([3])), MaskingConfig())
+    assert masked.positions.tolist() == [3, 8, 17, 25, 28, 31, 36, 38]
+    assert masked.tokens[masked.positions].tolist() == [MASK, MASK, 27, MASK, 191, MASK, MASK, MASK]
+
+
 def words(tokens: np.ndarray) -> list[list[int]]:
     """The places of each word, by a plain loop."""
     found: list[list[int]] = []
@@ -213,10 +286,28 @@ def test_whole_words_are_masked_whole_but_for_one_that_is_cut_at_its_end() -> No
     assert cut_in_plain > 1000, "the check of whole words would find words that are not whole"
 
 
+def test_sequences_without_tokens_have_no_masks_and_no_bearing_on_others() -> None:
+    first, last = pairs([60, 80])
+    keys = keys_of(0, 0, 0, np.arange(65_537))
+    lengths = np.zeros(65_537, dtype=np.int64)
+    lengths[[0, -1]] = 60, 80
+    tokens, offsets = np.concatenate([first, last]), np.append(0, np.cumsum(lengths))
+    masked = mask_sequences(tokens, offsets, keys, MaskingConfig(), vocabulary())
+    alone = [
+        by_sequence(mask([one], keys[[place]], MaskingConfig()), joined([one])[1])
+        for one, place in [(first, 0), (last, -1)]
+    ]
+    found = by_sequence(masked, offsets)
+    assert [found[0], found[-1]] == [alone[0][0], alone[1][0]]
+    assert masked.counts.nonzero()[0].tolist() == [0, 65_536]
+
+
 def test_what_cannot_be_masked_is_refused() -> None:
     tokens = np.array([CLS, SEP, SEP, SEP, SEP, 9])
     with pytest.raises(ValueError, match="has 1 ordinary tokens, of which 3 are to be masked"):
         mask([tokens], np.zeros(1, dtype=np.uint64), MaskingConfig(share=1.0))
+    with pytest.raises(ValueError, match="has 0 ordinary tokens, of which 1 are to be masked"):
+        mask([*pairs([20]), np.full(4, SEP), *pairs([20])], keys_of(0, 0, 0, np.arange(3)), MaskingConfig())
     with pytest.raises(ValueError, match="sequence 1 has 65537 tokens"):
         mask([np.full(9, 9), np.full(65_537, 9)], np.zeros(2, dtype=np.uint64), MaskingConfig())
     with pytest.raises(ValueError, match="all 2 entries of the vocabulary are special"):

@@ -7,12 +7,17 @@ from torch import nn
 from evenpack.engine.lamb import Lamb
 from evenpack.engine.optimizers import build_optimizer, parameter_groups
 from evenpack.engine.run_config import AdamWSection, LambSection
+from evenpack.models.bert import Bert
 from evenpack.models.gpt2 import Gpt2
-from evenpack.models.model_config import Gpt2Config
+from evenpack.models.model_config import BertConfig, Gpt2Config
 
 
 def tiny_gpt2() -> Gpt2:
     return Gpt2(Gpt2Config(kind="gpt2", preset="tiny", hidden_size=16, heads=2), vocabulary_size=11, max_positions=8)
+
+
+def tiny_bert() -> Bert:
+    return Bert(BertConfig(kind="bert", preset="tiny", hidden_size=16, heads=2), vocabulary_size=11, max_positions=8)
 
 
 def test_matrices_and_embeddings_decay_and_biases_and_norms_do_not():
@@ -75,6 +80,24 @@ def test_lamb_takes_every_number_of_its_section():
         assert group["bias_correction"] is False
         assert group["weight_decay"] == decay
         assert group["trust_ratio"] is adapts
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_lamb_takes_query_key_and_value_apart(kind: str):
+    model = tiny_gpt2() if kind == "gpt2" else tiny_bert()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    single, merged, others = build_optimizer(model, lamb(), torch.device("cpu")).param_groups
+    assert [(group["trust_ratio"], group["parts"]) for group in (single, merged, others)] == [
+        (True, 1),
+        (True, 3),
+        (False, 1),
+    ]
+    assert merged["weight_decay"] == single["weight_decay"] == 0.01
+    found = sorted(names[parameter] for parameter in merged["params"])
+    assert found == sorted(name for name in names.values() if name.endswith("query_key_value.weight"))
+    assert len(found) == 2
+    grouped = [parameter for group in (single, merged, others) for parameter in group["params"]]
+    assert len(grouped) == len(set(grouped)) == len(names)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])

@@ -1,0 +1,221 @@
+"""What packing itself costs: steps on packs against steps on as many full rows of one sequence each.
+
+    python benchmarks/packing_overhead.py RUN.yaml [section.key=value ...]
+
+After `evenpack prepare` with the same arguments, for a run of sentence pairs. All rows come from the same prepared file
+and have as many slots:
+
+    packed         packs of several pairs, each a segment of its own
+    one_segment    the same packs, each as one segment: attention has to do what it does for a full row
+    full           pairs that fill a row by themselves: nothing is packed, nothing is padding
+
+One model takes forward and backward passes over the three in turn, so that whatever else the machine does hits each of
+them; updates, which cost the same, are left out. Costs are medians over rounds of the ratio to `full` in the same
+round, minus 1. `by_flops` divides both by the floating-point operations performed (`evenpack.models.cost`). Seconds are
+those of the process's threads on a CPU, else wall clock. `--longest` packs only pairs up to that length, for packs of
+more sequences than the run's own.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from evenpack.batch import PackedBatch
+from evenpack.config import load_run_file
+from evenpack.data.batch_form import BatchForm
+from evenpack.data.collate import Collator
+from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.pipeline import packed_sources
+from evenpack.data.plan import PackPlan, sort_by_length
+from evenpack.data.prepared import PreparedData
+from evenpack.data.step_plan import Dealing, PackedSource, StepPlanner
+from evenpack.engine.build import build_model
+from evenpack.engine.deepspeed_config import micro_batches_per_step
+from evenpack.engine.distributed import World, configure_logging, joined_world
+from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.objective import build_denominators, build_objective
+from evenpack.engine.run_config import RunConfig
+from evenpack.errors import DataError
+from evenpack.models.cost import performed_work, step_flops
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Where the batches of one kind come from."""
+
+    planner: StepPlanner
+    collator: Collator
+
+    def batches(self, step: int) -> list[PackedBatch]:
+        """Plans the step, reads its tokens, masks and collates them."""
+        plan = self.planner.plan(step)
+        micro_batches = plan.dealt.shape[1]
+        return [self.collator.collate(plan.micro_batch(0, index), plan.counts) for index in range(micro_batches)]
+
+
+def main() -> None:
+    arguments = _parse_arguments()
+    config = load_run_file(arguments.run_file, RunConfig, arguments.overrides)
+    with joined_world() as world:
+        configure_logging(world)
+        report = measure(config, world, longest=arguments.longest, rounds=arguments.rounds, warmup=arguments.warmup)
+    print(json.dumps(report, indent=2))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def measure(config: RunConfig, world: World, *, longest: int | None, rounds: int, warmup: int) -> dict[str, Any]:
+    """Medians over `rounds` steps of each kind, and the costs of packing."""
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    micro_batches_per_step(config.training, world.size)
+    engine = TrainingEngine(
+        build_model(config, prepared, world.device), config, world, denominators=build_denominators(config, prepared)
+    )
+    kinds = kinds_of_rows(config, prepared, longest=longest)
+    timings: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    order = list(kinds)
+    for number in range(warmup + rounds):
+        for kind in order:
+            timing = _time_step(engine, kinds[kind], number, prepared.vocabulary_size)
+            if number >= warmup:
+                timings[kind].append(timing)
+        order = [*order[1:], order[0]]
+    return {
+        "run": config.run.name,
+        "model": config.model.shape,
+        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "precision": config.training.precision,
+        "pack_length": config.data.pack_length,
+        "packs_per_step": config.training.packs_per_step,
+        "packs_per_micro_batch": config.training.packs_per_micro_batch,
+        "longest_packed": longest,
+        "rounds": rounds,
+        "torch": torch.__version__,
+        "rows": {kind: _medians(timings[kind]) for kind in kinds},
+        "costs": {kind: costs(timings[kind], timings["full"]) for kind in ("packed", "one_segment")},
+    }
+
+
+def kinds_of_rows(config: RunConfig, prepared: PreparedData, *, longest: int | None) -> dict[str, Rows]:
+    """Raises: DataError if no pair fills a row."""
+    (source,) = packed_sources(prepared, "train", seed=config.run.seed)[:1]
+    lengths = source.view.lengths()
+    full = np.flatnonzero(lengths == prepared.pack_length)
+    if len(full) == 0:
+        raise DataError(
+            f"no pair has {prepared.pack_length} tokens, so no row is full without packing: "
+            "prepare with data.recipe.max_sequence_length = data.pack_length"
+        )
+    packed = source if longest is None else _repacked(source, np.flatnonzero(lengths <= longest), "auto")
+    isolated, joined = replace(config.batch_form, isolate=True), replace(config.batch_form, isolate=False)
+    return {
+        "packed": _rows(config, prepared, packed, isolated),
+        "one_segment": _rows(config, prepared, packed, joined),
+        "full": _rows(config, prepared, _repacked(source, full, "none"), isolated),
+    }
+
+
+def _repacked(source: PackedSource, sequence_ids: np.ndarray, algorithm: str) -> PackedSource:
+    """The same file, of which only these sequences are drawn, packed anew."""
+    lengths = source.view.lengths()[sequence_ids]
+    histogram = LengthHistogram.from_lengths(lengths, longest=source.plan.pack_length)
+    packing = pack(histogram, algorithm, pack_length=source.plan.pack_length)
+    chosen = sequence_ids[sort_by_length(lengths, histogram)]
+    return replace(source, plan=PackPlan(packing, chosen, key=0))
+
+
+def _rows(config: RunConfig, prepared: PreparedData, source: PackedSource, form: BatchForm) -> Rows:
+    objective = build_objective(config, prepared)
+    training = config.training
+    dealing = Dealing(
+        ranks=1,
+        micro_batches=training.packs_per_step // training.packs_per_micro_batch,
+        per_micro_batch=False,
+        cost_per_token=0.0,
+        cost_per_squared_length=1.0,
+    )
+    collator = Collator(
+        [source],
+        form=form,
+        objective=objective,
+        pack_length=prepared.pack_length,
+        packs_per_micro_batch=training.packs_per_micro_batch,
+        padding_token=prepared.padding_id,
+        vocabulary_size=prepared.vocabulary_size,
+    )
+    planner = StepPlanner([source], [1], packs_per_step=training.packs_per_step, dealing=dealing, objective=objective)
+    return Rows(planner=planner, collator=collator)
+
+
+def _time_step(engine: TrainingEngine, rows: Rows, step: int, vocabulary_size: int) -> dict[str, float]:
+    """Seconds of collation and of forward and backward passes, and what was computed in them."""
+    started = _seconds(engine.world)
+    batches = rows.batches(step)
+    collated = _seconds(engine.world)
+    engine.compute_gradients(step, batches)
+    computed = _seconds(engine.world)
+    for parameter in engine.model.parameters():
+        parameter.grad = None
+    works = [performed_work(batch) for batch in batches]
+    work = sum(works[1:], works[0])
+    counts = batches[0].step_counts
+    return {
+        "collate_seconds": collated - started,
+        "passes_seconds": computed - collated,
+        "flops": step_flops(engine.config.model, vocabulary_size=vocabulary_size, work=work),
+        "slots": work.slots,
+        "tokens": counts.tokens,
+        "sequences": counts.sequences,
+        "masked_tokens": counts.targets,
+        "head_rows": work.head_slots,
+        "squared_lengths": work.squared_lengths,
+    }
+
+
+def _seconds(world: World) -> float:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+        return time.perf_counter()
+    return time.process_time()
+
+
+def costs(timings: list[dict[str, float]], full: list[dict[str, float]]) -> dict[str, float]:
+    """Shares of what a full row costs: 0.04 is 4 % more."""
+
+    def against(cost: Any) -> float:
+        return statistics.median(cost(mine) / cost(theirs) for mine, theirs in zip(timings, full, strict=True)) - 1.0
+
+    return {
+        "raw": against(lambda timing: timing["collate_seconds"] + timing["passes_seconds"]),
+        "by_flops": against(lambda timing: (timing["collate_seconds"] + timing["passes_seconds"]) / timing["flops"]),
+        "passes": against(lambda timing: timing["passes_seconds"]),
+        "collation": against(lambda timing: timing["collate_seconds"]),
+    }
+
+
+def _medians(timings: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(timing[name] for timing in timings) for name in timings[0]}
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--longest", type=int, help="pack pairs up to this length alone")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--warmup", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    main()
