@@ -61,14 +61,20 @@ class Run:
         yield from training_batches(self.prepared, settings, start_step=self.first_step, stop_step=stop_step)
 
     def state(self, step: int) -> TrainState:
-        """What a checkpoint after `step` updates must hold beside weights and optimizer."""
+        """What a checkpoint after `step` updates must hold beside weights and optimizer.
+
+        Its run file asks for no `training.packing_adjustment`: its numbers are adjusted, and whoever trains by it again
+        would have them adjusted twice.
+        """
+        config = self.config.model_dump(mode="json")
+        config["training"]["packing_adjustment"] = "none"
         return TrainState(
             step=step,
             fingerprint=self.fingerprint,
             world_size=self.world.size,
             zero_stage=self.config.deepspeed.zero_stage,
             cost_weights=self.cost_weights,
-            config=self.config.model_dump(mode="json"),
+            config=config,
         )
 
 

@@ -13,6 +13,9 @@ log = logging.getLogger(__name__)
 _SAFE_MODEL_KEYS = ("model.dropout", "model.activation_checkpointing")
 """What may change within a run: they leave the weights' meaning as it is."""
 
+_PACKING_ADJUSTMENT = "training.packing_adjustment"
+"""Told by the numbers that it has made, which are compared."""
+
 _INITIAL_WEIGHTS = "training.initialize_from"
 """Of no use to a run that has a checkpoint."""
 
@@ -36,11 +39,12 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     """Tells once what has changed in the run file since the checkpoint, and refuses steps of another size.
 
     Args:
-        config: the resolved run file as JSON values, as in `TrainState`.
+        config: the resolved and adjusted run file as JSON values, as in `TrainState`.
 
     Raises: CheckpointError if the checkpoint is of another number of packs a step, optimizer or model structure.
     """
     changed = find_changed_keys(state.config, config)
+    changed.pop(_PACKING_ADJUSTMENT, None)
     _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
     if "training.packs_per_step" in changed:
         before, now = changed["training.packs_per_step"]

@@ -66,7 +66,9 @@ def micro_batches_per_step(training: TrainingSection, world_size: int) -> int:
     accumulation, rest = divmod(step, world_size * micro_batch)
     if rest == 0:
         return accumulation
-    sizes = _listed(_divisors(step // micro_batch))
+    sizes = "no number of ranks would do"
+    if step % micro_batch == 0:
+        sizes = f"the number of ranks can be {_listed(_divisors(step // micro_batch))}"
     if step % world_size:
         remedy = f"no packs_per_micro_batch helps {world_size} ranks: choose a packs_per_step that they divide"
     else:
@@ -75,8 +77,8 @@ def micro_batches_per_step(training: TrainingSection, world_size: int) -> int:
         remedy += f" (training.packing_adjustment made packs_per_step {step} of the run file's)"
     raise ConfigError(
         f"{world_size} ranks x training.packs_per_micro_batch ({micro_batch}) must divide training.packs_per_step "
-        f"({step}), so that every rank gets the same number of packs. With this packs_per_micro_batch the number "
-        f"of ranks can be {sizes}; {remedy}"
+        f"({step}), so that every rank gets the same number of packs. With this packs_per_micro_batch "
+        f"{sizes}; {remedy}"
     )
 
 

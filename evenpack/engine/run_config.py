@@ -31,7 +31,8 @@ class TrainingSection(Section):
     packs_per_step: int = Field(ge=1)
     """Packs of one optimizer update over all ranks; never changes with the world size."""
     packs_per_micro_batch: int = Field(ge=1)
-    """Packs that a rank computes at once: the memory knob. Accumulation is derived."""
+    """Packs that a rank computes at once: the memory knob. Accumulation is derived. Divides packs_per_step, or what
+    fewer_accumulations makes of it."""
     steps: int = Field(ge=1)
     """Length of the learning-rate schedule, in optimizer updates."""
     stop_after_steps: int | None = Field(default=None, ge=1)
@@ -142,7 +143,9 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":
         training = self.training
-        if training.packs_per_step % training.packs_per_micro_batch:
+        # Where packs_per_step is going to be cut, only the number after it must be divided (`micro_batches_per_step`).
+        is_final = training.packing_adjustment != "fewer_accumulations"
+        if is_final and training.packs_per_step % training.packs_per_micro_batch:
             raise ValueError(
                 f"training.packs_per_micro_batch ({training.packs_per_micro_batch}) must divide "
                 f"training.packs_per_step ({training.packs_per_step})"

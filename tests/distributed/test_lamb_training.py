@@ -27,6 +27,7 @@ from evenpack.engine.build import build
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.metrics import read_metrics
+from evenpack.engine.packing_adjustment import adjust_to_packing
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
@@ -270,6 +271,8 @@ def check_packed_betas(straight: RunConfig, stopped: RunConfig, line: str) -> No
     assert saved["optimizer"]["beta1"] == pytest.approx(0.9**factor, rel=1e-3)
     assert saved["optimizer"]["beta2"] == pytest.approx(0.999**factor, rel=1e-3)
     assert saved["optimizer"]["learning_rate"] == straight.optimizer.learning_rate
+    again = RunConfig.model_validate(saved)
+    assert adjust_to_packing(again, packing_factor=factor).config == again, "nothing is adjusted twice"
     assert records(straight)[-1][2] == pytest.approx(straight.optimizer.learning_rate / steps), "falls over fewer steps"
 
 
@@ -282,5 +285,7 @@ def check_fewer_accumulations(straight: RunConfig, stopped: RunConfig) -> None:
     assert [record[4:] for record in halves] == [record[4:] for record in whole], "the same order"
     losses = [record[1] for record in whole]
     assert [record[1] for record in halves] == pytest.approx(losses, rel=1e-5), "in smaller micro-batches"
+    again = RunConfig.model_validate(saved_run_file(straight, 5))
+    assert adjust_to_packing(again, packing_factor=2.0).config == again, "nothing is adjusted twice"
     slots = [record["slots"] for record in read_metrics(straight.run.output_dir / "metrics.jsonl")]
     assert slots == [packs * straight.data.pack_length] * 5

@@ -400,6 +400,8 @@ def test_steps_of_another_size_are_refused_and_other_changes_are_told_once(caplo
     compare_run_files(state, state.config)
     assert not caplog.records
     compare_run_files(state, state.config | {"optimizer": {"weight_decay": 0.2}})
+    adjusted = state.config["training"] | {"packing_adjustment": "fewer_accumulations"}
+    compare_run_files(state, state.config | {"training": adjusted})
     (record,) = caplog.records
     assert "since step 7" in record.getMessage()
     assert "optimizer.weight_decay: 0.1 -> 0.2" in record.getMessage()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from prepared_files import two_sources
 
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.lamb import Lamb
 from evenpack.engine.packing_adjustment import PackingAdjustment, adjust_to_packing, measured_packing_factor
 from evenpack.engine.run_config import RunConfig
@@ -151,11 +152,21 @@ def test_a_step_that_cannot_be_cut_is_refused(packs: int, factor: float):
         adjusted("fewer_accumulations", factor, packs_per_step=packs)
 
 
-def test_a_micro_batch_that_the_cut_step_does_not_hold_is_refused_with_the_reason():
+def test_the_micro_batch_has_to_divide_the_cut_step_and_not_the_run_files():
+    training = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=13).config.training
+    assert training.packs_per_step == 52
+    assert micro_batches_per_step(training, 2) == 2
+
+
+def test_a_micro_batch_that_the_cut_step_does_not_hold_is_refused_with_what_it_holds():
+    training = adjusted("fewer_accumulations", 1.25, packs_per_step=64, packs_per_micro_batch=8).config.training
     with pytest.raises(ConfigError) as caught:
-        adjusted("fewer_accumulations", 2.0, packs_per_step=16, packs_per_micro_batch=16)
-    assert "training.packs_per_step 16 -> 8" in str(caught.value)
-    assert "training.packs_per_micro_batch (16) must divide training.packs_per_step (8)" in str(caught.value)
+        micro_batches_per_step(training, 2)
+    message = str(caught.value)
+    assert "2 ranks x training.packs_per_micro_batch (8) must divide training.packs_per_step (52)" in message
+    assert "With this packs_per_micro_batch no number of ranks would do" in message
+    assert "2 ranks can do packs_per_micro_batch 1, 2, 13, 26" in message
+    assert "training.packing_adjustment made packs_per_step 52 of the run file's" in message
 
 
 def test_a_stop_behind_the_shortened_run_is_refused_with_the_reason():
