@@ -1,7 +1,7 @@
 """Sentence pairs held in memory, and small prepared runs of them, for tests of what stands on BERT's data."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from evenpack.data.masking_config import MaskingConfig
 from evenpack.data.objectives import MaskedTokensAndNextSentence
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.plan import PackPlan
-from evenpack.data.recipes import SentencePairsView
+from evenpack.data.recipes import MaskedPairsView, SentencePairsView
 from evenpack.data.step_plan import PackedSource
 from evenpack.data.token_file import TokenFile
 from evenpack.engine.run_config import RunConfig
@@ -72,10 +72,63 @@ def random_halves(count: int, *, longest: int, seed: int) -> list[tuple[int, int
     return [(first, int(random.integers(1, longest - 3 - first + 1))) for first, _ in halves[1:]] + [(1, longest - 4)]
 
 
-def pair_source(pairs: Sequence[Pair], *, pack_length: int, longest: int, key: int = 7) -> PackedSource:
-    """A source of these pairs; `key` tells it from others and draws its packs."""
+def with_own_masks(pairs: Sequence[Pair], *, seed: int) -> tuple[list[Pair], list[dict[int, int]]]:
+    """The pairs as a model sees them, and label by place of what is masked: none, all, or any number between."""
+    random = np.random.default_rng(seed)
+    seen, masks = [], []
+    for pair in pairs:
+        ordinary = np.flatnonzero(~np.isin(pair.tokens, (PAD, CLS, SEP, MASK)))
+        places = np.sort(random.choice(ordinary, int(random.integers(len(ordinary) + 1)), replace=False)).tolist()
+        shown = dict(enumerate(pair.tokens))
+        for place in places:
+            replacement = (MASK, int(random.integers(_FIRST_ORDINARY, VOCABULARY_SIZE)), shown[place])
+            shown[place] = replacement[int(random.choice(3, p=[0.6, 0.2, 0.2]))]
+        seen.append(replace(pair, tokens=list(shown.values())))
+        masks.append({place: pair.tokens[place] for place in places})
+    return seen, masks
+
+
+def pair_source(
+    pairs: Sequence[Pair],
+    *,
+    pack_length: int,
+    longest: int,
+    key: int = 7,
+    masks: Sequence[Mapping[int, int]] | None = None,
+) -> PackedSource:
+    """A source of these pairs; `key` tells it from others and draws its packs. `masks`: those that are stored."""
+    view = _pairs_view(pairs, longest)
+    if masks is not None:
+        view = _masked_view(view, masks)
+    histogram = LengthHistogram.from_lengths(view.lengths(), longest=longest)
+    packing = pack(histogram, "longest_pack_first", pack_length=pack_length)
+    plan = PackPlan(packing, np.argsort(view.lengths(), kind="stable"), key=key)
+    return PackedSource(view=view, plan=plan, key=key)
+
+
+def _masked_view(view: SentencePairsView, masks: Sequence[Mapping[int, int]]) -> MaskedPairsView:
+    counts = np.array([len(of_pair) for of_pair in masks], dtype=np.int64)
+    most = np.zeros(view.max_sequence_length + 1, dtype=np.uint16)
+    for length, count in zip(view.lengths().tolist(), counts.tolist(), strict=True):
+        most[length] = max(most[length], count)
+    return MaskedPairsView(
+        recipe=view.recipe.model_copy(update={"static_masks": MaskingConfig()}),
+        token_file=view.token_file,
+        ledger=view.ledger,
+        max_segments_per_sequence=1,
+        directory=None,
+        first_segment_lengths=view.first_segment_lengths,
+        next_sentence_labels=view.next_sentence_labels,
+        mask_offsets=np.append(0, np.cumsum(counts)),
+        mask_positions=np.array([place for of_pair in masks for place in of_pair], dtype=np.uint16),
+        mask_labels=np.array([label for of_pair in masks for label in of_pair.values()], dtype=np.int32),
+        most_masks=most,
+    )
+
+
+def _pairs_view(pairs: Sequence[Pair], longest: int) -> SentencePairsView:
     lengths = ListView(sequences=[[len(pair.tokens)] for pair in pairs], max_sequence_length=longest)
-    view = SentencePairsView(
+    return SentencePairsView(
         recipe=SentencePairsRecipe(kind="sentence_pairs", max_sequence_length=longest),
         token_file=TokensInMemory([pair.tokens for pair in pairs]),
         ledger=lengths.ledger,
@@ -84,10 +137,6 @@ def pair_source(pairs: Sequence[Pair], *, pack_length: int, longest: int, key: i
         first_segment_lengths=np.array([pair.first_length for pair in pairs], dtype=np.uint16),
         next_sentence_labels=np.array([pair.label for pair in pairs], dtype=np.uint8),
     )
-    histogram = LengthHistogram.from_lengths(view.lengths(), longest=longest)
-    packing = pack(histogram, "longest_pack_first", pack_length=pack_length)
-    plan = PackPlan(packing, np.argsort(view.lengths(), kind="stable"), key=key)
-    return PackedSource(view=view, plan=plan, key=key)
 
 
 def masked_objective(*, seed: int = 3, reduction: str = "token", **masking: Any) -> MaskedTokensAndNextSentence:

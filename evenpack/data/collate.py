@@ -8,10 +8,11 @@ from jaxtyping import Int64, Integer
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batch_form import BatchForm
-from evenpack.data.objectives import Objective, SequenceContent
+from evenpack.data.objectives import Objective
 from evenpack.data.permutation import derive_key, hash64
 from evenpack.data.placement import Placer
 from evenpack.data.step_plan import PackedSource, PackSelection
+from evenpack.data.task import SequenceContent
 from evenpack.errors import DataError
 
 
@@ -45,7 +46,7 @@ class Collator:
             looks_both_ways=objective.looks_both_ways,
         )
         self.max_sequences = self.rows * max(source.plan.max_sequences_per_pack for source in sources)
-        self.max_targets = self.rows * max(_most_targets_of_a_pack(source, objective) for source in sources)
+        self.max_targets = self.rows * max(objective.most_targets_of_a_pack(source) for source in sources)
         segments_per_pack = max(
             source.plan.max_sequences_per_pack * source.view.max_segments_per_sequence for source in sources
         )
@@ -136,12 +137,6 @@ def order_hash(packs: PackSelection) -> int:
     slots = np.arange(len(packs.sequence_ids), dtype=np.uint64) - starts.astype(np.uint64).repeat(sizes)
     hashes = hash64(hash64(pack_keys.repeat(sizes) ^ slots) ^ packs.sequence_ids.astype(np.uint64))
     return int(hashes.sum(dtype=np.uint64))
-
-
-def _most_targets_of_a_pack(source: PackedSource, objective: Objective) -> int:
-    """Of the fullest one; no less than that where sequences have several segments, each of which may cost targets."""
-    lengths = np.arange(1 + source.view.max_sequence_length)
-    return source.plan.max_sum_over_packs(objective.count_targets(lengths, np.ones_like(lengths)))
 
 
 def _filled(values: Int64[np.ndarray, " K"], size: int, filler: int) -> Int64[np.ndarray, " size"]:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from evenpack.config import Section
 from evenpack.data.limits import MOST_SLOTS
+from evenpack.data.masking_config import MaskingConfig
 
 
 class _SourceBase(Section):
@@ -169,7 +170,10 @@ class SentencePairsRecipe(Section):
     language: str = Field(default="en", pattern="^[a-z]{2,3}$")
     """Whose rules split sentences (ISO 639); `sentencex` takes a related language's where it has none."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Of the pairs; the run's seed orders them."""
+    """Of the pairs and their stored masks; the run's seed orders them."""
+    static_masks: MaskingConfig | None = None
+    """Draw the masks once, with the pairs, and store them, each of the duplicates with its own; the run's section
+    `masking` is left out then. Null: each epoch has masks of its own."""
 
 
 Recipe = Annotated[DocumentsRecipe | ConcatRecipe | SentencePairsRecipe, Field(discriminator="kind")]

@@ -1,7 +1,8 @@
 """What a model has to predict in the sequences of a batch: the next tokens, or masked ones and the next sentence.
 
-An objective says how many targets a sequence has, from its length and its segments alone, so that every rank counts the
-targets of a whole step without reading a token; and it makes the targets of a batch, from its tokens and their places.
+An objective says how many targets a sequence has, from its length and its segments or from a stored column, so that
+every rank counts the targets of a whole step without reading a token; and it makes the targets of a batch, from its
+tokens and their places.
 
 Shapes: M = sequences of the batch, T = its slots.
 """
@@ -12,40 +13,17 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 
-from evenpack.batch import CausalTargets, MaskedTargets
-from evenpack.data.masking import MaskingVocabulary, mask_sequences, masked_count, masking_keys
+from evenpack.batch import CausalTargets
+from evenpack.data.masking import MaskedTokens, MaskingVocabulary, mask_sequences, masked_count, masking_keys
 from evenpack.data.masking_config import MaskingConfig
 from evenpack.data.placement import Placement
-from evenpack.data.recipes import SentencePairsView, SequenceView
+from evenpack.data.recipes import MaskedPairsView, SentencePairsView, SequenceView
+from evenpack.data.static_masks import StaticMasks
 from evenpack.data.step_plan import PackedSource, TargetCounter
-from evenpack.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SequenceContent:
-    """The sequences of a batch, in slot order."""
-
-    tokens: Int64[np.ndarray, " tokens"]
-    """Sequence behind sequence."""
-    lengths: Int64[np.ndarray, " M"]
-    sources: Int64[np.ndarray, " M"]
-    """Index into the batch's sources."""
-    epochs: Int64[np.ndarray, " M"]
-    """Of their source."""
-    sequence_ids: Int64[np.ndarray, " M"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Task:
-    """What a batch shows the model, and what it asks."""
-
-    tokens: Int64[np.ndarray, " tokens"]
-    """As the model sees them, in the order of the content."""
-    token_types: Int64[np.ndarray, " tokens"]
-    targets: CausalTargets | MaskedTargets
-    target_count: int
+from evenpack.data.task import SequenceContent, Task, masked_task
+from evenpack.errors import ConfigError, DataError
 
 
 @runtime_checkable
@@ -58,6 +36,9 @@ class Objective(TargetCounter, Protocol):
 
     def check(self, view: SequenceView) -> None:
         """Raises: ConfigError if sequences of this kind do not serve."""
+
+    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+        """A bound for every pack of the source, near the fullest one's; reads neither tokens nor sequences."""
 
     def for_validation(self) -> "Objective":
         """The one that every run is judged by, whatever its seed."""
@@ -87,10 +68,18 @@ class NextTokens:
             raise ConfigError("data.recipe.kind sentence_pairs is BERT's: set model.kind=bert, or another recipe")
 
     def count_targets(
-        self, lengths: Int64[np.ndarray, " K"], segments: Int64[np.ndarray, " K"]
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
         targets: Int64[np.ndarray, " K"] = lengths - segments
         return targets
+
+    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+        """That of sequences of one segment; further segments cost targets."""
+        return source.plan.max_sum_over_packs(np.arange(1 + source.view.max_sequence_length) - 1)
 
     def for_validation(self) -> "NextTokens":
         return self
@@ -134,13 +123,26 @@ class MaskedTokensAndNextSentence:
         return True
 
     def check(self, view: SequenceView) -> None:
-        if not isinstance(view, SentencePairsView):
-            raise ConfigError("model.kind bert learns from sentence pairs: set data.recipe.kind=sentence_pairs")
+        _require_pairs(view)
+        if isinstance(view, MaskedPairsView):
+            raise ConfigError(
+                "the pairs hold masks that were drawn once, and would be masked again in each epoch: set "
+                "data.recipe.static_masks as they were prepared"
+            )
 
     def count_targets(
-        self, lengths: Int64[np.ndarray, " K"], segments: Int64[np.ndarray, " K"]
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
         return masked_count(lengths, self.masking)
+
+    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+        return source.plan.max_sum_over_packs(
+            masked_count(np.arange(1 + source.view.max_sequence_length), self.masking)
+        )
 
     def for_validation(self) -> "MaskedTokensAndNextSentence":
         return replace(self, seed=_VALIDATION_SEED)
@@ -158,48 +160,101 @@ class MaskedTokensAndNextSentence:
         source_keys = np.array([source.key for source in sources], dtype=np.uint64)[content.sources]
         keys = masking_keys(self.seed, content.epochs, source_keys, content.sequence_ids)
         masked = mask_sequences(content.tokens, offsets, keys, self.masking, self.vocabulary)
-        first_lengths, labels = _pair_columns(content, sources)
-        token_of_sequence = np.arange(len(content.tokens)) - np.repeat(offsets[:-1], content.lengths)
-        weights = np.ones(len(masked.positions), dtype=np.float32)
-        if self.reduction == "sequence":
-            weights /= np.repeat(masked.counts, masked.counts)
-        targets = MaskedTargets(
-            positions=_filled(placement.slot_of_token[masked.positions], max_targets),
-            labels=_filled(masked.labels, max_targets),
-            weights=_filled(weights, max_targets),
-            sequence_starts=_filled(placement.slot_of_token[offsets[:-1]], max_sequences),
-            next_sentence_labels=_filled(labels, max_sequences),
-            sequence_weights=_filled(np.ones(len(labels), dtype=np.float32), max_sequences),
+        return masked_task(
+            content,
+            placement,
+            sources,
+            masked,
+            reduction=self.reduction,
+            max_sequences=max_sequences,
+            max_targets=max_targets,
         )
-        return Task(
-            tokens=masked.tokens,
-            token_types=(token_of_sequence >= np.repeat(first_lengths, content.lengths)).astype(np.int64),
-            targets=targets,
-            target_count=len(masked.positions),
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredMasksAndNextSentence:
+    """As above, with masks that were drawn once and lie beside the pairs, each pair with a count of its own."""
+
+    vocabulary_size: int
+    reduction: Literal["token", "sequence"]
+
+    @property
+    def looks_both_ways(self) -> bool:
+        return True
+
+    def check(self, view: SequenceView) -> None:
+        _require_pairs(view)
+        if not isinstance(view, MaskedPairsView):
+            raise ConfigError(
+                "the pairs were prepared without masks: leave data.recipe.static_masks out, or prepare others with it"
+            )
+
+    def count_targets(
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
+    ) -> Int64[np.ndarray, " K"]:
+        return _stored_masks(view).counts(sequence_ids, lengths)
+
+    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+        return source.plan.max_sum_over_packs(_stored_masks(source.view).most_masks.astype(np.int64))
+
+    def for_validation(self) -> "StoredMasksAndNextSentence":
+        return self
+
+    def make(
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        sources: Sequence[PackedSource],
+        *,
+        max_sequences: int,
+        max_targets: int,
+    ) -> Task:
+        return masked_task(
+            content,
+            placement,
+            sources,
+            self._take(content, sources),
+            reduction=self.reduction,
+            max_sequences=max_sequences,
+            max_targets=max_targets,
         )
+
+    def _take(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
+        """Raises: DataError if the stored masks are damaged."""
+        taken = {}
+        counts = np.empty(len(content.lengths), dtype=np.int64)
+        for index, source in enumerate(sources):
+            members = content.sources == index
+            taken[index] = _stored_masks(source.view).take(content.sequence_ids[members], content.lengths[members])
+            counts[members] = taken[index].counts
+        positions = np.repeat(np.cumsum(content.lengths) - content.lengths, counts)
+        labels = np.empty_like(positions)
+        target_sources = np.repeat(content.sources, counts)
+        for index, masks in taken.items():
+            positions[target_sources == index] += masks.places
+            labels[target_sources == index] = masks.labels
+        wrong = np.flatnonzero((labels < 0) | (labels >= self.vocabulary_size))
+        if len(wrong):
+            raise DataError(
+                f"mask_labels has token id {labels[wrong[0]]} for sequence "
+                f"{np.repeat(content.sequence_ids, counts)[wrong[0]]} of source number {target_sources[wrong[0]]}, the "
+                f"vocabulary has {self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
+            )
+        return MaskedTokens(tokens=content.tokens, positions=positions, labels=labels, counts=counts)
 
 
 _VALIDATION_SEED = 0
 
 
-def _pair_columns(
-    content: SequenceContent, sources: Sequence[PackedSource]
-) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
-    """Lengths of the first halves, and next-sentence labels."""
-    first_lengths = np.empty(len(content.lengths), dtype=np.int64)
-    labels = np.empty(len(content.lengths), dtype=np.int64)
-    for index, source in enumerate(sources):
-        members = content.sources == index
-        view = source.view
-        assert isinstance(view, SentencePairsView), "checked when the collator was made"
-        chosen = content.sequence_ids[members]
-        first_lengths[members] = view.first_segment_lengths[chosen]
-        labels[members] = view.next_sentence_labels[chosen]
-    return first_lengths, labels
+def _require_pairs(view: SequenceView) -> None:
+    if not isinstance(view, SentencePairsView):
+        raise ConfigError("model.kind bert learns from sentence pairs: set data.recipe.kind=sentence_pairs")
 
 
-def _filled(values: Integer[np.ndarray, " K"] | np.ndarray, size: int) -> torch.Tensor:
-    """`values` followed by zeros."""
-    result = np.zeros(size, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
-    result[: len(values)] = values
-    return torch.from_numpy(result)
+def _stored_masks(view: SequenceView) -> StaticMasks:
+    assert isinstance(view, MaskedPairsView), "checked when the collator was made"
+    return view.masks

@@ -1,7 +1,7 @@
-"""Sentences -> [CLS] A [SEP] B [SEP]: writes the pairs of a split, in a token file with two columns.
+"""Sentences -> [CLS] A [SEP] B [SEP]: writes the pairs of a split, in a token file with columns.
 
 the calling thread     units of work: a block of documents in one pass; appends in order, commits every few seconds
-threads                unit -> which sentences (pair_drawing.py) -> tokens
+threads                unit -> which sentences (pair_drawing.py) -> tokens, and masks if stored (mask_drawing.py)
 
 What is written follows from the documents and the recipe alone: neither the blocks nor the threads show in it.
 """
@@ -18,11 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64, Integer
 
+from evenpack.data.array_file import write_array
 from evenpack.data.data_config import SentencePairsRecipe
 from evenpack.data.in_order import mapped
+from evenpack.data.mask_drawing import DrawnMasks, MaskDrawing
 from evenpack.data.pair_drawing import SPECIAL_TOKENS, PairDrawing, PairSpans
-from evenpack.data.recipes import PAIRS, RecipeLedger, SentencePairsView
+from evenpack.data.recipes import PAIRS, MaskedPairsView, RecipeLedger, SentencePairsView
 from evenpack.data.sentences import SentenceIndex
+from evenpack.data.static_masks import MASK_COLUMNS, MOST_MASKS, most_masks_by_length
 from evenpack.data.token_file import TokenFile, column_path
 from evenpack.data.token_file_writer import TokenFileWriter
 from evenpack.data.tokenise import SourceReporter
@@ -38,6 +41,8 @@ _COLUMNS = {"first_segment_lengths": "<u2", "next_sentence_labels": "|u1"}
 _MOST_THREADS = 8
 _COPIED_PAIRS = 1 << 12
 """Pairs whose tokens are copied together."""
+_CHUNK_PAIRS = 1 << 20
+"""Pairs whose masks are counted together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,6 +54,13 @@ class PairSettings:
     """Over the documents."""
     pair_tokens: PairTokens
     vocabulary_size: int
+    masks: MaskDrawing | None
+    """Where the masks are stored with the pairs."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Of the pairs' token file."""
+        return _COLUMNS | (MASK_COLUMNS if self.masks else {})
 
 
 class _Unit(NamedTuple):
@@ -63,6 +75,7 @@ class _Made(NamedTuple):
     unit: _Unit
     tokens: Integer[np.ndarray, " tokens"]
     spans: PairSpans
+    masks: DrawnMasks | None
 
 
 def write_pairs(
@@ -85,7 +98,7 @@ def write_pairs(
     kept, ledger = _choose(index, documents, settings, reporter.source)
     prefix = folder / PAIRS
     threads = threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-    with TokenFileWriter.resume(prefix, vocabulary_size=settings.vocabulary_size, columns=_COLUMNS) as writer:
+    with TokenFileWriter.resume(prefix, vocabulary_size=settings.vocabulary_size, columns=settings.columns) as writer:
         state = {
             "origin": origin,
             "passes": 0,
@@ -96,10 +109,11 @@ def write_pairs(
             **writer.state,
         }
         if not writer.complete:
+            _begin_masks(settings, writer, state)
             _append_all(index, kept, settings, writer, state, reporter=reporter, threads=threads)
         state = writer.finish(None if writer.complete else state).state
     ledger |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
-    return _view(settings.recipe, folder, ledger)
+    return _view(settings, folder, ledger)
 
 
 def _choose(
@@ -154,12 +168,16 @@ def _append_all(
 
     def make(unit: _Unit) -> _Made:
         spans = drawing.draw(unit.first, unit.last, unit.pass_number)
-        return _Made(unit, _pair_tokens(index.token_file, spans, settings.pair_tokens), spans)
+        tokens = _pair_tokens(index.token_file, spans, settings.pair_tokens)
+        if settings.masks is None:
+            return _Made(unit, tokens, spans, None)
+        masks = settings.masks.draw(tokens, _lengths(spans), spans.first_starts, unit.pass_number)
+        return _Made(unit, masks.tokens, spans, masks)
 
     with ThreadPoolExecutor(threads, thread_name_prefix="pairs") as executor:
         units = _units(index, kept, settings.passes, state["passes"], state["documents"])
-        for unit, tokens, spans in mapped(make, units, executor, threads=threads):
-            writer.append(tokens, _lengths(spans), _columns(spans))
+        for unit, tokens, spans, masks in mapped(make, units, executor, threads=threads):
+            writer.append(tokens, _lengths(spans), _columns(spans, masks, state))
             state["passes"] += unit.last == len(kept)
             state["documents"] = unit.last % len(kept)
             state["text_tokens"] += unit.text_tokens
@@ -217,17 +235,38 @@ def _lengths(spans: PairSpans) -> Int64[np.ndarray, " K"]:
     return lengths
 
 
-def _columns(spans: PairSpans) -> dict[str, Integer[np.ndarray, " K"]]:
-    return {
+def _columns(spans: PairSpans, masks: DrawnMasks | None, state: dict[str, Any]) -> dict[str, Integer[np.ndarray, " _"]]:
+    """What the columns grow by; `state` counts the masks."""
+    columns: dict[str, Integer[np.ndarray, " _"]] = {
         "first_segment_lengths": (spans.first_lengths + 2).astype(np.uint16),
         "next_sentence_labels": spans.is_random_next.astype(np.uint8),
     }
+    if masks is not None:
+        columns |= masks.columns(state["masks"])
+        state["masks"] += len(masks.labels)
+    return columns
 
 
-def _view(recipe: SentencePairsRecipe, folder: Path, ledger: dict[str, int]) -> SentencePairsView:
-    token_file = TokenFile(folder / PAIRS)
-    columns = {name: np.load(column_path(token_file.prefix, name), mmap_mode="r").view(np.ndarray) for name in _COLUMNS}
-    return SentencePairsView(
+def _begin_masks(settings: PairSettings, writer: TokenFileWriter, state: dict[str, Any]) -> None:
+    """Writes the first offset of stored masks, which no pair writes."""
+    if settings.masks is not None and "masks" not in state:
+        nothing = {name: np.zeros(0, dtype=kind) for name, kind in settings.columns.items()}
+        no_pairs = np.zeros(0, dtype=np.int64)
+        writer.append(no_pairs, no_pairs, {**nothing, "mask_offsets": np.zeros(1, dtype=np.int64)})
+        state["masks"] = 0
+
+
+def _view(settings: PairSettings, folder: Path, ledger: dict[str, int]) -> SentencePairsView:
+    recipe, token_file = settings.recipe, TokenFile(folder / PAIRS)
+    columns = {name: _mapped(column_path(token_file.prefix, name)) for name in settings.columns}
+    kind: type[SentencePairsView] = SentencePairsView
+    if settings.masks is not None:
+        kind = MaskedPairsView
+        path = column_path(token_file.prefix, MOST_MASKS)
+        lengths = (token_file.spans(chunk)[1] for chunk in _chunks(token_file.documents))
+        write_array(path, most_masks_by_length(columns["mask_offsets"], lengths, longest=recipe.max_sequence_length))
+        columns[MOST_MASKS] = _mapped(path)
+    return kind(
         recipe=recipe,
         token_file=token_file,
         ledger=RecipeLedger(
@@ -240,3 +279,12 @@ def _view(recipe: SentencePairsRecipe, folder: Path, ledger: dict[str, int]) -> 
         directory=None,
         **columns,
     )
+
+
+def _mapped(path: Path) -> np.ndarray:
+    array: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
+    return array
+
+
+def _chunks(pairs: int) -> Iterator[Int64[np.ndarray, " chunk"]]:
+    return (np.arange(start, min(start + _CHUNK_PAIRS, pairs)) for start in range(0, pairs, _CHUNK_PAIRS))

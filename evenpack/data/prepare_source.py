@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from jaxtyping import Int64, UInt64
 
 from evenpack.data.array_file import write_array
@@ -26,6 +27,7 @@ from evenpack.data.manifest import (
     refuse_changed_inputs,
     refuse_differences,
 )
+from evenpack.data.mask_drawing import MaskDrawing
 from evenpack.data.prepare_pairs import PairSettings, write_pairs
 from evenpack.data.recipes import PAIRS, SequenceView, build_view
 from evenpack.data.sentences import SentenceIndex
@@ -35,7 +37,7 @@ from evenpack.data.token_file import TokenFile, column_path, hash_documents, has
 from evenpack.data.token_index import bin_path, index_path
 from evenpack.data.token_journal import journal_path
 from evenpack.data.tokenise import SourceReporter, write_tokens
-from evenpack.data.tokenizer import SENTENCE_LENGTHS, PairTokens, Tokenizer
+from evenpack.data.tokenizer import SENTENCE_LENGTHS, Tokenizer
 from evenpack.errors import DataError
 
 ViewMaker = Callable[[str, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
@@ -99,9 +101,7 @@ class SourcePreparation:
                 unknown_tokens=journal.state["unknown_tokens"],
                 checksums=journal.checksums,
             ),
-            self._documents_view
-            if self._sentence_language is None
-            else partial(self._pairs_view, tokenizer.pair_tokens, reporter),
+            self._documents_view if self._sentence_language is None else partial(self._pairs_view, tokenizer, reporter),
         )
 
     def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
@@ -206,7 +206,7 @@ class SourcePreparation:
 
     def _pairs_view(
         self,
-        pair_tokens: PairTokens,
+        tokenizer: Tokenizer,
         reporter: SourceReporter,
         split: str,
         token_file: TokenFile,
@@ -217,9 +217,16 @@ class SourcePreparation:
         assert isinstance(recipe, SentencePairsRecipe), "documents have a maker of their own"
         passes = recipe.duplication_factor if split == "train" else 1
         settings = PairSettings(
-            recipe=recipe, passes=passes, pair_tokens=pair_tokens, vocabulary_size=self.vocabulary.vocabulary_size
+            recipe=recipe,
+            passes=passes,
+            pair_tokens=tokenizer.pair_tokens,
+            vocabulary_size=self.vocabulary.vocabulary_size,
+            masks=self._mask_drawing(recipe, tokenizer),
         )
-        origin = {"recipe": recipe.model_dump(), "validation_fraction": self.config.validation_fraction}
+        origin = {
+            "recipe": recipe.model_dump(exclude_none=True),
+            "validation_fraction": self.config.validation_fraction,
+        }
         self._clear_unless_begun(folder, origin)
         _, lengths = token_file.spans(documents)
         text_bytes = passes * int((lengths - 1).sum()) * token_file.dtype.itemsize
@@ -233,6 +240,16 @@ class SourcePreparation:
         )
         view.save(folder)
         return view
+
+    def _mask_drawing(self, recipe: SentencePairsRecipe, tokenizer: Tokenizer) -> MaskDrawing | None:
+        if recipe.static_masks is None:
+            return None
+        return MaskDrawing(
+            config=recipe.static_masks,
+            vocabulary=tokenizer.masking_vocabulary(),
+            seed=recipe.seed,
+            source_key=xxhash.xxh3_64_intdigest(self.name.encode()),
+        )
 
     def _clear_unless_begun(self, folder: Path, origin: dict[str, Any]) -> None:
         journal = read_journal(folder / PAIRS)

@@ -117,7 +117,8 @@ class PreparedData:
         content = {
             "files": {name: record.checksum for name, record in sorted(self.manifest.files.items())},
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
-            "recipe": self.config.recipe.model_dump(),
+            # What is off is left out, so that a new option of a recipe leaves earlier fingerprints as they are.
+            "recipe": self.config.recipe.model_dump(exclude_none=True),
             "pack_length": self.pack_length,
             "mixture": [[name, source.weight // common] for name, source in self.config.sources.items()],
             "seed": seed,

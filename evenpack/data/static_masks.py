@@ -1,23 +1,37 @@
-"""Masks that were drawn once and stored with the sequences, each sequence with a count of its own.
+"""Masks that were drawn once and are stored with the sequences, each sequence with a count of its own.
 
-    mask_offsets.npy      int64[N + 1]   where in the other two each sequence's masks begin, and their number
+    mask_offsets.npy      int64[N + 1]   where in the next two each sequence's masks begin, and their number
     mask_positions.npy    uint16[M]      rising places within the sequence
-    mask_labels.npy       int32[M]       the tokens to guess; the sequence itself holds [MASK], or what stands there
+    mask_labels.npy       int32[M]       the tokens to guess
+    most_masks.npy        uint16[L + 1]  the greatest count of a sequence of each length
 
-N = sequences, M = masked tokens, K = sequences asked for.
+The sequence itself is stored as the model sees it: at each place [MASK], a random token, or the one to guess.
+
+N = sequences, M = masked tokens, L = the greatest length, K = sequences asked for, T = their masked tokens.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32, Int64, Integer, UInt16
 
-from evenpack.data.masking import MaskedTokens
 from evenpack.errors import DataError
-from evenpack.files import atomic_open
 
-_NAMES = ("mask_offsets", "mask_positions", "mask_labels")
+MASK_COLUMNS = {"mask_offsets": "<i8", "mask_positions": "<u2", "mask_labels": "<i4"}
+"""Written with the sequences, by name and numpy's type."""
+MOST_MASKS = "most_masks"
+"""Follows from the others."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TakenMasks:
+    """The masks of K sequences, one sequence after another."""
+
+    counts: Int64[np.ndarray, " K"]
+    places: Int64[np.ndarray, " T"]
+    """Within the sequence."""
+    labels: Int64[np.ndarray, " T"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,61 +39,63 @@ class StaticMasks:
     """The stored masks of a split, which may be memory-mapped."""
 
     mask_offsets: Int64[np.ndarray, " N_plus_1"]
-    mask_positions: UInt16[np.ndarray, " _"]
-    mask_labels: Int32[np.ndarray, " _"]
+    mask_positions: UInt16[np.ndarray, " M"]
+    mask_labels: Int32[np.ndarray, " labels"]
+    most_masks: UInt16[np.ndarray, " L_plus_1"]
 
     def __post_init__(self) -> None:
-        found = {len(self.mask_positions), len(self.mask_labels), int(self.mask_offsets[-1])}
-        if len(found) != 1 or self.mask_offsets[0] != 0:
+        ends = self.mask_offsets[[0, -1]].tolist() if len(self.mask_offsets) else [0, -1]
+        if ends != [0, len(self.mask_positions)] or len(self.mask_labels) != len(self.mask_positions):
             raise DataError(
                 f"stored masks do not fit together: {len(self.mask_positions)} positions, {len(self.mask_labels)} "
-                f"labels, offsets from {self.mask_offsets[0]} to {self.mask_offsets[-1]}; store them again"
+                f"labels, offsets from {ends[0]} to {ends[1]}; prepare again"
             )
 
-    @classmethod
-    def open(cls, directory: Path) -> "StaticMasks":
-        """Maps the three files. Raises: DataError if one is missing or they do not fit together."""
-        try:
-            arrays = {name: np.load(directory / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in _NAMES}
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{directory} holds no stored masks ({error}); store them again") from error
-        return cls(**arrays)
+    def counts(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
+    ) -> Int64[np.ndarray, " K"]:
+        """Masked tokens of each sequence; reads neither positions nor labels.
 
-    def save(self, directory: Path) -> None:
-        """Writes the three files, each atomically, the offsets last."""
-        for name in reversed(_NAMES):
-            with atomic_open(directory / f"{name}.npy") as file:
-                np.save(file, getattr(self, name))
-
-    def counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        """Masked tokens of each sequence; reads neither positions nor labels."""
+        Raises: DataError for a count that no sequence of that length has.
+        """
         counts: Int64[np.ndarray, " K"] = self.mask_offsets[sequence_ids + 1] - self.mask_offsets[sequence_ids]
+        most = self.most_masks[lengths]
+        wrong = np.flatnonzero((counts < 0) | (counts > most))
+        if len(wrong):
+            raise DataError(
+                f"mask_offsets gives sequence {sequence_ids[wrong[0]]} of {lengths[wrong[0]]} tokens "
+                f"{counts[wrong[0]]} masks, and most_masks allows 0 to {most[wrong[0]]}: the stored masks are damaged "
+                "or of other sequences; prepare again"
+            )
         return counts
 
-    def take(
-        self,
-        sequence_ids: Int64[np.ndarray, " K"],
-        tokens: Integer[np.ndarray, " T"],
-        offsets: Int64[np.ndarray, " K_plus_1"],
-    ) -> MaskedTokens:
-        """The masks of some sequences that lie behind one another in `tokens`; `offsets` are their bounds.
+    def take(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]) -> TakenMasks:
+        """The masks of sequences that have these lengths.
 
-        Raises: DataError if a mask lies behind the end of its sequence.
+        Raises: DataError if a mask lies behind the end of its sequence, or as `counts` does.
         """
-        counts = self.counts(sequence_ids)
+        counts = self.counts(sequence_ids, lengths)
         before = np.cumsum(counts) - counts
         chosen = np.arange(counts.sum()) + np.repeat(self.mask_offsets[sequence_ids] - before, counts)
         places = self.mask_positions[chosen].astype(np.int64)
-        outside = np.flatnonzero(places >= np.repeat(np.diff(offsets), counts))
+        outside = np.flatnonzero(places >= np.repeat(lengths, counts))
         if len(outside):
             sequence = int(np.repeat(sequence_ids, counts)[outside[0]])
             raise DataError(
-                f"the stored mask at place {places[outside[0]]} of sequence {sequence} lies behind its end: the masks "
-                "are of other sequences; store them again"
+                f"mask_positions has a mask at place {places[outside[0]]} of sequence {sequence}, which is behind its "
+                "end: the stored masks are damaged or of other sequences; prepare again"
             )
-        return MaskedTokens(
-            tokens=tokens,
-            positions=places + np.repeat(offsets[:-1], counts),
-            labels=self.mask_labels[chosen].astype(tokens.dtype),
-            counts=counts,
-        )
+        return TakenMasks(counts=counts, places=places, labels=self.mask_labels[chosen].astype(np.int64))
+
+
+def most_masks_by_length(
+    mask_offsets: Int64[np.ndarray, " N_plus_1"], lengths: Iterable[Integer[np.ndarray, " chunk"]], *, longest: int
+) -> UInt16[np.ndarray, " L_plus_1"]:
+    """`most_masks` of sequences whose lengths come some at a time; 0 where no sequence has the length."""
+    most = np.zeros(longest + 1, dtype=np.uint16)
+    first = 0
+    for chunk in lengths:
+        counts = np.diff(mask_offsets[first : first + len(chunk) + 1])
+        np.maximum.at(most, chunk, counts.astype(np.uint16))
+        first += len(chunk)
+    return most

@@ -92,9 +92,16 @@ class TargetCounter(Protocol):
     """The part of an objective (`objectives.py`) that a plan needs."""
 
     def count_targets(
-        self, lengths: Int64[np.ndarray, " K"], segments: Int64[np.ndarray, " K"]
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
-        """Of each sequence, from its length and its number of segments."""
+        """Of each of these sequences of the view, from its length and number of segments or a stored column.
+
+        Reads no token. Raises: DataError if the column is damaged.
+        """
 
 
 class StepPlanner:
@@ -170,8 +177,9 @@ class StepPlanner:
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
             lengths = packs.lengths[members]
-            segments, squared_lengths[members] = source.view.statistics(packs.sequence_ids[members], lengths)
-            targets[members] = self.objective.count_targets(lengths, segments)
+            sequence_ids = packs.sequence_ids[members]
+            segments, squared_lengths[members] = source.view.statistics(sequence_ids, lengths)
+            targets[members] = self.objective.count_targets(source.view, sequence_ids, lengths, segments)
         return targets, squared_lengths
 
 

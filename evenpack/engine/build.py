@@ -144,7 +144,7 @@ def cost_weights(config: RunConfig, prepared: PreparedData) -> tuple[float, floa
         return step_flops(config.model, vocabulary_size=prepared.vocabulary_size, work=work)
 
     tokens = 2000  # enough for a share of masked ones
-    head_share = config.masking.share if isinstance(config.model, BertConfig) else 1.0
+    head_share = (config.static_masks or config.masking).share if isinstance(config.model, BertConfig) else 1.0
     of_tokens = flops(Work(slots=tokens, squared_lengths=0, head_slots=round(tokens * head_share), sequences=0))
     of_squares = flops(Work(slots=0, squared_lengths=tokens, head_slots=0, sequences=0))
     return of_tokens / of_squares, 1.0

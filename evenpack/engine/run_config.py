@@ -134,7 +134,7 @@ class RunConfig(Section):
     model: ModelConfig
     attention: AttentionConfig = AttentionConfig()
     masking: MaskingConfig = MaskingConfig()
-    """Of BERT."""
+    """Of BERT, for masks that are drawn anew in each epoch."""
     training: TrainingSection
     optimizer: OptimizerSection
     schedule: ScheduleSection = ScheduleSection()
@@ -202,7 +202,17 @@ class RunConfig(Section):
         # Not merely given: a run file that was written out whole, by `config show` or a checkpoint, names all sections.
         if not is_bert and self.masking != MaskingConfig():
             raise ValueError(f"masking is BERT's, and model.kind is {self.model.kind}: leave it out")
+        if self.static_masks is not None and self.masking != MaskingConfig():
+            raise ValueError(
+                "masking is for masks drawn in each epoch, and data.recipe.static_masks has them drawn once: leave "
+                "masking out, or set data.recipe.static_masks=null (which is other data)"
+            )
         return self
+
+    @property
+    def static_masks(self) -> MaskingConfig | None:
+        """What the masks were drawn by that are stored with the pairs; None where each epoch draws its own."""
+        return self.data.recipe.static_masks if isinstance(self.data.recipe, SentencePairsRecipe) else None
 
     @property
     def batch_form(self) -> BatchForm:

@@ -75,7 +75,7 @@ def exact_denominators(config: ModelConfig, step_counts: StepCounts) -> LossDeno
 
 
 def expected_denominators(
-    config: ModelConfig, *, packs: int, max_targets_per_pack: int, token_efficiency: float, packing_factor: float
+    config: ModelConfig, *, packs: int, targets_of_a_full_pack: float, token_efficiency: float, packing_factor: float
 ) -> LossDenominators:
     """The numbers that a step sums over on average (section T.6, equations 25 and 26).
 
@@ -84,13 +84,13 @@ def expected_denominators(
 
     Args:
         packs: of a step over all ranks (b).
-        max_targets_per_pack: masked tokens of a pack that is full (m): 76 at 512 slots.
+        targets_of_a_full_pack: masked tokens of a pack without padding (m): 76 at 512 slots.
         token_efficiency: real tokens / slots (e), above 0.
         packing_factor: sequences / packs (p), at least 1.
     """
     sequences = packs * packing_factor
     return LossDenominators(
-        tokens=sequences if _is_mean_of_means(config) else packs * max_targets_per_pack * token_efficiency,
+        tokens=sequences if _is_mean_of_means(config) else packs * targets_of_a_full_pack * token_efficiency,
         next_sentence=sequences,
     )
 

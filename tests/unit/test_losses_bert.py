@@ -40,8 +40,8 @@ def test_an_empty_step_divides_by_one():
 
 def test_expected_denominators_follow_equations_25_and_26():
     """Batch 3 of section T.6: un-padded sequences of 512 half full, and two perfectly packed to one."""
-    plain = {"packs": 6, "max_targets_per_pack": 76, "token_efficiency": 0.5, "packing_factor": 1.0}
-    packed = {"packs": 3, "max_targets_per_pack": 76, "token_efficiency": 1.0, "packing_factor": 2.0}
+    plain = {"packs": 6, "targets_of_a_full_pack": 76.0, "token_efficiency": 0.5, "packing_factor": 1.0}
+    packed = {"packs": 3, "targets_of_a_full_pack": 76.0, "token_efficiency": 1.0, "packing_factor": 2.0}
     for settings in (plain, packed):
         per_token = expected_denominators(bert_config(), **settings)
         assert (per_token.tokens, per_token.next_sentence) == (3 * 76.0, 6.0)

@@ -1,7 +1,5 @@
 """Masks: as many as the length says, of the right kinds, and the same whatever lies beside a sequence."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,8 +16,6 @@ from evenpack.data.masking import (
     masking_keys,
 )
 from evenpack.data.masking_config import MaskingConfig
-from evenpack.data.static_masks import StaticMasks
-from evenpack.errors import DataError
 
 CLS, SEP, MASK, PAD = 2, 3, 4, 0
 SPECIAL = (PAD, CLS, SEP, MASK)
@@ -324,42 +320,3 @@ def test_the_longest_sequence_is_masked_to_its_last_place() -> None:
     assert masked.counts.tolist() == [65_533]
     assert (masked.tokens[masked.positions] == MASK).all()
     assert masked.positions[-1] == 65_534
-
-
-def stored() -> StaticMasks:
-    return StaticMasks(
-        mask_offsets=np.array([0, 2, 2, 5], dtype=np.int64),
-        mask_positions=np.array([1, 4, 2, 3, 5], dtype=np.uint16),
-        mask_labels=np.array([11, 14, 22, 23, 25], dtype=np.int32),
-    )
-
-
-def test_stored_masks_come_back_for_any_sequences_in_any_order(tmp_path: Path) -> None:
-    stored().save(tmp_path)
-    masks = StaticMasks.open(tmp_path)
-    ids = np.array([2, 0, 1, 2])
-    assert masks.counts(ids).tolist() == [3, 2, 0, 3]
-    tokens = np.arange(22, dtype=np.int64)
-    masked = masks.take(ids, tokens, np.array([0, 6, 11, 16, 22]))
-    assert masked.tokens is tokens
-    assert masked.positions.tolist() == [2, 3, 5, 7, 10, 18, 19, 21]
-    assert masked.labels.tolist() == [22, 23, 25, 11, 14, 22, 23, 25]
-    assert masked.counts.tolist() == [3, 2, 0, 3]
-
-
-def test_stored_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"place 5 of sequence 2 lies behind its end"):
-        stored().take(np.array([0, 2]), np.zeros(10, dtype=np.int64), np.array([0, 5, 10]))
-    with pytest.raises(DataError, match="5 positions, 4 labels, offsets from 0 to 5"):
-        StaticMasks(
-            mask_offsets=stored().mask_offsets,
-            mask_positions=stored().mask_positions,
-            mask_labels=stored().mask_labels[1:],
-        )
-    with pytest.raises(DataError, match="holds no stored masks"):
-        StaticMasks.open(tmp_path)
-    stored().save(tmp_path)
-    content = (tmp_path / "mask_labels.npy").read_bytes()
-    (tmp_path / "mask_labels.npy").write_bytes(content[:-3])
-    with pytest.raises(DataError, match="holds no stored masks"):
-        StaticMasks.open(tmp_path)

@@ -82,7 +82,7 @@ def test_switches_for_study_leave_masks_as_they_are(isolate: bool, reset_positio
 
 
 def test_next_tokens_are_as_many_as_tokens_but_one_a_segment() -> None:
-    counts = NextTokens().count_targets(np.array([1, 8, 12]), np.array([1, 2, 3]))
+    counts = NextTokens().count_targets(DOCUMENTS.view, np.arange(3), np.array([1, 8, 12]), np.array([1, 2, 3]))
     assert counts.tolist() == [0, 6, 9]
 
 
@@ -90,7 +90,7 @@ def test_next_tokens_are_as_many_as_tokens_but_one_a_segment() -> None:
 def test_masked_tokens_depend_on_the_length_alone(settings: dict[Literal["share", "max_predictions"], float]) -> None:
     objective = masked_objective(**settings)
     lengths = np.arange(3, 30)
-    counts = objective.count_targets(lengths, np.ones_like(lengths))
+    counts = objective.count_targets(PAIRS.view, np.arange(len(lengths)), lengths, np.ones_like(lengths))
     assert counts.tolist() == masked_count(lengths, objective.masking).tolist()
     assert counts[0] == 0, "three special tokens leave nothing to mask"
     assert len(set(counts.tolist())) > 3

@@ -17,12 +17,13 @@ from evenpack.data.data_config import ConcatRecipe, DocumentsRecipe
 from evenpack.data.recipes.concat import ConcatView, build_concat
 from evenpack.data.recipes.documents import DocumentsView, build_documents
 from evenpack.data.recipes.ledger import RecipeLedger
-from evenpack.data.recipes.sentence_pairs import PAIRS, SentencePairsView
+from evenpack.data.recipes.sentence_pairs import PAIRS, MaskedPairsView, SentencePairsView
 from evenpack.data.recipes.view import SequenceView, length_chunks, open_stored, read_description
 from evenpack.data.token_file import TokenFile
 
 __all__ = [
     "PAIRS",
+    "MaskedPairsView",
     "RecipeLedger",
     "SentencePairsView",
     "SequenceView",
@@ -50,9 +51,11 @@ def open_view(directory: Path, token_file: TokenFile) -> DocumentsView | ConcatV
     Raises: DataError if it is not there, not whole, or made for another token file.
     """
     directory = directory.absolute()
-    match read_description(directory)["recipe"]["kind"]:
+    recipe = read_description(directory)["recipe"]
+    match recipe["kind"]:
         case "sentence_pairs":
-            return open_stored(SentencePairsView, directory, TokenFile(directory / PAIRS, verify=False))
+            kind = SentencePairsView if recipe.get("static_masks") is None else MaskedPairsView
+            return open_stored(kind, directory, TokenFile(directory / PAIRS, verify=False))
         case "concat":
             return open_stored(ConcatView, directory, token_file)
         case _:

@@ -109,7 +109,7 @@ class StoredView:
         fsync_directory(directory)
         self._save_arrays(directory)
         description = {
-            "recipe": self.recipe.model_dump(mode="json"),
+            "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
             "token_file_tokens": self.token_file.tokens,
             "ledger": asdict(self.ledger),
             "max_segments_per_sequence": self.max_segments_per_sequence,

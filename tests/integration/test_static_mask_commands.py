@@ -1,0 +1,58 @@
+"""Masks drawn once, through the command line: prepared, trained on by two ranks, evaluated, and refused."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from pair_sources import pair_run_values
+from small_run import evenpack, metrics
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("static_masks")
+    values = pair_run_values(
+        folder,
+        data={"recipe": {"kind": "sentence_pairs", "max_sequence_length": 48, "duplication_factor": 2}},
+        training={"steps": STEPS, "evaluate_every_steps": STEPS, "loader_workers": 1},
+    )
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+MASKS = ("data.recipe.static_masks.share=0.25", "data.recipe.static_masks.max_predictions=8")
+
+
+def test_prepare_train_and_evaluate_with_masks_drawn_once(run_file: Path) -> None:
+    out = run_file.parent
+    evenpack("prepare", run_file, *MASKS)
+    evenpack("train", run_file, *MASKS, options=["-n", "2"])
+    records = metrics(out / "out")
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert records[0]["token_loss"] == pytest.approx(math.log(120), rel=0.05)
+    folders = [out / "data/sources" / source for source in ("wiki", "code")]
+    masks, pairs = (
+        sum(len(np.load(folder / "train" / name)) for folder in folders)
+        for name in ("mask_labels.npy", "next_sentence_labels.npy")
+    )
+    targets, sequences = (sum(record[name] for record in records) for name in ("targets", "sequences"))
+    assert targets / sequences == pytest.approx(masks / pairs, rel=0.2)
+
+    found = json.loads(evenpack("evaluate", run_file, *MASKS, options=["--json"]).stdout)["sources"]
+    assert found["wiki"] == pytest.approx(records[-1]["validation"]["wiki"], rel=1e-5)
+    for folder in folders:
+        assert found[folder.name]["targets"] == len(np.load(folder / "validation/mask_labels.npy"))
+
+    refused = evenpack("train", run_file, MASKS[0], "data.recipe.static_masks.max_predictions=9", expected=2)
+    assert "data.recipe.static_masks.max_predictions: prepared with 8, this run has 9" in refused.stderr
+
+    (folders[1] / "train/mask_positions.npy").unlink()
+    refused = evenpack("train", run_file, *MASKS, "run.output_dir=" + str(out / "again"), expected=2)
+    assert "train/mask_positions.npy: expected" in refused.stderr
+    assert not (out / "again/metrics.jsonl").exists()
