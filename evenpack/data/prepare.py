@@ -44,6 +44,7 @@ from evenpack.data.prepare_source import SourcePreparation
 from evenpack.data.prepare_tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
 from evenpack.data.prepared import check_sizes
 from evenpack.data.progress import Meter, NoProgress, Progress
+from evenpack.data.sentences import LANGUAGES_WITH_RULES
 from evenpack.data.tokenise import SourceReporter
 from evenpack.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_inputs
 from evenpack.errors import DataError
@@ -132,6 +133,7 @@ class _Preparation:
     def run(self) -> Manifest:
         remove_leftovers(self.directory)
         self._refuse_other_sources()
+        self._note_language()
         tokenizer = prepare_tokenizer(
             self.config,
             self.directory,
@@ -149,6 +151,14 @@ class _Preparation:
         manifest = Manifest(data=data_section(self.config), tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
         return manifest
+
+    def _note_language(self) -> None:
+        recipe = self.config.recipe
+        if isinstance(recipe, SentencePairsRecipe) and recipe.language not in LANGUAGES_WITH_RULES:
+            self.meter.note(
+                f"data.recipe.language {recipe.language}: sentencex has no rules of its own for it, and takes those of "
+                f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
+            )
 
     def _prepare_source(
         self, name: str, tokenizer: Tokenizer | None, vocabulary: TokenizerRecord

@@ -13,6 +13,11 @@ from evenpack.data.token_file import TokenFile, column_path
 from evenpack.data.tokenizer import SENTENCE_LENGTHS
 from evenpack.errors import DataError
 
+LANGUAGES_WITH_RULES = frozenset(
+    "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk".split()  # noqa: SIM905  # a list would take 33 lines
+)
+"""Of `sentencex` 1.0; for another it takes a related language's, or English's."""
+
 
 def split_sentences(text: str, language: str) -> list[str]:
     """The sentences of a text, white space included; a line break between paragraphs ends one too."""

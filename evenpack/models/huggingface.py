@@ -92,8 +92,10 @@ def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Mod
     translation = huggingface_bert if kind == "bert" else huggingface_gpt2
     config, sizes = translation.read_config(values, str(path))
     weights = _read_weights(directory)
-    if kind == "bert" and not huggingface_bert.has_next_sentence_head(weights):
-        config = config.model_copy(update={"next_sentence": False})
+    if kind == "bert":
+        huggingface_bert.require_masked_token_head(weights, origin=str(directory))
+        if not huggingface_bert.has_next_sentence_head(weights):
+            config = config.model_copy(update={"next_sentence": False})
     with torch.device("meta"):
         model = new_model(config, attention_backend=attention_backend, **sizes)
     model.to_empty(device="cpu")

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from evenpack.config import validate
+from evenpack.errors import CheckpointError
 from evenpack.models.bert import Bert
 from evenpack.models.huggingface_tensors import TensorName, check_config, renamed, untied
 from evenpack.models.layers import BERT_NORM_EPSILON, FEED_FORWARD_RATIO
@@ -98,6 +99,15 @@ def plain_weights(model: Bert, weights: Mapping[str, Tensor]) -> dict[str, Tenso
     if model.next_sentence_head is None:
         found = {name: tensor for name, tensor in found.items() if not name.startswith(_NEXT_SENTENCE)}
     return found
+
+
+def require_masked_token_head(names: Iterable[str], *, origin: str) -> None:
+    """Raises: CheckpointError for weights without the head that every BERT here has, such as a bare `BertModel`'s."""
+    if not any(name.startswith("cls.predictions.transform.") for name in names):
+        raise CheckpointError(
+            f"{origin} has no masked-token head (cls.predictions.*): expected a BertForPreTraining or BertForMaskedLM, "
+            "found the encoder alone; save the whole pretraining model"
+        )
 
 
 def has_next_sentence_head(names: Iterable[str]) -> bool:

@@ -173,6 +173,12 @@ def test_a_model_without_next_sentence_becomes_a_masked_language_model_and_back(
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in ours.state_dict().items())
 
 
+def test_an_encoder_without_a_head_is_named_as_such(tmp_path):
+    their_model().bert.save_pretrained(tmp_path / "encoder")
+    with pytest.raises(CheckpointError, match=r"encoder has no masked-token head .* found the encoder alone"):
+        from_huggingface(tmp_path / "encoder")
+
+
 def test_a_model_without_next_sentence_takes_the_rest_of_a_checkpoint_with_it():
     weights = huggingface_weights(our_model(seed=9))
     ours = our_model(next_sentence=False)

@@ -404,3 +404,11 @@ def test_a_token_file_without_sentences_is_not_taken_for_one_with_them(
         prepare(documents, tmp_path / "data", progress=StopAtTokens())
     with pytest.raises(DataError, match=r"data\.recipe\.language: prepared with 'nothing', this run has 'en'"):
         prepare(pairs_config(text_file), tmp_path / "data")
+
+
+@pytest.mark.parametrize(("language", "is_told"), [("en", False), ("zz", True)])
+def test_a_language_whose_sentences_follow_the_rules_of_another_is_told(text_file, tmp_path, language, is_told):
+    progress = Recorder()
+    prepare(pairs_config(text_file, recipe={"language": language}), tmp_path / "data", progress=progress)
+    told = [note for note in progress.notes if "data.recipe.language zz: sentencex has no rules of its own" in note]
+    assert bool(told) == is_told
