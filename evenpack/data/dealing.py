@@ -5,7 +5,7 @@
     sorted_serpentine   sorted by length and dealt to and fro over all micro-batches, one each: near sums of lengths
     cost_balanced       `balance.py`: equal counts, nearly equal cost
     max_tokens          unequal counts, nearly equal slots: arrival cut by cumulated tokens, or, for rectangles, sorted
-                        and cut so that the largest rectangle is as small as it can be
+                        and cut so that the largest rectangle (of `padded_width`) is as small as it can be
 
 The items of the step are given; a policy only says who computes which. So fairseq's batches of constant token count
 become `max_tokens`: there the bound is fixed and the number of batches follows, here the number is fixed and the bound
@@ -28,6 +28,8 @@ __all__ = ["PADDED_WIDTH_MULTIPLE", "POLICIES", "DealingPolicy", "Shares", "deal
 
 PADDED_WIDTH_MULTIPLE = 8
 """Rectangles that follow their longest sequence are filled up to a multiple of this, for tensor cores."""
+
+_FITTED: tuple[DealingPolicy, ...] = ("sorted", "max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,21 +83,21 @@ def deal_step(
         return _serpentine(order, ranks, micro_batches)
     offsets = np.arange(shares + 1) * (len(lengths) // shares)
     if policy == "max_tokens":
-        offsets = _cut_into_rectangles(lengths[order], shares)
+        offsets = _cut_into_rectangles(_filled_up(lengths[order]), shares)
     return _deal_runs(order, offsets, ranks, micro_batches)
 
 
 def padded_width(
     policy: DealingPolicy, longest: Int64[np.ndarray, "*shares"], max_sequence_length: int
 ) -> Int64[np.ndarray, "*shares"]:
-    """Slots of each row of a padded micro-batch of single sequences, the longest of which has `longest` tokens.
+    """Slots of each row of a padded micro-batch whose longest sequence has `longest` tokens.
 
-    Under `arrival` it is `max_sequence_length`, as usual in padded training: the shape is always the same then.
+    It follows the longest where near lengths are dealt together; else it is `max_sequence_length`, as usual in padded
+    training: the shape is always the same then.
     """
-    if policy == "arrival":
+    if policy not in _FITTED:
         return np.full_like(longest, max_sequence_length)
-    filled: Int64[np.ndarray, "*shares"] = -(-longest // PADDED_WIDTH_MULTIPLE) * PADDED_WIDTH_MULTIPLE
-    width: Int64[np.ndarray, "*shares"] = np.minimum(filled, max_sequence_length)
+    width: Int64[np.ndarray, "*shares"] = np.minimum(_filled_up(longest), max_sequence_length)
     return width
 
 
@@ -108,6 +110,11 @@ def _require_divisible(policy: DealingPolicy, items: int, ranks: int, micro_batc
         f"a step of {items} items cannot be dealt {how} to {ranks} ranks x {micro_batches} micro-batches by {policy}; "
         f"choose a step of a multiple of {max(shares, 1)} items"
     )
+
+
+def _filled_up(lengths: Int64[np.ndarray, "*items"]) -> Int64[np.ndarray, "*items"]:
+    filled: Int64[np.ndarray, "*items"] = -(-lengths // PADDED_WIDTH_MULTIPLE) * PADDED_WIDTH_MULTIPLE
+    return filled
 
 
 def _equal_shares(items: Int64[np.ndarray, " items"], shares: int) -> Shares:
@@ -162,7 +169,7 @@ def _cut_by_tokens(lengths: Int64[np.ndarray, " items"], shares: int) -> Int64[n
 
 
 def _cut_into_rectangles(falling: Int64[np.ndarray, " items"], shares: int) -> Int64[np.ndarray, " shares_plus_1"]:
-    """Cuts falling lengths into runs so that the largest count * longest is as small as any cut makes it.
+    """Cuts falling widths into runs so that the largest count * width is as small as any cut makes it.
 
     A run that takes all it can within a bound leaves the fewest to come, so the least bound is found by bisection.
     """

@@ -69,9 +69,12 @@ class Objective(TargetCounter, Protocol):
         sources: Sequence[PackedSource],
         *,
         max_sequences: int,
-        max_targets: int,
+        max_targets: int | None,
     ) -> Task:
-        """The task of one batch. The two limits are those of any batch of the run, so that sizes never change."""
+        """The task of one batch. The two limits are those of any batch of the run, so that sizes never change.
+
+        `max_targets` None: as many as this batch has, filled up to a `rounded_size`.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +105,7 @@ class NextTokens:
         sources: Sequence[PackedSource],
         *,
         max_sequences: int,
-        max_targets: int,
+        max_targets: int | None,
     ) -> Task:
         is_target = np.zeros(placement.slots, dtype=bool)
         is_target[placement.slot_of_token] = True
@@ -152,7 +155,7 @@ class MaskedTokensAndNextSentence:
         sources: Sequence[PackedSource],
         *,
         max_sequences: int,
-        max_targets: int,
+        max_targets: int | None,
     ) -> Task:
         offsets = np.concatenate([[0], np.cumsum(content.lengths)])
         source_keys = np.array([source.key for source in sources], dtype=np.uint64)[content.sources]
@@ -160,6 +163,7 @@ class MaskedTokensAndNextSentence:
         masked = mask_sequences(content.tokens, offsets, keys, self.masking, self.vocabulary)
         first_lengths, labels = _pair_columns(content, sources)
         token_of_sequence = np.arange(len(content.tokens)) - np.repeat(offsets[:-1], content.lengths)
+        max_targets = rounded_size(len(masked.positions)) if max_targets is None else max_targets
         weights = np.ones(len(masked.positions), dtype=np.float32)
         if self.reduction == "sequence":
             weights /= np.repeat(masked.counts, masked.counts)
@@ -180,6 +184,13 @@ class MaskedTokensAndNextSentence:
 
 
 _VALIDATION_SEED = 0
+
+_SIZE_MULTIPLE = 64
+
+
+def rounded_size(count: int) -> int:
+    """Of an index array that follows its micro-batch: few different sizes, friendly to tensor cores."""
+    return -(-count // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
 
 
 def _pair_columns(

@@ -9,8 +9,8 @@ from evenpack.batch import StepCounts
 from evenpack.data.masking import masked_count
 from evenpack.data.objectives import MaskedTokensAndNextSentence, NextTokens, Objective
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.packing_adjustment import measured_packing_factor, training_packing
 from evenpack.engine.run_config import RunConfig
+from evenpack.engine.step_items import average_item
 from evenpack.models.losses import LossDenominators, exact_denominators, expected_denominators
 from evenpack.models.model_config import BertConfig
 
@@ -37,25 +37,19 @@ def build_denominators(config: RunConfig, prepared: PreparedData) -> Denominator
     """What `model.loss_balancing` says; a loss that is reported is divided by the exact ones all the same."""
     if not isinstance(config.model, BertConfig) or config.model.loss_balancing == "exact":
         return partial(exact_denominators, config.model)
+    item = average_item(config, prepared)
     expected = expected_denominators(
         config.model,
-        packs=config.training.packs_per_step,
-        max_targets_per_pack=_masked_tokens_of_a_full_pack(config),
-        token_efficiency=_token_efficiency(prepared),
-        packing_factor=measured_packing_factor(prepared),
+        packs=config.training.items_per_step,
+        max_targets_per_pack=_masked_tokens_of_a_full_row(config, item.row_slots),
+        token_efficiency=item.fill,
+        packing_factor=item.sequences,
     )
     return lambda step_counts: expected
 
 
-def _masked_tokens_of_a_full_pack(config: RunConfig) -> int:
+def _masked_tokens_of_a_full_row(config: RunConfig, slots: int) -> int:
     """Of sequences of full length, the last one of what is left."""
     longest = config.data.recipe.max_sequence_length
-    whole, rest = divmod(config.data.pack_length, longest)
+    whole, rest = divmod(slots, longest)
     return int(masked_count(np.array([longest] * whole + [rest] * (rest > 0)), config.masking).sum())
-
-
-def _token_efficiency(prepared: PreparedData) -> float:
-    """Share of the slots that hold a token, the sources weighted as the run draws them."""
-    total = sum(prepared.weights)
-    sources = zip(prepared.source_names, prepared.weights, strict=True)
-    return sum(weight / total * training_packing(prepared, name).efficiency for name, weight in sources)

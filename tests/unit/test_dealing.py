@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,8 @@ def test_constant_tokens_cuts_arrival_where_it_is_nearest_to_equal_shares():
     lengths = [4, 4, 1, 1, 6, 2, 2, 4]
     # 24 tokens, so cuts are wanted at 8 and 16; 10 + 6 is met exactly, too.
     assert lengths_of_shares(dealt("max_tokens", lengths, ranks=3), lengths) == [[4, 4], [1, 1, 6], [2, 2, 4]]
+    assert lengths_of_shares(dealt("max_tokens", [2, 9, 5, 4], ranks=2), [2, 9, 5, 4]) == [[2, 9], [5, 4]]
+    assert lengths_of_shares(dealt("max_tokens", [9, 8, 2, 1], ranks=2), [9, 8, 2, 1]) == [[9], [8, 2, 1]]
     assert lengths_of_shares(dealt("max_tokens", [1, 1, 100], ranks=3), [1, 1, 100]) == [[1], [1], [100]]
     assert lengths_of_shares(dealt("max_tokens", [100, 1, 1], ranks=3), [100, 1, 1]) == [[100], [1], [1]]
 
@@ -130,35 +133,40 @@ def test_constant_tokens_is_within_the_longest_of_equal_shares(ranks, lengths):
     assert max(sums) <= sum(lengths) / ranks + max(lengths)
 
 
+def slots(share: list[int]) -> int:
+    """Of a rectangle whose rows are filled up to a multiple of 8."""
+    return len(share) * math.ceil(max(share) / 8) * 8
+
+
 def least_rectangle(lengths: list[int], shares: int) -> int:
     """Over all cuts of the sorted lengths."""
     falling = sorted(lengths, reverse=True)
     cuts = ([0, *inner, len(falling)] for inner in itertools.combinations(range(1, len(falling)), shares - 1))
-    return min(max((end - start) * falling[start] for start, end in itertools.pairwise(cut)) for cut in cuts)
+    return min(max(slots(falling[start:end]) for start, end in itertools.pairwise(cut)) for cut in cuts)
 
 
-@given(ranks=st.integers(1, 5), lengths=st.lists(st.integers(1, 30), min_size=5, max_size=10))
+@given(ranks=st.integers(1, 5), lengths=st.lists(st.integers(1, 90), min_size=5, max_size=10))
 @settings(max_examples=300, deadline=None)
 def test_no_cut_has_a_smaller_largest_rectangle(ranks, lengths):
     by_share = lengths_of_shares(dealt("max_tokens", lengths, ranks, layout="padded"), lengths)
-    assert max(len(share) * max(share) for share in by_share) == least_rectangle(lengths, ranks)
+    assert max(map(slots, by_share)) == least_rectangle(lengths, ranks)
     assert [length for share in by_share for length in share] == sorted(lengths, reverse=True)
 
 
 def test_largest_rectangles_are_cut_again_where_shares_are_left_over():
-    # Within 10 slots one of 10 and one of 2 x 5 would do; the third share comes from the first that can be halved.
-    assert lengths_of_shares(dealt("max_tokens", [10, 5, 5], 3, layout="padded"), [10, 5, 5]) == [[10], [5], [5]]
-    lengths = [12, 3, 3, 3, 3, 2, 2]
+    # Within 16 slots one row of 16 and two of 8 would do; the third share comes from the one that can be halved.
+    assert lengths_of_shares(dealt("max_tokens", [16, 8, 8], 3, layout="padded"), [16, 8, 8]) == [[16], [8], [8]]
+    lengths = [48, 12, 12, 11, 9, 8, 8]
     by_share = lengths_of_shares(dealt("max_tokens", lengths, 4, layout="padded"), lengths)
-    assert by_share == [[12], [3, 3], [3, 3], [2, 2]]
+    assert by_share == [[48], [12], [12, 11], [9, 8, 8]], "three rows of 12, filled up to 16, were 48 slots, too"
 
 
 def test_rectangles_hold_nearly_the_same_number_of_slots():
     lengths = wikipedia_lengths(64 * 32)
     by_share = lengths_of_shares(dealt("max_tokens", lengths, 64, layout="padded"), lengths)
-    slots = np.array([len(share) * max(share) for share in by_share])
-    in_sorted_runs = [32 * max(share) for share in lengths_of_shares(dealt("sorted", lengths, 64), lengths)]
-    assert slots.max() < 1.05 * slots.mean() < 0.6 * max(in_sorted_runs)
+    found = np.array([slots(share) for share in by_share])
+    in_sorted_runs = [slots(share) for share in lengths_of_shares(dealt("sorted", lengths, 64), lengths)]
+    assert found.max() < 1.05 * found.mean() < 0.6 * max(in_sorted_runs)
 
 
 def test_ranks_get_neighbouring_rectangles_in_each_micro_batch():
