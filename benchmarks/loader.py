@@ -26,7 +26,7 @@ def main() -> None:
     arguments = _parse_arguments()
     config = load_run_file(arguments.run_file, RunConfig, arguments.overrides)
     dataset = _dataset(config)
-    steps = max(1, arguments.tokens // (config.training.packs_per_step * config.data.pack_length))
+    steps = max(1, arguments.tokens // (config.training.items_per_step * config.data.pack_length))
     batches, reads, tokens = [], [], 0
     for _ in range(arguments.rounds + 1):
         seconds, tokens = _collate(dataset, steps)
@@ -37,7 +37,7 @@ def main() -> None:
         json.dumps(
             {
                 "pack_length": config.data.pack_length,
-                "packs_per_step": config.training.packs_per_step,
+                "packs_per_step": config.training.items_per_step,
                 "layout": config.training.layout,
                 "tokens": tokens,
                 "batches_tokens_per_cpu_second": round(tokens / batch_seconds),
@@ -54,13 +54,15 @@ def _dataset(config: RunConfig) -> MicroBatchDataset:
     prepared = PreparedData.open(config.prepared_dir, config.data)
     settings = PipelineSettings(
         seed=config.run.seed,
-        packs_per_step=config.training.packs_per_step,
-        packs_per_micro_batch=config.training.packs_per_micro_batch,
+        packs_per_step=config.training.items_per_step,
+        packs_per_micro_batch=config.training.items_per_micro_batch,
         form=config.batch_form,
         objective=build_objective(config, prepared),
         ranks=1,
         rank=0,
         per_micro_batch_balance=False,
+        batching=config.training.batching,
+        dealing=config.training.policy,
         cost_weights=(0.0, 1.0),
         loader_workers=0,
     )

@@ -70,12 +70,16 @@ class ListView:
 
 
 def packed_source(
-    sequences: list[list[int]], *, pack_length: int, longest: int, key: int = 7, first_token: int = 1000
+    sequences: list[list[int]],
+    *,
+    pack_length: int,
+    longest: int,
+    key: int = 7,
+    first_token: int = 1000,
+    algorithm: str = "longest_pack_first",
 ) -> PackedSource:
     """A source whose sequences have the given segments."""
     view = ListView(sequences=sequences, max_sequence_length=longest, first_token=first_token)
     lengths = view.lengths()
-    packing = pack(
-        LengthHistogram.from_lengths(lengths, longest=longest), "longest_pack_first", pack_length=pack_length
-    )
+    packing = pack(LengthHistogram.from_lengths(lengths, longest=longest), algorithm, pack_length=pack_length)
     return PackedSource(view=view, plan=PackPlan(packing, np.argsort(lengths, kind="stable"), key=key), key=first_token)

@@ -71,7 +71,7 @@ def _partition(costs: Int64[np.ndarray, " items"], groups: int, ranks: int) -> I
     for number in range(_ROUNDS if ranks > 1 and share > 1 else 0):
         if (sums.reshape(groups, ranks).max(axis=1) * ranks <= enough).all():
             break
-        _exchange(rows, costs, sums, ranks, number)
+        _exchange(rows, costs, sums, ranks=ranks, number=number, enough=enough)
     return np.sort(shares, axis=2)
 
 
@@ -79,19 +79,23 @@ def _exchange(
     rows: Int64[np.ndarray, "rows share"],
     costs: Int64[np.ndarray, " items"],
     sums: Int64[np.ndarray, " rows"],
+    *,
     ranks: int,
     number: int,
+    enough: Int64[np.ndarray, " groups"],
 ) -> None:
     """One round: pairs of ranks exchange an item each where that brings the dearer one down; in place.
 
     Row i holds the items of rank i % ranks in group i // ranks. Of two ranks, the items whose difference is nearest to
-    half the ranks' difference even them out best.
+    half the ranks' difference even them out best. Pairs whose dearer rank has no more than `enough` / `ranks` rest.
     """
     share = rows.shape[1]
     by_cost = np.argsort(sums.reshape(-1, ranks), axis=1, kind="stable")
     by_cost += np.arange(0, len(rows), ranks)[:, None]
     dear = by_cost[:, ::-1][:, : ranks // 2].reshape(-1)
     cheap = np.roll(by_cost[:, : ranks // 2], number, axis=1).reshape(-1)
+    waited_for = sums[dear] * ranks > np.repeat(enough, ranks // 2)
+    dear, cheap = dear[waited_for], cheap[waited_for]
     stride = -(-share // _CANDIDATES)
     candidates = np.arange(number % stride, share, stride)
     dear_costs, cheap_costs = costs[rows[dear][:, candidates]], costs[rows[cheap][:, candidates]]

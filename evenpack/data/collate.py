@@ -8,16 +8,21 @@ from jaxtyping import Int64, Integer
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batch_form import BatchForm
+from evenpack.data.dealing_config import DealingPolicy
 from evenpack.data.objectives import Objective
 from evenpack.data.permutation import derive_key, hash64
-from evenpack.data.placement import Placer
+from evenpack.data.placement import Placement, Placer
 from evenpack.data.step_plan import PackedSource, PackSelection
-from evenpack.data.task import SequenceContent
+from evenpack.data.task import SequenceContent, rounded_size
 from evenpack.errors import DataError
 
 
 class Collator:
-    """Lays out packs of the given sources; shapes depend on the settings alone in the packed layout."""
+    """Lays out packs of the given sources; shapes depend on the settings alone in the packed layout.
+
+    Index arrays have the size of the fullest micro-batch that there can be. Under `max_tokens` that one would hold
+    nothing but the shortest sequences, dozens of times as many as most, so there sizes follow the micro-batch.
+    """
 
     def __init__(
         self,
@@ -29,6 +34,7 @@ class Collator:
         packs_per_micro_batch: int,
         padding_token: int,
         vocabulary_size: int,
+        dealing: DealingPolicy = "cost_balanced",
     ) -> None:
         """Raises: ConfigError if the sequences of a source do not serve the objective."""
         for source in sources:
@@ -44,7 +50,9 @@ class Collator:
             rows=packs_per_micro_batch,
             max_sequence_length=max(source.view.max_sequence_length for source in sources),
             looks_both_ways=objective.looks_both_ways,
+            dealing=dealing,
         )
+        self.sizes_follow = dealing == "max_tokens"
         self.max_sequences = self.rows * max(source.plan.max_sequences_per_pack for source in sources)
         self.max_targets = self.rows * max(objective.most_targets_of_a_pack(source) for source in sources)
         segments_per_pack = max(
@@ -53,17 +61,21 @@ class Collator:
         self.max_segments = self.rows * segments_per_pack + self.placer.max_padding_segments(self.max_sequences)
 
     def collate(self, packs: PackSelection, step_counts: StepCounts) -> PackedBatch:
-        """Reads the packs' tokens and lays them out. At most `packs_per_micro_batch` packs; fewer leave padding."""
+        """Reads the packs' tokens and lays them out.
+
+        At most `packs_per_micro_batch` packs, unless they were dealt by `max_tokens`; fewer leave padding.
+        """
         content, segment_lengths, segments_per_sequence = self._read(packs)
         placement = self.placer.place(packs, segment_lengths, segments_per_sequence)
+        max_sequences, max_targets, max_segments = self._sizes(packs, placement)
         task = self.objective.make(
-            content, placement, self.sources, max_sequences=self.max_sequences, max_targets=self.max_targets
+            content, placement, self.sources, max_sequences=max_sequences, max_targets=max_targets
         )
         tokens = np.full(placement.slots, self.padding_token, dtype=np.int64)
         tokens[placement.slot_of_token] = task.tokens
         token_types = np.zeros(placement.slots, dtype=np.int64)
         token_types[placement.slot_of_token] = task.token_types
-        cu_seqlens = _filled(placement.segment_starts, self.max_segments + 1, placement.slots)
+        cu_seqlens = _filled(placement.segment_starts, max_segments + 1, placement.slots)
         return PackedBatch(
             tokens=torch.from_numpy(tokens),
             position_ids=torch.from_numpy(placement.position_ids),
@@ -79,13 +91,19 @@ class Collator:
                 tokens=len(content.tokens),
                 targets=task.target_count,
             ),
-            sequence_ids=torch.from_numpy(_filled(packs.sequence_ids, self.max_sequences, -1)),
+            sequence_ids=torch.from_numpy(_filled(packs.sequence_ids, max_sequences, -1)),
             source_tokens=tuple(
                 int(packs.lengths[content.sources == index].sum()) for index in range(len(self.sources))
             ),
             squared_lengths=int((segment_lengths**2).sum()),
             order_hash=order_hash(packs),
         )
+
+    def _sizes(self, packs: PackSelection, placement: Placement) -> tuple[int, int | None, int]:
+        """Of the index arrays: sequences, targets (None: as many as there are) and segments."""
+        if not self.sizes_follow:
+            return self.max_sequences, self.max_targets, self.max_segments
+        return rounded_size(len(packs.sequence_ids)), None, rounded_size(len(placement.segment_starts))
 
     def _read(self, packs: PackSelection) -> tuple[SequenceContent, Int64[np.ndarray, " K"], Int64[np.ndarray, " M"]]:
         """The sequences, the lengths of their segments, and how many each has, whatever source they come from."""

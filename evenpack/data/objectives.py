@@ -50,9 +50,12 @@ class Objective(TargetCounter, Protocol):
         sources: Sequence[PackedSource],
         *,
         max_sequences: int,
-        max_targets: int,
+        max_targets: int | None,
     ) -> Task:
-        """The task of one batch. The two limits are those of any batch of the run, so that sizes never change."""
+        """The task of one batch. The two limits are those of any batch of the run, so that sizes never change.
+
+        `max_targets` None: as many as this batch has, filled up to a `rounded_size`.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,7 @@ class NextTokens:
         sources: Sequence[PackedSource],
         *,
         max_sequences: int,
-        max_targets: int,
+        max_targets: int | None,
     ) -> Task:
         is_target = np.zeros(placement.slots, dtype=bool)
         is_target[placement.slot_of_token] = True
@@ -154,7 +157,7 @@ class MaskedTokensAndNextSentence:
         sources: Sequence[PackedSource],
         *,
         max_sequences: int,
-        max_targets: int,
+        max_targets: int | None,
     ) -> Task:
         offsets = np.concatenate([[0], np.cumsum(content.lengths)])
         source_keys = np.array([source.key for source in sources], dtype=np.uint64)[content.sources]
@@ -211,7 +214,7 @@ class StoredMasksAndNextSentence:
         sources: Sequence[PackedSource],
         *,
         max_sequences: int,
-        max_targets: int,
+        max_targets: int | None,
     ) -> Task:
         return masked_task(
             content,

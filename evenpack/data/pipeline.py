@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batch_form import BatchForm
 from evenpack.data.collate import Collator
+from evenpack.data.dealing_config import Batching, DealingPolicy
 from evenpack.data.objectives import Objective
 from evenpack.data.prepared import PreparedData
 from evenpack.data.step_plan import Dealing, PackedSource, StepPlan, StepPlanner
@@ -22,11 +23,12 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """What decides the batches of one rank; the first five fields decide the content of a step."""
+    """What decides the batches of one rank; seed, packs_per_step and batching decide which sequences form a step."""
 
     seed: int
     objective: Objective
     packs_per_step: int
+    """Or single sequences, each a pack of one; so too the next field."""
     packs_per_micro_batch: int
     form: BatchForm
     ranks: int
@@ -37,6 +39,8 @@ class PipelineSettings:
     """Attention cost of a token and of a squared sequence length, in any one unit."""
     loader_workers: int
     pin_memory: bool = False
+    batching: Batching = "packs"
+    dealing: DealingPolicy = "cost_balanced"
 
     @property
     def micro_batches(self) -> int:
@@ -67,8 +71,15 @@ class MicroBatchDataset(Dataset[PackedBatch]):
     def __init__(self, prepared: PreparedData, settings: PipelineSettings) -> None:
         self.prepared = prepared
         self.settings = settings
-        sources = packed_sources(prepared, "train", seed=settings.seed)
-        self.collator = _collator(prepared, sources, settings.form, settings.objective, settings.packs_per_micro_batch)
+        sources = packed_sources(prepared, "train", seed=settings.seed, batching=settings.batching)
+        self.collator = _collator(
+            prepared,
+            sources,
+            form=settings.form,
+            objective=settings.objective,
+            packs_per_micro_batch=settings.packs_per_micro_batch,
+            dealing=settings.dealing,
+        )
         self.planner = StepPlanner(
             sources,
             prepared.weights,
@@ -79,6 +90,8 @@ class MicroBatchDataset(Dataset[PackedBatch]):
                 per_micro_batch=settings.per_micro_batch_balance,
                 cost_per_token=settings.cost_weights[0],
                 cost_per_squared_length=settings.cost_weights[1],
+                policy=settings.dealing,
+                layout=settings.form.layout,
             ),
             objective=settings.objective,
         )
@@ -138,7 +151,14 @@ def evaluation_batches(
     index = prepared.source_names.index(source)
     packed = packed_sources(prepared, "validation", seed=seed, only=source)
     fixed = objective.for_validation()
-    collator = _collator(prepared, packed, form, fixed, packs_per_micro_batch)
+    collator = _collator(
+        prepared,
+        packed,
+        form=form,
+        objective=fixed,
+        packs_per_micro_batch=packs_per_micro_batch,
+        dealing="arrival",
+    )
     planner = StepPlanner(packed, [1], packs_per_step=1, dealing=_UNDEALT, objective=fixed)
     packs = packed[0].plan.packs if max_packs is None else min(max_packs, packed[0].plan.packs)
     mine = np.arange(rank, packs, ranks)
@@ -152,14 +172,14 @@ def evaluation_batches(
 
 
 def packed_sources(
-    prepared: PreparedData, split: Split, *, seed: int, only: str | None = None
+    prepared: PreparedData, split: Split, *, seed: int, only: str | None = None, batching: Batching = "packs"
 ) -> tuple[PackedSource, ...]:
     """Views and plans of one split, in the mixture's order."""
     names = prepared.source_names if only is None else (only,)
     return tuple(
         PackedSource(
             view=prepared.view(name, split),
-            plan=prepared.plan(name, split, seed=seed),
+            plan=prepared.plan(name, split, seed=seed, batching=batching),
             key=xxhash.xxh3_64_intdigest(name.encode()),
         )
         for name in names
@@ -176,9 +196,11 @@ _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 def _collator(
     prepared: PreparedData,
     sources: tuple[PackedSource, ...],
+    *,
     form: BatchForm,
     objective: Objective,
     packs_per_micro_batch: int,
+    dealing: DealingPolicy,
 ) -> Collator:
     return Collator(
         sources,
@@ -188,6 +210,7 @@ def _collator(
         packs_per_micro_batch=packs_per_micro_batch,
         padding_token=prepared.end_of_text_id,
         vocabulary_size=prepared.vocabulary_size,
+        dealing=dealing,
     )
 
 

@@ -2,7 +2,8 @@
 
     packed      one row of `pack_length` slots for each pack; always rows x pack_length slots
     unpadded    whole sequences behind one another; slots follow the real tokens, so ranks differ
-    padded      one row of `max_sequence_length` slots for each sequence, as a rectangle
+    padded      one row for each sequence, as a rectangle of `max_sequence_length` columns, or as many as the longest
+                sequence needs where near lengths were dealt together
 
 In a rectangle a sequence's padding lies behind it. A causal model cannot see it from the sequence, so there it belongs
 to the sequence's last segment, and costs what it costs in padded training. A model that looks both ways would see it:
@@ -15,6 +16,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.data.batch_form import BatchForm
+from evenpack.data.dealing import padded_width
+from evenpack.data.dealing_config import DealingPolicy
 from evenpack.data.step_plan import PackSelection
 
 UNPADDED_SLOT_MULTIPLE = 64
@@ -46,6 +49,7 @@ class Placer:
     max_sequence_length: int
     looks_both_ways: bool
     """Whether the model sees what lies behind a token."""
+    dealing: DealingPolicy = "cost_balanced"
 
     @property
     def max_segment_length(self) -> int:
@@ -102,10 +106,10 @@ class Placer:
     ) -> tuple[Int64[np.ndarray, " M"], int, Int64[np.ndarray, " P"]]:
         """First slot of each sequence, the number of slots, and where segments of padding begin."""
         if self.form.layout == "padded":
-            starts = np.arange(len(packs.sequence_ids)) * self.max_sequence_length
-            slots = len(starts) * self.max_sequence_length
-            short = packs.lengths < (self.max_sequence_length if self.looks_both_ways else 0)
-            return starts, slots, (starts + packs.lengths)[short]
+            width = int(padded_width(self.dealing, packs.lengths.max(keepdims=True), self.max_sequence_length)[0])
+            starts = np.arange(len(packs.sequence_ids)) * width
+            short = packs.lengths < (width if self.looks_both_ways else 0)
+            return starts, len(starts) * width, (starts + packs.lengths)[short]
         tokens = int(packs.lengths.sum())
         if self.form.layout == "unpadded":
             slots = -(-tokens // UNPADDED_SLOT_MULTIPLE) * UNPADDED_SLOT_MULTIPLE

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import xxhash
 
 from evenpack.data.data_config import DataConfig
+from evenpack.data.dealing_config import Batching
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
 from evenpack.data.masking import MaskingVocabulary
 from evenpack.data.permutation import derive_key
@@ -95,9 +96,9 @@ class PreparedData:
         token_file = TokenFile(self.directory / self.manifest.sources[source].token_file, verify=False)
         return open_view(self._folder(source, split), token_file)
 
-    def plan(self, source: str, split: Split, *, seed: int) -> PackPlan:
+    def plan(self, source: str, split: Split, *, seed: int, batching: Batching = "packs") -> PackPlan:
         """The packs of a split. Those for training are drawn by `seed`; those for validation are the same for every
-        run, in an order in which the first few are a fair sample of all.
+        run, in an order in which the first few are a fair sample of all. In batches of sequences each is a pack of one.
 
         Raises: DataError if the split has no sequence.
         """
@@ -109,9 +110,9 @@ class PreparedData:
             )
         name_hash = xxhash.xxh3_64_intdigest(f"{source}/{split}".encode())
         key = int(derive_key(seed if split == "train" else 0, name_hash))
-        return open_plan(self._folder(source, split), key=key)
+        return open_plan(self._folder(source, split), key=key, batching=batching)
 
-    def fingerprint(self, seed: int) -> str:
+    def fingerprint(self, seed: int, batching: Batching = "packs") -> str:
         """Of all that decides which packs form which step; not of places, times, world size or workers."""
         common = math.gcd(*self.weights)
         content = {
@@ -123,6 +124,8 @@ class PreparedData:
             "mixture": [[name, source.weight // common] for name, source in self.config.sources.items()],
             "seed": seed,
         }
+        if batching != "packs":  # which older fingerprints do not name
+            content["batching"] = batching
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
     def _folder(self, source: str, split: Split) -> Path:

@@ -1,7 +1,9 @@
 """Step t -> the packs of the step and who computes which: a pure function, the same on every rank.
 
+Where a run counts single sequences, each of them is a pack of one.
+
 The packs depend on (seed, step) and the prepared data alone. World size, accumulation and balancing only change
-`dealt`: who computes what inside the step.
+`shares`: who computes what inside the step.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,9 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.batch import StepCounts
-from evenpack.data.balance import deal
+from evenpack.data.batch_form import Layout
+from evenpack.data.dealing import Shares, deal_step
+from evenpack.data.dealing_config import DealingPolicy
 from evenpack.data.mixture import Mixture
 from evenpack.data.plan import DrawnPacks, PackPlan
 from evenpack.data.recipes import SequenceView
@@ -39,6 +43,8 @@ class Dealing:
     """Balance each micro-batch index over the ranks (ZeRO 2 and 3 synchronise there), not only the step."""
     cost_per_token: float
     cost_per_squared_length: float
+    policy: DealingPolicy = "cost_balanced"
+    layout: Layout = "packed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +85,14 @@ class StepPlan:
     step: int
     packs: PackSelection
     counts: StepCounts
-    dealt: Int64[np.ndarray, "ranks micro_batches packs_per_micro_batch"]
-    """Indices into `packs`."""
+    shares: Shares
+    """Of indices into `packs`."""
+    micro_batches: int
+    """Of each rank."""
 
     def micro_batch(self, rank: int, index: int) -> PackSelection:
         """What `rank` computes as its micro-batch `index`."""
-        return self.packs.take(self.dealt[rank, index])
+        return self.packs.take(self.shares.share(rank * self.micro_batches + index))
 
 
 @runtime_checkable
@@ -130,11 +138,14 @@ class StepPlanner:
         tokens = _sum_by_pack(packs.lengths, packs.offsets)
         costs = self.dealing.cost_per_token * tokens
         costs = costs + self.dealing.cost_per_squared_length * _sum_by_pack(squared_lengths, packs.offsets)
-        dealt = deal(
+        shares = deal_step(
+            self.dealing.policy,
+            tokens,
             costs,
             ranks=self.dealing.ranks,
             micro_batches=self.dealing.micro_batches,
             per_micro_batch=self.dealing.per_micro_batch,
+            layout=self.dealing.layout,
         )
         counts = StepCounts(
             packs=packs.packs,
@@ -142,7 +153,7 @@ class StepPlanner:
             tokens=int(tokens.sum()),
             targets=int(targets.sum()),
         )
-        return StepPlan(step=step, packs=packs, counts=counts, dealt=dealt)
+        return StepPlan(step=step, packs=packs, counts=counts, shares=shares, micro_batches=self.dealing.micro_batches)
 
     def select(self, sources: Int64[np.ndarray, " N"], stream_positions: Int64[np.ndarray, " N"]) -> PackSelection:
         """The packs at the given places of their sources' streams."""

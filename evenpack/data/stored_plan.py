@@ -13,6 +13,7 @@ import numpy as np
 
 from evenpack.data.array_file import mapped_array, write_array
 from evenpack.data.data_config import PackingConfig
+from evenpack.data.dealing_config import Batching
 from evenpack.data.packing import LengthHistogram, Packing, pack
 from evenpack.data.plan import PackPlan, sequence_id_type, sort_chunks_by_length
 from evenpack.data.recipes import SequenceView, length_chunks
@@ -52,8 +53,11 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
     return packing
 
 
-def open_plan(directory: Path, *, key: int) -> PackPlan:
-    """The stored plan; its sequence ids stay memory-mapped. Raises: DataError if a file is missing or broken."""
+def open_plan(directory: Path, *, key: int, batching: Batching = "packs") -> PackPlan:
+    """The stored plan, or that of its sequences as packs of one; sequence ids stay memory-mapped.
+
+    Raises: DataError if a file is missing or broken.
+    """
     try:
         content: dict[str, Any] = json.loads((directory / _PACKING).read_text(encoding="utf-8"))
         packing = Packing(
@@ -64,6 +68,8 @@ def open_plan(directory: Path, *, key: int) -> PackPlan:
             counts=np.array(content["counts"], dtype=np.int64),
             cpu_seconds=0.0,
         )
+        if batching == "sequences":
+            packing = pack(packing.histogram, "none", pack_length=packing.pack_length)
         ids = np.load(directory / _SORTED, mmap_mode="r")
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{directory} holds no readable plan ({error}); remove it and prepare again") from error

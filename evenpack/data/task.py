@@ -43,6 +43,14 @@ class Task:
     target_count: int
 
 
+_SIZE_MULTIPLE = 64
+
+
+def rounded_size(count: int) -> int:
+    """Of an index array that follows its micro-batch: few different sizes, friendly to tensor cores."""
+    return -(-count // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
+
+
 def masked_task(
     content: SequenceContent,
     placement: Placement,
@@ -51,9 +59,13 @@ def masked_task(
     *,
     reduction: Literal["token", "sequence"],
     max_sequences: int,
-    max_targets: int,
+    max_targets: int | None,
 ) -> Task:
-    """Masked tokens and next sentences; `masked` is what became of the content's tokens."""
+    """Masked tokens and next sentences; `masked` is what became of the content's tokens.
+
+    `max_targets` None: as many as this batch has, filled up to a `rounded_size`.
+    """
+    max_targets = rounded_size(len(masked.positions)) if max_targets is None else max_targets
     offsets = np.concatenate([[0], np.cumsum(content.lengths)])
     first_lengths, labels = _pair_columns(content, sources)
     token_of_sequence = np.arange(len(content.tokens)) - np.repeat(offsets[:-1], content.lengths)

@@ -38,7 +38,7 @@ class Run:
     checkpoints: CheckpointStore
     fingerprint: str
     cost_weights: tuple[float, float]
-    """a and b of the cost of a pack, a·tokens + b·Σ length², by which packs are dealt to ranks."""
+    """a and b of the cost of a pack or a sequence, a·tokens + b·Σ length², by which cost_balanced deals."""
     first_step: int
     """Updates done before: 0, or those of the checkpoint."""
 
@@ -47,8 +47,8 @@ class Run:
         training = self.config.training
         settings = PipelineSettings(
             seed=self.config.run.seed,
-            packs_per_step=training.packs_per_step,
-            packs_per_micro_batch=training.packs_per_micro_batch,
+            packs_per_step=training.items_per_step,
+            packs_per_micro_batch=training.items_per_micro_batch,
             form=self.config.batch_form,
             objective=build_objective(self.config, self.prepared),
             ranks=self.world.size,
@@ -57,6 +57,8 @@ class Run:
             cost_weights=self.cost_weights,
             loader_workers=training.loader_workers,
             pin_memory=self.world.device.type == "cuda",
+            batching=training.batching,
+            dealing=training.policy,
         )
         yield from training_batches(self.prepared, settings, start_step=self.first_step, stop_step=stop_step)
 
@@ -152,7 +154,7 @@ def cost_weights(config: RunConfig, prepared: PreparedData) -> tuple[float, floa
 
 def _shared_fingerprint(prepared: PreparedData, config: RunConfig, world: World) -> str:
     """Raises: RunError if a rank sees other data than rank 0."""
-    fingerprints = world.all_gather(prepared.fingerprint(config.run.seed))
+    fingerprints = world.all_gather(prepared.fingerprint(config.run.seed, config.training.batching))
     others = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if others:
         raise RunError(

@@ -26,12 +26,13 @@ def require_fingerprint(state: TrainState, fingerprint: str) -> None:
     Raises: CheckpointError.
     """
     if state.fingerprint != fingerprint:
-        saved = state.config.get("run", {})
+        saved, batching = state.config.get("run", {}), state.config.get("training", {}).get("batching", "packs")
         raise CheckpointError(
-            f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}) was trained "
-            f"on data with fingerprint {state.fingerprint}, this run's data and seed have {fingerprint}: going on "
-            "would repeat some documents and leave others out. Restore the run file's data section, its seed and the "
-            "prepared data with which the run began, or choose another run.output_dir to start anew."
+            f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}, steps of "
+            f"{batching}) was trained on data with fingerprint {state.fingerprint}, this run's data, seed and "
+            f"training.batching have {fingerprint}: going on would repeat some documents and leave others out. Restore "
+            "the run file's data section, its seed, its batching and the prepared data with which the run began, or "
+            "choose another run.output_dir to start anew."
         )
 
 
@@ -41,21 +42,12 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     Args:
         config: the resolved and adjusted run file as JSON values, as in `TrainState`.
 
-    Raises: CheckpointError if the checkpoint is of another number of packs a step, optimizer or model structure.
+    Raises: CheckpointError if the checkpoint is of steps of another size, another optimizer or model structure.
     """
     changed = find_changed_keys(state.config, config)
     changed.pop(_PACKING_ADJUSTMENT, None)
     _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
-    if "training.packs_per_step" in changed:
-        before, now = changed["training.packs_per_step"]
-        remedy = f"Set training.packs_per_step={before}"
-        if config["training"].get("packing_adjustment") == "fewer_accumulations":
-            remedy = "Restore the training.packs_per_step and packing_adjustment with which the run began"
-        raise CheckpointError(
-            f"the checkpoint has done {state.step} steps of {before} packs, this run's training.packs_per_step is "
-            f"{now}: step {state.step + 1} would not begin at the pack that comes next, and documents would be "
-            f"repeated or left out. {remedy}, or choose another run.output_dir to start anew."
-        )
+    _require_step_size(state, config["training"])
     network = {
         key: change
         for key, change in changed.items()
@@ -71,6 +63,30 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     if changed:
         lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
         log.info("the run file has changed since step %d and holds from here on:\n%s", state.step, "\n".join(lines))
+
+
+def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
+    """Raises: CheckpointError unless step n + 1 begins where step n of the checkpoint ended."""
+    saved = state.config.get("training", {})
+    batching = training.get("batching", "packs")  # which older checkpoints do not name
+    key = f"{batching}_per_step"
+    before, now = saved.get(key), training.get(key)  # no number of the one kind stands beside the other's
+    if before == now:
+        return
+    if saved.get("batching", "packs") != batching:
+        raise CheckpointError(
+            f"the checkpoint has done {state.step} steps of {saved.get('batching', 'packs')}, this run's "
+            f"training.batching is {batching}: the order of sequences is another, so documents would be repeated or "
+            "left out. Restore it, or choose another run.output_dir to start anew."
+        )
+    remedy = f"Set training.{key}={before}"
+    if training.get("packing_adjustment") == "fewer_accumulations":
+        remedy = "Restore the training.packs_per_step and packing_adjustment with which the run began"
+    raise CheckpointError(
+        f"the checkpoint has done {state.step} steps of {before} {batching}, this run's training.{key} is "
+        f"{now}: step {state.step + 1} would not begin at the {batching.removesuffix('s')} that comes next, and "
+        f"documents would be repeated or left out. {remedy}, or choose another run.output_dir to start anew."
+    )
 
 
 def keep_initial_weights(config: RunConfig, state: TrainState) -> RunConfig:

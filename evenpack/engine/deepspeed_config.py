@@ -7,8 +7,8 @@ from evenpack.engine.run_config import RunConfig, TrainingSection
 from evenpack.errors import ConfigError
 
 _SET_ELSEWHERE = {
-    "train_batch_size": "training.packs_per_step",
-    "train_micro_batch_size_per_gpu": "training.packs_per_micro_batch",
+    "train_batch_size": "training.packs_per_step (or sequences_per_step)",
+    "train_micro_batch_size_per_gpu": "training.packs_per_micro_batch (or sequences_per_micro_batch)",
     "gradient_accumulation_steps": "training.packs_per_step and training.packs_per_micro_batch",
     "gradient_clipping": "training.gradient_clipping",
     "torch_autocast": "training.precision",
@@ -37,8 +37,8 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
     """
     training = config.training
     derived: dict[str, Any] = {
-        "train_batch_size": training.packs_per_step,
-        "train_micro_batch_size_per_gpu": training.packs_per_micro_batch,
+        "train_batch_size": training.items_per_step,
+        "train_micro_batch_size_per_gpu": training.items_per_micro_batch,
         "gradient_accumulation_steps": micro_batches_per_step(training, world_size),
         # Without the key DeepSpeed clips at 1.0. At ZeRO 0 our engine clips, since DeepSpeed would wait for the device.
         "gradient_clipping": (training.gradient_clipping or 0.0) if config.deepspeed.zero_stage > 0 else 0.0,
@@ -60,9 +60,9 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
 def micro_batches_per_step(training: TrainingSection, world_size: int) -> int:
     """Micro-batches of each rank in each step (DeepSpeed's gradient accumulation).
 
-    Raises: ConfigError with what would do, if the packs of a step cannot be divided evenly.
+    Raises: ConfigError with what would do, if the packs or sequences of a step cannot be divided evenly.
     """
-    step, micro_batch = training.packs_per_step, training.packs_per_micro_batch
+    step, micro_batch, items = training.items_per_step, training.items_per_micro_batch, training.batching
     accumulation, rest = divmod(step, world_size * micro_batch)
     if rest == 0:
         return accumulation
@@ -70,14 +70,14 @@ def micro_batches_per_step(training: TrainingSection, world_size: int) -> int:
     if step % micro_batch == 0:
         sizes = f"the number of ranks can be {_listed(_divisors(step // micro_batch))}"
     if step % world_size:
-        remedy = f"no packs_per_micro_batch helps {world_size} ranks: choose a packs_per_step that they divide"
+        remedy = f"no {items}_per_micro_batch helps {world_size} ranks: choose a {items}_per_step that they divide"
     else:
-        remedy = f"{world_size} ranks can do packs_per_micro_batch {_listed(_divisors(step // world_size))}"
+        remedy = f"{world_size} ranks can do {items}_per_micro_batch {_listed(_divisors(step // world_size))}"
     if training.packing_adjustment == "fewer_accumulations":
         remedy += f" (training.packing_adjustment made packs_per_step {step} of the run file's)"
     raise ConfigError(
-        f"{world_size} ranks x training.packs_per_micro_batch ({micro_batch}) must divide training.packs_per_step "
-        f"({step}), so that every rank gets the same number of packs. With this packs_per_micro_batch "
+        f"{world_size} ranks x training.{items}_per_micro_batch ({micro_batch}) must divide training.{items}_per_step "
+        f"({step}), so that every rank gets the same number of {items}. With this {items}_per_micro_batch "
         f"{sizes}; {remedy}"
     )
 

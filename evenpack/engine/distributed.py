@@ -58,6 +58,13 @@ class World:
             dist.all_reduce(vector)
         return vector.cpu()
 
+    def all_max(self, vector: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
+        """Maximum over the ranks, element by element, on the CPU."""
+        if self.size > 1:
+            vector = vector.to(self.device, copy=True)
+            dist.all_reduce(vector, op=dist.ReduceOp.MAX)
+        return vector.cpu()
+
     def all_gather(self, value: ResultT) -> list[ResultT]:
         """The picklable `value` of every rank, in the order of ranks."""
         values: list[Any] = [value] * self.size

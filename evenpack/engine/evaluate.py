@@ -129,7 +129,7 @@ def _sum_source(
         for batch in evaluation_batches(
             prepared,
             source,
-            packs_per_micro_batch=config.training.packs_per_micro_batch,
+            packs_per_micro_batch=config.evaluation_packs_per_micro_batch,
             form=config.batch_form,
             objective=objective,
             rank=world.rank,

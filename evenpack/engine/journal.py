@@ -50,8 +50,9 @@ class Journal:
         learning_rate: float,
         step_seconds: float,
         evaluations: dict[str, SourceEvaluation] | None,
+        ranks: dict[str, Any] | None,
     ) -> None:
-        """Notes a finished step; `step` is the number of updates done."""
+        """Notes a finished step; `step` is the number of updates done, `ranks` what `RankTimes` gathered."""
         if self._metrics is None or self._progress is None:
             return
         record = step_record(
@@ -59,6 +60,8 @@ class Journal:
         )
         if evaluations is not None:
             record["validation"] = evaluations_to_json(self._run.prepared, evaluations)
+        if ranks is not None:
+            record["ranks"] = ranks
         self._metrics.append(record)
         self._progress.update(step=step, loss=totals.loss, learning_rate=learning_rate, tokens=totals.counts.tokens)
 
@@ -103,8 +106,8 @@ def step_record(
         "targets_per_second": counts.targets / step_seconds,
         "slots_per_second": totals.slots / step_seconds,
         "sequences_per_second": counts.sequences / step_seconds,
-        "compute_seconds_mean": statistics.fmean(totals.compute_seconds),
-        "compute_seconds_max": max(totals.compute_seconds),
+        "compute_seconds_mean": totals.compute_seconds_mean,
+        "compute_seconds_max": totals.compute_seconds_max,
         "loader_seconds": totals.loader_seconds,
         "source_tokens": dict(zip(run.prepared.source_names, totals.source_tokens, strict=True)),
     }

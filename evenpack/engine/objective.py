@@ -15,8 +15,8 @@ from evenpack.data.objectives import (
 )
 from evenpack.data.prepared import PreparedData
 from evenpack.data.recipes import MaskedPairsView
-from evenpack.engine.packing_adjustment import measured_packing_factor, training_packing
 from evenpack.engine.run_config import RunConfig
+from evenpack.engine.step_items import AverageItem, average_item, items_of_an_epoch
 from evenpack.models.losses import LossDenominators, exact_denominators, expected_denominators
 from evenpack.models.model_config import BertConfig
 
@@ -47,38 +47,32 @@ def build_denominators(config: RunConfig, prepared: PreparedData) -> Denominator
     """What `model.loss_balancing` says; a loss that is reported is divided by the exact ones all the same."""
     if not isinstance(config.model, BertConfig) or config.model.loss_balancing == "exact":
         return partial(exact_denominators, config.model)
+    item = average_item(config, prepared)
     expected = expected_denominators(
         config.model,
-        packs=config.training.packs_per_step,
-        targets_of_a_full_pack=_masked_tokens_of_a_full_pack(config, prepared),
-        token_efficiency=_token_efficiency(prepared),
-        packing_factor=measured_packing_factor(prepared),
+        packs=config.training.items_per_step,
+        targets_of_a_full_pack=_masked_tokens_of_a_full_row(config, prepared, item),
+        token_efficiency=item.fill,
+        packing_factor=item.sequences,
     )
     return lambda step_counts: expected
 
 
-def _masked_tokens_of_a_full_pack(config: RunConfig, prepared: PreparedData) -> float:
+def _masked_tokens_of_a_full_row(config: RunConfig, prepared: PreparedData, item: AverageItem) -> float:
     """Of sequences of full length, the last one of what is left; stored masks: as many for a token as they have."""
     if config.static_masks is not None:
-        return _weighted_mean(prepared, partial(_stored_masks_of_a_pack, prepared)) / _token_efficiency(prepared)
+        return _stored_masks_of_an_item(config, prepared) / item.fill
     longest = config.data.recipe.max_sequence_length
-    whole, rest = divmod(config.data.pack_length, longest)
+    whole, rest = divmod(item.row_slots, longest)
     return float(masked_count(np.array([longest] * whole + [rest] * (rest > 0)), config.masking).sum())
 
 
-def _token_efficiency(prepared: PreparedData) -> float:
-    """Share of the slots that hold a token, the sources weighted as the run draws them."""
-    return _weighted_mean(prepared, lambda source: training_packing(prepared, source).efficiency)
-
-
-def _stored_masks_of_a_pack(prepared: PreparedData, source: str) -> float:
-    """On average over an epoch."""
-    view = prepared.view(source, "train")
-    assert isinstance(view, MaskedPairsView), "prepared with the settings of this run"
-    return len(view.mask_positions) / training_packing(prepared, source).packs
-
-
-def _weighted_mean(prepared: PreparedData, of_source: Callable[[str], float]) -> float:
-    total = sum(prepared.weights)
-    sources = zip(prepared.source_names, prepared.weights, strict=True)
-    return sum(weight / total * of_source(name) for name, weight in sources)
+def _stored_masks_of_an_item(config: RunConfig, prepared: PreparedData) -> float:
+    """On average over an epoch, the sources weighted as the run draws them."""
+    items = items_of_an_epoch(config, prepared)
+    masks = 0.0
+    for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
+        view = prepared.view(name, "train")
+        assert isinstance(view, MaskedPairsView), "prepared with the settings of this run"
+        masks += weight / sum(prepared.weights) * len(view.mask_positions) / items[name]
+    return masks

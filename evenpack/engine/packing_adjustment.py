@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from evenpack.config import validate
-from evenpack.data.manifest import PackingSummary
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.run_config import RunConfig
-from evenpack.errors import ConfigError, DataError
+from evenpack.engine.step_items import training_packing
+from evenpack.errors import ConfigError
 
 _NEAR = 0.05
 """A batch that is off by this share is near enough, if ranks and micro-batches divide it the better for it."""
@@ -76,16 +76,8 @@ def measured_packing_factor(prepared: PreparedData) -> float:
     return sum(weight / total * training_packing(prepared, name).packing_factor for name, weight in sources)
 
 
-def training_packing(prepared: PreparedData, source: str) -> PackingSummary:
-    """How a source's training sequences were packed. Raises: DataError if it has none."""
-    packing = prepared.manifest.sources[source].train.packing
-    if packing is None:
-        raise DataError(f"source '{source}' has no sequence to train on: give it more documents, or leave it out")
-    return packing
-
-
 def _fewer_accumulations(config: RunConfig, factor: float) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    before = config.training.packs_per_step
+    before = config.training.items_per_step
     packs = _packs_for(before, factor)
     sequences = packs * factor
     line = (
@@ -128,8 +120,8 @@ def _lamb_betas(config: RunConfig, factor: float) -> tuple[dict[str, dict[str, A
         f"training.steps {training.steps} -> {steps} (exactly {training.steps / factor:.2f}); sequences in all: "
         f"{_difference(sequences)}",
         f"schedule.warmup_steps {schedule.warmup_steps} -> {warmup} (exactly {schedule.warmup_steps / factor:.2f})",
-        f"training.packs_per_step {training.packs_per_step} stays: "
-        f"{training.packs_per_step * factor:.1f} sequences a step on average",
+        f"training.packs_per_step {training.items_per_step} stays: "
+        f"{training.items_per_step * factor:.1f} sequences a step on average",
     ]
 
 

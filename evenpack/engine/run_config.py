@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from evenpack.config import Section
-from evenpack.data.batch_form import BatchForm
+from evenpack.data.batch_form import BatchForm, Layout
 from evenpack.data.data_config import DataConfig, SentencePairsRecipe
+from evenpack.data.dealing_config import POLICIES, Batching, DealingPolicy, default_policy
 from evenpack.data.masking_config import MaskingConfig
 from evenpack.kernels.attention_config import AttentionConfig
 from evenpack.models.model_config import BertConfig, ModelConfig, study_switches
@@ -26,13 +27,22 @@ class RunSection(Section):
 class TrainingSection(Section):
     """The step and how long to go on."""
 
-    layout: Literal["packed", "unpadded", "padded"] = "packed"
+    layout: Layout = "packed"
     """How a micro-batch is laid out; the three hold the same sequences and give the same loss."""
-    packs_per_step: int = Field(ge=1)
+    batching: Batching = "packs"
+    """What a step counts. `sequences`, un-padded or padded, is what training without packing does."""
+    dealing: DealingPolicy | None = None
+    """How a step's packs or sequences are divided among ranks and micro-batches: it says who computes what, and
+    changes no step. Null: cost_balanced, or arrival for padded sequences."""
+    packs_per_step: int | None = Field(default=None, ge=1)
     """Packs of one optimizer update over all ranks; never changes with the world size."""
-    packs_per_micro_batch: int = Field(ge=1)
+    packs_per_micro_batch: int | None = Field(default=None, ge=1)
     """Packs that a rank computes at once: the memory knob. Accumulation is derived. Divides packs_per_step, or what
     fewer_accumulations makes of it."""
+    sequences_per_step: int | None = Field(default=None, ge=1)
+    """The same where batching is sequences."""
+    sequences_per_micro_batch: int | None = Field(default=None, ge=1)
+    """The same where batching is sequences; on average, where dealing is max_tokens."""
     steps: int = Field(ge=1)
     """Length of the learning-rate schedule, in optimizer updates."""
     stop_after_steps: int | None = Field(default=None, ge=1)
@@ -58,6 +68,58 @@ class TrainingSection(Section):
     checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""
     loader_workers: int = Field(default=1, ge=0, le=64)
     """Processes a rank that prepare batches ahead; 0: in the training process."""
+    log_rank_times_every_steps: int | None = Field(default=100, ge=1)
+    """How often, and at the end, the ranks' own times and work since the last time go to metrics.jsonl; null: never."""
+
+    @property
+    def items_per_step(self) -> int:
+        """Packs or sequences, whatever a step counts."""
+        count: int = getattr(self, f"{self.batching}_per_step")
+        return count
+
+    @property
+    def items_per_micro_batch(self) -> int:
+        """Packs or sequences that a rank computes at once; on average, where dealing is max_tokens."""
+        count: int = getattr(self, f"{self.batching}_per_micro_batch")
+        return count
+
+    @property
+    def policy(self) -> DealingPolicy:
+        """The dealing that is asked for, or what null stands for."""
+        return self.dealing or default_policy(self.batching, self.layout)
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> "TrainingSection":
+        other = "sequences" if self.batching == "packs" else "packs"
+        for part in ("step", "micro_batch"):
+            if getattr(self, f"{self.batching}_per_{part}") is None:
+                raise ValueError(f"batching is {self.batching}: {self.batching}_per_{part} is required")
+            surplus = getattr(self, f"{other}_per_{part}")
+            if surplus is not None:
+                raise ValueError(
+                    f"batching is {self.batching}: leave {other}_per_{part} out, or null (found {surplus}), and give "
+                    f"{self.batching}_per_{part}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_dealing(self) -> "TrainingSection":
+        policies = POLICIES.get((self.batching, self.layout))
+        if policies is None:
+            raise ValueError(
+                f"batching {self.batching} has no layout {self.layout}: single sequences are unpadded or padded"
+            )
+        if self.policy not in policies:
+            raise ValueError(
+                f"dealing {self.dealing} is not for batching {self.batching} in layout {self.layout}: that can have "
+                f"{', '.join(policies)}"
+            )
+        if self.batching == "sequences" and self.packing_adjustment != "none":
+            raise ValueError(
+                f"packing_adjustment {self.packing_adjustment} is for packs that take the place of sequences, and "
+                "batching is sequences: set packing_adjustment=none"
+            )
+        return self
 
 
 class AdamWSection(Section):
@@ -145,10 +207,10 @@ class RunConfig(Section):
         training = self.training
         # Where packs_per_step is going to be cut, only the number after it must be divided (`micro_batches_per_step`).
         is_final = training.packing_adjustment != "fewer_accumulations"
-        if is_final and training.packs_per_step % training.packs_per_micro_batch:
+        if is_final and training.items_per_step % training.items_per_micro_batch:
             raise ValueError(
-                f"training.packs_per_micro_batch ({training.packs_per_micro_batch}) must divide "
-                f"training.packs_per_step ({training.packs_per_step})"
+                f"training.{training.batching}_per_micro_batch ({training.items_per_micro_batch}) must divide "
+                f"training.{training.batching}_per_step ({training.items_per_step})"
             )
         if self.schedule.warmup_steps > training.steps:
             raise ValueError(
@@ -222,6 +284,14 @@ class RunConfig(Section):
             isolate=self.attention.isolate,
             reset_positions=not isinstance(self.model, BertConfig) or self.model.reset_positions,
         )
+
+    @property
+    def evaluation_packs_per_micro_batch(self) -> int:
+        """Validation is always of packs, so that every run over the same data is judged by the same ones."""
+        training = self.training
+        if training.batching == "packs":
+            return training.items_per_micro_batch
+        return max(1, training.items_per_micro_batch * self.data.recipe.max_sequence_length // self.data.pack_length)
 
     @property
     def positions_needed(self) -> int:

@@ -1,4 +1,7 @@
-"""What the ranks tell one another about a step: one sum of one vector, where the host waits for the device."""
+"""What the ranks tell one another about a step: a sum of a vector and one maximum, where the host waits for the device.
+
+Neither grows with the number of ranks; what each of them did by itself is told rarely (`rank_times.py`).
+"""
 
 import math
 from dataclasses import dataclass
@@ -40,8 +43,9 @@ class StepTotals:
     """Sum mod 2**64 over what the ranks really collated, whoever did."""
     source_tokens: tuple[int, ...]
     """Real tokens of each source, in the mixture's order."""
-    compute_seconds: tuple[float, ...]
-    """Of each rank: forward and backward passes, without exchange."""
+    compute_seconds_mean: float
+    """Over the ranks: forward and backward passes, without exchange."""
+    compute_seconds_max: float
     loader_seconds: float
     """That a rank waited for its batches, on average."""
 
@@ -80,10 +84,12 @@ def sum_over_ranks(
     """
     shared = local.gradient_norm if world.is_main else torch.zeros_like(local.gradient_norm)
     on_device = torch.cat([local.loss_sums.double().sum(dim=0), local.correct.double(), shared.double().reshape(1)])
-    on_host = _host_part(world, batches, local.stopwatch.seconds(), stop=stop, loader_seconds=loader_seconds)
-    vector = torch.cat([on_device, torch.tensor(on_host, dtype=torch.float64).to(on_device.device, non_blocking=True)])
-    values = world.all_sum(vector).tolist()
-    totals = _unpack(values, denominators, sources=len(batches.micro_batches[0].source_tokens))
+    compute_seconds = local.stopwatch.seconds()
+    shares = (loader_seconds / world.size, compute_seconds / world.size)
+    on_host = torch.tensor([*_host_part(batches, stop=stop), *shares, compute_seconds], dtype=torch.float64)
+    vector = torch.cat([on_device, on_host.to(on_device.device, non_blocking=True)])
+    values = torch.cat([world.all_sum(vector[:-1]), world.all_max(vector[-1:])]).tolist()
+    totals = _unpack(values, denominators)
     if totals.counts != batches.counts:
         raise RunError(
             f"step {batches.step + 1}: the plan of rank {world.rank} has {batches.counts}, the ranks together "
@@ -92,33 +98,29 @@ def sum_over_ranks(
     return totals
 
 
-def _host_part(
-    world: World, batches: StepBatches, compute_seconds: float, *, stop: bool, loader_seconds: float
-) -> list[float]:
+def _host_part(batches: StepBatches, *, stop: bool) -> list[float]:
     """What the host knows of this rank's share, in the order of `_unpack`."""
     micro_batches = batches.micro_batches
     order_hash = sum(batch.order_hash for batch in micro_batches)
     limbs = [(order_hash >> (_LIMB_BITS * index)) % (1 << _LIMB_BITS) for index in range(_LIMBS)]
     counts = sum((batch.local_counts for batch in micro_batches[1:]), micro_batches[0].local_counts)
     source_tokens = [sum(tokens) for tokens in zip(*(batch.source_tokens for batch in micro_batches), strict=True)]
-    seconds = [compute_seconds if rank == world.rank else 0.0 for rank in range(world.size)]
     numbers = [
         *limbs,
         stop,
         *(counts.packs, counts.sequences, counts.tokens, counts.targets),
         sum(batch.slots for batch in micro_batches),
         sum(batch.squared_lengths for batch in micro_batches),
-        loader_seconds / world.size,
         *source_tokens,
-        *seconds,
     ]
     return [float(number) for number in numbers]
 
 
-def _unpack(values: list[float], denominators: LossDenominators, *, sources: int) -> StepTotals:
+def _unpack(values: list[float], denominators: LossDenominators) -> StepTotals:
     token_loss_sum, next_sentence_loss_sum, correct, next_sentence_correct, gradient_norm, *rest = values
     limbs, rest = rest[:_LIMBS], rest[_LIMBS:]
-    stop, packs, sequences, tokens, targets, slots, squared_lengths, loader_seconds, *rest = rest
+    stop, packs, sequences, tokens, targets, slots, squared_lengths, *rest = rest
+    *source_tokens, loader_seconds, compute_seconds_mean, compute_seconds_max = rest
     return StepTotals(
         loss_sums=(token_loss_sum, next_sentence_loss_sum),
         correct=(round(correct), round(next_sentence_correct)),
@@ -129,7 +131,8 @@ def _unpack(values: list[float], denominators: LossDenominators, *, sources: int
         slots=round(slots),
         squared_lengths=round(squared_lengths),
         order_hash=sum(round(limb) << (_LIMB_BITS * index) for index, limb in enumerate(limbs)) % (1 << 64),
-        source_tokens=tuple(round(tokens) for tokens in rest[:sources]),
-        compute_seconds=tuple(rest[sources:]),
+        source_tokens=tuple(round(tokens) for tokens in source_tokens),
+        compute_seconds_mean=compute_seconds_mean,
+        compute_seconds_max=compute_seconds_max,
         loader_seconds=loader_seconds,
     )

@@ -15,6 +15,7 @@ from evenpack.engine.distributed import World, configure_logging, joined_world, 
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.journal import Journal
+from evenpack.engine.rank_times import RankTimes
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.step_totals import StepTotals, sum_over_ranks
 from evenpack.errors import RunError
@@ -74,19 +75,13 @@ def _loop(
     stop_requested: Callable[[], bool],
 ) -> TrainOutcome:
     training = run.config.training
+    rank_times = RankTimes(run.world)
     for batches, loader_seconds in _timed(batches_of_steps):
         started = time.perf_counter()
-        local = run.engine.train_step(batches.step, batches.micro_batches)
-        totals = sum_over_ranks(
-            run.world,
-            batches,
-            local,
-            exact_denominators(run.config.model, batches.counts),
-            stop=stop_requested(),
-            loader_seconds=loader_seconds,
-        )
+        local, totals = _update(run, batches, stop_requested, loader_seconds=loader_seconds)
         step_seconds = loader_seconds + time.perf_counter() - started
         _require_finite(run.world, batches, local, totals)
+        rank_times.add(batches.micro_batches, local.stopwatch.seconds())
         step = batches.step + 1
         is_last = step == last_step
         is_stopped = totals.stop and not is_last
@@ -94,7 +89,15 @@ def _loop(
         if _is_due(step, training.evaluate_every_steps, is_last=is_last):
             with journal.paused():
                 evaluations = evaluate_model(run.engine.model, run.prepared, run.config, run.world)
-        journal.add(step, totals, learning_rate=local.learning_rate, step_seconds=step_seconds, evaluations=evaluations)
+        are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
+        journal.add(
+            step,
+            totals,
+            learning_rate=local.learning_rate,
+            step_seconds=step_seconds,
+            evaluations=evaluations,
+            ranks=rank_times.gather() if are_times_due else None,
+        )
         if is_last or is_stopped or _is_due(step, training.checkpoint_every_steps, is_last=False):
             with journal.paused():
                 journal.commit()
@@ -102,6 +105,21 @@ def _loop(
         if is_stopped:
             return TrainOutcome(state="stopped", step=step)
     return TrainOutcome(state="finished", step=last_step)
+
+
+def _update(
+    run: Run, batches: StepBatches, stop_requested: Callable[[], bool], *, loader_seconds: float
+) -> tuple[LocalStep, StepTotals]:
+    local = run.engine.train_step(batches.step, batches.micro_batches)
+    totals = sum_over_ranks(
+        run.world,
+        batches,
+        local,
+        exact_denominators(run.config.model, batches.counts),
+        stop=stop_requested(),
+        loader_seconds=loader_seconds,
+    )
+    return local, totals
 
 
 def _timed(batches_of_steps: Iterator[StepBatches]) -> Iterator[tuple[StepBatches, float]]:
@@ -142,6 +160,9 @@ def describe(run: Run, *, last_step: int) -> str:
     weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)
     shares = ", ".join(f"{name} {weight}" for name, weight in weights)
     clipping = "off" if training.gradient_clipping is None else f"{training.gradient_clipping:g}"
+    rows = f"packs of {config.data.pack_length} slots"
+    if training.batching == "sequences":
+        rows = f"sequences of up to {config.data.recipe.max_sequence_length} tokens"
     begin = "from the start" if run.first_step == 0 else f"going on after step {run.first_step}"
     until = f"{last_step} of {training.steps}" if last_step < training.steps else f"{last_step}"
     return "\n".join(
@@ -149,10 +170,10 @@ def describe(run: Run, *, last_step: int) -> str:
             f"run {config.run.name} in {config.run.output_dir}: {begin}, up to step {until}",
             f"  model    {config.model.kind} {config.model.preset}, {parameters:,} parameters, "
             f"{config.model.positions} positions, vocabulary {run.prepared.vocabulary_size:,}",
-            f"  data     {shares} (source and weight); packs of {config.data.pack_length} slots, "
-            f"layout {training.layout}",
-            f"  step     {training.packs_per_step} packs = {world.size} ranks ({world.device.type}) x "
-            f"{run.engine.micro_batches} micro-batches x {training.packs_per_micro_batch} packs",
+            f"  data     {shares} (source and weight); {rows}, layout {training.layout}",
+            f"  step     {training.items_per_step} {training.batching} = {world.size} ranks ({world.device.type}) x "
+            f"{run.engine.micro_batches} micro-batches x {training.items_per_micro_batch} {training.batching}",
+            f"  dealing  {training.policy}" + ("" if training.dealing else ", which training.dealing null stands for"),
             f"  update   {config.optimizer.kind}, learning rate {config.optimizer.learning_rate:g}, "
             f"{config.schedule.kind} after {config.schedule.warmup_steps} steps of warm-up, clipping {clipping}, "
             f"{training.precision}, ZeRO {config.deepspeed.zero_stage}",

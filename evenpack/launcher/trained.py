@@ -49,7 +49,7 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
     checkpoint = newest_whole(directory, world)
     if checkpoint is None:
         raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")
-    if checkpoint.state.fingerprint != prepared.fingerprint(config.run.seed):
+    if checkpoint.state.fingerprint != prepared.fingerprint(config.run.seed, config.training.batching):
         log.warning(
             "%s was trained on other data or another seed: what is held out here it may have been trained on",
             checkpoint.path,

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenpack.data.dealing_config import Batching, DealingPolicy
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.metrics import read_metrics
-from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor, training_packing
+from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
 from evenpack.engine.run_config import RunConfig
+from evenpack.engine.step_items import average_item, items_of_an_epoch
 from evenpack.launcher.ranks import read_json_or_none
 from evenpack.studies.plots import LossCurve, plot_loss
 
@@ -21,21 +23,25 @@ class TrainingPlan:
     """What a run will do, as far as it is known before: all but the exact count of tokens."""
 
     ranks: int
-    packs_per_step: int
-    packs_per_micro_batch: int
+    batching: Batching
+    """What the next two count."""
+    items_per_step: int
+    items_per_micro_batch: int
+    dealing: DealingPolicy
     micro_batches_per_rank: int
     """In each step; DeepSpeed's gradient accumulation."""
     steps: int
-    slots_per_step: int
+    slots_per_step: int | None
+    """None where they depend on what a step draws."""
     tokens_per_step: float
     """Real tokens, on average over an epoch of each source."""
     tokens: float
     epochs: dict[str, float]
     """Of each source."""
     packing_efficiency: float
-    """Share of slots that hold a token."""
+    """Share of the slots of a pack, or of the longest sequence there can be, that hold a token."""
     packing_factor: float
-    """Sequences a pack."""
+    """Sequences a pack; 1 for steps of single sequences."""
     packing_adjustment: tuple[str, ...]
     """What training.packing_adjustment changed, and how; the numbers above are those after it."""
     deepspeed: dict[str, Any]
@@ -51,26 +57,26 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     prepared = PreparedData.open(config.prepared_dir, config.data)
     adjustment = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
     training, settings = adjustment.config.training, deepspeed_config(adjustment.config, ranks)
-    total_weight = sum(prepared.weights)
-    tokens_per_pack = 0.0
-    epochs = {}
-    for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
-        packing = training_packing(prepared, name)
-        share = weight / total_weight
-        tokens_per_pack += share * packing.tokens / packing.packs
-        epochs[name] = training.steps * training.packs_per_step * share / packing.packs
+    item, counts = average_item(adjustment.config, prepared), items_of_an_epoch(adjustment.config, prepared)
+    shares = {name: weight / sum(prepared.weights) for name, weight in zip(counts, prepared.weights, strict=True)}
+    padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
+    has_fixed_rows = training.layout == "packed" or padded_alike
     return TrainingPlan(
         ranks=ranks,
-        packs_per_step=training.packs_per_step,
-        packs_per_micro_batch=training.packs_per_micro_batch,
+        batching=training.batching,
+        items_per_step=training.items_per_step,
+        items_per_micro_batch=training.items_per_micro_batch,
+        dealing=training.policy,
         micro_batches_per_rank=settings["gradient_accumulation_steps"],
         steps=training.steps,
-        slots_per_step=training.packs_per_step * prepared.pack_length,
-        tokens_per_step=training.packs_per_step * tokens_per_pack,
-        tokens=training.steps * training.packs_per_step * tokens_per_pack,
-        epochs=epochs,
-        packing_efficiency=tokens_per_pack / prepared.pack_length,
-        packing_factor=adjustment.packing_factor,
+        slots_per_step=training.items_per_step * item.row_slots if has_fixed_rows else None,
+        tokens_per_step=training.items_per_step * item.tokens,
+        tokens=training.steps * training.items_per_step * item.tokens,
+        epochs={
+            name: training.steps * training.items_per_step * share / counts[name] for name, share in shares.items()
+        },
+        packing_efficiency=item.fill,
+        packing_factor=item.sequences,
         packing_adjustment=adjustment.description,
         deepspeed=settings,
     )

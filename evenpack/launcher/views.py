@@ -186,17 +186,21 @@ def plan_table(plan: TrainingPlan) -> Table:
     """What a run will do."""
     epochs = ", ".join(f"{epochs:.2f} of {source}" for source, epochs in plan.epochs.items())
     adjusted = {"adjusted": "\n".join(plan.packing_adjustment)} if plan.packing_adjustment else {}
+    packing = f"{percent(plan.packing_efficiency)} efficient, {plan.packing_factor:.3f} sequences a pack"
+    if plan.batching == "sequences":
+        packing = f"none; {percent(plan.packing_efficiency)} of the longest length on average"
     return pairs(
         adjusted
         | {
-            "step": f"{plan.packs_per_step} packs = {plan.ranks} ranks x {plan.micro_batches_per_rank} micro-batches "
-            f"(gradient accumulation) x {plan.packs_per_micro_batch} packs",
+            "step": f"{plan.items_per_step} {plan.batching} = {plan.ranks} ranks x {plan.micro_batches_per_rank} "
+            f"micro-batches (gradient accumulation) x {plan.items_per_micro_batch} {plan.batching}",
+            "dealing": plan.dealing,
             "steps": plan.steps,
-            "slots a step": plan.slots_per_step,
+            "slots a step": "as many as its sequences need" if plan.slots_per_step is None else plan.slots_per_step,
             "tokens a step": f"{plan.tokens_per_step:,.0f} on average",
             "tokens in all": f"{plan.tokens:,.0f} on average",
             "epochs": epochs,
-            "packing": f"{percent(plan.packing_efficiency)} efficient, {plan.packing_factor:.3f} sequences a pack",
+            "packing": packing,
         },
         title="Plan",
     )

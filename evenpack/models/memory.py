@@ -1,4 +1,4 @@
-"""What a training step needs of a GPU's memory: an estimate to choose `training.packs_per_micro_batch` by.
+"""What a training step needs of a GPU's memory: an estimate to choose the size of a micro-batch by.
 
 It counts what must be there: FP32 parameters, gradients and the optimizer's state, and what autograd keeps for the
 backward pass under bf16 autocast. Left out are the framework's own context, fragments, buffers of collectives and

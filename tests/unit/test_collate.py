@@ -139,7 +139,7 @@ def test_sources_keep_their_tokens_apart() -> None:
     )
     batch = both.collate(plan.micro_batch(0, 0), plan.counts)
     rows = batch.tokens.reshape(4, 12)
-    for row, source in zip(rows, plan.packs.sources[plan.dealt[0, 0]], strict=True):
+    for row, source in zip(rows, plan.packs.sources[plan.shares.share(0)], strict=True):
         real = row[row != PADDING_TOKEN]
         assert ((real >= 5000) == (source == 1)).all()
     assert sum(batch.source_tokens) == batch.local_counts.tokens == plan.counts.tokens

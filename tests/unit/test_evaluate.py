@@ -55,7 +55,8 @@ class HeldOut(PreparedData):
         sequences = [[length] for length in self.lengths[source]]
         return ListView(sequences=sequences, max_sequence_length=PACK_LENGTH, first_token=first_token)
 
-    def plan(self, source: str, split: str, *, seed: int) -> PackPlan:
+    def plan(self, source: str, split: str, *, seed: int, batching: str) -> PackPlan:
+        assert batching == "packs", "which validation is always of"
         lengths = self.view(source, split).lengths()
         packing = pack(LengthHistogram.from_lengths(lengths, longest=PACK_LENGTH), pack_length=PACK_LENGTH)
         return PackPlan(packing, np.argsort(lengths, kind="stable"), key=seed)

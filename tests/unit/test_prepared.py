@@ -44,6 +44,18 @@ def test_an_opened_set_tells_what_a_run_needs(corpus: Path, finished: Path) -> N
     assert prepared.plan("wiki", "train", seed=1).pack_length == 128
 
 
+def test_single_sequences_are_packs_of_one_in_a_stream_of_their_own(corpus: Path, finished: Path) -> None:
+    prepared = PreparedData.open(finished, two_sources(corpus))
+    lengths = prepared.view("wiki", "train").lengths()
+    plan = prepared.plan("wiki", "train", seed=1, batching="sequences")
+    assert (plan.packs, plan.max_sequences_per_pack) == (len(lengths), 1)
+    epochs = [plan.draw(np.arange(plan.packs) + epoch * plan.packs) for epoch in (0, 1)]
+    for drawn in epochs:
+        np.testing.assert_array_equal(np.sort(drawn.sequence_ids), np.arange(len(lengths)))
+        np.testing.assert_array_equal(drawn.lengths, lengths[drawn.sequence_ids])
+    assert (epochs[0].sequence_ids != epochs[1].sequence_ids).any()
+
+
 def test_the_summary_has_a_row_for_each_source_and_split(corpus: Path, finished: Path) -> None:
     rows = Manifest.read(finished).summary()
     assert [(row["source"], row["split"]) for row in rows] == [
@@ -165,6 +177,7 @@ def test_the_fingerprint_follows_what_decides_the_order(
     fingerprints = [
         prepared.fingerprint(1),
         prepared.fingerprint(2),
+        prepared.fingerprint(1, "sequences"),
         PreparedData.open(finished, with_source(config, "code", weight=2)).fingerprint(1),
         PreparedData.open(finished, turned).fingerprint(1),
     ]
@@ -184,7 +197,7 @@ def test_the_fingerprint_follows_what_decides_the_order(
     write_jsonl(own_corpus / "code.jsonl", [json.loads(line)["text"] for line in texts[1:]])
     prepare(two_sources(own_corpus), tmp_path / "shorter")
     fingerprints.append(PreparedData.open(tmp_path / "shorter", two_sources(own_corpus)).fingerprint(1))
-    assert len(set(fingerprints)) == len(fingerprints) == 10
+    assert len(set(fingerprints)) == len(fingerprints) == 11
 
 
 def test_the_fingerprint_does_not_follow_times_and_places_of_files(

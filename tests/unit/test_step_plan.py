@@ -53,8 +53,8 @@ def test_ranks_and_accumulation_divide_a_step_without_changing_it(
         divided = planner(ranks, micro_batches, per_micro_batch=per_micro_batch).plan(step)
         assert content(divided) == content(alone)
         assert divided.counts == alone.counts
-        assert divided.dealt.shape == (ranks, micro_batches, PACKS_PER_STEP // ranks // micro_batches)
-        assert sorted(divided.dealt.ravel()) == list(range(PACKS_PER_STEP))
+        assert (np.diff(divided.shares.offsets) == PACKS_PER_STEP // ranks // micro_batches).all()
+        assert sorted(divided.shares.items) == list(range(PACKS_PER_STEP))
         hashes = [
             order_hash(divided.micro_batch(rank, index)) for rank in range(ranks) for index in range(micro_batches)
         ]

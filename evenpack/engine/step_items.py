@@ -1,0 +1,54 @@
+"""What a step is made of, packs or single sequences, on average over what a run draws."""
+
+from dataclasses import dataclass
+
+from evenpack.data.manifest import PackingSummary
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.run_config import RunConfig
+from evenpack.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageItem:
+    """A pack, or a single sequence; the sources weighted as the run draws them."""
+
+    sequences: float
+    """1 or more: the packing factor."""
+    tokens: float
+    row_slots: int
+    """Slots that it could fill: of a pack, or of the longest sequence there can be."""
+
+    @property
+    def fill(self) -> float:
+        """Share of those slots that hold a token."""
+        return self.tokens / self.row_slots
+
+
+def average_item(config: RunConfig, prepared: PreparedData) -> AverageItem:
+    """Raises: DataError if a source has nothing to train on."""
+    counts = items_of_an_epoch(config, prepared)
+    total = sum(prepared.weights)
+    sequences = tokens = 0.0
+    for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
+        packing = training_packing(prepared, name)
+        share = weight / total / counts[name]
+        sequences += share * packing.sequences
+        tokens += share * packing.tokens
+    of_packs = config.training.batching == "packs"
+    row_slots = prepared.pack_length if of_packs else config.data.recipe.max_sequence_length
+    return AverageItem(sequences=sequences, tokens=tokens, row_slots=row_slots)
+
+
+def items_of_an_epoch(config: RunConfig, prepared: PreparedData) -> dict[str, int]:
+    """Of each source. Raises: DataError if one has nothing to train on."""
+    packings = {name: training_packing(prepared, name) for name in prepared.source_names}
+    of_packs = config.training.batching == "packs"
+    return {name: packing.packs if of_packs else packing.sequences for name, packing in packings.items()}
+
+
+def training_packing(prepared: PreparedData, source: str) -> PackingSummary:
+    """How a source's training sequences were packed. Raises: DataError if it has none."""
+    packing = prepared.manifest.sources[source].train.packing
+    if packing is None:
+        raise DataError(f"source '{source}' has no sequence to train on: give it more documents, or leave it out")
+    return packing
