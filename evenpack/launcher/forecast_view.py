@@ -17,11 +17,10 @@ from evenpack.studies.throughput.forecast import (
     ForecastOptions,
     ForecastStudy,
     FormForecast,
-    LoggedRanks,
     RanksRow,
-    read_logged_ranks,
     study_forecast,
 )
+from evenpack.studies.throughput.logged_ranks import LoggedRanks, read_logged_ranks
 
 AIM = 0.10
 """Largest error of a forecast that is good enough."""

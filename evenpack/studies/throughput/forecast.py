@@ -12,13 +12,10 @@ The first two take ranks for independent draws of one law. That is so where sequ
 step is sorted or balanced over its ranks the law depends on their number, and only the last can follow.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
-from scipy import integrate, stats
 
 from evenpack.batch import PackedBatch
 from evenpack.data.pipeline import MicroBatchDataset
@@ -31,11 +28,11 @@ from evenpack.models.cost import performed_work
 from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model
 from evenpack.studies.throughput.clock import ClockName
 from evenpack.studies.throughput.contenders import Form, changed, formed, run_to_measure
+from evenpack.studies.throughput.maxima import best_law, expected_maximum, expected_maximum_of_draws
 from evenpack.studies.throughput.measure import Progress, StepTimer
 from evenpack.studies.throughput.provenance import measured_on
 
 METHODS = ("order statistics", "fitted law", "cost model")
-_LAWS = {"normal": stats.norm, "Gumbel": stats.gumbel_r, "generalised extreme value": stats.genextreme}
 _FEWEST_FIT_STEPS = 20
 _SEED = 0
 
@@ -116,21 +113,6 @@ class ForecastStudy:
     rows_per_rank: int
     """Packs or sequences that a rank computes in a step."""
     forms: tuple[FormForecast, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoggedRanks:
-    """What a real run says of how its ranks waited."""
-
-    ranks: int
-    steps: int
-    mean_seconds: float
-    slowest_seconds: float
-
-    @property
-    def wait(self) -> float:
-        """Slowest / mean."""
-        return self.slowest_seconds / self.mean_seconds
 
 
 def study_forecast(config: RunConfig, world: World, options: ForecastOptions, *, progress: Progress) -> ForecastStudy:
@@ -273,49 +255,3 @@ def _simulated(model: CostModel, virtual: VirtualRanks, ranks: int, options: For
             by_rank.append(float((expected * noise).sum()))
         slowest.append(max(by_rank))
     return float(np.mean(slowest))
-
-
-def expected_maximum_of_draws(values: Float64[np.ndarray, " values"], draws: int) -> float:
-    """Of draws with replacement from `values`: the i-th smallest is the largest with (i/m)^n - ((i-1)/m)^n."""
-    ranks = np.arange(len(values) + 1) / len(values)
-    return float(np.sort(values) @ np.diff(ranks**draws))
-
-
-def expected_maximum(law: Any, draws: int) -> float:
-    """Of independent draws from a frozen SciPy distribution: its quantiles over the n-th root of a uniform number."""
-    value, _ = integrate.quad(lambda share: float(law.ppf(share ** (1.0 / draws))), 0.0, 1.0, limit=200)
-    return float(value)
-
-
-def best_law(values: Float64[np.ndarray, " values"]) -> tuple[str, Any]:
-    """The law with the least AIC of those fitted by maximum likelihood."""
-    fitted = {name: law(*law.fit(values)) for name, law in _LAWS.items()}
-
-    def criterion(name: str) -> float:
-        return float(2 * len(fitted[name].args) - 2 * fitted[name].logpdf(values).sum())
-
-    name = min(fitted, key=criterion)
-    return name, fitted[name]
-
-
-def read_logged_ranks(records: Sequence[Mapping[str, Any]], *, warmup: int) -> LoggedRanks:
-    """From a run's metrics.jsonl, its first `warmup` steps left out.
-
-    Raises: DataError if no step is left, or the run had one rank, or does not say how many.
-    """
-    ranks = next((len(record["ranks"]["compute_seconds"]) for record in records if "ranks" in record), None)
-    if ranks is None:
-        raise DataError(
-            "the log does not say how many ranks there were: a run with training.log_rank_times_every_steps does"
-        )
-    if ranks < 2:
-        raise DataError("the log is of a run on one rank, which waits for no other: give one of 2 or more")
-    kept = records[warmup:]
-    if not kept:
-        raise DataError(f"the log has {len(records)} steps, and the first {warmup} are left out")
-    return LoggedRanks(
-        ranks=ranks,
-        steps=len(kept),
-        mean_seconds=float(np.mean([record["compute_seconds_mean"] for record in kept])),
-        slowest_seconds=float(np.mean([record["compute_seconds_max"] for record in kept])),
-    )
