@@ -63,6 +63,9 @@ class MeasuredOn(Section):
     """That were measured; nothing in the figures is scaled to another number."""
     hidden_size: int = Field(ge=1)
     vocabulary_size: int = Field(ge=1)
+    rows_per_micro_batch: int = Field(ge=1)
+    """Packs or sequences of a whole one. The constant belongs to this number where a part of the model has a fixed size
+    for each row, as BERT's masked-token head has."""
     layouts: tuple[str, ...]
     precision: str
     attention: str
@@ -159,12 +162,11 @@ def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: Meas
             f"a cost model needs {_FEWEST_DISTINCT} micro-batches of different make-up or more, got {len(distinct)}: "
             "measure more packs"
         )
-    order = np.random.default_rng(seed).permutation(len(distinct))
-    rank_of_row = np.argsort(order)[group.ravel()]
-    is_held_out = rank_of_row < round(_HELD_OUT_SHARE * len(distinct))
+    place = shuffled_places(group.ravel(), seed=seed)
+    is_held_out = place < round(_HELD_OUT_SHARE * len(distinct))
     fitted = ~is_held_out
     _require_independent(terms[fitted][:, :3], times.seconds[fitted])
-    columns = _chosen_columns(terms[fitted], times.seconds[fitted], folds=rank_of_row[fitted] % _FOLDS)
+    columns = _chosen_columns(terms[fitted], times.seconds[fitted], folds=place[fitted] % _FOLDS)
     weights = np.zeros(terms.shape[1])
     weights[columns] = _solve(terms[fitted][:, columns], times.seconds[fitted])
     ratio = times.seconds[is_held_out] / (terms[is_held_out] @ weights)
@@ -182,6 +184,12 @@ def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: Meas
         samples=len(times.seconds),
         measured_on=measured_on,
     )
+
+
+def shuffled_places(group: Int64[np.ndarray, " rows"], *, seed: int) -> Int64[np.ndarray, " rows"]:
+    """The place of each row's micro-batch in a random order of them: the same for all repeats of one."""
+    places: Int64[np.ndarray, " rows"] = np.random.default_rng(seed).permutation(int(group.max()) + 1)[group]
+    return places
 
 
 def _terms(times: MicroBatchTimes) -> Float64[np.ndarray, "rows 4"]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model
+from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model, shuffled_places
 
 TRUTH = np.array([2e-3, 3e-6, 5e-9])
 """Seconds a micro-batch, a slot, a squared length."""
@@ -18,6 +18,7 @@ ORIGIN = MeasuredOn(
     layers=2,
     hidden_size=64,
     vocabulary_size=100,
+    rows_per_micro_batch=8,
     layouts=("unpadded",),
     precision="fp32",
     attention="auto",
@@ -98,22 +99,32 @@ def test_a_cost_is_never_negative() -> None:
 
 
 def test_repeats_of_a_micro_batch_are_never_on_both_sides() -> None:
-    """Each micro-batch is off by an amount of its own: a fit that has seen a repeat of it could not be surprised."""
-    given = times(rows=40, repeats=10)
-    distinct, group = np.unique(given.squared_lengths, return_inverse=True)
-    off = np.random.default_rng(3).permutation(np.linspace(0.5, 1.5, len(distinct)))[group]
-    one_term = MicroBatchTimes(
+    group = np.random.default_rng(5).integers(0, 40, size=1000)
+    places = shuffled_places(group, seed=1)
+    by_group = [set(places[group == number].tolist()) for number in range(40)]
+    assert {len(found) for found in by_group} == {1}
+    assert set().union(*by_group) == set(range(40))
+    assert [found.pop() for found in by_group] != list(range(40))
+    assert (places != shuffled_places(group, seed=2)).any()
+
+
+def test_held_out_error_is_not_that_of_the_rows_that_were_fitted() -> None:
+    """Rows that are to be held out take twice as long: the fit cannot know."""
+    given = times()
+    terms = np.stack([given.slots, given.squared_lengths, given.sequences], axis=1)
+    _, group = np.unique(np.c_[np.ones(len(terms)), terms], axis=0, return_inverse=True)
+    places = shuffled_places(group.ravel(), seed=0)
+    is_held_out = places < round(0.25 * (places.max() + 1))
+    assert 0.1 < is_held_out.mean() < 0.5
+    slow = MicroBatchTimes(
         slots=given.slots,
         squared_lengths=given.squared_lengths,
         sequences=given.sequences,
-        seconds=given.seconds * off,
+        seconds=given.seconds * np.where(is_held_out, 2.0, 1.0),
     )
-    model = fit(one_term)
-    assert model.samples == 400
-    assert model.repeat_noise is not None
-    assert model.repeat_noise < 1e-9
-    assert model.noise > 0.1
-    assert fit(given).held_out_95_percent_error < 1e-9
+    model = fit(slow)
+    assert model.held_out_median_error == pytest.approx(1.0)
+    assert model.per_token == pytest.approx(TRUTH[1])
 
 
 def test_micro_batches_that_are_too_few_or_too_much_alike_are_refused() -> None:

@@ -31,6 +31,7 @@ def measured_on(config: RunConfig, prepared: PreparedData, world: World, *, layo
         layers=shape["layers"],
         hidden_size=shape["hidden_size"],
         vocabulary_size=prepared.vocabulary_size,
+        rows_per_micro_batch=config.training.items_per_micro_batch,
         layouts=layouts,
         precision=config.training.precision,
         attention=config.attention.backend,
