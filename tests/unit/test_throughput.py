@@ -4,8 +4,9 @@ import io
 import os
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,8 @@ def test_a_study_measures_each_layout_and_depth(found: ThroughputStudy, config: 
     assert factor == pytest.approx(ratio / packed.sequences_per_pack)
     assert unpadded.performed_tflops.median > 0.0
     assert found.measured_on.layers == config.model.shape["layers"]
+    assert found.cost_model is not None
+    assert found.cost_model.samples == 24 + 3 * 3 * 2  # two micro-batches a step; warm-up does not count
 
 
 def test_depths_have_the_factors_of_their_packings_and_what_they_make_of_them(found: ThroughputStudy) -> None:
@@ -213,6 +216,34 @@ def test_a_timed_step_counts_exactly_and_trains(world: World, config: RunConfig,
     assert in_micro_batches == pytest.approx(step.forward_seconds + step.backward_seconds)
     assert in_micro_batches < step.step_seconds
     assert step.loader_seconds > 0.0
+
+
+def test_each_part_of_an_update_counts_in_its_phase(
+    world: World, config: RunConfig, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_to_measure(config, prepared)
+    timer = StepTimer(config, prepared, world, clock="wall")
+    packed = contender(FORMS["packed"], config, prepared, world)
+    plain = timer.time_step_of(packed.dataset, 0)
+    delays = {"backward": 0.3, "allreduce_gradients": 0.4, "step": 0.5}
+    for name, delay in delays.items():
+        monkeypatch.setattr(timer.engine.deepspeed, name, delayed(getattr(timer.engine.deepspeed, name), delay))
+    slow = timer.time_step_of(packed.dataset, 1)
+    assert slow.forward_seconds < plain.forward_seconds + 0.2
+    assert slow.backward_seconds == pytest.approx(plain.backward_seconds + 2 * 0.3, abs=0.2)
+    assert slow.exchange_seconds == pytest.approx(plain.exchange_seconds + 0.4, abs=0.2)
+    assert slow.update_seconds == pytest.approx(plain.update_seconds + 0.5, abs=0.2)
+    assert slow.step_seconds > 1.5
+
+
+def delayed(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """Sleeps first."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        time.sleep(seconds)
+        return function(*arguments, **named)
+
+    return run
 
 
 def test_phases_are_what_passes_between_marks(monkeypatch: pytest.MonkeyPatch) -> None:
