@@ -153,7 +153,7 @@ def _layout_table(study: ThroughputStudy) -> RenderableType:
         "slots/s": lambda row: f"{row.slots_per_second.median:,.4g}",
         "tokens/s": lambda row: f"{row.tokens_per_second.median:,.4g}",
         "sequences/s (middle half)": lambda row: _spread(row.sequences_per_second),
-        "sequences a pack": lambda row: f"{row.sequences_per_pack:.3f}",
+        "sequences a row": lambda row: f"{row.sequences_per_pack:.3f}",
         "padding share": lambda row: console.percent(row.padding_share),
         "useful TFLOP/s": lambda row: f"{row.useful_tflops.median:.4g}",
         "performed TFLOP/s": lambda row: f"{row.performed_tflops.median:.4g}",
@@ -161,7 +161,9 @@ def _layout_table(study: ThroughputStudy) -> RenderableType:
         memory: lambda row: f"{row.peak_memory_bytes / 1e9:.2f} GB",
     }
     rows = [{"": name, **{row.layout: show(row) for row in study.layouts}} for name, show in lines.items()]
-    return console.table(rows, title="The same steps in each layout")
+    return console.table(
+        rows, title="Layouts (alone: the same packs in each; with a policy: single sequences, as many as else packs)"
+    )
 
 
 def _depth_row(row: DepthRow) -> dict[str, Any]:

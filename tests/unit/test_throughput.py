@@ -1,6 +1,7 @@
 """`study throughput` on a tiny model in this process, and its parts on times that are known."""
 
 import io
+import logging
 import os
 import pickle
 import time
@@ -19,6 +20,8 @@ from evenpack.data.data_config import PackingConfig
 from evenpack.data.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import cost_weights
+from evenpack.engine.checkpoint_files import TrainState
+from evenpack.engine.continuation import compare_run_files
 from evenpack.engine.distributed import World, joined_world
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError
@@ -376,6 +379,20 @@ def test_cost_weights_of_the_run_file_are_those_that_deal(config: RunConfig, pre
     for wrong in ([-1.0, 1.0], [0.0, 0.0]):
         with pytest.raises(ConfigError, match="expected two numbers of 0 or more"):
             changed(config, training={"cost_weights": wrong})
+
+
+def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    training: dict[str, Any] = {"packs_per_step": 8, "cost_weights": None}
+    state = TrainState(
+        step=7, fingerprint="f" * 32, world_size=1, zero_stage=0, cost_weights=(1.0, 2.0), config={"training": training}
+    )
+    compare_run_files(state, {"training": training})
+    assert not caplog.records
+    compare_run_files(state, {"training": training | {"cost_weights": [3.0, 4.0]}})
+    (message,) = caplog.messages
+    assert message.startswith("training.cost_weights is now [3.0, 4.0] and changes nothing")
+    assert "dealing by [1.0, 2.0]" in message
 
 
 def test_progress_shows_the_first_line_late_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:
