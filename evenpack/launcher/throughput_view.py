@@ -185,7 +185,7 @@ def cost_model_table(model: CostModel) -> RenderableType:
         "a: a slot": f"{model.per_token * 1e6:.4g} µs",
         "b: a squared length": f"{model.per_squared_length * 1e9:.4g} ns",
         **({"a sequence": f"{model.per_sequence * 1e6:.4g} µs"} if model.per_sequence else {}),
-        "a step (optimizer)": f"{model.per_step * 1e3:.4g} ms",
+        **({"a step (optimizer)": f"{model.per_step * 1e3:.4g} ms"} if model.per_step else {}),
         "a length at which attention costs as much as all else": _crossing(model),
         "error on held-out micro-batches": f"median {console.percent(model.held_out_median_error)}, 95 % within "
         f"{console.percent(model.held_out_95_percent_error)}",

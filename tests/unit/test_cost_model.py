@@ -6,8 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import evenpack
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model, shuffled_places
+
+SHIPPED = Path(evenpack.__file__).parent / "studies" / "imbalance" / "cost_models"
 
 TRUTH = np.array([2e-3, 3e-6, 5e-9])
 """Seconds a micro-batch, a slot, a squared length."""
@@ -181,3 +184,16 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
         CostModel.read(path)
     with pytest.raises(ConfigError, match="cannot be written"):
         fit(times()).write(tmp_path / "no" / "model.json")
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
+def test_a_shipped_model_can_be_read_and_says_how_far_it_is_to_be_trusted(path: Path) -> None:
+    model = CostModel.read(path)
+    assert 0.0 < model.held_out_median_error < 0.2
+    assert model.per_token > 0.0
+    assert model.measured_on.commit is not None
+
+
+def test_models_of_both_kinds_are_shipped() -> None:
+    kinds = {CostModel.read(path).measured_on.model.split()[0] for path in SHIPPED.glob("*.json")}
+    assert kinds == {"bert", "gpt2"}

@@ -74,11 +74,11 @@ def test_the_law_that_made_the_values_is_found(name: str) -> None:
 def options(**given: Any) -> ForecastOptions:
     values: dict[str, Any] = {
         "forms": (FORMS["unpadded/arrival"],),
-        "ranks": (2, 8),
-        "steps": 12,
-        "fit_steps": 60,
+        "ranks": (2, 6),
+        "steps": 10,
+        "fit_steps": 40,
         "warmup": 1,
-        "simulated_steps": 40,
+        "simulated_steps": 20,
         "clock": "wall",
     }
     return ForecastOptions(**(values | given))
@@ -107,8 +107,8 @@ def test_ranks_whose_times_follow_the_lengths_are_foretold(world: World, config:
     said: list[tuple[str, int, int]] = []
     study = study_forecast(config, world, options(), progress=lambda *state: said.append(state))
     (found,) = study.forms
-    assert said[-1] == ("unpadded/arrival", 12 * (2 + 8) + 60, 12 * (2 + 8) + 60)
-    assert [row.ranks for row in found.rows] == [2, 8]
+    assert said[-1] == ("unpadded/arrival", 10 * (2 + 6) + 40, 10 * (2 + 6) + 40)
+    assert [row.ranks for row in found.rows] == [2, 6]
     for row in found.rows:
         assert set(row.forecasts) == {"order statistics", "fitted law", "cost model"}
         for name, error in row.errors.items():
