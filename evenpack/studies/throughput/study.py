@@ -152,7 +152,7 @@ def study_throughput(
         max_sequence_length=config.data.recipe.max_sequence_length,
         options=options,
         layouts=rows,
-        ratio_of_promised_speed_up=_promised(rows),
+        ratio_of_promised_speed_up=_promised(measured),
         depths=_depth_rows(config, of_depths, measured) if of_depths else (),
         cost_model=model,
         cost_model_refusal=refusal,
@@ -214,12 +214,13 @@ def _peak_flops(timer: StepTimer) -> float | None:
     return None if one is None else one * timer.world.size
 
 
-def _promised(rows: Sequence[LayoutRow]) -> float | None:
-    by_layout = {row.layout: row for row in rows}
-    if not {"packed", "padded"} <= by_layout.keys():
+def _promised(measured: dict[str, list[MeasuredStep]]) -> float | None:
+    """Round by round, for the two lay out the same sequences."""
+    if not {"packed", "padded"} <= measured.keys():
         return None
-    packed, padded = by_layout["packed"], by_layout["padded"]
-    return packed.sequences_per_second.median / padded.sequences_per_second.median / packed.sequences_per_pack
+    speed_ups = _ratios(measured["padded"], measured["packed"])
+    promised = [step.sequences / step.packs for step in measured["packed"]]
+    return float(np.median([real / hoped for real, hoped in zip(speed_ups, promised, strict=True)]))
 
 
 def _depth_rows(
