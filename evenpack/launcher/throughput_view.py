@@ -191,7 +191,7 @@ def cost_model_table(model: CostModel) -> RenderableType:
         f"{console.percent(model.held_out_95_percent_error)}",
         "noise": console.percent(model.noise)
         + ("" if model.repeat_noise is None else f", of repeats {console.percent(model.repeat_noise)}"),
-        "measured": f"{model.samples} micro-batches, {origin.layers} layers; nothing is scaled to another number",
+        "measured": f"{model.samples} micro-batches; layers: {origin.layers}, and nothing is scaled to another number",
         "for the run file": "training.cost_weights="
         f"[{model.dealing_weights[0]:.4g}, {model.dealing_weights[1]:.4g}] (unpadded; packed: [0, 1])",
     }
