@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from evenpack.data.data_config import DataConfig
+from evenpack.data.data_config import DataConfig, PackingConfig
 from evenpack.data.dealing_config import Batching
 from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
 from evenpack.data.masking import MaskingVocabulary
@@ -26,11 +26,15 @@ Split = Literal["train", "validation"]
 class PreparedData:
     """The files of a prepared directory with the mixture of a run. Pickled, it is its path and the configuration."""
 
-    def __init__(self, directory: Path, config: DataConfig, manifest: Manifest) -> None:
+    def __init__(
+        self, directory: Path, config: DataConfig, manifest: Manifest, *, repacking: PackingConfig | None = None
+    ) -> None:
         """`open` checks what this takes for granted."""
         self.directory = directory
         self.config = config
         self.manifest = manifest
+        self.repacking = repacking
+        """How plans pack the sequences; None: as they were prepared."""
 
     @classmethod
     def open(cls, directory: Path, config: DataConfig) -> "PreparedData":
@@ -46,7 +50,11 @@ class PreparedData:
         return cls(directory, config, manifest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PreparedData.open, (self.directory, self.config)
+        return _reopen, (self.directory, self.config, self.repacking)
+
+    def repacked(self, packing: PackingConfig) -> "PreparedData":
+        """The same sequences in other packs, for studies: solved again each time a plan is opened."""
+        return PreparedData(self.directory, self.config, self.manifest, repacking=packing)
 
     @property
     def vocabulary_size(self) -> int:
@@ -110,7 +118,7 @@ class PreparedData:
             )
         name_hash = xxhash.xxh3_64_intdigest(f"{source}/{split}".encode())
         key = int(derive_key(seed if split == "train" else 0, name_hash))
-        return open_plan(self._folder(source, split), key=key, batching=batching)
+        return open_plan(self._folder(source, split), key=key, batching=batching, repacking=self.repacking)
 
     def fingerprint(self, seed: int, batching: Batching = "packs") -> str:
         """Of all that decides which packs form which step; not of places, times, world size or workers."""
@@ -126,10 +134,17 @@ class PreparedData:
         }
         if batching != "packs":  # which older fingerprints do not name
             content["batching"] = batching
+        if self.repacking is not None:
+            content["repacking"] = self.repacking.model_dump()
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
     def _folder(self, source: str, split: Split) -> Path:
         return self.directory / "sources" / source / split
+
+
+def _reopen(directory: Path, config: DataConfig, repacking: PackingConfig | None) -> PreparedData:
+    prepared = PreparedData.open(directory, config)
+    return prepared if repacking is None else prepared.repacked(repacking)
 
 
 def check_sizes(directory: Path, manifest: Manifest) -> None:

@@ -33,13 +33,7 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
     Raises: PackingError if they cannot be packed so.
     """
     histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
-    packing = pack(
-        histogram,
-        config.algorithm,
-        pack_length=pack_length,
-        max_sequences_per_pack=config.max_sequences_per_pack,
-        **config.options,
-    )
+    packing = _packed(histogram, config, pack_length=pack_length)
     write_array(directory / _HISTOGRAM, histogram.counts)
     with mapped_array(directory / _SORTED, view.count, sequence_id_type(view.count)) as sequence_ids:
         sort_chunks_by_length(length_chunks(view), histogram, sequence_ids)
@@ -53,10 +47,13 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
     return packing
 
 
-def open_plan(directory: Path, *, key: int, batching: Batching = "packs") -> PackPlan:
-    """The stored plan, or that of its sequences as packs of one; sequence ids stay memory-mapped.
+def open_plan(
+    directory: Path, *, key: int, batching: Batching = "packs", repacking: PackingConfig | None = None
+) -> PackPlan:
+    """The stored plan, or that of its sequences as packs of one, or packed as `repacking` says; sequence ids stay
+    memory-mapped.
 
-    Raises: DataError if a file is missing or broken.
+    Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
     """
     try:
         content: dict[str, Any] = json.loads((directory / _PACKING).read_text(encoding="utf-8"))
@@ -73,4 +70,16 @@ def open_plan(directory: Path, *, key: int, batching: Batching = "packs") -> Pac
         ids = np.load(directory / _SORTED, mmap_mode="r")
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{directory} holds no readable plan ({error}); remove it and prepare again") from error
+    if repacking is not None and batching == "packs":
+        packing = _packed(packing.histogram, repacking, pack_length=packing.pack_length)
     return PackPlan(packing, ids, key=key)
+
+
+def _packed(histogram: LengthHistogram, config: PackingConfig, *, pack_length: int) -> Packing:
+    return pack(
+        histogram,
+        config.algorithm,
+        pack_length=pack_length,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        **config.options,
+    )

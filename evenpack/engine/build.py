@@ -44,22 +44,7 @@ class Run:
 
     def batches(self, *, stop_step: int) -> Generator[StepBatches]:
         """This rank's share of the steps from `first_step` up to `stop_step`; closing it ends the loader."""
-        training = self.config.training
-        settings = PipelineSettings(
-            seed=self.config.run.seed,
-            packs_per_step=training.items_per_step,
-            packs_per_micro_batch=training.items_per_micro_batch,
-            form=self.config.batch_form,
-            objective=build_objective(self.config, self.prepared),
-            ranks=self.world.size,
-            rank=self.world.rank,
-            per_micro_batch_balance=False,  # ZeRO 0 and 1 exchange once a step
-            cost_weights=self.cost_weights,
-            loader_workers=training.loader_workers,
-            pin_memory=self.world.device.type == "cuda",
-            batching=training.batching,
-            dealing=training.policy,
-        )
+        settings = pipeline_settings(self.config, self.prepared, self.world, cost_weights=self.cost_weights)
         yield from training_batches(self.prepared, settings, start_step=self.first_step, stop_step=stop_step)
 
     def state(self, step: int) -> TrainState:
@@ -133,12 +118,36 @@ def build_model(config: RunConfig, prepared: PreparedData, device: torch.device)
         )
 
 
+def pipeline_settings(
+    config: RunConfig, prepared: PreparedData, world: World, *, cost_weights: tuple[float, float]
+) -> PipelineSettings:
+    """What the run file says about this rank's batches."""
+    training = config.training
+    return PipelineSettings(
+        seed=config.run.seed,
+        packs_per_step=training.items_per_step,
+        packs_per_micro_batch=training.items_per_micro_batch,
+        form=config.batch_form,
+        objective=build_objective(config, prepared),
+        ranks=world.size,
+        rank=world.rank,
+        per_micro_batch_balance=False,  # ZeRO 0 and 1 exchange once a step
+        cost_weights=cost_weights,
+        loader_workers=training.loader_workers,
+        pin_memory=world.device.type == "cuda",
+        batching=training.batching,
+        dealing=training.policy,
+    )
+
+
 def cost_weights(config: RunConfig, prepared: PreparedData) -> tuple[float, float]:
-    """a and b of a pack's cost by the model's operations, in units of b.
+    """a and b of a pack's cost: the run file's, or by the model's operations, in units of b.
 
     In the packed layout every pack has the same slots and so the same work outside attention, real tokens or not:
     a is 0 there, else a pack would seem the cheaper for its padding.
     """
+    if config.training.cost_weights is not None:
+        return config.training.cost_weights
     if config.training.layout == "packed":
         return 0.0, 1.0
 

@@ -19,6 +19,9 @@ _PACKING_ADJUSTMENT = "training.packing_adjustment"
 _INITIAL_WEIGHTS = "training.initialize_from"
 """Of no use to a run that has a checkpoint."""
 
+_COST_WEIGHTS = "training.cost_weights"
+"""Those of the checkpoint hold."""
+
 
 def require_fingerprint(state: TrainState, fingerprint: str) -> None:
     """Refuses to go on over other data.
@@ -47,6 +50,14 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     changed = find_changed_keys(state.config, config)
     changed.pop(_PACKING_ADJUSTMENT, None)
     _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
+    if changed.pop(_COST_WEIGHTS, None) is not None:
+        log.info(
+            "%s is now %s and changes nothing: the run goes on dealing by %s, with which it began. Choose another "
+            "run.output_dir to begin with others.",
+            _COST_WEIGHTS,
+            config["training"][_COST_WEIGHTS.partition(".")[2]],
+            list(state.cost_weights),
+        )
     _require_step_size(state, config["training"])
     network = {
         key: change

@@ -237,6 +237,6 @@ def quiet_deepspeed() -> ModuleType:
     logger = logging.getLogger("DeepSpeed")
     logger.setLevel(logging.WARNING)
     for handler in logger.handlers:
-        if isinstance(handler, logging.StreamHandler):
+        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.__stdout__):
             handler.setStream(sys.stderr)  # standard output belongs to --json
     return cast(ModuleType, deepspeed)

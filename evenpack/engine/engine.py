@@ -1,9 +1,9 @@
 """One optimizer update over this rank's micro-batches, by DeepSpeed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +19,9 @@ from evenpack.engine.optimizers import build_optimizer
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.schedules import learning_rate
 from evenpack.models.losses import LossSums, scaled_loss
+
+Phase = Literal["begin", "forward", "backward", "exchange", "update"]
+"""Of a step, in this order; forward and backward take turns, once for each micro-batch."""
 
 _DROPOUT = 3
 """Tells the seeds of dropout from other numbers derived from the run's seed."""
@@ -52,6 +55,8 @@ class TrainingEngine:
         self.config = config
         self.world = world
         self.denominators = denominators
+        self.observer: Callable[[Phase], None] = _nobody
+        """Called at the end of each phase, when the host has issued its work: a device may still be at it."""
         self.micro_batches: int = settings["gradient_accumulation_steps"]
         optimizer = build_optimizer(model, config.optimizer, world.device)
         initialize = quiet_deepspeed().initialize
@@ -73,6 +78,7 @@ class TrainingEngine:
         """
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
         gradient_norm = self.reduce_gradients()
+        self.observer("exchange")
         rate = learning_rate(
             step + 1,
             peak=self.config.optimizer.learning_rate,
@@ -82,6 +88,7 @@ class TrainingEngine:
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = rate
         self.deepspeed.step()
+        self.observer("update")
         if gradient_norm is None:
             # A number instead of a tensor says that the norm was not finite and the update was left out.
             gradient_norm = torch.as_tensor(self.deepspeed.get_global_grad_norm(), device=self.world.device)
@@ -104,6 +111,7 @@ class TrainingEngine:
             raise ValueError(f"a step has {self.micro_batches} micro-batches on each rank, got {len(micro_batches)}")
         self.model.train()
         stopwatch = Stopwatch(self.world.device)
+        self.observer("begin")
         loss_sums, correct = [], []
         for index, batch in enumerate(micro_batches):
             slot = self.world.rank * self.micro_batches + index
@@ -112,7 +120,9 @@ class TrainingEngine:
             sums: LossSums = self.deepspeed(batch.to(self.world.device, non_blocking=True))
             denominators = self.denominators(batch.step_counts)
             loss = scaled_loss(sums, denominators, world_size=self.world.size, accumulation=self.micro_batches)
+            self.observer("forward")
             self.deepspeed.backward(loss)
+            self.observer("backward")
             loss_sums.append(torch.stack([sums.loss_sum.detach(), sums.next_sentence_loss_sum.detach()]))
             correct.append(torch.stack([sums.correct, sums.next_sentence_correct]))
         stopwatch.stop()
@@ -158,6 +168,10 @@ class Stopwatch:
         started, stopped = self._events
         stopped.synchronize()
         return float(started.elapsed_time(stopped)) / 1000.0
+
+
+def _nobody(_phase: Phase) -> None:
+    """Observes nothing."""
 
 
 def dropout_seed(run_seed: int, step: int, slot: int) -> int:

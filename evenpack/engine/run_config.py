@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from evenpack.config import Section
 from evenpack.data.batch_form import BatchForm, Layout
@@ -63,6 +63,9 @@ class TrainingSection(Section):
     """What is done about a step of packs holding more sequences than one of single sequences, for which packs_per_step,
     steps, warm-up and betas were chosen (PackedBERT, section 3.3). fewer_accumulations: packs_per_step falls by the
     packing factor. lamb_betas: steps and warm-up fall by it, and LAMB's betas are raised to its power."""
+    cost_weights: tuple[float, float] | None = None
+    """a and b of the cost of a pack or a sequence, a · tokens + b · Σ length², in any one unit, by which cost_balanced
+    deals: `study throughput` measures them. Null: by the model's floating-point operations. Fixed by a checkpoint."""
     initialize_from: Path | None = None
     """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
     checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""
@@ -120,6 +123,13 @@ class TrainingSection(Section):
                 "batching is sequences: set packing_adjustment=none"
             )
         return self
+
+    @field_validator("cost_weights")
+    @classmethod
+    def _check_cost_weights(cls, weights: tuple[float, float] | None) -> tuple[float, float] | None:
+        if weights is not None and (min(weights) < 0.0 or max(weights) == 0.0):
+            raise ValueError(f"expected two numbers of 0 or more, one of them above it, found {list(weights)}")
+        return weights
 
 
 class AdamWSection(Section):

@@ -284,3 +284,7 @@ def show_config(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJs
 
         report.value = config.model_dump(mode="json")
         report.shown.append(console.text(yaml.safe_dump(report.value, sort_keys=False, width=100).rstrip()))
+
+
+if __name__ == "__main__":  # how `deepspeed --module` starts the ranks of a study
+    main()

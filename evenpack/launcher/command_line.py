@@ -37,6 +37,8 @@ class Report:
     """For --json."""
     shown: list[Any] = field(default_factory=list)
     """For people: what rich can print."""
+    is_silent: bool = False
+    """Another rank prints the result."""
 
 
 @contextmanager
@@ -48,6 +50,8 @@ def reporting(as_json: bool) -> Iterator[Report]:
     report = Report()
     with redirect_stdout(sys.stderr):
         yield report
+    if report.is_silent:
+        return
     if as_json:
         console.print_json(report.value)
     else:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
@@ -52,7 +53,7 @@ def log_to_stderr() -> None:
 
 
 def print_json(value: Any) -> None:
-    """One document. Dataclasses become objects, paths strings; a number that is not finite becomes null."""
+    """One document. Dataclasses and sections are objects, paths strings; a number that is not finite is null."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
@@ -179,6 +180,8 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -1,11 +1,27 @@
 """`evenpack study ...`: the commands of the benchmarking layer."""
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from evenpack.launcher.command_line import SETTINGS, AsJson, LengthsInput, Overrides, Plot, reporting
+from evenpack.launcher.command_line import (
+    SETTINGS,
+    AsJson,
+    LengthsInput,
+    Overrides,
+    Plot,
+    RunFile,
+    load,
+    reporting,
+)
 from evenpack.launcher.subject_options import SubjectOptions, takes_subject
+
+Clock = Annotated[
+    str,
+    typer.Option(help="wall, or cpu: seconds of this process alone, on a busy machine with OMP_NUM_THREADS=1."),
+]
 
 study_app = typer.Typer(help="Compare: the benchmarking layer.", no_args_is_help=True, context_settings=SETTINGS)
 
@@ -43,3 +59,113 @@ def study_packing(
         limits, choices = parse_depths(depths), parse_choices(algorithms)  # before anything is read
         subject = find_subject(lengths, overrides or [], options)
         report.value, report.shown = study_subject(subject, depths=limits, choices=choices, sample=sample, plot=plot)
+
+
+@study_app.command("throughput")
+def study_throughput(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    *,
+    layouts: Annotated[str | None, typer.Option(help="Default: padded,unpadded,packed.", show_default=False)] = None,
+    depths: Annotated[
+        str | None,
+        typer.Option(
+            help="Most sequences a pack may hold. Default: 1,2,3,4,8,none; '': leave out.", show_default=False
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Steps that count, of each layout and depth.")] = 10,
+    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 2,
+    samples: Annotated[int, typer.Option(help="Further micro-batches, for the cost model; 0: none is fitted.")] = 40,
+    clock: Clock = "wall",
+    cost_model: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the cost model.", show_default=False)
+    ] = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time steps of a prepared run in each layout and at each packing depth, and fit a cost model.
+
+    On the device that is there. Nothing is saved of the training. Several ranks: see docs/throughput.md.
+
+    \b
+    Examples:
+      evenpack study throughput configs/demo.yaml --plot throughput.png
+      evenpack study throughput RUN.yaml --layouts padded,packed --depths '' --rounds 3
+      evenpack study throughput RUN.yaml --cost-model h100.json training.packs_per_step=32
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        _settle()
+        from evenpack.launcher.throughput_view import measure_run, parse_options
+
+        options = parse_options(
+            layouts=layouts,
+            depths=depths,
+            rounds=rounds,
+            warmup=warmup,
+            samples=samples,
+            clock=clock,
+            plot=plot,
+            cost_model=cost_model,
+        )
+        report.value, report.shown, world = measure_run(config, options, plot=plot, cost_model=cost_model)
+        report.is_silent = not world.is_main
+
+
+@study_app.command("forecast")
+def study_forecast(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    *,
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks to foretell.")] = "2,4,8",
+    layouts: Annotated[str, typer.Option(help="As those of study throughput.")] = "unpadded/arrival",
+    steps: Annotated[int, typer.Option(help="Steps timed at each number of ranks.")] = 30,
+    fit_steps: Annotated[int, typer.Option(help="Steps of one rank that the forecasts are made from.")] = 120,
+    warmup: Annotated[int, typer.Option(help="Steps of one rank before them; of the log, too.")] = 3,
+    simulated_steps: Annotated[int, typer.Option(help="For the forecast by the cost model.")] = 200,
+    clock: Clock = "wall",
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="metrics.jsonl", help="Of a real run on several ranks, to stand beside.", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check on one device how well one rank's times foretell how long several ranks wait.
+
+    Times the micro-batches of n ranks one after another, takes the slowest of each step, and compares that with what
+    the times of a single rank, over other sequences, let expect.
+
+    \b
+    Examples:
+      evenpack study forecast RUN.yaml
+      evenpack study forecast RUN.yaml --ranks 2,8 --layouts unpadded/arrival,unpadded/sorted_serpentine --clock cpu
+      evenpack study forecast RUN.yaml --log runs/two_ranks/metrics.jsonl
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        _settle()
+        from evenpack.launcher.forecast_view import forecast_run, parse_options, read_log
+
+        options = parse_options(
+            layouts=layouts,
+            ranks=ranks,
+            steps=steps,
+            fit_steps=fit_steps,
+            warmup=warmup,
+            simulated_steps=simulated_steps,
+            clock=clock,
+        )
+        logged = None if log is None else read_log(log, warmup=warmup)
+        report.value, report.shown = forecast_run(config, options, logged=logged)
+
+
+def _settle() -> None:
+    """Shares this machine's cores among its ranks and chooses the accelerator: before torch and DeepSpeed are there."""
+    from evenpack.launcher.devices import settle_accelerator
+    from evenpack.launcher.ranks import RankPlace
+    from evenpack.launcher.worker import share_cores
+
+    share_cores(RankPlace.of_environment(os.environ))
+    settle_accelerator()

@@ -1,0 +1,47 @@
+"""What the log of a real run says of how its ranks waited for one another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evenpack.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedRanks:
+    """What a real run says of how its ranks waited."""
+
+    ranks: int
+    steps: int
+    mean_seconds: float
+    slowest_seconds: float
+
+    @property
+    def wait(self) -> float:
+        """Slowest / mean."""
+        return self.slowest_seconds / self.mean_seconds
+
+
+def read_logged_ranks(records: Sequence[Mapping[str, Any]], *, warmup: int) -> LoggedRanks:
+    """From a run's metrics.jsonl, its first `warmup` steps left out.
+
+    Raises: DataError if no step is left, or the run had one rank, or does not say how many.
+    """
+    ranks = next((len(record["ranks"]["compute_seconds"]) for record in records if "ranks" in record), None)
+    if ranks is None:
+        raise DataError(
+            "the log does not say how many ranks there were: a run with training.log_rank_times_every_steps does"
+        )
+    if ranks < 2:
+        raise DataError("the log is of a run on one rank, which waits for no other: give one of 2 or more")
+    kept = records[warmup:]
+    if not kept:
+        raise DataError(f"the log has {len(records)} steps, and the first {warmup} are left out")
+    return LoggedRanks(
+        ranks=ranks,
+        steps=len(kept),
+        mean_seconds=float(np.mean([record["compute_seconds_mean"] for record in kept])),
+        slowest_seconds=float(np.mean([record["compute_seconds_max"] for record in kept])),
+    )

@@ -1,0 +1,144 @@
+"""One training step, timed phase by phase."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from evenpack.batch import PackedBatch
+from evenpack.data.pipeline import MicroBatchDataset
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.build import build_model
+from evenpack.engine.distributed import World
+from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.objective import build_denominators
+from evenpack.engine.run_config import RunConfig
+from evenpack.models.cost import performed_work, step_flops, useful_work
+from evenpack.studies.cost_model import MicroBatchTimes
+from evenpack.studies.throughput.clock import ClockName, PeakMemory, PhaseClock
+
+Progress = Callable[[str, int, int], None]
+"""Told what was done, how many steps are done and how many there are."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredStep:
+    """One step: amounts over all ranks, seconds of phases of this rank."""
+
+    step_seconds: float
+    """From when all ranks are ready until all are done; without the loader."""
+    forward_seconds: float
+    backward_seconds: float
+    exchange_seconds: float
+    """Averaging gradients over the ranks, their norm, clipping."""
+    update_seconds: float
+    """The optimizer."""
+    loader_seconds: float
+    """Planning, reading and collating in this process; `training.loader_workers` do it beside the step before."""
+    packs: int
+    sequences: int
+    tokens: int
+    slots: int
+    useful_flops: int
+    performed_flops: int
+    peak_memory_bytes: int
+    """Of the rank with the most."""
+    micro_batches: MicroBatchTimes
+    """Of this rank."""
+
+
+class StepTimer:
+    """One engine, by which steps of any layout are taken in turn."""
+
+    def __init__(self, config: RunConfig, prepared: PreparedData, world: World, *, clock: ClockName) -> None:
+        """Raises: ConfigError if these ranks cannot divide a step, or for a clock that cannot serve."""
+        self.config = config
+        self.prepared = prepared
+        self.world = world
+        self._clock = PhaseClock(world.device, clock)
+        self._memory = PeakMemory(world.device)
+        self.engine = TrainingEngine(
+            build_model(config, prepared, world.device),
+            config,
+            world,
+            denominators=build_denominators(config, prepared),
+        )
+        self.engine.observer = self._clock
+        self._steps = 0
+
+    def time_step_of(self, dataset: MicroBatchDataset, step: int) -> MeasuredStep:
+        """This rank's share of a step."""
+        count = dataset.settings.micro_batches
+        started = self._clock.now()
+        batches = [dataset[step * count + index] for index in range(count)]
+        if dataset.settings.pin_memory:
+            batches = [batch.pin_memory() for batch in batches]
+        return self.time_step(batches, loader_seconds=self._clock.now() - started)
+
+    def time_step(self, batches: Sequence[PackedBatch], *, loader_seconds: float = 0.0) -> MeasuredStep:
+        """An update over this rank's micro-batches, as many as the run's step has."""
+        self._memory.reset()
+        self._meet()
+        started = self._clock.now()
+        self.engine.train_step(self._steps % self.config.training.steps, batches)
+        self._meet()
+        step_seconds = self._clock.now() - started
+        self._steps += 1
+        phases = self._clock.take()
+        seconds = {phase: sum(each for name, each in phases if name == phase) for phase, _ in phases}
+        counts = batches[0].step_counts
+        return MeasuredStep(
+            step_seconds=step_seconds,
+            forward_seconds=seconds["forward"],
+            backward_seconds=seconds["backward"],
+            exchange_seconds=seconds["exchange"],
+            update_seconds=seconds["update"],
+            loader_seconds=loader_seconds,
+            packs=counts.packs,
+            sequences=counts.sequences,
+            tokens=counts.tokens,
+            micro_batches=_micro_batch_times(batches, [each for _, each in phases]),
+            **self._over_ranks(batches),
+        )
+
+    def _meet(self) -> None:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        self.world.barrier()
+
+    def _over_ranks(self, batches: Sequence[PackedBatch]) -> dict[str, int]:
+        peak = self._memory.bytes()
+        useful, performed = (
+            step_flops(
+                self.config.model,
+                vocabulary_size=self.prepared.vocabulary_size,
+                work=sum((of(batch) for batch in batches[1:]), of(batches[0])),
+            )
+            for of in (useful_work, performed_work)
+        )
+        mine = (sum(batch.slots for batch in batches), useful, performed, peak)
+        slots, usefuls, performeds, peaks = zip(*self.world.all_gather(mine), strict=True)
+        return {
+            "slots": sum(slots),
+            "useful_flops": sum(usefuls),
+            "performed_flops": sum(performeds),
+            "peak_memory_bytes": max(peaks),
+        }
+
+
+def with_step_counts(batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+    """Micro-batches put together by a study, as one step of one rank."""
+    counts = sum((batch.local_counts for batch in batches[1:]), batches[0].local_counts)
+    return [replace(batch, step_counts=counts) for batch in batches]
+
+
+def _micro_batch_times(batches: Sequence[PackedBatch], phases: Sequence[float]) -> MicroBatchTimes:
+    """Forward and backward of each; `phases` begin with the forward of the first."""
+    works = [performed_work(batch) for batch in batches]
+    return MicroBatchTimes(
+        slots=np.array([work.slots for work in works]),
+        squared_lengths=np.array([work.squared_lengths for work in works]),
+        sequences=np.array([batch.local_counts.sequences for batch in batches]),
+        seconds=np.array([phases[2 * index] + phases[2 * index + 1] for index in range(len(batches))]),
+    )

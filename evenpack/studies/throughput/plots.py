@@ -1,0 +1,89 @@
+"""Throughput as a figure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evenpack.studies.plots import COLOURS, figure_as_png, write_title
+from evenpack.studies.throughput.clock import Spread
+from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
+
+_PHASES = ("forward", "backward", "exchange", "update")
+
+
+def plot_throughput(study: ThroughputStudy, path: Path) -> None:
+    """Where a step's time goes in each layout, sequences a second, and, if measured, speed-ups by packing depth.
+
+    Raises: ConfigError without matplotlib.
+    """
+    panels = 3 if study.depths else 2
+    with figure_as_png(path, width=5.2 * panels, height=4.4) as figure:
+        axes = figure.subplots(1, panels, gridspec_kw={"wspace": 0.3})
+        _draw_phases(axes[0], study.layouts)
+        _draw_rates(axes[1], study.layouts)
+        if study.depths:
+            _draw_depths(axes[2], study.depths)
+        origin = study.measured_on
+        figure.text(
+            0.125,
+            -0.045,
+            f"{study.run}: {origin.model}, {origin.layers} layers of {origin.hidden_size}, {origin.precision}, "
+            f"{study.ranks} x {origin.device}. Medians of {study.options.rounds} steps; bars: the middle half.",
+            fontsize=8.5,
+        )
+
+
+def _draw_phases(axes: Any, rows: Sequence[LayoutRow]) -> None:
+    names = [row.layout for row in rows]
+    floors = [0.0] * len(rows)
+    for phase, colour in zip(_PHASES, COLOURS, strict=False):
+        values = [float(getattr(row, f"{phase}_seconds")) for row in rows]
+        axes.bar(names, values, bottom=floors, color=colour, width=0.6, label=phase)
+        floors = [floor + value for floor, value in zip(floors, values, strict=True)]
+    axes.set_ylabel("seconds a step")
+    axes.set_ylim(top=1.25 * max(floors))
+    axes.legend(frameon=False, ncols=2, loc="upper center", fontsize=9)
+    write_title(axes, "Where a step's time goes")
+
+
+def _draw_rates(axes: Any, rows: Sequence[LayoutRow]) -> None:
+    names = [row.layout for row in rows]
+    spreads = [row.sequences_per_second for row in rows]
+    medians = [spread.median for spread in spreads]
+    axes.bar(names, medians, color=COLOURS[0], alpha=0.85, width=0.6)
+    axes.errorbar(names, medians, yerr=_reach(spreads), fmt="none", ecolor="#1f2933", elinewidth=1.2, capsize=4)
+    for index, median in enumerate(medians):
+        axes.annotate(f"{median:,.3g}", (index, median / 2), ha="center", va="center", color="white", fontweight="bold")
+    axes.set_ylabel("sequences a second")
+    best = max(rows, key=lambda row: row.sequences_per_second.median)
+    write_title(axes, f"{best.layout}: {best.sequences_per_second.median:,.3g} sequences a second")
+
+
+def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
+    places = range(len(rows))
+    realised = [row.realised_speed_up for row in rows]
+    lines = (
+        ("packing factor", [row.packing_factor for row in rows], "#9aa5b1", "--"),
+        ("predicted: factor / (1 + overhead)", [row.predicted_speed_up for row in rows], COLOURS[1], "-"),
+        ("realised", [spread.median for spread in realised], COLOURS[0], "-"),
+    )
+    for label, values, colour, style in lines:
+        axes.plot(places, values, style, color=colour, marker="o", markersize=5, linewidth=2.0, label=label)
+    medians = [spread.median for spread in realised]
+    axes.errorbar(places, medians, yerr=_reach(realised), fmt="none", ecolor=COLOURS[0], elinewidth=1.4, capsize=4)
+    axes.set_xticks(places, ["max" if row.depth is None else str(row.depth) for row in rows])
+    axes.set_xlabel("most sequences a pack may hold")
+    axes.set_ylabel("speed-up over padding")
+    axes.set_ylim(bottom=0.0)
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    best = max(rows, key=lambda row: row.realised_speed_up.median)
+    depth = "no limit" if best.depth is None else f"depth {best.depth}"
+    write_title(axes, f"Packing, {depth}: {best.realised_speed_up.median:.2f} times padding's sequences/s")
+
+
+def _reach(spreads: Sequence[Spread]) -> list[list[float]]:
+    """Below and above the medians."""
+    return [
+        [spread.median - spread.quartile_1 for spread in spreads],
+        [spread.quartile_3 - spread.median for spread in spreads],
+    ]

@@ -1,0 +1,35 @@
+"""Micro-batches of different make-up, for a cost model."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from evenpack.batch import PackedBatch, StepCounts
+from evenpack.data.pipeline import MicroBatchDataset
+
+_POOL = 2048
+"""Sequences to choose from; 16 times a micro-batch if that is more."""
+
+_SIZES = 4
+"""A quarter, half, three quarters of a micro-batch, and a whole one."""
+
+_GOLDEN = 0.5 * (5**0.5 - 1)
+_NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+
+
+def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[PackedBatch]:
+    """Un-padded micro-batches of single sequences of nearly one length each, from the shortest to the longest, of
+    different numbers of sequences: so slots and squared lengths vary apart. The same ones each time.
+
+    Args:
+        singles: over packs of one sequence.
+    """
+    rows = singles.settings.packs_per_micro_batch
+    sizes = sorted({max(1, round(rows * part / _SIZES)) for part in range(1, _SIZES + 1)})
+    pool = singles.planner.select(*singles.planner.mixture.draws(0, max(_POOL, 16 * rows)))
+    by_length = np.argsort(pool.lengths, kind="stable")
+    for number in range(count):
+        size = sizes[number % len(sizes)]
+        place = (number * _GOLDEN) % 1.0  # spreads evenly, whatever the count
+        first = round(place * (len(by_length) - size))
+        yield singles.collator.collate(pool.take(by_length[first : first + size]), _NO_COUNTS)

@@ -1,0 +1,282 @@
+"""How fast a run's steps are in each layout, at each packing depth, and what a micro-batch costs.
+
+One engine takes all steps in turn, a step of each contender a round, so that whatever else the machine does hits each
+of them. Ratios are of steps of the same round.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from evenpack.data.pipeline import MicroBatchDataset
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.distributed import World
+from evenpack.engine.run_config import RunConfig
+from evenpack.errors import ConfigError, DataError
+from evenpack.models.cost import device_peak_flops
+from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model
+from evenpack.studies.throughput.clock import ClockName, Spread
+from evenpack.studies.throughput.contenders import (
+    FORMS,
+    Contender,
+    Form,
+    contender,
+    depth_contenders,
+    run_to_measure,
+)
+from evenpack.studies.throughput.measure import MeasuredStep, Progress, StepTimer, with_step_counts
+from evenpack.studies.throughput.provenance import measured_on
+from evenpack.studies.throughput.samples import sample_micro_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputOptions:
+    """What to measure, and how often."""
+
+    layouts: tuple[Form, ...]
+    depths: tuple[int | None, ...]
+    """None: no limit."""
+    rounds: int
+    warmup: int
+    """Rounds that do not count."""
+    samples: int
+    """Micro-batches for the cost model beside those of the layouts; 0: no cost model."""
+    clock: ClockName
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("--rounds", self.rounds, 1),
+            ("--warmup", self.warmup, 0),
+            ("--samples", self.samples, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} must be {least} or more, found {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutRow:
+    """One layout; amounts over all ranks."""
+
+    layout: str
+    step_seconds: Spread
+    forward_seconds: float
+    """This and the phases below are medians of rank 0."""
+    backward_seconds: float
+    exchange_seconds: float
+    update_seconds: float
+    loader_seconds: float
+    """What a run without loader workers would wait; see `MeasuredStep`."""
+    slots_per_second: Spread
+    tokens_per_second: Spread
+    sequences_per_second: Spread
+    sequences_per_pack: float
+    padding_share: float
+    useful_tflops: Spread
+    """Operations a second over real tokens, 1e12."""
+    performed_tflops: Spread
+    mfu: Spread | None
+    """Useful operations over the dense peak; None where the device's is not known."""
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthRow:
+    """Packs of up to `depth` sequences (PackedBERT, table 1)."""
+
+    depth: int | None
+    """The limit; None: none."""
+    packing_factor: float
+    """Sequences a pack, over an epoch."""
+    step_seconds: Spread
+    overhead: Spread
+    """Of packs over the unmasked model: seconds / seconds - 1."""
+    predicted_speed_up: float
+    """Over padding: packing factor / (1 + overhead), times the width of a padded row / slots of a pack."""
+    realised_speed_up: Spread
+    """Sequences a second over those of padding, at as many rows a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputStudy:
+    """All that was measured."""
+
+    run: str
+    ranks: int
+    measured_on: MeasuredOn
+    rows_per_step: int
+    """Packs, or single sequences where a layout is of these."""
+    rows_per_micro_batch: int
+    pack_length: int
+    max_sequence_length: int
+    options: ThroughputOptions
+    layouts: tuple[LayoutRow, ...]
+    ratio_of_promised_speed_up: float | None
+    """Packed over padded sequences/s, divided by the packing factor of the same steps."""
+    depths: tuple[DepthRow, ...]
+    cost_model: CostModel | None
+    cost_model_refusal: str | None
+    """Why there is none, where one was wanted."""
+
+
+def study_throughput(
+    config: RunConfig, world: World, options: ThroughputOptions, *, progress: Progress
+) -> ThroughputStudy:
+    """Every rank calls it. A first step each, or `warmup` of them, does not count.
+
+    Raises: NotPreparedError, DataError; ConfigError if these ranks cannot divide a step.
+    """
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    config = run_to_measure(config, prepared)
+    timer = StepTimer(config, prepared, world, clock=options.clock)
+    by_layout = [contender(form, config, prepared, world) for form in options.layouts]
+    of_depths = depth_contenders(config, prepared, world, options.depths) if options.depths else None
+    everyone = [*by_layout, *([*of_depths[:2], *of_depths[2].values()] if of_depths else [])]
+    measured = measure_in_turn(timer, everyone, options, progress=progress)
+    rows = tuple(_layout_row(timer, one.name, measured[one.name]) for one in by_layout)
+    origin = measured_on(config, prepared, world, layouts=tuple(one.name for one in by_layout))
+    model, refusal = None, None
+    if options.samples:
+        steps = [step for one in by_layout for step in measured[one.name]]
+        singles = contender(FORMS["unpadded/arrival"], config, prepared, world).dataset
+        times = _sampled_times(timer, singles, options, progress)
+        model, refusal = _fit(world, [*(step.micro_batches for step in steps), *times], steps, origin)
+    return ThroughputStudy(
+        run=config.run.name,
+        ranks=world.size,
+        measured_on=origin,
+        rows_per_step=config.training.items_per_step,
+        rows_per_micro_batch=config.training.items_per_micro_batch,
+        pack_length=prepared.pack_length,
+        max_sequence_length=config.data.recipe.max_sequence_length,
+        options=options,
+        layouts=rows,
+        ratio_of_promised_speed_up=_promised(measured),
+        depths=_depth_rows(config, of_depths, measured) if of_depths else (),
+        cost_model=model,
+        cost_model_refusal=refusal,
+    )
+
+
+def measure_in_turn(
+    timer: StepTimer, contenders: Sequence[Contender], options: ThroughputOptions, *, progress: Progress
+) -> dict[str, list[MeasuredStep]]:
+    """A step of each in every round; step t of one is step t of all."""
+    measured: dict[str, list[MeasuredStep]] = {one.name: [] for one in contenders}
+    total = (options.warmup + options.rounds) * len(contenders)
+    done = 0
+    for number in range(options.warmup + options.rounds):
+        for one in contenders:
+            step = timer.time_step_of(one.dataset, number)
+            done += 1
+            progress(one.name, done, total)
+            if number >= options.warmup:
+                measured[one.name].append(step)
+    return measured
+
+
+def _layout_row(timer: StepTimer, name: str, steps: Sequence[MeasuredStep]) -> LayoutRow:
+    def median(values: Sequence[float]) -> float:
+        return float(np.median(values))
+
+    def rate(amounts: Sequence[float] | Sequence[int]) -> Spread:
+        return Spread.of([amount / step.step_seconds for amount, step in zip(amounts, steps, strict=True)])
+
+    peak = _peak_flops(timer)
+    useful = [float(step.useful_flops) for step in steps]
+    return LayoutRow(
+        layout=name,
+        step_seconds=Spread.of([step.step_seconds for step in steps]),
+        forward_seconds=median([step.forward_seconds for step in steps]),
+        backward_seconds=median([step.backward_seconds for step in steps]),
+        exchange_seconds=median([step.exchange_seconds for step in steps]),
+        update_seconds=median([step.update_seconds for step in steps]),
+        loader_seconds=median([step.loader_seconds for step in steps]),
+        slots_per_second=rate([step.slots for step in steps]),
+        tokens_per_second=rate([step.tokens for step in steps]),
+        sequences_per_second=rate([step.sequences for step in steps]),
+        sequences_per_pack=median([step.sequences / step.packs for step in steps]),
+        padding_share=median([1.0 - step.tokens / step.slots for step in steps]),
+        useful_tflops=rate([flops / 1e12 for flops in useful]),
+        performed_tflops=rate([step.performed_flops / 1e12 for step in steps]),
+        mfu=None if peak is None else rate([flops / peak for flops in useful]),
+        peak_memory_bytes=max(step.peak_memory_bytes for step in steps),
+    )
+
+
+def _peak_flops(timer: StepTimer) -> float | None:
+    """Of all ranks' devices together."""
+    if timer.world.device.type != "cuda":
+        return None
+    dtype = torch.bfloat16 if timer.config.training.precision == "bf16_autocast" else torch.float32
+    one = device_peak_flops(torch.cuda.get_device_name(timer.world.device), dtype)
+    return None if one is None else one * timer.world.size
+
+
+def _promised(measured: dict[str, list[MeasuredStep]]) -> float | None:
+    """Round by round, for the two lay out the same sequences."""
+    if not {"packed", "padded"} <= measured.keys():
+        return None
+    speed_ups = _ratios(measured["padded"], measured["packed"])
+    promised = [step.sequences / step.packs for step in measured["packed"]]
+    return float(np.median([real / hoped for real, hoped in zip(speed_ups, promised, strict=True)]))
+
+
+def _depth_rows(
+    config: RunConfig,
+    contenders: tuple[Contender, Contender, dict[int | None, Contender]],
+    measured: dict[str, list[MeasuredStep]],
+) -> tuple[DepthRow, ...]:
+    padding, unmasked, packed = contenders
+    narrower = config.data.recipe.max_sequence_length / config.data.pack_length
+    rows = []
+    for depth, one in packed.items():
+        steps = measured[one.name]
+        factor = one.packing_factor
+        overhead = Spread.of([ratio - 1.0 for ratio in _ratios(steps, measured[unmasked.name])])
+        realised = Spread.of([factor * ratio for ratio in _ratios(measured[padding.name], steps)])
+        rows.append(
+            DepthRow(
+                depth=depth,
+                packing_factor=factor,
+                step_seconds=Spread.of([step.step_seconds for step in steps]),
+                overhead=overhead,
+                predicted_speed_up=factor * narrower / (1.0 + overhead.median),
+                realised_speed_up=realised,
+            )
+        )
+    return tuple(rows)
+
+
+def _ratios(steps: Sequence[MeasuredStep], others: Sequence[MeasuredStep]) -> list[float]:
+    """Of the seconds, round by round."""
+    return [step.step_seconds / other.step_seconds for step, other in zip(steps, others, strict=True)]
+
+
+def _sampled_times(
+    timer: StepTimer, singles: MicroBatchDataset, options: ThroughputOptions, progress: Progress
+) -> list[MicroBatchTimes]:
+    """Each rank measures the same ones; whole steps of them."""
+    size = timer.engine.micro_batches
+    count = -(-options.samples // size) * size
+    batches = list(sample_micro_batches(singles, count))
+    times = []
+    for first in range(0, count, size):
+        step = timer.time_step(with_step_counts(batches[first : first + size]))
+        times.append(step.micro_batches)
+        progress("cost model", first + size, count)
+    return times
+
+
+def _fit(
+    world: World, times: Sequence[MicroBatchTimes], steps: Sequence[MeasuredStep], origin: MeasuredOn
+) -> tuple[CostModel | None, str | None]:
+    """What rank 0 has measured."""
+    alone = world.size == 1
+    per_step = float(np.median([step.update_seconds + (step.exchange_seconds if alone else 0.0) for step in steps]))
+    try:
+        everything = MicroBatchTimes.concatenate(times)
+        return fit_cost_model(everything, per_step=per_step, measured_on=origin), None
+    except DataError as error:
+        return None, str(error)

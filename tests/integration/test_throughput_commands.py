@@ -1,0 +1,87 @@
+"""`study throughput` and `study forecast` as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_run import evenpack, write_run
+
+from evenpack.studies.cost_model import CostModel
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared run."""
+    path = write_run(tmp_path_factory.mktemp("throughput"))
+    evenpack("prepare", path)
+    return path
+
+
+def test_a_throughput_study_prints_draws_and_writes_a_cost_model(run_file: Path, tmp_path: Path) -> None:
+    plot, model = tmp_path / "figure.png", tmp_path / "model.json"
+    options = ["--rounds", "2", "--warmup", "1", "--depths", "1,none", "--samples", "24", "--clock", "cpu"]
+    done = evenpack("study throughput", run_file, options=[*options, "--plot", str(plot), "--cost-model", str(model)])
+    for words in (
+        "padded",
+        "unpadded",
+        "optimizer, s",
+        "packing factor",
+        "held-out",
+        "1 thread a rank",
+        f"Drew {plot}",
+    ):
+        assert words in done.stdout
+    assert "to go" in done.stderr
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    found = CostModel.read(model)
+    assert found.measured_on.layers == 2
+    assert found.samples == 24 + 3 * 3 * 4 - 3 * 4  # four micro-batches a step, two rounds that count of three layouts
+
+
+def test_two_ranks_measure_together_and_print_once(run_file: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29731", "-m"]
+    command += ["evenpack.launcher.cli", "study", "throughput", str(run_file), "--rounds", "1", "--warmup", "0"]
+    command += ["--depths", "", "--samples", "0", "--layouts", "unpadded,unpadded/max_tokens", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    assert value["ranks"] == 2
+    assert [row["layout"] for row in value["layouts"]] == ["unpadded", "unpadded/max_tokens"]
+    assert value["cost_model"] is None
+
+
+def test_a_forecast_stands_beside_a_real_run(run_file: Path, tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    ranks = {"steps": 2, "compute_seconds": [2.0, 2.4]}
+    records = [
+        {"step": step, "compute_seconds_mean": 1.1, "compute_seconds_max": 1.2, "ranks": ranks} for step in (1, 2)
+    ]
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    options = ["--ranks", "1,2", "--steps", "3", "--fit-steps", "20", "--simulated-steps", "10", "--warmup", "1"]
+    done = evenpack("study forecast", run_file, options=[*options, "--log", str(log), "--json"])
+    value = json.loads(done.stdout)
+    (row,) = value["study"]["forms"][0]["rows"]
+    assert row["ranks"] == 2
+    assert {"order statistics", "fitted law"} <= row["forecasts"].keys()
+    assert value["logged"]["slowest_seconds"] == 1.2
+    assert value["errors"]["unpadded/arrival"]["order statistics"] >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "overrides", "message"),
+    [
+        (["study throughput"], ["data.prepared_dir=/nowhere/prepared"], "has not been prepared"),
+        (["study forecast", "--log", "/nowhere/metrics.jsonl"], [], "there is no such file"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_with_exit_code_2(
+    run_file: Path, arguments: list[str], overrides: list[str], message: str
+) -> None:
+    command, *options = arguments
+    done = evenpack(command, run_file, *overrides, options=options, expected=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
