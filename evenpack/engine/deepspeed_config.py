@@ -3,7 +3,8 @@
 from copy import deepcopy
 from typing import Any
 
-from evenpack.engine.run_config import RunConfig, TrainingSection
+from evenpack.engine.run_config import RunConfig
+from evenpack.engine.training_config import TrainingSection
 from evenpack.errors import ConfigError
 
 _SET_ELSEWHERE = {

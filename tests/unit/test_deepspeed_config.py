@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
-from evenpack.engine.run_config import RunConfig, TrainingSection
+from evenpack.engine.run_config import RunConfig
+from evenpack.engine.training_config import TrainingSection
 from evenpack.errors import ConfigError
 
 
