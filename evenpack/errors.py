@@ -6,6 +6,7 @@
     │   └── NotPreparedError
     ├── PackingError       lengths, histograms, packing limits
     ├── BackendError       an attention backend or device that cannot serve
+    ├── FitError           measurements that a law or model could not be fitted to
     ├── CheckpointError    a checkpoint that is missing, broken or of another run
     └── RunError           a run that could not go on: a rank died, the disk is full
 
@@ -42,6 +43,10 @@ class PackingError(EvenpackError):
 
 class BackendError(EvenpackError):
     """A named attention backend or device cannot serve the request."""
+
+
+class FitError(EvenpackError):
+    """Measurements to which no law or model could be fitted."""
 
 
 class CheckpointError(EvenpackError):

@@ -1,5 +1,6 @@
 """The published inference against independent integration, draws and the published figures."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -33,7 +34,9 @@ def _integral(function: Callable[[float], float], frozen: rv_frozen, devices: fl
     shares = -np.expm1(np.log([1 - 1e-12, 0.999, 0.5, 1e-3, 1e-9, 1e-25]) / devices)
     cuts = np.where(shares < 0.9, frozen.ppf(shares), frozen.isf(1 - shares)).tolist()
     edges = [*cuts, min(cuts[-1] + 50.0, float(frozen.support()[1]))]
-    return sum(integrate.quad(function, low, high, epsabs=1e-10, limit=500)[0] for low, high in zip(edges, edges[1:]))
+    return sum(
+        integrate.quad(function, low, high, epsabs=1e-10, limit=500)[0] for low, high in itertools.pairwise(edges)
+    )
 
 
 def _by_density(frozen: rv_frozen, devices: float | int) -> float:

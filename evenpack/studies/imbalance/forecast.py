@@ -1,0 +1,211 @@
+"""From the steps of a run on some devices: the expected speed-up on other numbers of devices."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64
+
+from evenpack.errors import ConfigError
+from evenpack.studies.imbalance.fits import ROUNDS, FitReport, FittedLaws, Interval, fit_laws, interval
+from evenpack.studies.imbalance.laws import Gumbel, Law, expected_minima
+from evenpack.studies.imbalance.reference import device_counts, single_device_gumbel
+from evenpack.studies.imbalance.step_log import Cut, StepLog
+
+Method = Literal["gumbel", "normal", "generalised_extreme_value", "reference", "empirical"]
+
+_STEPS_IN_TAIL = 20
+"""The minimum of k steps is taken from the steps themselves while as many times k were logged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Expected speed-up by one method."""
+
+    method: Method
+    """A law: the cluster's survival function to the power of devices / log_devices. "reference": one device's Gumbel
+    by the published inference. "empirical": no law, minima of logged steps."""
+    expected: float
+    """Infinite where the law has no mean."""
+    interval: Interval | None
+    """95 %, of the fit alone and not of the choice of the law; None if too many of its fits failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastRow:
+    """Expected speed-up at a number of devices."""
+
+    devices: int
+    best: Estimate
+    """By the law with the lowest AIC."""
+    estimates: tuple[Estimate, ...]
+    """By all methods that apply."""
+    extrapolated: bool
+    """Below the log's devices, or beyond what minima of its steps can tell."""
+
+    @property
+    def lowest(self) -> float:
+        return min(_low(estimate) for estimate in self.estimates)
+
+    @property
+    def highest(self) -> float:
+        return max(_high(estimate) for estimate in self.estimates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogForecast:
+    """What a log says of other counts."""
+
+    path: Path
+    format: str
+    steps_read: int
+    steps_used: int
+    cuts: tuple[Cut, ...]
+    log_devices: int
+    padded_baseline: float
+    """Sequences a second with padding, on `log_devices` devices of the same system."""
+    fits: FitReport
+    """To the speed-up of each step used."""
+    reference_single: Gumbel | None
+    """One device's, by the published inference; None if no Gumbel could be fitted."""
+    rows: tuple[ForecastRow, ...]
+    warnings: tuple[str, ...]
+    """Of reading, fitting and extrapolating."""
+
+
+def forecast_from_log(
+    log: StepLog,
+    *,
+    log_devices: int,
+    padded_baseline: float | None,
+    counts: Sequence[int],
+    rounds: int = ROUNDS,
+    seed: int = 0,
+) -> LogForecast:
+    """Expected speed-up over padding for each of `counts`, if steps wait for the slowest of independent devices.
+
+    Raises: ConfigError without a padded baseline above 0 or for counts that are no positive integers; FitError if no
+    law can be fitted.
+    """
+    if padded_baseline is None or not (math.isfinite(padded_baseline) and padded_baseline > 0):
+        raise ConfigError(
+            "a speed-up needs the padded rate of the same system: give sequences a second above 0 over all "
+            f"{log_devices} devices as the padded baseline, got {padded_baseline}"
+        )
+    (log_devices,), checked = device_counts([log_devices]), device_counts(counts)
+    speed_ups = log.rates / padded_baseline
+    fitted = fit_laws(speed_ups, rounds=rounds, seed=seed)
+    powers = np.array(checked) / log_devices
+    columns = _by_laws(fitted, powers) | _by_reference(fitted, checked, log_devices)
+    empirical = _by_steps(speed_ups, fitted.samples, powers)
+    best = fitted.report.best.name
+    rows = tuple(
+        ForecastRow(
+            devices=devices,
+            best=columns[best][index],
+            estimates=(*(column[index] for column in columns.values()), *empirical[index]),
+            extrapolated=not empirical[index],
+        )
+        for index, devices in enumerate(checked)
+    )
+    gumbel = _gumbel(fitted)
+    return LogForecast(
+        path=log.path,
+        format=log.format,
+        steps_read=log.steps_read,
+        steps_used=len(speed_ups),
+        cuts=log.cuts,
+        log_devices=log_devices,
+        padded_baseline=padded_baseline,
+        fits=fitted.report,
+        reference_single=None if gumbel is None else single_device_gumbel(gumbel, log_devices),
+        rows=rows,
+        warnings=(*log.warnings, *fitted.report.warnings, *_warnings(rows, log_devices)),
+    )
+
+
+def _by_laws(fitted: FittedLaws, powers: Float64[np.ndarray, " counts"]) -> dict[Method, list[Estimate]]:
+    """The cluster's law itself: no assumption on one device's, exact at the log's own count."""
+    columns: dict[Method, list[Estimate]] = {}
+    for fit in fitted.report.fits:
+        columns[fit.name] = _estimates(fit.name, fit.law, fitted.resampled[fit.name], powers)
+    return columns
+
+
+def _by_reference(fitted: FittedLaws, counts: Sequence[int], log_devices: int) -> dict[Method, list[Estimate]]:
+    gumbel = _gumbel(fitted)
+    if gumbel is None:
+        return {}
+    singles = [single_device_gumbel(law, log_devices) for law in fitted.resampled["gumbel"] if isinstance(law, Gumbel)]
+    single = single_device_gumbel(gumbel, log_devices)
+    return {"reference": _estimates("reference", single, singles, np.array(counts, dtype=np.float64))}
+
+
+def _gumbel(fitted: FittedLaws) -> Gumbel | None:
+    return next((fit.law for fit in fitted.report.fits if isinstance(fit.law, Gumbel)), None)
+
+
+def _estimates(
+    method: Method, law: Law, resampled: Sequence[Law], draws: Float64[np.ndarray, " counts"]
+) -> list[Estimate]:
+    sizes = draws.tolist()
+    expected = expected_minima(law, sizes).tolist()
+    again = np.array([expected_minima(other, sizes) for other in resampled]).reshape(len(resampled), len(sizes))
+    return [
+        Estimate(method=method, expected=value, interval=interval(again[:, index]) if len(resampled) else None)
+        for index, value in enumerate(expected)
+    ]
+
+
+def _by_steps(
+    speed_ups: Float64[np.ndarray, " steps"],
+    samples: Float64[np.ndarray, "rounds steps"],
+    powers: Float64[np.ndarray, " counts"],
+) -> list[tuple[Estimate, ...]]:
+    """Expected minimum of k logged steps drawn with replacement, where k is 1 or more and small enough; else nothing.
+
+    The i-th lowest of n steps is the minimum with probability ((n - i + 1) / n)^k - ((n - i) / n)^k.
+    """
+    steps = len(speed_ups)
+    above = np.arange(steps, -1, -1) / steps
+    ordered, samples = np.sort(speed_ups), np.sort(samples, axis=1)
+    estimates: list[tuple[Estimate, ...]] = []
+    for power in powers.tolist():
+        if not 1 <= power <= steps / _STEPS_IN_TAIL:
+            estimates.append(())
+            continue
+        weights = -np.diff(above**power)
+        estimates.append(
+            (Estimate(method="empirical", expected=float(ordered @ weights), interval=interval(samples @ weights)),)
+        )
+    return estimates
+
+
+def _warnings(rows: tuple[ForecastRow, ...], log_devices: int) -> list[str]:
+    warnings = []
+    if any(row.devices < log_devices for row in rows):
+        warnings.append(
+            f"below {log_devices} devices the upper tail of the law decides, which steps of {log_devices} devices "
+            "hardly show: believe the range over all methods, not one of them"
+        )
+    far = [row.devices for row in rows if row.extrapolated and row.devices > log_devices]
+    if far:
+        warnings.append(
+            f"from {min(far)} devices on fewer than {_STEPS_IN_TAIL} logged steps are as slow as the forecast: the law "
+            "alone decides"
+        )
+    endless = [row.devices for row in rows if math.isinf(row.best.expected)]
+    if endless:
+        warnings.append(f"the best law has no finite mean at {', '.join(map(str, endless))} devices: no forecast there")
+    return warnings
+
+
+def _low(estimate: Estimate) -> float:
+    return estimate.expected if estimate.interval is None else estimate.interval.low
+
+
+def _high(estimate: Estimate) -> float:
+    return estimate.expected if estimate.interval is None else estimate.interval.high
