@@ -45,14 +45,9 @@ class ForecastRow:
     """By all methods that apply."""
     extrapolated: bool
     """Below the log's devices, or beyond what minima of its steps can tell."""
-
-    @property
-    def lowest(self) -> float:
-        return min(_low(estimate) for estimate in self.estimates)
-
-    @property
-    def highest(self) -> float:
-        return max(_high(estimate) for estimate in self.estimates)
+    lowest: float
+    """Of all estimates and their intervals."""
+    highest: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +98,7 @@ def forecast_from_log(
     empirical = _by_steps(speed_ups, fitted.samples, powers)
     best = fitted.report.best.name
     rows = tuple(
-        ForecastRow(
-            devices=devices,
-            best=columns[best][index],
-            estimates=(*(column[index] for column in columns.values()), *empirical[index]),
-            extrapolated=not empirical[index],
-        )
+        _row(devices, columns[best][index], [column[index] for column in columns.values()], empirical[index])
         for index, devices in enumerate(checked)
     )
     gumbel = _gumbel(fitted)
@@ -124,6 +114,18 @@ def forecast_from_log(
         reference_single=None if gumbel is None else single_device_gumbel(gumbel, log_devices),
         rows=rows,
         warnings=(*log.warnings, *fitted.report.warnings, *_warnings(rows, log_devices)),
+    )
+
+
+def _row(devices: int, best: Estimate, by_laws: list[Estimate], by_steps: tuple[Estimate, ...]) -> ForecastRow:
+    estimates = (*by_laws, *by_steps)
+    return ForecastRow(
+        devices=devices,
+        best=best,
+        estimates=estimates,
+        extrapolated=not by_steps,
+        lowest=min(_low(estimate) for estimate in estimates),
+        highest=max(_high(estimate) for estimate in estimates),
     )
 
 
@@ -189,7 +191,7 @@ def _warnings(rows: tuple[ForecastRow, ...], log_devices: int) -> list[str]:
     if any(row.devices < log_devices for row in rows):
         warnings.append(
             f"below {log_devices} devices the upper tail of the law decides, which steps of {log_devices} devices "
-            "hardly show: believe the range over all methods, not one of them"
+            "hardly show: take the range over all methods, not one of them, and that with care"
         )
     far = [row.devices for row in rows if row.extrapolated and row.devices > log_devices]
     if far:
@@ -197,10 +199,22 @@ def _warnings(rows: tuple[ForecastRow, ...], log_devices: int) -> list[str]:
             f"from {min(far)} devices on fewer than {_STEPS_IN_TAIL} logged steps are as slow as the forecast: the law "
             "alone decides"
         )
+    apart = [row.devices for row in rows if not _agree(row)]
+    if apart:
+        warnings.append(
+            f"at {', '.join(map(str, apart))} devices the best law, {rows[0].best.method}, is outside what minima of "
+            "the logged steps themselves give (empirical): the law's tail is wrong there, and beyond"
+        )
     endless = [row.devices for row in rows if math.isinf(row.best.expected)]
     if endless:
         warnings.append(f"the best law has no finite mean at {', '.join(map(str, endless))} devices: no forecast there")
     return warnings
+
+
+def _agree(row: ForecastRow) -> bool:
+    """Whether the best law's interval and that of the steps themselves, if there is one, overlap."""
+    steps = [estimate for estimate in row.estimates if estimate.method == "empirical"]
+    return all(_low(row.best) <= _high(estimate) and _low(estimate) <= _high(row.best) for estimate in steps)
 
 
 def _low(estimate: Estimate) -> float:

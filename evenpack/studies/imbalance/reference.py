@@ -44,12 +44,8 @@ class ReferenceRow:
     """If one device's Gumbel is to give the cluster's mean and deviation instead of its median and mode."""
     direct: float
     """If the cluster alone is a Gumbel and one device has whatever law that asks for."""
-
-    @property
-    def spread(self) -> float:
-        """Between the three inferences: what the choice of the law costs in certainty."""
-        three = (self.expected, self.by_moments, self.direct)
-        return max(three) - min(three)
+    spread: float
+    """Between the three inferences: what the choice of the law costs in certainty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +64,8 @@ class ReferenceCurve:
     """Mean that `single` gives back for the cluster."""
     fitted_mean: float
     """Mean that the cluster's Gumbel has."""
-
-    @property
-    def model_error_at_fitted(self) -> float:
-        """What the inference loses: the first less the second."""
-        return self.expected_at_fitted - self.fitted_mean
+    model_error_at_fitted: float
+    """What the inference loses: the first less the second."""
 
 
 def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
@@ -119,14 +112,16 @@ def reference_curve(cluster: Gumbel, devices: int, counts: Sequence[int], *, see
         expected_minima(cluster, [count / devices for count in checked]).tolist(),
         strict=True,
     )
+    expected_at_fitted = float(expected_minima(single, [devices])[0])
     return ReferenceCurve(
         fitted=cluster,
         devices=devices,
         single=single,
         single_by_moments=by_moments,
         rows=tuple(_row(single, *column, seed=seed) for column in columns),
-        expected_at_fitted=float(expected_minima(single, [devices])[0]),
+        expected_at_fitted=expected_at_fitted,
         fitted_mean=cluster.mean,
+        model_error_at_fitted=expected_at_fitted - cluster.mean,
     )
 
 
@@ -178,6 +173,7 @@ def _row(single: Gumbel, devices: int, expected: float, by_moments: float, direc
         real_minima_error=real[1],
         by_moments=by_moments,
         direct=direct,
+        spread=max(expected, by_moments, direct) - min(expected, by_moments, direct),
     )
 
 

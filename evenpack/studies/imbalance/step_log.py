@@ -123,7 +123,7 @@ def _median_and_spread(rates: Float64[np.ndarray, " steps"]) -> tuple[float, flo
 
 def _read(path: Path, column: str | None) -> _Steps:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     except OSError as error:
         raise DataError(f"cannot read the log {path}: {error.strerror}; give a file") from error
     readers: Sequence[Callable[[Path, list[str]], _Steps]] = (_read_metrics, _read_seq_per_s, _read_csv)
