@@ -147,7 +147,8 @@ def test_correlated_steps_are_drawn_in_blocks_and_said() -> None:
     assert any(f"blocks of {length} steps" in warning for warning in report.warnings)
 
 
-def test_correlated_steps_have_wider_intervals() -> None:
+def test_correlated_steps_have_wider_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "FITTERS", {"normal": fit_normal})
     values = _autoregressive(1000, 0.8)
     shuffled = np.random.default_rng(0).permutation(values)
 

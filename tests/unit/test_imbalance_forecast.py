@@ -124,13 +124,13 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(monkeypatch: pytest
     monkeypatch.setattr(fits, "FITTERS", {"gumbel": fit_gumbel})
     truth = float(expected_minima(Gumbel(location=1.6, scale=0.13), [8.0])[0])
     hits = 0
-    for seed in range(20):
+    for seed in range(12):
         speed_ups = np.random.default_rng(seed).gumbel(1.6, 0.13, 300)
-        (row,) = _forecast(speed_ups, [64], rounds=60).rows
+        (row,) = _forecast(speed_ups, [64], rounds=40).rows
         held = _estimate(row, "gumbel").interval
         assert held is not None
         hits += held.low <= truth <= held.high
-    assert hits >= 16
+    assert hits >= 9
 
 
 def test_a_law_without_a_mean_forecasts_nothing_there_and_says_so() -> None:
