@@ -20,7 +20,7 @@ from evenpack.studies.histogram_distance import largest_cdf_gap, total_variation
 from evenpack.studies.lengths import read_histogram
 from evenpack.studies.published import published_histogram
 
-COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show")
+COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show", "study imbalance")
 
 RUN = {
     "run": {"name": "tiny", "output_dir": "OUT"},
@@ -226,7 +226,7 @@ def test_a_prepared_run_can_be_looked_at_in_shorter_packs(prepared: Path, evenpa
 
 
 def test_both_commands_have_every_option_on_inputs(evenpack: Command) -> None:
-    for command in ("inspect", "study packing"):
+    for command in ("inspect", "study packing", "study imbalance"):
         shown = evenpack(*command.split(), "--help").out
         for field in dataclasses.fields(SubjectOptions):
             assert f"--{field.name.replace('_', '-')} " in shown, (command, field.name)
