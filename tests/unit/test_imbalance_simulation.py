@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,9 +157,9 @@ def test_one_sequence_a_device_waits_for_the_order_statistic(devices: int) -> No
 
 
 def test_the_interval_holds_the_truth_nineteen_times_in_twenty() -> None:
-    found = some_steps({64: 500, 128: 500}, devices=2, batch=1, steps=4000, pieces=80)
+    found = some_steps({64: 500, 128: 500}, devices=2, batch=1, steps=2400, pieces=48)
     held = sum(row.speed_up_low <= 128 / 112 <= row.speed_up_high for row in found)
-    assert 68 <= held <= 80  # 95 % of 80, four standard deviations
+    assert 40 <= held <= 48  # 95 % of 48, less four standard deviations
 
 
 def test_padding_by_arrival_is_constant_where_attention_is_causal() -> None:
@@ -424,7 +426,7 @@ def test_every_shipped_cost_model_can_be_read() -> None:
         assert find_cost(name).per_slot > 0
 
 
-def test_a_cost_model_that_is_none_is_refused(tmp_path) -> None:
+def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"neither a file nor one that comes with evenpack; .*bert_large_estimate"):
         find_cost("bert_large")
     path = tmp_path / "cost.json"
@@ -488,3 +490,45 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
         placed = placer.place(packs, packs.lengths, np.ones_like(packs.lengths))
         segments = np.diff([*placed.segment_starts, placed.slots])
         assert [values[share] for values in found] == [placed.slots, (segments**2).sum(), len(packs.lengths)]
+
+
+@pytest.mark.parametrize(("model", "causal"), [("bert large", False), ("gpt2 xl", True)])
+def test_a_measured_cost_model_brings_its_weights_its_origin_and_the_kind_of_attention(
+    model: str, causal: bool, tmp_path: Path
+) -> None:
+    values: dict[str, Any] = {
+        "constant": 0.5,
+        "per_token": 0.25,
+        "per_squared_length": 0.125,
+        "per_sequence": 2.0,
+        "per_step": 3.0,
+        "noise": 0.1,
+        "repeat_noise": None,
+        "held_out_median_error": 0.02,
+        "held_out_95_percent_error": 0.05,
+        "samples": 40,
+        "measured_on": {
+            "device": "a device",
+            "model": model,
+            "layers": 2,
+            "hidden_size": 64,
+            "vocabulary_size": 100,
+            "rows_per_micro_batch": 4,
+            "layouts": ["packed"],
+            "precision": "fp32",
+            "attention": "auto",
+            "evenpack": "0",
+            "torch": "2",
+            "commit": None,
+            "date": "2026-01-02T03:04:05",
+        },
+    }
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(values))
+    found = find_cost(str(path))
+    assert (found.name, found.estimated, found.causal) == ("mine", False, causal)
+    for word in ("measured: " + model, "2 layers, width 64, 4 rows a micro-batch", "a device, 2026-01-02", "2.0 %"):
+        assert word in found.origin
+    one, two = np.array([1]), np.array([2])
+    assert found.seconds(10 * one, 100 * one, two).tolist() == [0.5 + 2.5 + 12.5 + 4.0]
+    assert (found.per_step, found.noise) == (3.0, 0.1)
