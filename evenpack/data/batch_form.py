@@ -5,6 +5,9 @@ from typing import Literal
 
 Layout = Literal["packed", "unpadded", "padded"]
 
+UNPADDED_SLOT_MULTIPLE = 64
+"""Un-padded micro-batches are filled up to a multiple of this, so that matrix shapes stay friendly to tensor cores."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchForm:

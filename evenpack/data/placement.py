@@ -15,13 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.batch_form import BatchForm
+from evenpack.data.batch_form import UNPADDED_SLOT_MULTIPLE, BatchForm
 from evenpack.data.dealing import padded_width
 from evenpack.data.dealing_config import DealingPolicy
 from evenpack.data.step_plan import PackSelection
-
-UNPADDED_SLOT_MULTIPLE = 64
-"""Un-padded micro-batches are filled up to a multiple of this, so that matrix shapes stay friendly to tensor cores."""
 
 
 @dataclass(frozen=True, kw_only=True)

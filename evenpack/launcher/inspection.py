@@ -109,7 +109,7 @@ def inspect_lengths(
         )
     by_pack_length = {f"{length:,} slots": [row for row in sweep if row.pack_length == length] for length in lengths}
     shown: list[RenderableType] = [
-        *_long_lines(subject),
+        *long_lines(subject),
         views.lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
         views.histogram_table(length_ranges(histogram), sequences=statistics.sequences),
         views.packing_table(packings, pack_length=pack_length),
@@ -200,7 +200,7 @@ def study_subject(
     if not rows:
         raise PackingError("none of the algorithms could pack these lengths; see above")
     batches = study_sorted_batches(histogram)
-    shown: list[RenderableType] = [*_long_lines(subject), views.packing_table(rows, pack_length=pack_length)]
+    shown: list[RenderableType] = [*long_lines(subject), views.packing_table(rows, pack_length=pack_length)]
     if batches:
         shown.append(views.sorted_batches_table(batches))
     if plot is not None:
@@ -295,7 +295,7 @@ def _fit(
     return Subject(origin=origin, pack_length=pack_length, fitted=fitted, splits=splits)
 
 
-def _long_lines(subject: Subject) -> list[RenderableType]:
+def long_lines(subject: Subject) -> list[RenderableType]:
     fitted = subject.fitted
     if not fitted.long_sequences:
         return []

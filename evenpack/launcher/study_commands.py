@@ -16,7 +16,8 @@ from evenpack.launcher.command_line import (
     load,
     reporting,
 )
-from evenpack.launcher.subject_options import SubjectOptions, takes_subject
+from evenpack.launcher.imbalance_options import ImbalanceOptions
+from evenpack.launcher.subject_options import SubjectOptions, takes, takes_subject
 
 Clock = Annotated[
     str,
@@ -59,6 +60,38 @@ def study_packing(
         limits, choices = parse_depths(depths), parse_choices(algorithms)  # before anything is read
         subject = find_subject(lengths, overrides or [], options)
         report.value, report.shown = study_subject(subject, depths=limits, choices=choices, sample=sample, plot=plot)
+
+
+@study_app.command("imbalance")
+@takes_subject
+@takes("study", ImbalanceOptions)
+def study_imbalance(
+    lengths: LengthsInput,
+    overrides: Overrides = None,
+    *,
+    options: SubjectOptions,
+    study: ImbalanceOptions,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare packs with un-padding and padding on one device to thousands, where each step waits for the slowest.
+
+    Clusters are simulated on the lengths; beside them stand the published curve and, if given, a log.
+
+    \b
+    Examples:
+      evenpack study imbalance wikipedia_512 --devices 1..2048 --plot imbalance.png
+      evenpack study imbalance wikipedia_1024 --cost-model gpt2_xl_estimate --devices 8,64,512
+      evenpack study imbalance RUN.yaml --cost-model h100.json --all-reduce-bytes 6.7e8 --bandwidth 100
+      evenpack study imbalance wikipedia_512 --log result_0.txt --padded-baseline 1130
+    """
+    with reporting(as_json) as report:
+        from evenpack.launcher.imbalance_view import ImbalanceRequest
+        from evenpack.launcher.imbalance_view import study_imbalance as compare
+        from evenpack.launcher.inspection import find_subject
+
+        request = ImbalanceRequest(study, plot=plot)  # before anything is read
+        report.value, report.shown = compare(find_subject(lengths, overrides or [], options), request)
 
 
 @study_app.command("throughput")

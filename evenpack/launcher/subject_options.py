@@ -50,23 +50,32 @@ class SubjectOptions(InputOptions):
 
 
 def takes_subject(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command with a parameter `options: SubjectOptions` one option of the command line for each field."""
-    fields = dataclasses.fields(SubjectOptions)
+    """`takes(SubjectOptions)` as parameter `options`."""
+    return takes("options", SubjectOptions)(command)
 
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        options = SubjectOptions(**{field.name: given.pop(field.name) for field in fields})
-        command(options=options, **given)
 
-    signature = inspect.signature(command)
-    parameters = []
-    for parameter in signature.parameters.values():
-        if parameter.name == "options":
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters += [
-                inspect.Parameter(field.name, keyword, default=field.default, annotation=field.type) for field in fields
-            ]
-        else:
-            parameters.append(parameter)
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run
+def takes(name: str, options_class: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command with a parameter `name`, a dataclass, one option of the command line for each field."""
+    fields = dataclasses.fields(options_class)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            options = options_class(**{field.name: given.pop(field.name) for field in fields})
+            command(**{name: options}, **given)
+
+        signature = inspect.signature(command)
+        parameters = []
+        for parameter in signature.parameters.values():
+            if parameter.name == name:
+                keyword = inspect.Parameter.KEYWORD_ONLY
+                parameters += [
+                    inspect.Parameter(field.name, keyword, default=field.default, annotation=field.type)
+                    for field in fields
+                ]
+            else:
+                parameters.append(parameter)
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

@@ -43,6 +43,8 @@ _STYLE: dict[str, Any] = {
 _MAX_BARS = 64
 _LABEL_POINTS = 13.0
 """Height of a line's name."""
+_LEADER = 0.03
+"""Length of the line that leads to a name, as a share of the axes' width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ def plot_loss(curve: LossCurve, path: Path, *, name: str) -> None:
         axes.set_xlabel("step (optimizer updates)")
         axes.set_ylabel("loss (nats a target)")
         axes.set_xlim(0, last)
-        _label_ends(axes, ends)
+        label_ends(axes, ends)
         write_title(axes, f"{name}: loss {curve.losses[0]:.2f} → {smoothed[-1]:.2f} in {curve.steps[-1]:,} steps")
 
 
@@ -206,7 +208,7 @@ def _draw_curves(axes: Any, curves: Mapping[str, Sequence[tuple[int | None, floa
     axes.set_xticks(range(len(ordered)), ["no limit" if limit is None else str(limit) for limit in ordered])
     axes.set_xlabel("most sequences a pack may hold")
     axes.set_xlim(-0.3, len(ordered) - 0.7)
-    _label_ends(axes, ends)
+    label_ends(axes, ends)
 
 
 @contextmanager
@@ -228,26 +230,48 @@ def write_title(axes: Any, finding: str) -> None:
     axes.set_title(finding, loc="left", fontsize=11.5, fontweight="bold", pad=12)
 
 
-def _label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
-    """Writes (text, height, colour) right of the axes where each line ends, moved apart where two would overlap."""
+def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
+    """Writes (text, height, colour) right of the axes where each line ends, moved apart where two would overlap.
+
+    A thin line leads from where a line ends to where its text had to go. On linear and logarithmic axes.
+    """
     axes.margins(x=0.02)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high)  # the labels hang on it
+    axes.set_ylim(*axes.get_ylim())  # the labels hang on it
     height_points = axes.get_window_extent().height / axes.figure.dpi * 72
-    ordered = sorted(ends, key=lambda end: -end[1])
-    places = spread([end[1] for end in ordered], gap=_LABEL_POINTS * (high - low) / height_points, low=low)
-    for (text, _, colour), place in zip(ordered, places, strict=True):
+    to_fraction = axes.transData + axes.transAxes.inverted()
+    at = axes.get_xlim()[1]
+    ordered = sorted(
+        ((text, float(to_fraction.transform((at, y))[1]), colour) for text, y, colour in ends), key=_height
+    )
+    gap = _LABEL_POINTS / height_points
+    places = spread([end[1] for end in ordered], gap=gap, low=0.0)
+    for (text, height, colour), place in zip(ordered, places, strict=True):
+        moved = abs(place - height) > gap / 2
+        if moved:
+            axes.plot(
+                [1.0, 1.0 + _LEADER],
+                [height, place],
+                color=colour,
+                linewidth=0.7,
+                transform=axes.transAxes,
+                clip_on=False,
+            )
         axes.annotate(
             text,
-            (1.0, place),
-            xycoords=("axes fraction", "data"),
-            xytext=(6, 0),
+            (1.0 + (_LEADER if moved else 0.0), place),
+            xycoords="axes fraction",
+            xytext=(2 if moved else 6, 0),
             textcoords="offset points",
             va="center",
             color=colour,
             fontweight="bold",
             annotation_clip=False,
         )
+
+
+def _height(end: tuple[str, float, str]) -> float:
+    """From above to below."""
+    return -end[1]
 
 
 def spread(heights: Sequence[float], *, gap: float, low: float) -> list[float]:

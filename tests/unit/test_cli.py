@@ -20,7 +20,7 @@ from evenpack.studies.histogram_distance import largest_cdf_gap, total_variation
 from evenpack.studies.lengths import read_histogram
 from evenpack.studies.published import published_histogram
 
-COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show")
+COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show", "study imbalance")
 
 RUN = {
     "run": {"name": "tiny", "output_dir": "OUT"},
@@ -225,8 +225,18 @@ def test_a_prepared_run_can_be_looked_at_in_shorter_packs(prepared: Path, evenpa
     assert cut["lengths"]["longest"] == cut["pack_length"] == 16
 
 
-def test_both_commands_have_every_option_on_inputs(evenpack: Command) -> None:
-    for command in ("inspect", "study packing"):
+def test_clusters_can_be_simulated_on_a_prepared_run(prepared: Path, evenpack: Command) -> None:
+    values = evenpack(
+        "study", "imbalance", prepared, "--devices", "2", "--steps", "30", "--batch", "3", "--json"
+    ).json()
+    simulation = values["simulation"]
+    assert (values["origin"], simulation["pack_length"], simulation["options"]["batch"]) == ("tiny", 32, 3)
+    assert {row["devices"] for row in simulation["rows"]} == {2}
+    assert max(row["speed_up"] for row in simulation["rows"]) > 1.2
+
+
+def test_commands_on_lengths_have_every_option_on_inputs(evenpack: Command) -> None:
+    for command in ("inspect", "study packing", "study imbalance"):
         shown = evenpack(*command.split(), "--help").out
         for field in dataclasses.fields(SubjectOptions):
             assert f"--{field.name.replace('_', '-')} " in shown, (command, field.name)

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from sources import packed_source
 
 from evenpack.batch import PackedBatch, StepCounts
-from evenpack.data.batch_form import BatchForm, Layout
+from evenpack.data.batch_form import UNPADDED_SLOT_MULTIPLE, BatchForm, Layout
 from evenpack.data.collate import Collator, order_hash
 from evenpack.data.objectives import NextTokens
 from evenpack.data.permutation import derive_key
-from evenpack.data.placement import UNPADDED_SLOT_MULTIPLE
 from evenpack.data.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
 from evenpack.errors import DataError
 

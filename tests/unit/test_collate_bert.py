@@ -19,11 +19,10 @@ from pair_sources import (
 )
 
 from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
-from evenpack.data.batch_form import BatchForm, Layout
+from evenpack.data.batch_form import UNPADDED_SLOT_MULTIPLE, BatchForm, Layout
 from evenpack.data.collate import Collator
 from evenpack.data.masking import mask_sequences, masked_count, masking_keys
 from evenpack.data.objectives import MaskedTokensAndNextSentence
-from evenpack.data.placement import UNPADDED_SLOT_MULTIPLE
 from evenpack.data.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
 
 PADDING_TOKEN = 1

@@ -1,0 +1,227 @@
+"""One step of a simulated cluster: items are drawn and dealt, micro-batches cost what they hold, ranks wait."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from evenpack.data.batch_form import UNPADDED_SLOT_MULTIPLE, Layout
+from evenpack.data.dealing import Shares, deal_step, padded_width
+from evenpack.data.dealing_config import POLICIES, Batching, DealingPolicy
+from evenpack.errors import ConfigError
+from evenpack.studies.imbalance.drawing import ItemKinds, squared_padding
+from evenpack.studies.imbalance.step_cost import StepCost
+
+FEWEST_STEPS = 30
+"""Below, an interval over steps would say nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """A layout, who computes what of it, and what attention computes."""
+
+    layout: Layout
+    policy: DealingPolicy
+    dense: bool = False
+    """Of packs: the whole square is computed and then masked, as PackedBERT does, not each sequence's own square."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.layout} {self.policy}{', dense attention' if self.dense else ''}"
+
+    @property
+    def batching(self) -> Batching:
+        """What is dealt."""
+        return "packs" if self.layout == "packed" else "sequences"
+
+
+BASELINE = Scheme(layout="padded", policy="arrival")
+BALANCED_PACKS = Scheme(layout="packed", policy="cost_balanced")
+DENSE_PACKS = Scheme(layout="packed", policy="arrival", dense=True)
+"""All cost the same, however they are dealt."""
+
+_LAYOUTS: tuple[tuple[Batching, Layout], ...] = (
+    ("packs", "packed"),
+    ("sequences", "unpadded"),
+    ("sequences", "padded"),
+)
+SCHEMES: tuple[Scheme, ...] = (
+    DENSE_PACKS,
+    *(Scheme(layout=layout, policy=policy) for batching, layout in _LAYOUTS for policy in POLICIES[batching, layout]),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """What every device computes in a step, and how long it is watched.
+
+    Raises: ConfigError, naming the option of the command line.
+    """
+
+    batch: int = 32
+    """Sequences of a micro-batch."""
+    packs: int | None = None
+    """Of a micro-batch; None: as many as hold `batch` sequences on average, at least one."""
+    accumulation: int = 1
+    """Micro-batches of a step and device."""
+    zero_stage: int = 0
+    """At 2 and 3 devices wait for each other in every micro-batch, else once a step."""
+    steps: int = 1000
+    all_reduce_bytes: float = 0.0
+    """Of the gradients."""
+    bandwidth: float | None = None
+    """Bytes a second of a device's link, for the all-reduce; it does not overlap with computing here."""
+    noise: bool = False
+    """Scatter the seconds of micro-batches as the cost model's measurements do."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("packs", 1), ("accumulation", 1), ("steps", FEWEST_STEPS), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name} must be {least} or more, not {value}")
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise ConfigError(f"--zero-stage is 0, 1, 2 or 3, not {self.zero_stage}")
+        if not 0 <= self.all_reduce_bytes < float("inf"):
+            raise ConfigError(f"--all-reduce-bytes must be 0 or more, not {self.all_reduce_bytes}")
+        if self.bandwidth is not None and not 0 < self.bandwidth < float("inf"):
+            raise ConfigError(f"--bandwidth must be above 0, not {self.bandwidth}")
+        if (self.all_reduce_bytes > 0) != (self.bandwidth is not None):
+            raise ConfigError("--all-reduce-bytes and --bandwidth go together: give both or none")
+
+    def all_reduce_seconds(self, devices: int) -> float:
+        """Of a ring: every device sends and receives 2 (n - 1) / n times the bytes."""
+        if self.bandwidth is None:
+            return 0.0
+        return 2 * self.all_reduce_bytes * (devices - 1) / devices / self.bandwidth
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cluster:
+    """Everything that a step depends on, but the number of devices."""
+
+    sequences: ItemKinds
+    packs: ItemKinds
+    pack_length: int
+    max_sequence_length: int
+    """Width of padded rows that are as wide as the longest sequence can be."""
+    packs_per_micro_batch: int
+    causal: bool
+    cost: StepCost
+    options: ClusterOptions
+
+    def steps(
+        self, devices: int, first: int, count: int, schemes: Sequence[Scheme] = SCHEMES
+    ) -> Float64[np.ndarray, "schemes count 5"]:
+        """Steps `first` to `first + count` by each of `schemes`: columns of `StepTimes`.
+
+        A step is a function of (seed, devices, step). All schemes of single sequences are given the same sequences in
+        the same order, all schemes of packs the same packs.
+        """
+        found = np.empty((len(schemes), count, 5))
+        for row, step in enumerate(range(first, first + count)):
+            generator = np.random.default_rng((self.options.seed, devices, step))
+            drawn = self._draw(generator, devices)
+            noise = self._noise(generator, devices)
+            for column, scheme in enumerate(schemes):
+                draw = drawn[scheme.batching]
+                found[column, row, :3] = self._step(scheme, draw, noise)
+                found[column, row, 3:] = draw.work
+        return found
+
+    def items_per_step(self, batching: Batching, devices: int) -> int:
+        """Of all devices."""
+        of_micro_batch = self.packs_per_micro_batch if batching == "packs" else self.options.batch
+        return devices * self.options.accumulation * of_micro_batch
+
+    def kinds(self, batching: Batching) -> ItemKinds:
+        """Of what is dealt."""
+        return self.packs if batching == "packs" else self.sequences
+
+    def _draw(self, generator: np.random.Generator, devices: int) -> dict[Batching, "_Draw"]:
+        drawn = {}
+        for batching, _ in _LAYOUTS[:2]:
+            kinds = self.kinds(batching)
+            items = kinds.draw(generator, self.items_per_step(batching, devices))
+            work = np.bincount(items, minlength=len(kinds.tokens)) @ kinds.work / len(items)
+            drawn[batching] = _Draw(items=items, tokens=kinds.tokens[items], work=work)
+        return drawn
+
+    def _noise(self, generator: np.random.Generator, devices: int) -> Float64[np.ndarray, "ranks micro_batches"]:
+        """Positive factors of mean 1, the same for all schemes."""
+        shape = (devices, self.options.accumulation)
+        if not self.options.noise:
+            return np.ones(shape)
+        spread = np.sqrt(np.log1p(self.cost.noise**2))
+        factors: Float64[np.ndarray, "ranks micro_batches"] = np.exp(
+            spread * generator.standard_normal(shape) - spread**2 / 2
+        )
+        return factors
+
+    def _step(
+        self, scheme: Scheme, draw: "_Draw", noise: Float64[np.ndarray, "ranks micro_batches"]
+    ) -> tuple[float, float, float]:
+        devices, micro_batches = noise.shape
+        waits_often = self.options.zero_stage >= 2
+        shares = deal_step(
+            scheme.policy,
+            draw.tokens,
+            self._dealing_costs(scheme, draw),
+            ranks=devices,
+            micro_batches=micro_batches,
+            per_micro_batch=waits_often,
+            layout=scheme.layout,
+        )
+        seconds = self.micro_batch_seconds(scheme, draw.items, shares).reshape(noise.shape) * noise
+        waited = seconds.max(axis=0).sum() if waits_often else seconds.sum(axis=1).max()
+        slowest = float(waited) + self.cost.per_step
+        mean = float(seconds.sum()) / devices + self.cost.per_step
+        return slowest + self.options.all_reduce_seconds(devices), slowest, mean
+
+    def _dealing_costs(self, scheme: Scheme, draw: "_Draw") -> Float64[np.ndarray, " items"]:
+        """What training deals by (`cost_weights` in engine/build.py): all packs have the same slots."""
+        if scheme.policy != "cost_balanced":
+            return np.zeros(len(draw.items))
+        kinds = self.kinds(scheme.batching)
+        per_token = 0.0 if scheme.layout == "packed" else self.cost.per_slot
+        of_kind = per_token * kinds.tokens + self.cost.per_squared_length * kinds.squared_lengths
+        costs: Float64[np.ndarray, " items"] = of_kind[draw.items]
+        return costs
+
+    def micro_batch_seconds(
+        self, scheme: Scheme, items: Int64[np.ndarray, " items"], shares: Shares
+    ) -> Float64[np.ndarray, " shares"]:
+        """Of each share of a step's `items` (their kinds), without noise, as `data/placement.py` would lay them out."""
+        kinds, longest = self.kinds(scheme.batching), self.max_sequence_length
+        starts, dealt = shares.offsets[:-1], items[shares.items]
+        counts = np.diff(shares.offsets)
+        tokens = np.add.reduceat(kinds.tokens[dealt], starts)
+        squared = np.add.reduceat(kinds.squared_lengths[dealt], starts)
+        sequences = counts
+        if scheme.layout == "packed":
+            slots = counts * self.pack_length
+            squared = squared + np.add.reduceat(kinds.padding_squared_lengths[dealt], starts)
+            squared = counts * self.pack_length**2 if scheme.dense else squared
+            sequences = np.add.reduceat(kinds.sequences[dealt], starts)
+        elif scheme.layout == "unpadded":
+            slots = -(-tokens // UNPADDED_SLOT_MULTIPLE) * UNPADDED_SLOT_MULTIPLE
+            squared = squared + squared_padding(slots - tokens, longest)
+        else:
+            width = padded_width(scheme.policy, np.maximum.reduceat(kinds.tokens[dealt], starts), longest)
+            slots = counts * width
+            # Behind a sequence of length l lies padding of width - l: a segment of its own where the model looks
+            # both ways, with l² + (width - l)² = 2 l² - 2 width l + width² for both.
+            squared = counts * width**2 if self.causal else 2 * squared - 2 * width * tokens + counts * width**2
+        return self.cost.seconds(slots, squared, sequences)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Draw:
+    """What a step is to deal."""
+
+    items: Int64[np.ndarray, " items"]
+    """Their kinds."""
+    tokens: Int64[np.ndarray, " items"]
+    work: Float64[np.ndarray, "2"]
+    """`ItemKinds.work` of the mean item."""

@@ -1,0 +1,210 @@
+"""Clusters of any size on given lengths: each layout and policy, step by step, and what the steps say together."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+
+import numpy as np
+from jaxtyping import Float64
+
+from evenpack.data.packing import LengthHistogram, Packing
+from evenpack.errors import ConfigError
+from evenpack.studies.imbalance.cluster import SCHEMES, Cluster, ClusterOptions, Scheme
+from evenpack.studies.imbalance.crossings import Crossing, find_crossings
+from evenpack.studies.imbalance.drawing import pack_kinds, sequence_kinds
+from evenpack.studies.imbalance.reference import device_counts
+from evenpack.studies.imbalance.step_cost import StepCost
+from evenpack.studies.imbalance.step_times import SimulationRow, StepTimes, summarise
+
+MOST_DEVICES = 1 << 17
+"""More than any cluster has, and 1 GB for a step at 32 sequences a device."""
+
+_ITEMS_OF_A_TASK = 1 << 20
+_OVERHEAD_ITEMS = 4000
+"""A step costs as much besides its items."""
+_WORTH_PROCESSES = 3 * _ITEMS_OF_A_TASK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """All rows, and where they cross."""
+
+    options: ClusterOptions
+    cost: StepCost
+    causal: bool
+    pack_length: int
+    max_sequence_length: int
+    packing_algorithm: str
+    packing_factor: float
+    packs_per_micro_batch: int
+    rows: tuple[SimulationRow, ...]
+    crossings: tuple[Crossing, ...]
+
+    def of(self, scheme: Scheme) -> tuple[SimulationRow, ...]:
+        """A row for each number of devices, rising."""
+        return tuple(row for row in self.rows if (row.layout, row.policy, row.dense) == astuple(scheme))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationProgress:
+    """How far a simulation is."""
+
+    share: float
+    """Of the work; small clusters are more of it than their sequences."""
+    sequences: int
+    """Drawn."""
+
+
+def parse_devices(given: str) -> tuple[int, ...]:
+    """`1..2048`: both ends and the powers of two between; `1,8,24`: these. Rising, without repeats.
+
+    Raises: ConfigError for anything but positive integers.
+    """
+    counts: set[int] = set()
+    for word in given.split(","):
+        first, dots, last = (part.strip() for part in word.partition(".."))
+        numbers = [_device_count(number, given) for number in ([first, last] if dots else [first])]
+        low, high = numbers[0], numbers[-1]
+        if low > high:
+            raise ConfigError(f"--devices {given}: {word.strip()} runs backwards; give the smaller number first")
+        counts |= (
+            {low, high, *(1 << bit for bit in range(high.bit_length()) if low <= 1 << bit <= high)} if dots else {low}
+        )
+    return tuple(sorted(counts))
+
+
+def make_cluster(
+    histogram: LengthHistogram,
+    packing: Packing,
+    *,
+    cost: StepCost,
+    options: ClusterOptions,
+    causal: bool | None = None,
+) -> Cluster:
+    """Of any number of devices; the arguments are those of `simulate`."""
+    packs = pack_kinds(packing, max_sequence_length=histogram.longest)
+    return Cluster(
+        sequences=sequence_kinds(histogram),
+        packs=packs,
+        pack_length=packing.pack_length,
+        max_sequence_length=histogram.longest,
+        packs_per_micro_batch=options.packs or max(1, round(options.batch / packs.mean_sequences)),
+        causal=cost.causal if causal is None else causal,
+        cost=cost,
+        options=options,
+    )
+
+
+def simulate(
+    histogram: LengthHistogram,
+    packing: Packing,
+    *,
+    devices: Sequence[int],
+    cost: StepCost,
+    options: ClusterOptions,
+    causal: bool | None = None,
+    processes: int | None = None,
+    progress: Callable[[SimulationProgress], None] = lambda state: None,
+) -> Simulation:
+    """Simulates every scheme at every number of devices, and one device too: efficiency is against it.
+
+    Args:
+        packing: of `histogram`; packs are drawn by how often each strategy is used.
+        causal: None: as the cost model's model is.
+        processes: None: one for each core, where there is enough to do. The result does not depend on it.
+
+    Raises: ConfigError for device counts that are no positive integers.
+    """
+    counts = device_counts(devices)
+    cluster = make_cluster(histogram, packing, cost=cost, options=options, causal=causal)
+    times = _run(cluster, sorted({1, *counts}), processes, progress)
+    rows = [row for scheme in SCHEMES for row in summarise(scheme, times) if row.devices in counts]
+    return Simulation(
+        options=options,
+        cost=cost,
+        causal=cluster.causal,
+        pack_length=packing.pack_length,
+        max_sequence_length=cluster.max_sequence_length,
+        packing_algorithm=packing.algorithm,
+        packing_factor=packing.packing_factor,
+        packs_per_micro_batch=cluster.packs_per_micro_batch,
+        rows=tuple(rows),
+        crossings=find_crossings({key: value for key, value in times.items() if key[1] in counts}),
+    )
+
+
+def _device_count(word: str, given: str) -> int:
+    if not (word.isascii() and word.isdecimal() and int(word) > 0):
+        raise ConfigError(
+            f"--devices {given}: '{word}' is no positive integer; give 1..2048 (powers of two) or a list such as 1,8,24"
+        )
+    if int(word) > MOST_DEVICES:
+        raise ConfigError(f"--devices {given}: clusters of up to {MOST_DEVICES:,} devices are simulated, not {word}")
+    return int(word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    devices: int
+    first: int
+    count: int
+    work: int
+
+
+def _tasks(cluster: Cluster, counts: Sequence[int]) -> list[_Task]:
+    """All steps in pieces of near equal work, the largest clusters first: the last pieces to end are small."""
+    tasks = []
+    for devices in sorted(counts, reverse=True):
+        of_step = cluster.items_per_step("sequences", devices) + _OVERHEAD_ITEMS
+        size = max(1, _ITEMS_OF_A_TASK // of_step)
+        for first in range(0, cluster.options.steps, size):
+            count = min(size, cluster.options.steps - first)
+            tasks.append(_Task(devices=devices, first=first, count=count, work=count * of_step))
+    return tasks
+
+
+def _run(
+    cluster: Cluster,
+    counts: Sequence[int],
+    processes: int | None,
+    progress: Callable[[SimulationProgress], None],
+) -> dict[tuple[Scheme, int], StepTimes]:
+    tasks = _tasks(cluster, counts)
+    total = sum(task.work for task in tasks)
+    steps = {devices: np.empty((len(SCHEMES), cluster.options.steps, 5)) for devices in counts}
+    done = sequences = 0
+    wanted = processes or (len(os.sched_getaffinity(0)) if total > _WORTH_PROCESSES else 1)
+    with _results(cluster, tasks, wanted) as results:
+        for task, found in results:
+            steps[task.devices][:, task.first : task.first + task.count] = found
+            done += task.work
+            sequences += task.count * cluster.items_per_step("sequences", task.devices)
+            progress(SimulationProgress(share=done / total, sequences=sequences))
+    return {
+        (scheme, devices): StepTimes.of_columns(
+            steps[devices][index],
+            cluster.kinds(scheme.batching),
+            items=cluster.items_per_step(scheme.batching, devices),
+        )
+        for devices in counts
+        for index, scheme in enumerate(SCHEMES)
+    }
+
+
+@contextmanager
+def _results(
+    cluster: Cluster, tasks: Sequence[_Task], processes: int
+) -> Iterator[Iterator[tuple[_Task, Float64[np.ndarray, "schemes count 5"]]]]:
+    if processes == 1:
+        yield ((task, cluster.steps(task.devices, task.first, task.count)) for task in tasks)
+        return
+    # Not forked: a process that shows progress may have threads.
+    executor = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures = {executor.submit(cluster.steps, task.devices, task.first, task.count): task for task in tasks}
+        yield ((futures[future], future.result()) for future in as_completed(futures))
+    finally:
+        executor.shutdown(cancel_futures=True)

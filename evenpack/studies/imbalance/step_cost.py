@@ -1,0 +1,138 @@
+"""What a micro-batch costs in a simulated cluster: a measured cost model, or an estimate that says that it is one."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from pydantic import Field
+
+from evenpack.config import Section, nearest, validate
+from evenpack.errors import ConfigError
+from evenpack.studies.cost_model import CostModel
+
+SHIPPED = Path(__file__).with_name("cost_models")
+DEFAULT_COST = "bert_large_estimate"
+
+
+class EstimatedCost(Section):
+    """Seconds from operations and assumed shares of a device's peak; nothing is measured.
+
+    There is no constant and no optimizer in it. In those that come with evenpack an operation takes as long in
+    attention as elsewhere: neutral, as real attention is slower, which favours layouts with short segments the more.
+    """
+
+    model: str
+    causal: bool
+    flops_per_slot: float = Field(gt=0.0)
+    """Forward and backward, blocks only: embeddings, norms and heads are left out."""
+    flops_per_squared_length: float = Field(gt=0.0)
+    device: str
+    peak_flops: float = Field(gt=0.0)
+    """Dense, operations a second."""
+    utilisation: float = Field(gt=0.0, le=1.0)
+    """Share of the peak that matrix products outside attention reach."""
+    attention_utilisation: float = Field(gt=0.0, le=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """Seconds of micro-batches and steps, and where they come from."""
+
+    name: str
+    origin: str
+    """For people: device, model, and whether it was measured."""
+    estimated: bool
+    causal: bool
+    """Whether the model's attention is: a padded row then costs its whole width squared (`data/placement.py`)."""
+    constant: float
+    """Of a micro-batch."""
+    per_slot: float
+    per_squared_length: float
+    per_sequence: float
+    per_step: float
+    """Once a step, on every rank: the optimizer."""
+    noise: float
+    """Standard deviation of seconds / expected seconds."""
+
+    def seconds(
+        self,
+        slots: Int64[np.ndarray, "*shape"],
+        squared_lengths: Int64[np.ndarray, "*shape"],
+        sequences: Int64[np.ndarray, "*shape"],
+    ) -> Float64[np.ndarray, "*shape"]:
+        """Of micro-batches, without noise."""
+        seconds = self.constant + self.per_slot * slots + self.per_squared_length * squared_lengths
+        return seconds + self.per_sequence * sequences if self.per_sequence else seconds
+
+
+def shipped_costs() -> tuple[str, ...]:
+    """Names that `find_cost` knows."""
+    return tuple(sorted(path.stem for path in SHIPPED.glob("*.json")))
+
+
+def find_cost(given: str) -> StepCost:
+    """A shipped cost model by name, or one in a file.
+
+    Raises: ConfigError if there is neither, or if the file holds something else.
+    """
+    path = Path(given)
+    if given in shipped_costs():
+        path = SHIPPED / f"{given}.json"
+    elif not path.is_file():
+        raise ConfigError(
+            f"cost model {given} is neither a file nor one that comes with evenpack; {nearest(given, shipped_costs())}"
+        )
+    values = _read(path)
+    if "measured_on" not in values:
+        return _estimated(path.stem, validate(values, EstimatedCost, origin=f"cost model {path}"))
+    return _measured(path.stem, CostModel.read(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cost model {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"cost model {path} is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"cost model {path} must hold a JSON object, found {type(values).__name__}")
+    return values
+
+
+def _estimated(name: str, cost: EstimatedCost) -> StepCost:
+    return StepCost(
+        name=name,
+        origin=f"ESTIMATE, not measured: {cost.model} on {cost.device} at {100 * cost.utilisation:.0f} % of "
+        f"{cost.peak_flops / 1e12:.0f} TFLOP/s, attention at {100 * cost.attention_utilisation:.0f} %; no optimizer",
+        estimated=True,
+        causal=cost.causal,
+        constant=0.0,
+        per_slot=cost.flops_per_slot / (cost.peak_flops * cost.utilisation),
+        per_squared_length=cost.flops_per_squared_length / (cost.peak_flops * cost.attention_utilisation),
+        per_sequence=0.0,
+        per_step=0.0,
+        noise=0.0,
+    )
+
+
+def _measured(name: str, model: CostModel) -> StepCost:
+    on = model.measured_on
+    commit = f", commit {on.commit[:9]}" if on.commit else ""
+    return StepCost(
+        name=name,
+        origin=f"measured: {on.model} ({on.layers} layers, width {on.hidden_size}, {on.rows_per_micro_batch} rows a "
+        f"micro-batch), {on.precision}, on {on.device}, "
+        f"{on.date[:10]}{commit}; error on held-out micro-batches {100 * model.held_out_median_error:.1f} % (median)",
+        estimated=False,
+        causal=on.model.startswith("gpt2"),
+        constant=model.constant,
+        per_slot=model.per_token,
+        per_squared_length=model.per_squared_length,
+        per_sequence=model.per_sequence,
+        per_step=model.per_step,
+        noise=model.noise,
+    )

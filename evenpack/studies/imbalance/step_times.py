@@ -1,0 +1,145 @@
+"""What a scheme's steps say: rates with intervals, waiting, efficiency."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float64
+
+from evenpack.studies.imbalance.cluster import BASELINE, Scheme
+from evenpack.studies.imbalance.drawing import ItemKinds
+
+NORMAL_95 = 1.959964
+"""Standard errors either side that hold 95 % of a normal law."""
+STEPS_WITHIN = (5.0, 95.0)
+"""Percentiles between which single steps are shown."""
+
+_SCALE = np.array([1e3, 1e6])
+"""Tokens and squared lengths in units of one size, for the regression."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepTimes:
+    """Steps of one scheme on a number of devices, in seconds."""
+
+    step: Float64[np.ndarray, " steps"]
+    """From one update to the next: until the slowest device is done, and the all-reduce."""
+    slowest: Float64[np.ndarray, " steps"]
+    """The slowest device's computing."""
+    mean: Float64[np.ndarray, " steps"]
+    """The mean device's computing."""
+    excess_work: Float64[np.ndarray, "steps 2"]
+    """Tokens and squared lengths of the mean item drawn, above what is to be expected of one."""
+    sequences: float
+    """Of a step, expected."""
+
+    @classmethod
+    def of_columns(cls, columns: Float64[np.ndarray, "steps 5"], kinds: ItemKinds, *, items: int) -> "StepTimes":
+        """As `Cluster.steps` gives them, of `items` a step that are drawn from `kinds`."""
+        step, slowest, mean = np.ascontiguousarray(columns[:, :3].T)
+        return cls(
+            step=step,
+            slowest=slowest,
+            mean=mean,
+            excess_work=columns[:, 3:] - kinds.probabilities @ kinds.work,
+            sequences=items * kinds.mean_sequences,
+        )
+
+    @cached_property
+    def as_expected(self) -> Float64[np.ndarray, " steps"]:
+        """Seconds of each step, corrected for having drawn more or less work than is to be expected.
+
+        Control variates: the expected work is known exactly, so the part of the seconds that follows it by linear
+        regression needs no estimate, and the mean of the rest says the more.
+        """
+        centred = self.excess_work - self.excess_work.mean(axis=0)
+        slopes, *_ = np.linalg.lstsq(centred / _SCALE, self.step - self.step.mean(), rcond=1e-9)
+        corrected: Float64[np.ndarray, " steps"] = self.step - self.excess_work / _SCALE @ slopes
+        return corrected
+
+    @property
+    def rate(self) -> float:
+        """Expected sequences of a step over its expected seconds: sequences a second of a long run."""
+        return self.sequences / float(self.as_expected.mean())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRatio:
+    """ln(rate / other rate) with its standard error."""
+
+    value: float
+    error: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, as ratios."""
+        reach = NORMAL_95 * self.error
+        return float(np.exp(self.value - reach)), float(np.exp(self.value + reach))
+
+
+def log_ratio(times: StepTimes, other: StepTimes) -> LogRatio:
+    """Of two schemes on as many devices. Paired by step: schemes that are given the same draws move together."""
+    # To first order ln of a mean errs by the mean of (value / mean - 1): the delta method for a ratio of means.
+    errors = other.as_expected / other.as_expected.mean() - times.as_expected / times.as_expected.mean()
+    error = float(errors.std(ddof=1)) / len(errors) ** 0.5
+    return LogRatio(value=float(np.log(times.rate / other.rate)), error=error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationRow:
+    """A scheme on a number of devices."""
+
+    layout: str
+    policy: str
+    dense: bool
+    devices: int
+    steps: int
+    speed_up: float
+    """Sequences a second over those of padding by arrival on as many devices, in the long run (a ratio of means)."""
+    speed_up_low: float
+    """The 95 % interval of that over steps: normal, by the delta method, paired by step."""
+    speed_up_high: float
+    step_low: float
+    """5 % of single steps are slower than this speed-up."""
+    step_high: float
+    """5 % of single steps are faster."""
+    sequences_per_second: float
+    slowest_over_mean: float
+    """Computing of the slowest device over that of the mean one, mean over steps."""
+    worst_slowest_over_mean: float
+    """The same in the most uneven step."""
+    wait_share: float
+    """Share of all devices' time that they wait for the slowest."""
+    efficiency: float
+    """Sequences a second and device, over those of one device alone."""
+
+
+def summarise(scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes]) -> list[SimulationRow]:
+    """A row for each number of devices, rising; `times` has one device and the baseline too."""
+    alone = times[scheme, 1].rate
+    counts = sorted(devices for one, devices in times if one == scheme)
+    return [_row(scheme, devices, times[scheme, devices], times[BASELINE, devices], alone) for devices in counts]
+
+
+def _row(scheme: Scheme, devices: int, times: StepTimes, baseline: StepTimes, alone: float) -> SimulationRow:
+    low, high = log_ratio(times, baseline).interval
+    single = np.percentile(times.sequences / times.step, STEPS_WITHIN) / baseline.rate
+    uneven = times.slowest / times.mean
+    return SimulationRow(
+        layout=scheme.layout,
+        policy=scheme.policy,
+        dense=scheme.dense,
+        devices=devices,
+        steps=len(times.step),
+        speed_up=times.rate / baseline.rate,
+        speed_up_low=low,
+        speed_up_high=high,
+        step_low=float(single[0]),
+        step_high=float(single[1]),
+        sequences_per_second=times.rate,
+        slowest_over_mean=float(uneven.mean()),
+        worst_slowest_over_mean=float(uneven.max()),
+        wait_share=max(0.0, float((times.slowest - times.mean).sum() / times.step.sum())),  # not -1e-17
+        efficiency=times.rate / (devices * alone),
+    )

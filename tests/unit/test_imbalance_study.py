@@ -1,0 +1,202 @@
+"""`study imbalance`: crossings, and the command with its three sources."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenpack.launcher import cli
+from evenpack.launcher.imbalance_view import ProgressLines
+from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
+from evenpack.studies.imbalance.crossings import Crossing, find_crossings
+from evenpack.studies.imbalance.simulation import SimulationProgress
+from evenpack.studies.imbalance.step_times import StepTimes
+
+ARRIVAL = Scheme(layout="unpadded", policy="arrival")
+DEVICES = (1, 4, 16)
+QUICK = ("--steps", "30", "--batch", "4")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`evenpack study imbalance` in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evenpack", "study", "imbalance", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def steps(mean_seconds: float, *, spread: float = 0.0) -> StepTimes:
+    """100 steps that are one spread above and below their mean in turn; nothing to correct."""
+    seconds = mean_seconds + spread * np.resize([1.0, -1.0], 100)
+    return StepTimes(step=seconds, slowest=seconds, mean=seconds, excess_work=np.zeros((100, 2)), sequences=1.0)
+
+
+def crossing(arrival: list[float], packs: list[float], *, spread: float = 0.0) -> Crossing:
+    """Of un-padding by arrival against balanced packs, from seconds a step on DEVICES."""
+    times = {(scheme, devices): steps(1.0) for scheme in SCHEMES for devices in DEVICES}
+    for devices, of_arrival, of_packs in zip(DEVICES, arrival, packs, strict=True):
+        times[ARRIVAL, devices] = steps(of_arrival, spread=spread)
+        times[BALANCED_PACKS, devices] = steps(of_packs)
+    found = [one for one in find_crossings(times) if one.against == BALANCED_PACKS.label]
+    return next(one for one in found if (one.layout, one.policy) == ("unpadded", "arrival"))
+
+
+def test_a_crossing_is_interpolated_in_the_logarithm_of_devices() -> None:
+    """ln ratios 0.2, -0.2, -0.4: zero half-way from 1 to 4 devices, at 2."""
+    found = crossing([np.exp(-0.2), np.exp(0.2), np.exp(0.4)], [1.0, 1.0, 1.0])
+    assert (found.layout, found.policy, found.verdict) == ("unpadded", "arrival", "falls behind")
+    assert found.devices == pytest.approx(2.0)
+    assert found.low == found.high == found.devices
+
+
+def test_the_interval_of_a_crossing_is_where_the_bounds_cross() -> None:
+    """The error of ln(rate) is 0.02 x sqrt(100 / 99) / sqrt(100) of each mean: bounds at value ± 1.96 times that."""
+    found = crossing([0.9, 1.1, 1.3], [1.0, 1.0, 1.0], spread=0.05)
+    ratios = -np.log([0.9, 1.1])
+    reaches = 1.959964 * 0.05 / np.array([0.9, 1.1]) * np.sqrt(100 / 99) / 10
+    zeros = [4.0 ** (bound[0] / (bound[0] - bound[1])) for bound in (ratios - reaches, ratios, ratios + reaches)]
+    assert [found.low, found.devices, found.high] == pytest.approx(zeros)
+    assert found.low < found.devices < found.high
+
+
+@pytest.mark.parametrize(
+    ("arrival", "spread", "verdict"),
+    [
+        ([0.9, 0.9, 0.95], 0.0, "ahead everywhere"),
+        ([1.1, 1.2, 1.3], 0.0, "behind everywhere"),
+        ([1.1, 1.0, 0.9], 0.0, "gets ahead"),
+        ([1.001, 0.999, 1.001], 0.2, "undecided"),
+        ([1.001, 1.1, 1.2], 0.2, "behind everywhere"),
+    ],
+)
+def test_what_does_not_cross_is_said_in_words(arrival: list[float], spread: float, verdict: str) -> None:
+    found = crossing(arrival, [1.0, 1.0, 1.0], spread=spread)
+    assert found.verdict == verdict
+    assert (found.devices is None) == (verdict != "gets ahead")
+    if verdict == "gets ahead":
+        assert found.devices == pytest.approx(4.0)
+
+
+def test_every_scheme_but_the_base_is_held_against_both_kinds_of_packs() -> None:
+    times = {(scheme, devices): steps(1.0) for scheme in SCHEMES for devices in DEVICES}
+    found = find_crossings(times)
+    others = [scheme for scheme in SCHEMES if scheme.layout != "packed" and scheme != BASELINE]
+    expected = [
+        (packs.label, scheme.layout, scheme.policy) for packs in (BALANCED_PACKS, DENSE_PACKS) for scheme in others
+    ]
+    assert [(one.against, one.layout, one.policy) for one in found] == expected
+    assert {one.verdict for one in found} == {"undecided"}
+
+
+def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    random = np.random.default_rng(0)
+    log.write_text("seq/s\n" + "\n".join(f"{100 * rate:.3f}" for rate in random.gumbel(1.6, 0.12, 200)))
+    code, out, _ = study(
+        "squad_1_1_384", "--devices", "1,8", *QUICK, "--log", log, "--padded-baseline", "100", "--json"
+    )  # fmt: skip
+    assert code == 0
+    values: dict[str, Any] = json.loads(out)
+    simulation = values["simulation"]
+    assert values["origin"] == "squad_1_1_384"
+    assert values["devices"] == [1, 8]
+    rows = {(row["layout"], row["policy"], row["dense"], row["devices"]) for row in simulation["rows"]}
+    assert rows == {(one.layout, one.policy, one.dense, devices) for one in SCHEMES for devices in (1, 8)}
+    assert simulation["cost"]["estimated"] is True
+    assert simulation["packs_per_micro_batch"] == 2
+    assert len(simulation["crossings"]) == 2 * 6
+    reference = values["reference"]
+    assert reference["single"]["location"] == pytest.approx(1.94, abs=0.01)
+    assert reference["single"]["scale"] == pytest.approx(0.318, abs=0.001)
+    assert [row["expected"] for row in reference["rows"]] == pytest.approx([2.12, 1.65], abs=0.01)
+    assert values["log"]["steps_used"] == 190
+    assert values["log"]["rows"][1]["best"]["expected"] == pytest.approx(1.6 + 0.12 * np.euler_gamma, abs=0.04)
+
+
+def test_tables_name_the_estimate_every_scheme_and_what_crosses(study: Command, tmp_path: Path) -> None:
+    plot = tmp_path / "new" / "figure.png"
+    arguments = ("squad_1_1_384", "--devices", "1..4", *QUICK, "--all-reduce-bytes", "1e9", "--bandwidth", "50")
+    code, out, err = study(*arguments, "--noise", "--accumulation", "2", "--zero-stage", "2", "--plot", plot)
+    assert code == 0, err
+    for words in (
+        "ESTIMATE, not measured: bert large",
+        "1e+09 bytes in a ring at 50 GB/s, not overlapped",
+        "devices wait in every micro-batch",
+        "published (BERT, 512): unpadded arrival",
+        "gives 1.6541 back at 8 devices: -0.0240",
+        f"Drew {plot}",
+    ):
+        assert words in out, words
+    for scheme in SCHEMES:
+        assert len(re.findall(rf"^{scheme.label}  ", out, flags=re.MULTILINE)) >= 4, scheme.label
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_number_of_devices_and_a_log_can_be_drawn(study: Command, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("seq/s\n" + "\n".join(f"{100 + 10 * (number % 7)}" for number in range(100)))
+    plot = tmp_path / "figure.png"
+    options = ("--log", log, "--padded-baseline", "80", "--log-devices", "2", "--plot", plot)
+    code, out, err = study("squad_1_1_384", "--devices", "2", *QUICK, *options, "--reference-scale", "0.2")
+    assert code == 0, err
+    assert "reference: unpadded arrival" in out
+    assert "log.csv: CSV: seq/s; 90 of 100 steps used" in out
+    assert "cut 10 steps, lines 2 to 11: warm-up" in out
+    assert plot.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devices", "0"], "'0' is no positive integer"),
+        (["--devices", "1,x"], "'x' is no positive integer"),
+        (["--steps", "3"], "--steps must be 30 or more"),
+        (["--pack-length", "256"], "do not fit into a pack of 256"),
+        (["--cost-model", "h100"], "neither a file nor one that comes with evenpack"),
+        (["--bandwidth", "3"], "go together"),
+        (["--log", "LOG"], "give them as --padded-baseline SEQ/S"),
+        (["--log", "LOG", "--padded-baseline", "0"], "above 0"),
+        (["--log", "LOG", "--padded-baseline", "9"], "fewer|at least 50"),
+        (["--log", "LOG", "--padded-baseline", "9", "--log-warmup", "-1"], "--log-warmup must be 0"),
+        (["--log", "none.csv", "--padded-baseline", "9"], "cannot read the log none.csv"),
+        (["--padded-baseline", "9"], "--padded-baseline says something about a log"),
+        (["--reference-scale", "0"], "a scale above 0"),
+        (["--reference-devices", "0"], "positive integers"),
+        (["--plot", "figure.svg"], "a plot is a PNG file"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_simulated(
+    arguments: list[str], message: str, study: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "LOG").write_text("seq/s\n" + "100\n" * 20)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = study("squad_1_1_384", *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(message, err.replace("\n", " ")), err
+    assert "simulating" not in err
+
+
+def test_progress_tells_share_rate_and_time_to_go(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    progress = ProgressLines(clock=lambda: now[0])
+    for seconds, share, sequences in ((1.0, 0.01, 10), (6.0, 0.25, 300_000), (7.0, 0.3, 310_000), (12.0, 0.5, 900_000)):
+        now[0] = seconds
+        progress(SimulationProgress(share=share, sequences=sequences))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "simulating: 25 %  50.0k sequences/s  18s to go",
+        "simulating: 50 %  75.0k sequences/s  12s to go",
+    ]
