@@ -440,6 +440,18 @@ def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
             find_cost(str(path))
 
 
+def test_a_measured_cost_model_by_which_nothing_takes_time_is_refused(tmp_path: Path) -> None:
+    values = json.loads((SHIPPED / "bert_large_width_cpu.json").read_text())
+    terms = ("constant", "per_token", "per_squared_length", "per_sequence")
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(values | dict.fromkeys(terms, 0.0)))
+    with pytest.raises(ConfigError, match=r"cost\.json: constant, per_token, .* are all 0"):
+        find_cost(str(path))
+    for term in terms:
+        path.write_text(json.dumps(values | dict.fromkeys(terms, 0.0) | {term: 1e-6}))
+        assert find_cost(str(path)).name == "cost"
+
+
 def selection(packs: list[list[int]]) -> PackSelection:
     """Packs of sequences of these lengths."""
     sizes = [len(pack) for pack in packs]
