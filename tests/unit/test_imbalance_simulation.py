@@ -377,6 +377,20 @@ def test_ranges_that_run_backwards_and_clusters_beyond_reason_are_refused() -> N
         parse_devices("1..1000000000")
 
 
+@pytest.mark.parametrize("options", [{"batch": 1 << 21}, {"batch": 1, "packs": 1 << 21}, {"accumulation": 1 << 16}])
+def test_a_step_that_no_memory_would_hold_is_refused(options: dict[str, int]) -> None:
+    histogram = published_histogram("squad_1_1_384")
+    packing = pack(histogram, pack_length=384)
+    with pytest.raises(ConfigError, match=r"a step of 4 devices would deal 8,388,608 sequences or packs"):
+        simulate(
+            histogram,
+            packing,
+            devices=[1, 4],
+            cost=find_cost("bert_large_estimate"),
+            options=ClusterOptions(**{"batch": 32, **options}),
+        )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
