@@ -30,6 +30,9 @@ _UNITS = float(1 << 40)
 """Costs are rounded to this fraction of the dearest. Sums of whole numbers are the same in any order of addition, so
 that all ranks deal alike, whatever vector units their processors have."""
 
+_PLACE_BITS = 22
+"""A cost of 40 bits and a place of so many fit into one number: 4 million packs."""
+
 
 def deal(
     costs: Float64[np.ndarray, " packs"], *, ranks: int, micro_batches: int, per_micro_batch: bool
@@ -52,10 +55,24 @@ def deal(
         raise ValueError(f"the cost of pack {wrong[0]} must be finite and 0 or more, found {costs[wrong[0]]}")
     units = np.rint(costs / (costs.max() or 1.0) * _UNITS).astype(np.int64)
     # Packs of neighbouring cost share a micro-batch index: there is the less to even out within each.
-    packs = np.argsort(-units, kind="stable")
+    packs = _dearest_first(units)
     groups = micro_batches if per_micro_batch else 1
     by_group: Int64[np.ndarray, "groups ranks share"] = packs[_partition(units[packs], groups, ranks)]
     return by_group.swapaxes(0, 1).reshape(ranks, micro_batches, -1)
+
+
+def _dearest_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarray, " packs"]:
+    """The packs by falling cost, those of equal cost in order.
+
+    Cost and place are sorted as one number, which numpy does several times faster than it sorts places by cost.
+    """
+    bits = (len(units) - 1).bit_length()
+    if bits > _PLACE_BITS:
+        return np.argsort(-units, kind="stable")
+    keys = ((int(units.max()) - units) << bits) | np.arange(len(units))
+    keys.sort()
+    places: Int64[np.ndarray, " packs"] = keys & ((1 << bits) - 1)
+    return places
 
 
 def _partition(costs: Int64[np.ndarray, " items"], groups: int, ranks: int) -> Int64[np.ndarray, "groups ranks share"]:
@@ -109,9 +126,12 @@ def _exchange(
     for first in range(0, len(dear), at_once):
         some = slice(first, first + at_once)
         dear_costs, cheap_costs = costs[rows[dear[some]][:, candidates]], costs[rows[cheap[some]][:, candidates]]
-        differences = (dear_costs[:, :, None] - cheap_costs[:, None, :]).reshape(len(dear_costs), -1)
-        best[some] = np.abs(2 * differences - gaps[some, None]).argmin(axis=1)
-        moved[some] = differences[np.arange(len(dear_costs)), best[some]]
+        # |2 (dear - cheap) - gap| of all pairs of items
+        off = (2 * dear_costs - gaps[some, None])[:, :, None] - (2 * cheap_costs)[:, None, :]
+        best[some] = np.abs(off, out=off).reshape(len(off), -1).argmin(axis=1)
+        pair = np.arange(len(off))
+        given, taken = np.divmod(best[some], len(candidates))
+        moved[some] = dear_costs[pair, given] - cheap_costs[pair, taken]
     better = np.flatnonzero((moved > 0) & (moved < gaps))
     given, taken = (candidates[place] for place in np.divmod(best[better], len(candidates)))
     dear, cheap, moved = dear[better], cheap[better], moved[better]

@@ -9,12 +9,12 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
@@ -25,6 +25,8 @@ from evenpack.engine.metrics import format_duration, format_rate
 
 _FILE_COLUMNS = 160
 """Width of tables where there is no terminal to fit."""
+
+_COLUMN_GAP = 2
 
 _LINE_SECONDS = 5.0
 """Between two lines of progress where there is no terminal."""
@@ -80,6 +82,38 @@ def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
     for row in rows:
         shown.add_row(*(_cell(value) for value in row.values()))
     return shown
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WideTable:
+    """A table whose columns go on further down where there is no room for all; the first column is repeated."""
+
+    rows: Sequence[Mapping[str, Any]]
+    title: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for part, names in enumerate(self._parts(options.max_width)):
+            if part:
+                yield ""
+            yield table([{name: row.get(name) for name in names} for row in self.rows], title=self._title(part))
+
+    def _title(self, part: int) -> str:
+        return f"{self.title} (further columns)" if part else self.title
+
+    def _parts(self, width: int) -> Iterator[list[str]]:
+        first, *names = self.rows[0]
+        start = room = width - self._column(first)
+        part: list[str] = []
+        for name in names:
+            if part and self._column(name) > room:
+                yield [first, *part]
+                part, room = [], start
+            part.append(name)
+            room -= self._column(name)
+        yield [first, *part]
+
+    def _column(self, name: str) -> int:
+        return max(len(name), *(len(_cell(row.get(name))) for row in self.rows)) + _COLUMN_GAP
 
 
 def pairs(values: Mapping[str, Any], *, title: str = "") -> Table:
@@ -164,7 +198,7 @@ def _plain_table(title: str, *, show_header: bool = True) -> Table:
         title_justify="left",
         title_style="bold",
         box=None,
-        padding=(0, 2, 0, 0),
+        padding=(0, _COLUMN_GAP, 0, 0),
         show_header=show_header,
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack.launcher import console
-from evenpack.launcher.console import pairs, percent, table
+from evenpack.launcher.console import WideTable, pairs, percent, table
 from evenpack.studies.imbalance import LogForecast, ReferenceCurve
 from evenpack.studies.imbalance.cluster import SCHEMES
 from evenpack.studies.imbalance.crossings import Crossing
@@ -62,20 +62,20 @@ def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
     rows = _scheme_rows(study.simulation, lambda row: f"{row.speed_up:.3f}")
     for scheme, cells in zip(SCHEMES, rows, strict=True):
         of_scheme = study.simulation.of(scheme)
-        cells["95 %"] = f"± {max((row.speed_up_high - row.speed_up_low) / 2 for row in of_scheme):.4f}"
+        cells["95 %, widest"] = f"± {max((row.speed_up_high - row.speed_up_low) / 2 for row in of_scheme):.4f}"
     published = {f"{row.devices:,}": f"{row.expected:.3f}" for row in study.reference.rows}
     spread = max(row.spread for row in study.reference.rows)
     name = f"{reference_name(study.reference)}: unpadded arrival"
-    rows.append({"": name, **published, "95 %": f"laws differ by {spread:.2f}"})
+    rows.append({"": name, **published, "95 %, widest": f"laws differ by {spread:.2f}"})
     if study.forecast is not None:
         logged = {f"{row.devices:,}": f"{row.best.expected:.3f}" for row in study.forecast.rows}
         width = max((row.highest - row.lowest) / 2 for row in study.forecast.rows)
-        rows.append({"": "log", **logged, "95 %": f"± {width:.2f}, all laws"})
-    return table(rows, title="Sequences a second over those of padding by arrival, by number of devices")
+        rows.append({"": "log", **logged, "95 %, widest": f"± {width:.2f}, all laws"})
+    return WideTable(rows=rows, title="Sequences a second over those of padding by arrival, by number of devices")
 
 
 def _scheme_table(simulation: Simulation, value: Callable[[SimulationRow], str], *, title: str) -> RenderableType:
-    return table(_scheme_rows(simulation, value), title=title)
+    return WideTable(rows=_scheme_rows(simulation, value), title=title)
 
 
 def _scheme_rows(simulation: Simulation, value: Callable[[SimulationRow], str]) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ def _reference_tables(reference: ReferenceCurve) -> list[RenderableType]:
         },
         title=f"Inferred from a cluster, {reference_name(reference)}: un-padding by arrival (PackedBERT, section E)",
     )
-    return [facts, table(rows, title="One device's law by")]
+    return [facts, WideTable(rows=rows, title="One device's law by")]
 
 
 def _log_tables(forecast: LogForecast) -> list[RenderableType]:
@@ -140,4 +140,21 @@ def _log_tables(forecast: LogForecast) -> list[RenderableType]:
     ]
     lines += [f"warning: {warning}" for warning in forecast.warnings]
     title = f"Log: speed-up over {forecast.padded_baseline:,.4g} sequences/s on {forecast.log_devices} devices"
-    return [table(fits, title=title), console.text("\n".join(lines))]
+    return [table(fits, title=title), _forecast_table(forecast), console.text("\n".join(lines))]
+
+
+def _forecast_table(forecast: LogForecast) -> RenderableType:
+    """Every method, and the range over all of them with their intervals."""
+    best = forecast.fits.best.name
+    cells: dict[str, dict[str, Any]] = {}
+    for row in forecast.rows:
+        devices = f"{row.devices:,}"
+        for estimate in row.estimates:
+            name = f"{estimate.method.replace('_', ' ')}{' (lowest AIC)' if estimate.method == best else ''}"
+            cells.setdefault(name, {"": name})[devices] = f"{estimate.expected:.3f}"
+    for name in ("lowest", "highest"):
+        limits = {f"{row.devices:,}": f"{getattr(row, name):.3f}" for row in forecast.rows}
+        cells[name] = {"": f"{name}, with 95 % intervals", **limits}
+    told = {f"{row.devices:,}": row.extrapolated for row in forecast.rows}
+    cells["extrapolated"] = {"": "extrapolated", **told}
+    return WideTable(rows=list(cells.values()), title="From the log: expected speed-up by each law and method")

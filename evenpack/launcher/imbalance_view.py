@@ -54,6 +54,9 @@ class ImbalanceRequest:
         if plot is not None:
             require_plot(plot)
         self.devices = parse_devices(options.devices)
+        for name, count in (("--reference-devices", options.reference_devices), ("--log-devices", options.log_devices)):
+            if count < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {count}")
         self.cluster = cluster_options(options)
         self.cost: StepCost = find_cost(options.cost_model)
         self.causal = options.causal

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenpack.data import balance
 from evenpack.data.balance import deal
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError
@@ -49,6 +50,26 @@ def test_every_pack_is_dealt_once_in_equal_counts(ranks, micro_batches, share, p
     np.testing.assert_array_equal(costs, given_costs)
     again = deal(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
     np.testing.assert_array_equal(dealt, again)
+
+
+@given(costs=st.lists(st.integers(0, 5) | st.integers(0, 1 << 40), min_size=1, max_size=60), few=st.booleans())
+@settings(deadline=None)
+def test_the_dearest_come_first_and_equals_keep_their_order(costs, few):
+    units = np.array(costs)
+    with pytest.MonkeyPatch.context() as patched:
+        if few:
+            patched.setattr(balance, "_PLACE_BITS", 0)
+        found = balance._dearest_first(units)
+    assert found.tolist() == sorted(range(len(costs)), key=lambda pack: -costs[pack])
+
+
+def test_places_and_costs_of_the_largest_step_fit_into_one_number():
+    """2^22 packs, the dearest first and last: the largest key has 62 bits."""
+    units = np.full(1 << balance._PLACE_BITS, 0)
+    units[[0, -1]] = 1 << 40
+    found = balance._dearest_first(units)
+    assert found[:2].tolist() == [0, len(units) - 1]
+    np.testing.assert_array_equal(found[2:], np.arange(1, len(units) - 1))
 
 
 @given(ranks=st.integers(2, 6), share=st.integers(1, 6), data=st.data(), per_micro_batch=st.booleans())

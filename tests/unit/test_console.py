@@ -11,7 +11,7 @@ from rich.console import Console
 
 from evenpack.data.progress import PrepareState, Progress
 from evenpack.launcher import console
-from evenpack.launcher.console import PrepareProgress, pairs, print_error, print_json, table
+from evenpack.launcher.console import PrepareProgress, WideTable, pairs, print_error, print_json, table
 
 
 @dataclass(frozen=True)
@@ -99,3 +99,24 @@ def test_progress_is_a_bar_for_each_source_on_a_terminal() -> None:
 
 def test_progress_is_what_prepare_takes() -> None:
     assert isinstance(PrepareProgress(console.messages()), Progress)
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [(80, [[1, 2, 4, 8]]), (35, [[1, 2, 4], [8]]), (34, [[1, 2], [4, 8]]), (20, [[1], [2], [4], [8]])],
+)
+def test_a_table_too_wide_goes_on_below_and_breaks_no_number(width: int, parts: list[list[int]]) -> None:
+    """A name's 6 letters and a number's 7 digits, each with a gap of 2 behind: 8, and 9 for every column."""
+    names = ("packed", "padded")
+    rows = [{"": name, **{str(count): f"{count + 0.12345:.5f}" for count in (1, 2, 4, 8)}} for name in names]
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(WideTable(rows=rows, title="Rates"))
+    blocks = [[line.split() for line in block.splitlines()] for block in stream.getvalue().rstrip().split("\n\n")]
+    assert len(blocks) == len(parts)
+    for block, counts in zip(blocks, parts, strict=True):
+        assert block[-3:] == [
+            [str(count) for count in counts],
+            *([name, *(f"{count + 0.12345:.5f}" for count in counts)] for name in names),
+        ]
+    assert [block[0][0] for block in blocks] == ["Rates"] * len(blocks)
+    assert ["(further" in block[0] for block in blocks] == [False] + [True] * (len(blocks) - 1)

@@ -211,6 +211,11 @@ def test_values_without_a_law_are_refused(values: list[float]) -> None:
         fit_distributions(np.array(values))
 
 
+def test_a_rate_that_never_changes_is_named() -> None:
+    with pytest.raises(FitError, match=r"got 100, all 1\.5"):
+        fit_distributions(np.full(100, 1.5))
+
+
 def test_the_distance_is_small_for_the_right_law_and_large_for_another() -> None:
     values = _gumbel(2000)
     assert ks_distance(Gumbel(location=1.6, scale=0.13), values) < 0.04

@@ -377,6 +377,20 @@ def test_ranges_that_run_backwards_and_clusters_beyond_reason_are_refused() -> N
         parse_devices("1..1000000000")
 
 
+@pytest.mark.parametrize("options", [{"batch": 1 << 21}, {"batch": 1, "packs": 1 << 21}, {"accumulation": 1 << 16}])
+def test_a_step_that_no_memory_would_hold_is_refused(options: dict[str, int]) -> None:
+    histogram = published_histogram("squad_1_1_384")
+    packing = pack(histogram, pack_length=384)
+    with pytest.raises(ConfigError, match=r"a step of 4 devices would deal 8,388,608 sequences or packs"):
+        simulate(
+            histogram,
+            packing,
+            devices=[1, 4],
+            cost=find_cost("bert_large_estimate"),
+            options=ClusterOptions(**{"batch": 32, **options}),
+        )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -438,6 +452,18 @@ def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
             find_cost(str(path))
+
+
+def test_a_measured_cost_model_by_which_nothing_takes_time_is_refused(tmp_path: Path) -> None:
+    values = json.loads((SHIPPED / "bert_large_width_cpu.json").read_text())
+    terms = ("constant", "per_token", "per_squared_length", "per_sequence")
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(values | dict.fromkeys(terms, 0.0)))
+    with pytest.raises(ConfigError, match=r"cost\.json: constant, per_token, .* are all 0"):
+        find_cost(str(path))
+    for term in terms:
+        path.write_text(json.dumps(values | dict.fromkeys(terms, 0.0) | {term: 1e-6}))
+        assert find_cost(str(path)).name == "cost"
 
 
 def selection(packs: list[list[int]]) -> PackSelection:

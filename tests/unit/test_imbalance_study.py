@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from evenpack.launcher import cli
 from evenpack.launcher.imbalance_view import ProgressLines
+from evenpack.studies.imbalance import forecast_from_log, read_step_log
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings
+from evenpack.studies.imbalance.plots import _draw_forecast
 from evenpack.studies.imbalance.simulation import SimulationProgress
 from evenpack.studies.imbalance.step_times import StepTimes
 
@@ -158,6 +161,55 @@ def test_one_number_of_devices_and_a_log_can_be_drawn(study: Command, tmp_path: 
     assert plot.exists()
 
 
+def heavy_tailed_log(path: Path) -> Path:
+    """Steps of 64 devices, generalised extreme values of shape 0.3: one device's mean is infinite."""
+    uniform = np.random.default_rng(3).random(600)
+    rates = 125 * (1 + 0.1 * ((-np.log(uniform)) ** -0.3 - 1) / 0.3)
+    path.write_text("seq/s\n" + "\n".join(f"{rate:.3f}" for rate in rates))
+    return path
+
+
+def test_the_log_is_shown_by_every_method_with_its_range(study: Command, tmp_path: Path) -> None:
+    log = heavy_tailed_log(tmp_path / "log.csv")
+    arguments = ("squad_1_1_384", "--devices", "1,64,128", *QUICK, "--log", log)
+    options = ("--log-devices", "64", "--padded-baseline", "100")
+    _, out, _ = study(*arguments, *options)
+    _, as_json, _ = study(*arguments, *options, "--json")
+    rows = json.loads(as_json)["log"]["rows"]
+    shown = out.split("From the log: expected speed-up by each law and method")[1].split("\n\n")[0]
+    lines = {line[:39].strip(): line[39:].split() for line in shown.splitlines()}
+    assert lines["generalised extreme value (lowest AIC)"][0] == "inf"
+    assert rows[0]["best"]["expected"] is None
+    for method in ("gumbel", "normal", "reference"):
+        of_method = [next(one for one in row["estimates"] if one["method"] == method) for row in rows]
+        assert lines[method] == [f"{one['expected']:.3f}" for one in of_method], method
+    assert lines["empirical"][0] == "-"
+    assert lines["lowest, with 95 % intervals"] == [f"{row['lowest']:.3f}" for row in rows]
+    assert lines["highest, with 95 % intervals"] == ["inf", *(f"{row['highest']:.3f}" for row in rows[1:])]
+    assert lines["extrapolated"] == ["yes", "no", "no"]
+
+
+def test_a_log_that_runs_off_to_infinity_leaves_the_rest_readable(tmp_path: Path) -> None:
+    forecast = forecast_from_log(
+        read_step_log(heavy_tailed_log(tmp_path / "log.csv")),
+        log_devices=64,
+        padded_baseline=100.0,
+        counts=[1, 16, 64, 128],
+        rounds=20,
+    )
+    axes = Figure().subplots()
+    axes.plot([1, 128], [1.0, 2.5])
+    limits = axes.get_ylim()
+    _, height, _ = _draw_forecast(axes, forecast)
+    assert axes.get_ylim() == limits
+    assert height == forecast.rows[-1].best.expected
+    _, line = axes.lines
+    assert np.isnan(line.get_ydata()[0])
+    assert line.get_ydata()[2:] == pytest.approx([row.best.expected for row in forecast.rows[2:]])
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[band[:, 0] == 1.0][:, 1].max() > limits[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -174,7 +226,9 @@ def test_one_number_of_devices_and_a_log_can_be_drawn(study: Command, tmp_path: 
         (["--log", "none.csv", "--padded-baseline", "9"], "cannot read the log none.csv"),
         (["--padded-baseline", "9"], "--padded-baseline says something about a log"),
         (["--reference-scale", "0"], "a scale above 0"),
-        (["--reference-devices", "0"], "positive integers"),
+        (["--reference-devices", "0"], "--reference-devices must be 1 or more, not 0"),
+        (["--log-devices", "-3"], "--log-devices must be 1 or more, not -3"),
+        (["--log", "EMPTY", "--padded-baseline", "9"], "or one that --log-column names"),
         (["--plot", "figure.svg"], "a plot is a PNG file"),
     ],
 )
@@ -182,6 +236,7 @@ def test_bad_input_is_refused_before_anything_is_simulated(
     arguments: list[str], message: str, study: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "LOG").write_text("seq/s\n" + "100\n" * 20)
+    (tmp_path / "EMPTY").touch()
     monkeypatch.chdir(tmp_path)
     code, out, err = study("squad_1_1_384", *arguments)
     assert (code, out) == (2, "")

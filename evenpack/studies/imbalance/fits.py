@@ -103,7 +103,8 @@ def fit_distributions(values: Float64[np.ndarray, " values"], *, rounds: int = R
 def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, seed: int = 0) -> FittedLaws:
     """As `fit_distributions`, which see, with the bootstrap's fits."""
     if len(values) < 3 or not np.isfinite(values).all() or np.ptp(values) == 0:
-        raise FitError(f"a law needs 3 or more finite values that differ, got {len(values)}: look at the log's rates")
+        got = f"{len(values)}, all {values[0]:.6g}" if len(values) and np.ptp(values) == 0 else f"{len(values)}"
+        raise FitError(f"a law needs 3 or more finite values that differ, got {got}: look at the log's rates")
     samples = resampled(values, rounds=rounds, seed=seed)
     fits: list[DistributionFit] = []
     laws: dict[LawName, tuple[AnyLaw, ...]] = {}

@@ -25,6 +25,8 @@ _PUBLISHED = "#1f2933"
 _LOG = "#c2255c"
 _BANDS = (BALANCED_PACKS, UNPADDED_ARRIVAL)
 """Schemes whose single steps are shown; more bands would hide one another."""
+_BEYOND = 1e6
+"""No speed-up: stands for infinity where an area has to end."""
 _LEAST_SHARE = 0.01
 """Percent: one device waits for nobody, and has no place on a logarithmic axis."""
 
@@ -144,14 +146,23 @@ def reference_name(reference: ReferenceCurve) -> str:
 
 
 def _draw_forecast(axes: Any, forecast: LogForecast) -> tuple[str, float, str]:
-    """The log's best law, and the range over all laws and their intervals."""
-    rows = [row for row in forecast.rows if np.isfinite([row.lowest, row.best.expected, row.highest]).all()]
-    if not rows:
-        return "log: no forecast", 1.0, _LOG
-    devices, expected = [row.devices for row in rows], [row.best.expected for row in rows]
-    low, high = [row.lowest for row in rows], [row.highest for row in rows]
+    """The log's best law, and the range over all laws and their intervals.
+
+    Below the log's own devices the laws part, to infinity: what is far above everything else leaves the axes.
+    """
+    devices = np.array([row.devices for row in forecast.rows])
+    expected, low, high = (
+        np.array([[row.best.expected, row.lowest, row.highest] for row in forecast.rows]).clip(max=_BEYOND).T
+    )
+    bottom, top = axes.get_ylim()
+    own = high[devices >= forecast.log_devices]
+    top = max(top, 1.03 * own[own < _BEYOND].max(initial=0.0))
     axes.fill_between(devices, low, high, color=_LOG, alpha=0.12, linewidth=0)
-    axes.plot(devices, expected, color=_LOG, linewidth=1.8, linestyle=(0, (3, 1)), marker="s", markersize=4)
+    drawn = np.where(expected < _BEYOND, expected, np.nan)
+    axes.plot(devices, drawn, color=_LOG, linewidth=1.8, linestyle=(0, (3, 1)), marker="s", markersize=4)
+    axes.set_ylim(min(bottom, 0.97 * low.min()), top)
+    if expected[-1] >= top:
+        return f"log {forecast.rows[-1].best.expected:.2f}", top, _LOG
     return f"log {expected[-1]:.2f}", expected[-1], _LOG
 
 
@@ -209,6 +220,7 @@ def _caption(study: ImbalanceStudy) -> str:
     if study.forecast is not None:
         lines.append(
             f"Log: {study.forecast.path.name}, {study.forecast.steps_used:,} steps on {study.forecast.log_devices} "
-            "devices; line: the law of lowest AIC, band: all laws with their intervals."
+            "devices; line: the law of lowest AIC, band: all laws with their intervals, "
+            "cut off where it leaves the axes."
         )
     return "\n".join(lines)

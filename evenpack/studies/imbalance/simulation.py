@@ -22,6 +22,9 @@ from evenpack.studies.imbalance.step_times import SimulationRow, StepTimes, summ
 MOST_DEVICES = 1 << 17
 """More than any cluster has, and 1 GB for a step at 32 sequences a device."""
 
+MOST_SEQUENCES = 32 * MOST_DEVICES
+"""Of a step."""
+
 _ITEMS_OF_A_TASK = 1 << 20
 _OVERHEAD_ITEMS = 4000
 """A step costs as much besides its items."""
@@ -116,10 +119,16 @@ def simulate(
         causal: None: as the cost model's model is.
         processes: None: one for each core, where there is enough to do. The result does not depend on it.
 
-    Raises: ConfigError for device counts that are no positive integers.
+    Raises: ConfigError for device counts that are no positive integers, and for steps of too many sequences.
     """
     counts = device_counts(devices)
     cluster = make_cluster(histogram, packing, cost=cost, options=options, causal=causal)
+    largest = max(cluster.items_per_step(batching, max(counts)) for batching in ("sequences", "packs"))
+    if largest > MOST_SEQUENCES:
+        raise ConfigError(
+            f"a step of {max(counts):,} devices would deal {largest:,} sequences or packs, and up to "
+            f"{MOST_SEQUENCES:,} are simulated: lower --devices, --batch, --packs or --accumulation"
+        )
     times = _run(cluster, sorted({1, *counts}), processes, progress)
     rows = [row for scheme in SCHEMES for row in summarise(scheme, times) if row.devices in counts]
     return Simulation(

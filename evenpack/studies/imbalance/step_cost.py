@@ -88,7 +88,13 @@ def find_cost(given: str) -> StepCost:
     values = _read(path)
     if "measured_on" not in values:
         return _estimated(path.stem, validate(values, EstimatedCost, origin=f"cost model {path}"))
-    return _measured(path.stem, CostModel.read(path))
+    cost = _measured(path.stem, CostModel.read(path))
+    if cost.constant + cost.per_slot + cost.per_squared_length + cost.per_sequence == 0:
+        raise ConfigError(
+            f"cost model {path}: constant, per_token, per_squared_length and per_sequence are all 0, so no micro-batch "
+            "takes any time; measure again by `evenpack study throughput --cost-model`"
+        )
+    return cost
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _read(path: Path, column: str | None) -> _Steps:
         f"{path}: no line with a rate. Expected records with 'sequences' and 'step_seconds' (metrics.jsonl), lines "
         "with 'seq/s': NUMBER (MLPerf logs; written with log_freq above 0, means between evaluations do not serve), "
         f"or a CSV with one of the columns {', '.join(RATE_COLUMNS)}, or {SECONDS_COLUMNS[0]} and "
-        f"{SEQUENCES_COLUMNS[0]}"
+        f"{SEQUENCES_COLUMNS[0]}, or one that --log-column names"
     )
 
 
