@@ -33,13 +33,15 @@ class ImbalanceOptions:
     ] = 0
     steps: Annotated[int, typer.Option(help="Of every cluster.", rich_help_panel=_CLUSTER)] = 1000
     cost_model: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME|FILE.json",
-            help="Seconds of a micro-batch: of `study throughput --cost-model`, or one that comes with evenpack.",
+            help="Seconds of a micro-batch: of `study throughput --cost-model`, or one that comes with evenpack. "
+            "Default: an estimate of the run's model, or bert_large_estimate where INPUT is no run.",
+            show_default=False,
             rich_help_panel=_CLUSTER,
         ),
-    ] = "bert_large_estimate"
+    ] = None
     causal: Annotated[
         bool | None,
         typer.Option(

@@ -18,7 +18,7 @@ from evenpack.studies.imbalance import Gumbel, LogForecast, forecast_from_log, r
 from evenpack.studies.imbalance.cluster import ClusterOptions
 from evenpack.studies.imbalance.plots import ImbalanceStudy, plot_imbalance
 from evenpack.studies.imbalance.simulation import Simulation, SimulationProgress, parse_devices, simulate
-from evenpack.studies.imbalance.step_cost import StepCost, find_cost
+from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.plots import require_plot
 
 _LINE_SECONDS = 5.0
@@ -58,7 +58,8 @@ class ImbalanceRequest:
             if count < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {count}")
         self.cluster = cluster_options(options)
-        self.cost: StepCost = find_cost(options.cost_model)
+        self.cost: StepCost | None = None if options.cost_model is None else find_cost(options.cost_model)
+        """None: by what is looked at."""
         self.causal = options.causal
         self.plot = plot
         self.reference = reference_curve(
@@ -109,11 +110,12 @@ def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[s
 
 def _simulate(subject: Subject, request: ImbalanceRequest) -> Simulation:
     packing = pack(subject.histogram, pack_length=subject.pack_length)
+    cost = request.cost or (find_cost(DEFAULT_COST) if subject.model is None else estimate_for(subject.model))
     return simulate(
         subject.histogram,
         packing,
         devices=request.devices,
-        cost=request.cost,
+        cost=cost,
         options=request.cluster,
         causal=request.causal,
         progress=ProgressLines(),

@@ -17,6 +17,7 @@ from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.launcher import console, views
 from evenpack.launcher.subject_options import SubjectOptions
+from evenpack.models.model_config import ModelConfig
 from evenpack.studies.length_statistics import length_ranges, length_statistics
 from evenpack.studies.lengths import merge_histograms, read_histogram
 from evenpack.studies.packing import (
@@ -43,6 +44,8 @@ class Subject:
     """To `pack_length`, as `--long` has it."""
     splits: tuple[dict[str, Any], ...]
     """`Manifest.summary` of a run; empty for a bare list of lengths."""
+    model: ModelConfig | None
+    """The run's; None for a bare list of lengths."""
 
     @property
     def histogram(self) -> LengthHistogram:
@@ -73,7 +76,7 @@ def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions
         raise ConfigError(f"{lengths} is no run file (.yaml): overrides and --source say nothing about it")
     histogram = _read(lengths, options)
     origin = options.name or ("standard input" if lengths == "-" else lengths)
-    return _fit(histogram, options, origin=origin, pack_length=histogram.longest, splits=())
+    return _fit(histogram, options, origin=origin, pack_length=histogram.longest, splits=(), model=None)
 
 
 def inspect_lengths(
@@ -285,6 +288,7 @@ def _fit(
     origin: str,
     pack_length: int,
     splits: tuple[dict[str, Any], ...],
+    model: ModelConfig | None,
 ) -> Subject:
     """`pack_length` unless the options have another."""
     pack_length = options.pack_length or pack_length
@@ -292,7 +296,7 @@ def _fit(
         fitted = histogram.fitted(pack_length, options.long)
     except PackingError as error:
         raise PackingError(f"{error} (--pack-length, --long)") from error
-    return Subject(origin=origin, pack_length=pack_length, fitted=fitted, splits=splits)
+    return Subject(origin=origin, pack_length=pack_length, fitted=fitted, splits=splits, model=model)
 
 
 def long_lines(subject: Subject) -> list[RenderableType]:
@@ -327,4 +331,5 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
         origin=source or config.run.name,
         pack_length=prepared.pack_length,
         splits=tuple(prepared.manifest.summary()),
+        model=config.model,
     )

@@ -9,15 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from matplotlib.figure import Figure
+from tiny_run import tiny_gpt2_run
 
 from evenpack.launcher import cli
 from evenpack.launcher.imbalance_view import ProgressLines
+from evenpack.models.model_config import BertConfig, Gpt2Config
 from evenpack.studies.imbalance import forecast_from_log, read_step_log
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings
 from evenpack.studies.imbalance.plots import _draw_forecast
 from evenpack.studies.imbalance.simulation import SimulationProgress
+from evenpack.studies.imbalance.step_cost import estimate_for, find_cost
 from evenpack.studies.imbalance.step_times import StepTimes
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")
@@ -127,6 +131,32 @@ def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> N
     assert [row["expected"] for row in reference["rows"]] == pytest.approx([2.12, 1.65], abs=0.01)
     assert values["log"]["steps_used"] == 190
     assert values["log"]["rows"][1]["best"]["expected"] == pytest.approx(1.6 + 0.12 * np.euler_gamma, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (BertConfig(kind="bert", preset="large"), "bert_large_estimate"),
+        (Gpt2Config(kind="gpt2", preset="xl"), "gpt2_xl_estimate"),
+    ],
+)
+def test_a_model_is_estimated_as_the_shipped_estimates_are(model: BertConfig | Gpt2Config, name: str) -> None:
+    found, shipped = estimate_for(model), find_cost(name)
+    assert found.per_slot == pytest.approx(shipped.per_slot, rel=1e-12)
+    assert found.per_squared_length == pytest.approx(shipped.per_squared_length, rel=1e-12)
+    assert (found.causal, found.origin) == (shipped.causal, shipped.origin)
+
+
+def test_a_run_is_simulated_with_its_own_model(study: Command, tmp_path: Path) -> None:
+    config = tiny_gpt2_run(tmp_path)
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    code, out, _ = study(run_file, "--devices", "2", *QUICK, "--json")
+    assert code == 0
+    cost = json.loads(out)["simulation"]["cost"]
+    assert cost["causal"] is True
+    assert "ESTIMATE, not measured: gpt2 tiny on NVIDIA H100" in cost["origin"]
+    assert cost["per_slot"] / cost["per_squared_length"] == pytest.approx(12 * 32 + 1, rel=1e-6)
 
 
 def test_tables_name_the_estimate_every_scheme_and_what_crosses(study: Command, tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ from pydantic import Field
 
 from evenpack.config import Section, nearest, validate
 from evenpack.errors import ConfigError
+from evenpack.models.model_config import ModelConfig
 from evenpack.studies.cost_model import CostModel
 
 SHIPPED = Path(__file__).with_name("cost_models")
 DEFAULT_COST = "bert_large_estimate"
+_MANY = 1 << 20
+"""So that rounding to whole pairs does not count."""
 
 
 class EstimatedCost(Section):
@@ -95,6 +98,27 @@ def find_cost(given: str) -> StepCost:
             "takes any time; measure again by `evenpack study throughput --cost-model`"
         )
     return cost
+
+
+def estimate_for(model: ModelConfig) -> StepCost:
+    """What a model costs at the utilisation that the shipped estimates assume."""
+    # It loads torch, which the processes that simulate do without.
+    from evenpack.models.cost import Work, step_flops
+
+    def flops(**work: int) -> float:
+        nothing = {"slots": 0, "squared_lengths": 0, "head_slots": 0, "sequences": 0}
+        return step_flops(model, vocabulary_size=1, work=Work(**(nothing | work))) / _MANY
+
+    assumed = validate(_read(SHIPPED / f"{DEFAULT_COST}.json"), EstimatedCost, origin=DEFAULT_COST)
+    estimate = assumed.model_copy(
+        update={
+            "model": f"{model.kind} {model.preset}",
+            "causal": model.kind == "gpt2",
+            "flops_per_slot": flops(slots=_MANY),
+            "flops_per_squared_length": flops(squared_lengths=_MANY),
+        }
+    )
+    return _estimated("estimate of the run's model", estimate)
 
 
 def _read(path: Path) -> dict[str, Any]:
