@@ -6,6 +6,9 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,8 @@ from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launcher.throughput_view import StudyProgress, parse_clock, parse_options, throughput_tables
 from evenpack.models.cost import step_flops, useful_work
-from evenpack.studies.plots import require_plot
-from evenpack.studies.throughput import study
+from evenpack.studies.plots import figure_as_png, require_plot
+from evenpack.studies.throughput import plots, study
 from evenpack.studies.throughput.clock import PeakMemory, PhaseClock, Spread
 from evenpack.studies.throughput.contenders import (
     FORMS,
@@ -129,6 +132,34 @@ def test_a_study_can_be_shown_and_drawn(found: ThroughputStudy, tmp_path: Path) 
     require_plot(tmp_path / "t.png")
     plot_throughput(found, tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_text_of_a_figure_runs_into_another(
+    found: ThroughputStudy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the longest names there are, and with all of them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    seen: list[int] = []
+
+    @contextmanager
+    def look(path: Path, *, width: float, height: float) -> Iterator[Any]:
+        with figure_as_png(path, width=width, height=height) as figure:
+            yield figure
+            FigureCanvasAgg(figure).draw()  # from here on texts have a place
+            names = [[label.get_window_extent() for label in axes.get_xticklabels()] for axes in figure.axes]
+            titles = [axes._left_title.get_window_extent() for axes in figure.axes]
+            for row in (*names, titles):
+                assert all(left.x1 < right.x0 for left, right in pairwise(row))
+            (note,) = figure.texts
+            assert note.get_window_extent().y1 < min(label.y0 for row in names for label in row)
+            seen.append(len(names[0]))
+
+    monkeypatch.setattr(plots, "figure_as_png", look)
+    rows = tuple(replace(found.layouts[0], layout=name) for name in FORMS)
+    for layouts in (rows, rows[3:6]):
+        plot_throughput(replace(found, layouts=layouts), tmp_path / "t.png")
+    assert seen == [len(FORMS), 3]
 
 
 def test_bert_can_be_measured_too(world: World, tmp_path: Path) -> None:
@@ -268,10 +299,19 @@ def test_the_cpu_clock_stands_still_while_the_process_sleeps() -> None:
 def test_the_cpu_clock_is_refused_where_it_would_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="sees no work of a cuda device"):
         PhaseClock(torch.device("cuda"), "cpu")
+    with pytest.raises(ConfigError, match="waits for others, and there are 2"):
+        PhaseClock(torch.device("cpu"), "cpu", ranks=2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     with pytest.raises(ConfigError, match="OMP_NUM_THREADS=1"):
         PhaseClock(torch.device("cpu"), "cpu")
-    PhaseClock(torch.device("cpu"), "wall")
+    PhaseClock(torch.device("cpu"), "wall", ranks=2)
+
+
+def test_several_ranks_are_not_measured_by_the_cpu_clock(
+    world: World, config: RunConfig, prepared: PreparedData
+) -> None:
+    with pytest.raises(ConfigError, match="measure on one rank"):
+        StepTimer(config, prepared, replace(world, size=2), clock="cpu")
 
 
 def test_peak_memory_rises_by_what_a_step_takes() -> None:
