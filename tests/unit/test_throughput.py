@@ -22,11 +22,12 @@ from tiny_run import PACK_LENGTH, tiny_gpt2_run
 from evenpack.data.data_config import PackingConfig
 from evenpack.data.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.build import cost_weights
+from evenpack.engine.build import build, cost_weights
 from evenpack.engine.checkpoint_files import TrainState
 from evenpack.engine.continuation import compare_run_files
 from evenpack.engine.distributed import World, joined_world
 from evenpack.engine.run_config import RunConfig
+from evenpack.engine.train import train_in
 from evenpack.errors import ConfigError
 from evenpack.launcher.throughput_view import StudyProgress, parse_clock, parse_options, throughput_tables
 from evenpack.models.cost import step_flops, useful_work
@@ -440,6 +441,24 @@ def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
     (message,) = caplog.messages
     assert message.startswith("training.cost_weights is now [3.0, 4.0] and changes nothing")
     assert "dealing by [1.0, 2.0]" in message
+
+
+def test_a_run_that_goes_on_in_another_layout_deals_by_the_weights_of_that(
+    world: World, config: RunConfig, prepared: PreparedData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of packs leave tokens out, and un-padded a rank waits for the one with the most."""
+    caplog.set_level(logging.INFO)
+    course = {"steps": 2, "stop_after_steps": 1, "evaluate_every_steps": None, "loader_workers": 0}
+    packed = changed(config, run={"output_dir": tmp_path}, data={"prepared_dir": prepared.directory}, training=course)
+    train_in(world, packed, stop_requested=lambda: False)
+    assert build(packed, world).cost_weights == (0.0, 1.0)
+    unpadded = changed(packed, training={"layout": "unpadded"})
+    assert build(unpadded, world).cost_weights == cost_weights(unpadded, prepared) != (0.0, 1.0)
+    caplog.clear()
+    given = changed(packed, training={"layout": "unpadded", "cost_weights": [3.0, 4.0]})
+    assert build(given, world).cost_weights == (3.0, 4.0)
+    assert "changes nothing" not in caplog.text
+    assert "training.cost_weights: None -> [3.0, 4.0]" in caplog.text
 
 
 def test_progress_shows_the_first_line_late_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:
