@@ -10,7 +10,12 @@ from evenpack.data.pipeline import PipelineSettings, StepBatches, training_batch
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.checkpoint import CHECKPOINTS, CheckpointStore
 from evenpack.engine.checkpoint_files import TrainState
-from evenpack.engine.continuation import compare_run_files, keep_initial_weights, require_fingerprint
+from evenpack.engine.continuation import (
+    compare_run_files,
+    keep_initial_weights,
+    kept_cost_weights,
+    require_fingerprint,
+)
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
@@ -91,6 +96,7 @@ def build(config: RunConfig, world: World) -> Run:
     model = build_model(config, prepared, world.device)
     if checkpoint is None and config.training.initialize_from is not None:
         initialize(model, config.training.initialize_from, tokenizer_dir=prepared.tokenizer_dir, world=world)
+    kept = None if checkpoint is None else kept_cost_weights(checkpoint.state, config.training.layout)
     engine = TrainingEngine(model, config, world, denominators=build_denominators(config, prepared))
     if checkpoint is not None:
         checkpoints.load(engine.deepspeed, checkpoint)
@@ -101,7 +107,7 @@ def build(config: RunConfig, world: World) -> Run:
         engine=engine,
         checkpoints=checkpoints,
         fingerprint=fingerprint,
-        cost_weights=cost_weights(config, prepared) if checkpoint is None else checkpoint.state.cost_weights,
+        cost_weights=kept or cost_weights(config, prepared),
         first_step=0 if checkpoint is None else checkpoint.step,
     )
 

@@ -20,7 +20,7 @@ _INITIAL_WEIGHTS = "training.initialize_from"
 """Of no use to a run that has a checkpoint."""
 
 _COST_WEIGHTS = "training.cost_weights"
-"""Those of the checkpoint hold."""
+"""Those of the checkpoint hold, while the layout is the same."""
 
 
 def require_fingerprint(state: TrainState, fingerprint: str) -> None:
@@ -50,7 +50,8 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     changed = find_changed_keys(state.config, config)
     changed.pop(_PACKING_ADJUSTMENT, None)
     _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
-    if changed.pop(_COST_WEIGHTS, None) is not None:
+    keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
+    if keeps_weights and changed.pop(_COST_WEIGHTS, None) is not None:
         log.info(
             "%s is now %s and changes nothing: the run goes on dealing by %s, with which it began. Choose another "
             "run.output_dir to begin with others.",
@@ -98,6 +99,11 @@ def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
         f"{now}: step {state.step + 1} would not begin at the {batching.removesuffix('s')} that comes next, and "
         f"documents would be repeated or left out. {remedy}, or choose another run.output_dir to start anew."
     )
+
+
+def kept_cost_weights(state: TrainState, layout: str | None) -> tuple[float, float] | None:
+    """a and b by which the run goes on dealing; None in another layout, whose slots do not follow the same lengths."""
+    return state.cost_weights if state.config.get("training", {}).get("layout", layout) == layout else None
 
 
 def keep_initial_weights(config: RunConfig, state: TrainState) -> RunConfig:

@@ -51,18 +51,17 @@ class World:
         """Whether this is rank 0, the one that logs and writes what is written once."""
         return self.rank == 0
 
-    def all_sum(self, vector: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
-        """Sum over the ranks, element by element, on the CPU: the caller waits for the device here."""
-        if self.size > 1:
-            vector = vector.to(self.device, copy=True)
-            dist.all_reduce(vector)
-        return vector.cpu()
+    def all_sum(self, vector: Float64[Tensor, " n"], *, maxima: int = 0) -> Float64[Tensor, " n"]:
+        """Sum over the ranks, element by element, on the CPU: the caller waits for the device here, once.
 
-    def all_max(self, vector: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
-        """Maximum over the ranks, element by element, on the CPU."""
+        Of the last `maxima` elements the largest is taken in place of the sum.
+        """
         if self.size > 1:
             vector = vector.to(self.device, copy=True)
-            dist.all_reduce(vector, op=dist.ReduceOp.MAX)
+            sums = len(vector) - maxima
+            dist.all_reduce(vector[:sums])
+            if maxima:
+                dist.all_reduce(vector[sums:], op=dist.ReduceOp.MAX)
         return vector.cpu()
 
     def all_gather(self, value: ResultT) -> list[ResultT]:

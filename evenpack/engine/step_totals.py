@@ -88,7 +88,7 @@ def sum_over_ranks(
     shares = (loader_seconds / world.size, compute_seconds / world.size)
     on_host = torch.tensor([*_host_part(batches, stop=stop), *shares, compute_seconds], dtype=torch.float64)
     vector = torch.cat([on_device, on_host.to(on_device.device, non_blocking=True)])
-    values = torch.cat([world.all_sum(vector[:-1]), world.all_max(vector[-1:])]).tolist()
+    values = world.all_sum(vector, maxima=1).tolist()
     totals = _unpack(values, denominators)
     if totals.counts != batches.counts:
         raise RunError(

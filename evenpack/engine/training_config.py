@@ -51,7 +51,8 @@ class TrainingSection(Section):
     packing factor. lamb_betas: steps and warm-up fall by it, and LAMB's betas are raised to its power."""
     cost_weights: tuple[float, float] | None = None
     """a and b of the cost of a pack or a sequence, a · tokens + b · Σ length², in any one unit, by which cost_balanced
-    deals: `study throughput` measures them. Null: by the model's floating-point operations. Fixed by a checkpoint."""
+    deals: `study throughput` measures them. Null: by the model's floating-point operations. A checkpoint fixes them for
+    its layout."""
     initialize_from: Path | None = None
     """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
     checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""

@@ -39,6 +39,8 @@ class Report:
     """For people: what rich can print."""
     is_silent: bool = False
     """Another rank prints the result."""
+    unmet: str | None = None
+    """What was asked for beside the result and could not be had: the result is printed, and the command fails."""
 
 
 @contextmanager
@@ -56,6 +58,9 @@ def reporting(as_json: bool) -> Iterator[Report]:
         console.print_json(report.value)
     else:
         console.print_apart(report.shown)
+    if report.unmet is not None:
+        console.print_error(report.unmet)
+        sys.exit(EXIT_BAD_INPUT)
 
 
 def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":

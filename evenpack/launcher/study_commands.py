@@ -143,6 +143,8 @@ def study_throughput(
         )
         report.value, report.shown, world = measure_run(config, options, plot=plot, cost_model=cost_model)
         report.is_silent = not world.is_main
+        if cost_model is not None and report.value.cost_model is None:
+            report.unmet = f"{cost_model} was not written: {report.value.cost_model_refusal}"
 
 
 @study_app.command("forecast")

@@ -106,9 +106,7 @@ def measure_run(
     if plot is not None:
         plot_throughput(study, plot)
         shown.append(console.text(f"Drew {plot}"))
-    if cost_model is not None:
-        if study.cost_model is None:
-            raise ConfigError(f"{cost_model} was not written: {study.cost_model_refusal}")
+    if cost_model is not None and study.cost_model is not None:
         study.cost_model.write(cost_model)
         shown.append(console.text(f"Wrote {cost_model}"))
     return study, shown, world

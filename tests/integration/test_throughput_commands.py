@@ -41,6 +41,15 @@ def test_a_throughput_study_prints_draws_and_writes_a_cost_model(run_file: Path,
     assert found.samples == 24 + 3 * 3 * 4 - 3 * 4  # four micro-batches a step, two rounds that count of three layouts
 
 
+def test_what_was_measured_is_shown_although_no_cost_model_comes_of_it(run_file: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.json"
+    options = ["--rounds", "1", "--warmup", "0", "--depths", "", "--samples", "1", "--layouts", "packed", "--json"]
+    done = evenpack("study throughput", run_file, options=[*options, "--cost-model", str(model)], expected=2)
+    assert json.loads(done.stdout)["layouts"][0]["layout"] == "packed"
+    assert f"{model} was not written: a cost model needs 12 micro-batches" in done.stderr
+    assert not model.exists()
+
+
 def test_two_ranks_measure_together_and_print_once(run_file: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29731", "-m"]
     command += ["evenpack.launcher.cli", "study", "throughput", str(run_file), "--rounds", "1", "--warmup", "0"]

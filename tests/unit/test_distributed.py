@@ -2,9 +2,11 @@
 
 import importlib.util
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from evenpack.engine.distributed import World, complete_environment, configure_logging, require_shared_directory
 from evenpack.errors import DataError, RunError
@@ -84,6 +86,27 @@ def test_a_world_of_one_needs_no_process_group():
     assert SOLO.broadcast("word") == "word"
     assert SOLO.on_main(lambda: None) is None
     SOLO.barrier()
+
+
+def test_sums_and_maxima_are_on_their_way_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that reads the sums first leaves the device idle until it has sent off the maxima."""
+    done: list[str] = []
+
+    def reduce(part: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+        done.append("maximum" if op == dist.ReduceOp.MAX else "sum")
+        part.copy_(torch.maximum(part, other[-len(part) :]) if op == dist.ReduceOp.MAX else part + other[: len(part)])
+
+    def read(tensor: torch.Tensor) -> torch.Tensor:
+        done.append("wait")
+        return tensor
+
+    other = torch.tensor([10.0, 20.0, 3.0], dtype=torch.float64)
+    monkeypatch.setattr(dist, "all_reduce", reduce)
+    monkeypatch.setattr(torch.Tensor, "cpu", read)
+    mine = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    assert replace(SOLO, size=2).all_sum(mine, maxima=1).tolist() == [11.0, 22.0, 4.0]
+    assert done == ["sum", "maximum", "wait"]
+    assert mine.tolist() == [1.0, 2.0, 4.0]
 
 
 def test_an_error_on_rank_0_reaches_the_caller():

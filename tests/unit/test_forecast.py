@@ -183,6 +183,9 @@ def test_a_log_says_how_its_ranks_waited() -> None:
         (LOG[:1], "does not say how many ranks"),
         ([{**LOG[0], "ranks": {"compute_seconds": [1.0]}}], "a run on one rank"),
         ([{**LOG[0], **RANKS}], "has 1 steps, and the first 1 are left out"),
+        ([{**LOG[0], "ranks": 4}], "does not say how many ranks"),
+        ([{"step": 1, **RANKS}] * 2, "step 1 must have a compute_seconds_mean above 0, found None"),
+        ([{**LOG[0], **RANKS, "compute_seconds_max": 0.0}] * 2, "a compute_seconds_max above 0, found 0.0"),
     ],
 )
 def test_a_log_that_says_nothing_of_waiting_is_refused(records: list[dict[str, Any]], message: str) -> None:

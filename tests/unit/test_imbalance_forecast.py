@@ -20,7 +20,7 @@ from evenpack.studies.imbalance.step_log import StepLog
 BASELINE = 250.0
 
 
-def _log(speed_ups: np.ndarray) -> StepLog:
+def _log(speed_ups: np.ndarray, *, devices: int | None = None) -> StepLog:
     return StepLog(
         path=Path("run/metrics.jsonl"),
         format="a test",
@@ -28,6 +28,7 @@ def _log(speed_ups: np.ndarray) -> StepLog:
         rates=BASELINE * speed_ups,
         cuts=(),
         warnings=("said by the reader",),
+        devices=devices,
     )
 
 
@@ -63,6 +64,14 @@ def test_the_range_over_all_methods_is_near_smaller_clusters() -> None:
     for row in _forecast(_minima(8, 3000), [1, 2, 4], rounds=5).rows:
         truth = _minima(row.devices, 400_000, seed=9).mean()
         assert 0.995 * row.lowest < truth < 1.005 * row.highest
+
+
+def test_a_log_of_another_number_of_devices_than_is_said_is_refused() -> None:
+    """The number is the power of every law: a wrong one moves the whole curve."""
+    log = _log(_minima(8, 200), devices=2)
+    with pytest.raises(ConfigError, match="had 2 ranks, and --log-devices is 8: set --log-devices 2"):
+        forecast_from_log(log, log_devices=8, padded_baseline=BASELINE, counts=[8])
+    assert forecast_from_log(log, log_devices=2, padded_baseline=BASELINE, counts=[8], rounds=5).log_devices == 2
 
 
 def test_at_the_logs_own_count_the_mean_is_forecast() -> None:

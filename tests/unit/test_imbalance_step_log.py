@@ -38,11 +38,15 @@ def test_metrics_are_read_and_other_records_are_no_steps(tmp_path: Path) -> None
         for step, rate in enumerate(rates, start=1)
     ]
     lines.insert(40, json.dumps({"step": 40, "validation": {"loss": 3.0}}))
+    assert read_step_log(_written(tmp_path / "silent.jsonl", lines)).devices is None
+    ranks = {"steps": 80, "compute_seconds": [1.0, 1.1, 1.2]}
+    lines[50] = json.dumps(json.loads(lines[50]) | {"ranks": ranks})
     lines.append('{"step": 81, "sequ')
     log = read_step_log(_written(tmp_path / "metrics.jsonl", lines))
     assert "metrics.jsonl" in log.format
     assert log.steps_read == 80
     assert log.rates == pytest.approx(rates[10:])
+    assert log.devices == 3
 
 
 def test_mlperf_lines_are_read_with_any_prefix(tmp_path: Path) -> None:

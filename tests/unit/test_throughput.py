@@ -6,6 +6,9 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +22,17 @@ from tiny_run import PACK_LENGTH, tiny_gpt2_run
 from evenpack.data.data_config import PackingConfig
 from evenpack.data.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.build import cost_weights
+from evenpack.engine.build import build, cost_weights
 from evenpack.engine.checkpoint_files import TrainState
 from evenpack.engine.continuation import compare_run_files
 from evenpack.engine.distributed import World, joined_world
 from evenpack.engine.run_config import RunConfig
+from evenpack.engine.train import train_in
 from evenpack.errors import ConfigError
 from evenpack.launcher.throughput_view import StudyProgress, parse_clock, parse_options, throughput_tables
 from evenpack.models.cost import step_flops, useful_work
-from evenpack.studies.plots import require_plot
-from evenpack.studies.throughput import study
+from evenpack.studies.plots import figure_as_png, require_plot
+from evenpack.studies.throughput import plots, study
 from evenpack.studies.throughput.clock import PeakMemory, PhaseClock, Spread
 from evenpack.studies.throughput.contenders import (
     FORMS,
@@ -129,6 +133,34 @@ def test_a_study_can_be_shown_and_drawn(found: ThroughputStudy, tmp_path: Path) 
     require_plot(tmp_path / "t.png")
     plot_throughput(found, tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_text_of_a_figure_runs_into_another(
+    found: ThroughputStudy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the longest names there are, and with all of them."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    seen: list[int] = []
+
+    @contextmanager
+    def look(path: Path, *, width: float, height: float) -> Iterator[Any]:
+        with figure_as_png(path, width=width, height=height) as figure:
+            yield figure
+            FigureCanvasAgg(figure).draw()  # from here on texts have a place
+            names = [[label.get_window_extent() for label in axes.get_xticklabels()] for axes in figure.axes]
+            titles = [axes._left_title.get_window_extent() for axes in figure.axes]
+            for row in (*names, titles):
+                assert all(left.x1 < right.x0 for left, right in pairwise(row))
+            (note,) = figure.texts
+            assert note.get_window_extent().y1 < min(label.y0 for row in names for label in row)
+            seen.append(len(names[0]))
+
+    monkeypatch.setattr(plots, "figure_as_png", look)
+    rows = tuple(replace(found.layouts[0], layout=name) for name in FORMS)
+    for layouts in (rows, rows[3:6]):
+        plot_throughput(replace(found, layouts=layouts), tmp_path / "t.png")
+    assert seen == [len(FORMS), 3]
 
 
 def test_bert_can_be_measured_too(world: World, tmp_path: Path) -> None:
@@ -268,10 +300,19 @@ def test_the_cpu_clock_stands_still_while_the_process_sleeps() -> None:
 def test_the_cpu_clock_is_refused_where_it_would_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="sees no work of a cuda device"):
         PhaseClock(torch.device("cuda"), "cpu")
+    with pytest.raises(ConfigError, match="waits for others, and there are 2"):
+        PhaseClock(torch.device("cpu"), "cpu", ranks=2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     with pytest.raises(ConfigError, match="OMP_NUM_THREADS=1"):
         PhaseClock(torch.device("cpu"), "cpu")
-    PhaseClock(torch.device("cpu"), "wall")
+    PhaseClock(torch.device("cpu"), "wall", ranks=2)
+
+
+def test_several_ranks_are_not_measured_by_the_cpu_clock(
+    world: World, config: RunConfig, prepared: PreparedData
+) -> None:
+    with pytest.raises(ConfigError, match="measure on one rank"):
+        StepTimer(config, prepared, replace(world, size=2), clock="cpu")
 
 
 def test_peak_memory_rises_by_what_a_step_takes() -> None:
@@ -400,6 +441,24 @@ def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
     (message,) = caplog.messages
     assert message.startswith("training.cost_weights is now [3.0, 4.0] and changes nothing")
     assert "dealing by [1.0, 2.0]" in message
+
+
+def test_a_run_that_goes_on_in_another_layout_deals_by_the_weights_of_that(
+    world: World, config: RunConfig, prepared: PreparedData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of packs leave tokens out, and un-padded a rank waits for the one with the most."""
+    caplog.set_level(logging.INFO)
+    course = {"steps": 2, "stop_after_steps": 1, "evaluate_every_steps": None, "loader_workers": 0}
+    packed = changed(config, run={"output_dir": tmp_path}, data={"prepared_dir": prepared.directory}, training=course)
+    train_in(world, packed, stop_requested=lambda: False)
+    assert build(packed, world).cost_weights == (0.0, 1.0)
+    unpadded = changed(packed, training={"layout": "unpadded"})
+    assert build(unpadded, world).cost_weights == cost_weights(unpadded, prepared) != (0.0, 1.0)
+    caplog.clear()
+    given = changed(packed, training={"layout": "unpadded", "cost_weights": [3.0, 4.0]})
+    assert build(given, world).cost_weights == (3.0, 4.0)
+    assert "changes nothing" not in caplog.text
+    assert "training.cost_weights: None -> [3.0, 4.0]" in caplog.text
 
 
 def test_progress_shows_the_first_line_late_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:

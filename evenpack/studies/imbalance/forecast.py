@@ -82,8 +82,8 @@ def forecast_from_log(
 ) -> LogForecast:
     """Expected speed-up over padding for each of `counts`, if steps wait for the slowest of independent devices.
 
-    Raises: ConfigError without a padded baseline above 0 or for counts that are no positive integers; FitError if no
-    law can be fitted.
+    Raises: ConfigError without a padded baseline above 0, for counts that are no positive integers, or if the log says
+    that it comes from another number of devices; FitError if no law can be fitted.
     """
     if padded_baseline is None or not (math.isfinite(padded_baseline) and padded_baseline > 0):
         raise ConfigError(
@@ -91,6 +91,11 @@ def forecast_from_log(
             f"{log_devices} devices as the padded baseline, got {padded_baseline}"
         )
     (log_devices,), checked = device_counts([log_devices]), device_counts(counts)
+    if log.devices not in (None, log_devices):
+        raise ConfigError(
+            f"{log.path} says that its run had {log.devices} ranks, and --log-devices is {log_devices}: set "
+            f"--log-devices {log.devices}"
+        )
     speed_ups = log.rates / padded_baseline
     fitted = fit_laws(speed_ups, rounds=rounds, seed=seed)
     powers = np.array(checked) / log_devices

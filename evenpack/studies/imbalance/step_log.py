@@ -11,8 +11,9 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -60,6 +61,8 @@ class StepLog:
     cuts: tuple[Cut, ...]
     """In the order of the file; together with `rates` all that was read."""
     warnings: tuple[str, ...]
+    devices: int | None
+    """That it says it comes from: metrics.jsonl, where it tells of single ranks; None: it says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ class _Steps:
     lines: list[int]
     rates: list[float]
     warnings: tuple[str, ...] = ()
+    devices: int | None = None
 
 
 def read_step_log(path: Path, *, column: str | None = None, warm_up_steps: int | None = None) -> StepLog:
@@ -104,7 +108,13 @@ def read_step_log(path: Path, *, column: str | None = None, warm_up_steps: int |
     if is_dip.sum() > 0.05 * len(rates):
         warnings += (f"{is_dip.sum()} of {len(rates)} steps were cut as dips: is training itself that unsteady?",)
     return StepLog(
-        path=path, format=steps.format, steps_read=len(rates), rates=steady, cuts=tuple(cuts), warnings=warnings
+        path=path,
+        format=steps.format,
+        steps_read=len(rates),
+        rates=steady,
+        cuts=tuple(cuts),
+        warnings=warnings,
+        devices=steps.devices,
     )
 
 
@@ -144,6 +154,7 @@ def _read(path: Path, column: str | None) -> _Steps:
 def _read_metrics(path: Path, lines: list[str]) -> _Steps:
     """Records without both fields, such as validation of its own, are no steps; a torn last line is none either."""
     steps = _Steps(format="metrics.jsonl of evenpack: sequences / step_seconds", lines=[], rates=[])
+    devices = None
     for number, line in enumerate(lines, start=1):
         if not line.startswith("{"):
             continue
@@ -156,7 +167,15 @@ def _read_metrics(path: Path, lines: list[str]) -> _Steps:
             seconds = _number(record["step_seconds"], path, number, "step_seconds")
             steps.lines.append(number)
             steps.rates.append(sequences / seconds)
-    return steps
+            devices = _ranks(record) or devices
+    return replace(steps, devices=devices)
+
+
+def _ranks(record: dict[str, Any]) -> int | None:
+    """How many the run had, in a record that tells of each."""
+    ranks = record.get("ranks")
+    seconds = ranks.get("compute_seconds") if isinstance(ranks, dict) else None
+    return len(seconds) if isinstance(seconds, list) else None
 
 
 def _read_seq_per_s(path: Path, lines: list[str]) -> _Steps:

@@ -36,14 +36,19 @@ class Spread:
 class PhaseClock:
     """Observes an engine. On CUDA by events, which the device reaches in its own time; else by the host's clock."""
 
-    def __init__(self, device: torch.device, name: ClockName = "wall") -> None:
-        """Raises: ConfigError for seconds of the CPU where something else, or several threads, do the work."""
+    def __init__(self, device: torch.device, name: ClockName = "wall", *, ranks: int = 1) -> None:
+        """Raises: ConfigError for seconds of the CPU where they are not those that a step takes."""
         if name == "cpu" and device.type != "cpu":
             raise ConfigError(f"the cpu clock sees no work of a {device.type} device: leave --clock out")
         if name == "cpu" and torch.get_num_threads() > 1:
             raise ConfigError(
                 f"the cpu clock adds up the seconds of {torch.get_num_threads()} threads, which is no time that a "
                 "step takes: set OMP_NUM_THREADS=1, or leave --clock out"
+            )
+        if name == "cpu" and ranks > 1:
+            raise ConfigError(
+                f"the cpu clock sees none of the time that a rank waits for others, and there are {ranks}: leave "
+                "--clock out, or measure on one rank"
             )
         self._is_cuda = device.type == "cuda"
         self.now = time.process_time if name == "cpu" else time.perf_counter

@@ -27,9 +27,9 @@ class LoggedRanks:
 def read_logged_ranks(records: Sequence[Mapping[str, Any]], *, warmup: int) -> LoggedRanks:
     """From a run's metrics.jsonl, its first `warmup` steps left out.
 
-    Raises: DataError if no step is left, or the run had one rank, or does not say how many.
+    Raises: DataError if no step is left, or the run had one rank, or does not say how many, or a step has no seconds.
     """
-    ranks = next((len(record["ranks"]["compute_seconds"]) for record in records if "ranks" in record), None)
+    ranks = next((len(each) for record in records if (each := _seconds_of_ranks(record)) is not None), None)
     if ranks is None:
         raise DataError(
             "the log does not say how many ranks there were: a run with training.log_rank_times_every_steps does"
@@ -42,6 +42,24 @@ def read_logged_ranks(records: Sequence[Mapping[str, Any]], *, warmup: int) -> L
     return LoggedRanks(
         ranks=ranks,
         steps=len(kept),
-        mean_seconds=float(np.mean([record["compute_seconds_mean"] for record in kept])),
-        slowest_seconds=float(np.mean([record["compute_seconds_max"] for record in kept])),
+        mean_seconds=float(np.mean([_seconds(record, "compute_seconds_mean") for record in kept])),
+        slowest_seconds=float(np.mean([_seconds(record, "compute_seconds_max") for record in kept])),
     )
+
+
+def _seconds_of_ranks(record: Mapping[str, Any]) -> list[Any] | None:
+    """None in a record that tells nothing of single ranks."""
+    ranks = record.get("ranks")
+    seconds = ranks.get("compute_seconds") if isinstance(ranks, dict) else None
+    return seconds if isinstance(seconds, list) else None
+
+
+def _seconds(record: Mapping[str, Any], name: str) -> float:
+    """Raises: DataError for anything but a positive number."""
+    value = record.get(name)
+    if not isinstance(value, int | float) or not value > 0:
+        raise DataError(
+            f"the log's step {record.get('step')} must have a {name} above 0, found {value!r}: give the metrics.jsonl "
+            "of a run of this version"
+        )
+    return float(value)

@@ -56,7 +56,7 @@ class StepTimer:
         self.config = config
         self.prepared = prepared
         self.world = world
-        self._clock = PhaseClock(world.device, clock)
+        self._clock = PhaseClock(world.device, clock, ranks=world.size)
         self._memory = PeakMemory(world.device)
         self.engine = TrainingEngine(
             build_model(config, prepared, world.device),

@@ -9,6 +9,11 @@ from evenpack.studies.throughput.clock import Spread
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
 _PHASES = ("forward", "backward", "exchange", "update")
+_PANEL_INCHES = 4.2
+_BAR_INCHES = 0.95
+"""Of width: the longest word of a layout's name stays beside its neighbour's."""
+_GAP_INCHES = 1.1
+"""Left of each panel, for its axis."""
 
 
 def plot_throughput(study: ThroughputStudy, path: Path) -> None:
@@ -16,17 +21,20 @@ def plot_throughput(study: ThroughputStudy, path: Path) -> None:
 
     Raises: ConfigError without matplotlib.
     """
-    panels = 3 if study.depths else 2
-    with figure_as_png(path, width=5.2 * panels, height=4.4) as figure:
-        axes = figure.subplots(1, panels, gridspec_kw={"wspace": 0.3})
+    widths = [max(_PANEL_INCHES, _BAR_INCHES * len(study.layouts))] * 2 + [_PANEL_INCHES] * bool(study.depths)
+    width = sum(widths) + _GAP_INCHES * len(widths)
+    grid = {"width_ratios": widths, "left": _GAP_INCHES / width, "right": 1.0}
+    grid["wspace"] = _GAP_INCHES * len(widths) / sum(widths)  # in average panels
+    with figure_as_png(path, width=width, height=4.4) as figure:
+        axes = figure.subplots(1, len(widths), gridspec_kw=grid)
         _draw_phases(axes[0], study.layouts)
         _draw_rates(axes[1], study.layouts)
         if study.depths:
             _draw_depths(axes[2], study.depths)
         origin = study.measured_on
         figure.text(
-            0.125,
-            -0.045,
+            _GAP_INCHES / width,
+            -0.1,
             f"{study.run}: {origin.model}, {origin.layers} layers of {origin.hidden_size}, {origin.precision}, "
             f"{study.ranks} x {origin.device}. Medians of {study.options.rounds} steps; bars: the middle half.",
             fontsize=8.5,
@@ -34,7 +42,7 @@ def plot_throughput(study: ThroughputStudy, path: Path) -> None:
 
 
 def _draw_phases(axes: Any, rows: Sequence[LayoutRow]) -> None:
-    names = [row.layout for row in rows]
+    names = [_in_lines(row.layout) for row in rows]
     floors = [0.0] * len(rows)
     for phase, colour in zip(_PHASES, COLOURS, strict=False):
         values = [float(getattr(row, f"{phase}_seconds")) for row in rows]
@@ -47,7 +55,7 @@ def _draw_phases(axes: Any, rows: Sequence[LayoutRow]) -> None:
 
 
 def _draw_rates(axes: Any, rows: Sequence[LayoutRow]) -> None:
-    names = [row.layout for row in rows]
+    names = [_in_lines(row.layout) for row in rows]
     spreads = [row.sequences_per_second for row in rows]
     medians = [spread.median for spread in spreads]
     axes.bar(names, medians, color=COLOURS[0], alpha=0.85, width=0.6)
@@ -56,7 +64,7 @@ def _draw_rates(axes: Any, rows: Sequence[LayoutRow]) -> None:
         axes.annotate(f"{median:,.3g}", (index, median / 2), ha="center", va="center", color="white", fontweight="bold")
     axes.set_ylabel("sequences a second")
     best = max(rows, key=lambda row: row.sequences_per_second.median)
-    write_title(axes, f"{best.layout}: {best.sequences_per_second.median:,.3g} sequences a second")
+    write_title(axes, f"Fastest: {best.layout}")
 
 
 def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
@@ -77,8 +85,13 @@ def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
     axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False, loc="lower right", fontsize=9)
     best = max(rows, key=lambda row: row.realised_speed_up.median)
-    depth = "no limit" if best.depth is None else f"depth {best.depth}"
-    write_title(axes, f"Packing, {depth}: {best.realised_speed_up.median:.2f} times padding's sequences/s")
+    depth = "No limit" if best.depth is None else f"Depth {best.depth}"
+    write_title(axes, f"{depth}: {best.realised_speed_up.median:.2f} times padding's speed")
+
+
+def _in_lines(layout: str) -> str:
+    """`unpadded/sorted_serpentine` with a word a line, to stand below a bar."""
+    return layout.replace("/", "/\n").replace("_", "_\n")
 
 
 def _reach(spreads: Sequence[Spread]) -> list[list[float]]:
