@@ -51,14 +51,14 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     arguments.packs = arguments.packs or (4 if arguments.device == "cpu" else 16)
 
-    report = {"setting": setting(arguments), "mixes": {}}
+    mixes: dict[str, dict[str, dict[str, float]]] = {}
     for mix, documents in DOCUMENTS_PER_PACK.items():
         lengths = cut(documents, arguments.pack_length, arguments.packs)
-        report["mixes"][mix] = measure(ways(arguments, lengths), lengths, arguments)
-        for way, figures in report["mixes"][mix].items():
+        mixes[mix] = measure(ways(arguments, lengths), lengths, arguments)
+        for way, figures in mixes[mix].items():
             print(f"{mix:8}{way:12}", *(f"{name} {value:9.4g}" for name, value in figures.items()), flush=True)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({"setting": setting(arguments), "mixes": mixes}, indent=2) + "\n")
 
 
 def setting(arguments: argparse.Namespace) -> dict[str, str | int | bool]:

@@ -17,6 +17,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -85,7 +86,7 @@ def lengths_to_steps(file: Path, longest: int) -> Figures:
     growing = times.cpu_seconds["histogram"] + times.cpu_seconds["sort"]
     for part, first in {"first_step": 0, "far_step": plan.packs + plan.packs * 99 // 100}.items():
         positions = np.arange(first, first + STEP_PACKS)
-        drawn = times.of(part, lambda positions=positions: plan.draw(positions))
+        drawn = times.of(part, partial(plan.draw, positions))
         np.testing.assert_array_equal(drawn.lengths, lengths[drawn.sequence_ids])
     return {
         "algorithm": packing.algorithm,

@@ -21,6 +21,7 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,7 @@ class Rows:
     def batches(self, step: int) -> list[PackedBatch]:
         """Plans the step, reads its tokens, masks and collates them."""
         plan = self.planner.plan(step)
-        micro_batches = plan.dealt.shape[1]
-        return [self.collator.collate(plan.micro_batch(0, index), plan.counts) for index in range(micro_batches)]
+        return [self.collator.collate(plan.micro_batch(0, index), plan.counts) for index in range(plan.micro_batches)]
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def measure(config: RunConfig, world: World, *, longest: int | None, rounds: int
         "threads": torch.get_num_threads(),
         "precision": config.training.precision,
         "pack_length": config.data.pack_length,
-        "packs_per_step": config.training.packs_per_step,
+        "packs_per_step": config.training.items_per_step,
         "packs_per_micro_batch": config.training.packs_per_micro_batch,
         "longest_packed": longest,
         "rounds": rounds,
@@ -138,7 +138,7 @@ def _rows(config: RunConfig, prepared: PreparedData, source: PackedSource, form:
     training = config.training
     dealing = Dealing(
         ranks=1,
-        micro_batches=training.packs_per_step // training.packs_per_micro_batch,
+        micro_batches=training.items_per_step // training.items_per_micro_batch,
         per_micro_batch=False,
         cost_per_token=0.0,
         cost_per_squared_length=1.0,
@@ -148,11 +148,11 @@ def _rows(config: RunConfig, prepared: PreparedData, source: PackedSource, form:
         form=form,
         objective=objective,
         pack_length=prepared.pack_length,
-        packs_per_micro_batch=training.packs_per_micro_batch,
+        packs_per_micro_batch=training.items_per_micro_batch,
         padding_token=prepared.padding_id,
         vocabulary_size=prepared.vocabulary_size,
     )
-    planner = StepPlanner([source], [1], packs_per_step=training.packs_per_step, dealing=dealing, objective=objective)
+    planner = StepPlanner([source], [1], packs_per_step=training.items_per_step, dealing=dealing, objective=objective)
     return Rows(planner=planner, collator=collator)
 
 
@@ -191,7 +191,7 @@ def _seconds(world: World) -> float:
 def costs(timings: list[dict[str, float]], full: list[dict[str, float]]) -> dict[str, float]:
     """Shares of what a full row costs: 0.04 is 4 % more."""
 
-    def against(cost: Any) -> float:
+    def against(cost: Callable[[dict[str, float]], float]) -> float:
         return statistics.median(cost(mine) / cost(theirs) for mine, theirs in zip(timings, full, strict=True)) - 1.0
 
     return {

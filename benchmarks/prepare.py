@@ -113,7 +113,8 @@ def _median_ratio(timings: dict[str, list[tuple[float, float]]], clock: int) -> 
     """Of each round by itself: what slows the machine down for a while slows both."""
     bare = [min(run[clock] for run in runs) for runs in zip(*(timings[name] for name in BARE_BATCH_SIZES), strict=True)]
     prepared = [run[clock] for run in timings["prepare"]]
-    return round(statistics.median(a / b for a, b in zip(bare, prepared, strict=True)), 3)
+    ratio: float = statistics.median(a / b for a, b in zip(bare, prepared, strict=True))
+    return round(ratio, 3)
 
 
 def _parse_arguments() -> argparse.Namespace:

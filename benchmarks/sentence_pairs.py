@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def main() -> None:
         config = _config(arguments)
         started = time.process_time()
         prepare(config, scratch / "data")
-        report = {"prepare_cpu_seconds": time.process_time() - started, "passes": PASSES}
+        report: dict[str, Any] = {"prepare_cpu_seconds": time.process_time() - started, "passes": PASSES}
         token_file = TokenFile(scratch / "data" / "sources" / "text" / "tokens")
         index = SentenceIndex.open(token_file)
         report |= {"sentences": len(index.places) - 1, "text_tokens": int(index.places[-1])}
