@@ -200,10 +200,13 @@ def _terms(times: MicroBatchTimes) -> Float64[np.ndarray, "rows 4"]:
 def _solve(
     terms: Float64[np.ndarray, "rows columns"], seconds: Float64[np.ndarray, " rows"]
 ) -> Float64[np.ndarray, " columns"]:
-    """Weights that are not negative and make the sum of squared relative errors least."""
+    """Weights that are not negative and make the sum of squared relative errors least. Raises: DataError."""
     relative = terms / seconds[:, None]
     norms = np.linalg.norm(relative, axis=0)
-    solution, _ = nnls(relative / norms, np.ones(len(seconds)))
+    try:
+        solution, _ = nnls(relative / norms, np.ones(len(seconds)))
+    except RuntimeError as error:
+        raise DataError(f"the cost model does not converge ({error}): measure more micro-batches") from error
     weights: Float64[np.ndarray, " columns"] = solution / norms
     return weights
 

@@ -8,6 +8,7 @@ import pytest
 
 import evenpack
 from evenpack.errors import ConfigError, DataError
+from evenpack.studies import cost_model
 from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model, shuffled_places
 
 SHIPPED = Path(evenpack.__file__).parent / "studies" / "imbalance" / "cost_models"
@@ -198,3 +199,12 @@ def test_a_shipped_model_can_be_read_and_says_how_far_it_is_to_be_trusted(path: 
 def test_models_of_both_kinds_are_shipped() -> None:
     kinds = {CostModel.read(path).measured_on.model.split()[0] for path in MEASURED}
     assert kinds == {"bert", "gpt2"}
+
+
+def test_a_fit_that_does_not_converge_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(*_: object) -> None:
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr(cost_model, "nnls", stuck)
+    with pytest.raises(DataError, match=r"does not converge \(Maximum number of iterations reached"):
+        fit(times())

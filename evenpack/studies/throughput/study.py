@@ -263,8 +263,10 @@ def _sampled_times(
     batches = list(sample_micro_batches(singles, count))
     times = []
     for first in range(0, count, size):
-        step = timer.time_step(with_step_counts(batches[first : first + size]))
-        times.append(step.micro_batches)
+        step = with_step_counts(batches[first : first + size])
+        if timer.world.device.type == "cuda":
+            timer.time_step(step)  # a shape's first pass also loads kernels, chooses algorithms and takes memory
+        times.append(timer.time_step(step).micro_batches)
         progress("cost model", first + size, count)
     return times
 
