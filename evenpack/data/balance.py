@@ -5,7 +5,7 @@ are paired, the dearest half with the cheapest, and every pair exchanges the two
 rounds of that, each with other partners and all pairs at once.
 
 Over 64 ranks x 8 packs this leaves the dearest rank 0.2 % above the mean on Wikipedia at 512 slots and 0.1 % at 2048,
-where dealing the dearest pack to the cheapest rank leaves 2.4 % and 0.8 %, and dealing at random 27 % and 46 %
+where dealing the dearest pack to the cheapest rank leaves 1.4 % and 0.8 %, and dealing at random 27 % and 46 %
 (`benchmarks/balance.py`).
 """
 
