@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from evenpack.errors import EXIT_BAD_INPUT
+from evenpack.errors import EXIT_BAD_INPUT, ConfigError
 from evenpack.launcher.subject_options import INPUT_HELP
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
 LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Write the JSON document, too.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a figure, too.")]
 
 
@@ -44,16 +45,24 @@ class Report:
 
 
 @contextmanager
-def reporting(as_json: bool) -> Iterator[Report]:
-    """Keeps standard output for the result, which is printed at the end of the block."""
+def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
+    """Keeps standard output for the result, which is printed at the end of the block, and written to `save`.
+
+    Raises: ConfigError if `save` cannot be a file, before the block is entered.
+    """
     from evenpack.launcher import console
 
+    if save is not None:
+        _require_file(save)
     console.log_to_stderr()
     report = Report()
     with redirect_stdout(sys.stderr):
         yield report
     if report.is_silent:
         return
+    if save is not None:
+        console.save_json(report.value, save)
+        report.shown.append(console.text(f"Wrote {save}"))
     if as_json:
         console.print_json(report.value)
     else:
@@ -61,6 +70,15 @@ def reporting(as_json: bool) -> Iterator[Report]:
     if report.unmet is not None:
         console.print_error(report.unmet)
         sys.exit(EXIT_BAD_INPUT)
+
+
+def _require_file(path: Path) -> None:
+    if path.suffix != ".json" or path.is_dir():
+        raise ConfigError(f"--save writes a JSON file: give a name like {path.with_suffix('.json')}, not {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path.parent}, where --save would write, is no folder: {error.strerror}") from error
 
 
 def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from evenpack.data.progress import PrepareState
 from evenpack.engine.metrics import format_duration, format_rate
+from evenpack.files import write_json
 
 _FILE_COLUMNS = 160
 """Width of tables where there is no terminal to fit."""
@@ -57,6 +58,11 @@ def log_to_stderr() -> None:
 def print_json(value: Any) -> None:
     """One document. Dataclasses and sections are objects, paths strings; a number that is not finite is null."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def save_json(value: Any, path: Path) -> None:
+    """What `print_json` prints, into a file, atomically."""
+    write_json(path, _plain(value))
 
 
 def print_apart(results_shown: Sequence[RenderableType]) -> None:

@@ -13,6 +13,7 @@ from evenpack.launcher.command_line import (
     Overrides,
     Plot,
     RunFile,
+    Save,
     load,
     reporting,
 )
@@ -45,6 +46,7 @@ def study_packing(
         int | None, typer.Option(help="Pack so many sequences, drawn at random, in place of all.", show_default=False)
     ] = None,
     plot: Plot = None,
+    save: Save = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare packing algorithms over depths.
@@ -54,7 +56,7 @@ def study_packing(
       evenpack study packing wikipedia_512 --plot packing.png
       evenpack study packing lengths.npy --pack-length 2048 --algorithms longest_pack_first,cutting_stock
     """
-    with reporting(as_json) as report:
+    with reporting(as_json, save=save) as report:
         from evenpack.launcher.inspection import find_subject, parse_choices, parse_depths, study_subject
 
         limits, choices = parse_depths(depths), parse_choices(algorithms)  # before anything is read
@@ -72,6 +74,7 @@ def study_imbalance(
     options: SubjectOptions,
     study: ImbalanceOptions,
     plot: Plot = None,
+    save: Save = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare packs with un-padding and padding on one device to thousands, where each step waits for the slowest.
@@ -80,12 +83,12 @@ def study_imbalance(
 
     \b
     Examples:
-      evenpack study imbalance wikipedia_512 --devices 1..2048 --plot imbalance.png
+      evenpack study imbalance wikipedia_512 --devices 1..2048 --plot imbalance.png --save imbalance.json
       evenpack study imbalance wikipedia_1024 --cost-model gpt2_xl_estimate --devices 8,64,512
       evenpack study imbalance RUN.yaml --cost-model h100.json --all-reduce-bytes 6.7e8 --bandwidth 100
       evenpack study imbalance wikipedia_512 --log result_0.txt --padded-baseline 1130
     """
-    with reporting(as_json) as report:
+    with reporting(as_json, save=save) as report:
         from evenpack.launcher.imbalance_view import ImbalanceRequest
         from evenpack.launcher.imbalance_view import study_imbalance as compare
         from evenpack.launcher.inspection import find_subject
@@ -114,6 +117,7 @@ def study_throughput(
         Path | None, typer.Option(metavar="FILE.json", help="Write the cost model.", show_default=False)
     ] = None,
     plot: Plot = None,
+    save: Save = None,
     as_json: AsJson = False,
 ) -> None:
     """Time steps of a prepared run in each layout and at each packing depth, and fit a cost model.
@@ -127,7 +131,7 @@ def study_throughput(
       evenpack study throughput RUN.yaml --cost-model h100.json training.packs_per_step=32
     """
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
+    with reporting(as_json, save=save) as report:
         _settle()
         from evenpack.launcher.throughput_view import measure_run, parse_options
 
@@ -165,6 +169,7 @@ def study_forecast(
             metavar="metrics.jsonl", help="Of a real run on several ranks, to stand beside.", show_default=False
         ),
     ] = None,
+    save: Save = None,
     as_json: AsJson = False,
 ) -> None:
     """Check on one device how well one rank's times foretell how long several ranks wait.
@@ -179,7 +184,7 @@ def study_forecast(
       evenpack study forecast RUN.yaml --log runs/two_ranks/metrics.jsonl
     """
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
+    with reporting(as_json, save=save) as report:
         _settle()
         from evenpack.launcher.forecast_view import forecast_run, parse_options, read_log
 

@@ -433,3 +433,32 @@ def test_what_cannot_be_held_against_lengths_is_refused(
     done = evenpack("inspect", *arguments)
     assert done.code == 2
     assert message in " ".join(done.err.split())
+
+
+def test_a_study_is_printed_and_saved(evenpack: Command, tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("3\n5\n8\n")
+    saved = tmp_path / "new" / "study.json"
+    done = evenpack("study", "packing", lengths, "--algorithms", "longest_pack_first", "--save", saved)
+    assert done.code == 0
+    assert "longest_pack_first" in done.out
+    assert f"Wrote {saved}" in done.out.replace("\n", "")
+    as_json = evenpack("study", "packing", lengths, "--algorithms", "longest_pack_first", "--json").json()
+    written = json.loads(saved.read_text())
+    for document in (as_json, written):
+        for row in document["packings"]:
+            del row["cpu_seconds"]
+    assert written == as_json
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("study.txt", "--save writes a JSON file: give a name like"), ("file/study.json", "is no folder")],
+)
+def test_a_file_that_cannot_be_saved_is_refused_before_the_work(
+    name: str, message: str, evenpack: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = evenpack("study", "packing", tmp_path / "missing.txt", "--save", tmp_path / name)
+    assert done.code == 2
+    assert message in done.err
