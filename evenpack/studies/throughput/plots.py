@@ -85,8 +85,8 @@ def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
     axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False, loc="lower right", fontsize=9)
     best = max(rows, key=lambda row: row.realised_speed_up.median)
-    depth = "No limit" if best.depth is None else f"Depth {best.depth}"
-    write_title(axes, f"{depth}: {best.realised_speed_up.median:.2f} times padding's speed")
+    depth = "full packs" if best.depth is None else f"packs of {best.depth} at most"
+    write_title(axes, f"Fastest: {depth}, {best.realised_speed_up.median:.2f} x padding")
 
 
 def _in_lines(layout: str) -> str:
