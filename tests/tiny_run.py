@@ -1,10 +1,14 @@
 """A small prepared GPT-2 run, for studies of time in the test's own process."""
 
+import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from evenpack.config import validate
 from evenpack.data.prepare import prepare
+from evenpack.engine.distributed import World, joined_world
 from evenpack.engine.run_config import RunConfig
 
 PACK_LENGTH = 64
@@ -38,3 +42,16 @@ def tiny_gpt2_run(folder: Path) -> RunConfig:
     config = validate(values, RunConfig, origin="test")
     prepare(config.data, config.prepared_dir)
     return config
+
+
+@contextmanager
+def lone_world() -> Iterator[World]:
+    """One rank on the CPU; the environment is as it was afterwards."""
+    before = dict(os.environ)
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    try:
+        with joined_world() as alone:
+            yield alone
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

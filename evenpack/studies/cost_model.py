@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -128,15 +129,7 @@ class CostModel(Section):
     @classmethod
     def read(cls, path: Path) -> "CostModel":
         """Raises: ConfigError if the file is missing, is no JSON object, or holds something else."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cost model {path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigError(f"cost model {path} is no JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"cost model {path} must hold a JSON object, found {type(values).__name__}")
-        return validate(values, cls, origin=f"cost model {path}")
+        return validate(read_cost_values(path), cls, origin=f"cost model {path}")
 
     def write(self, path: Path) -> None:
         """As JSON. Raises: ConfigError if the file cannot be written."""
@@ -144,6 +137,19 @@ class CostModel(Section):
             write_json(path, self.model_dump(mode="json"))
         except OSError as error:
             raise ConfigError(f"cost model {path} cannot be written: {error.strerror}") from error
+
+
+def read_cost_values(path: Path) -> dict[str, Any]:
+    """What a cost model's file holds. Raises: ConfigError if it is missing or is no JSON object."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cost model {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"cost model {path} is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"cost model {path} must hold a JSON object, found {type(values).__name__}")
+    return values
 
 
 def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: MeasuredOn, seed: int = 0) -> CostModel:

@@ -1,7 +1,6 @@
 """`study forecast`: expected maxima against what is known of them, and the study on ranks whose times are known."""
 
 import io
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 from scipy import stats
-from tiny_run import tiny_gpt2_run
+from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.batch import PackedBatch
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.distributed import World, joined_world
+from evenpack.engine.distributed import World
 from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError, DataError
 from evenpack.launcher.forecast_view import forecast_tables, parse_options, read_log
@@ -29,12 +28,8 @@ from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    before = dict(os.environ)
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    with joined_world() as alone:
+    with lone_world() as alone:
         yield alone
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")

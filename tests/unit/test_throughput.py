@@ -2,7 +2,6 @@
 
 import io
 import logging
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import pytest
 import torch
 from pair_sources import pair_run
 from rich.console import Console
-from tiny_run import PACK_LENGTH, tiny_gpt2_run
+from tiny_run import PACK_LENGTH, lone_world, tiny_gpt2_run
 
 from evenpack.data.data_config import PackingConfig
 from evenpack.data.prepare import prepare
@@ -25,7 +24,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build, cost_weights
 from evenpack.engine.checkpoint_files import TrainState
 from evenpack.engine.continuation import compare_run_files
-from evenpack.engine.distributed import World, joined_world
+from evenpack.engine.distributed import World
 from evenpack.engine.run_config import RunConfig
 from evenpack.engine.train import train_in
 from evenpack.errors import ConfigError
@@ -50,12 +49,8 @@ from evenpack.studies.throughput.study import ThroughputOptions, ThroughputStudy
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    before = dict(os.environ)
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    with joined_world() as alone:
+    with lone_world() as alone:
         yield alone
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
 """What a micro-batch costs in a simulated cluster: a measured cost model, or an estimate that says that it is one."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -12,7 +10,7 @@ from pydantic import Field
 from evenpack.config import Section, nearest, validate
 from evenpack.errors import ConfigError
 from evenpack.models.model_config import ModelConfig
-from evenpack.studies.cost_model import CostModel
+from evenpack.studies.cost_model import CostModel, read_cost_values
 
 SHIPPED = Path(__file__).with_name("cost_models")
 DEFAULT_COST = "bert_large_estimate"
@@ -88,10 +86,10 @@ def find_cost(given: str) -> StepCost:
         raise ConfigError(
             f"cost model {given} is neither a file nor one that comes with evenpack; {nearest(given, shipped_costs())}"
         )
-    values = _read(path)
+    values = read_cost_values(path)
     if "measured_on" not in values:
         return _estimated(path.stem, validate(values, EstimatedCost, origin=f"cost model {path}"))
-    cost = _measured(path.stem, CostModel.read(path))
+    cost = _measured(path.stem, validate(values, CostModel, origin=f"cost model {path}"))
     if cost.constant + cost.per_slot + cost.per_squared_length + cost.per_sequence == 0:
         raise ConfigError(
             f"cost model {path}: constant, per_token, per_squared_length and per_sequence are all 0, so no micro-batch "
@@ -109,7 +107,7 @@ def estimate_for(model: ModelConfig) -> StepCost:
         nothing = {"slots": 0, "squared_lengths": 0, "head_slots": 0, "sequences": 0}
         return step_flops(model, vocabulary_size=1, work=Work(**(nothing | work))) / _MANY
 
-    assumed = validate(_read(SHIPPED / f"{DEFAULT_COST}.json"), EstimatedCost, origin=DEFAULT_COST)
+    assumed = validate(read_cost_values(SHIPPED / f"{DEFAULT_COST}.json"), EstimatedCost, origin=DEFAULT_COST)
     estimate = assumed.model_copy(
         update={
             "model": f"{model.kind} {model.preset}",
@@ -119,18 +117,6 @@ def estimate_for(model: ModelConfig) -> StepCost:
         }
     )
     return _estimated("estimate of the run's model", estimate)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cost model {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"cost model {path} is no JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"cost model {path} must hold a JSON object, found {type(values).__name__}")
-    return values
 
 
 def _estimated(name: str, cost: EstimatedCost) -> StepCost:
