@@ -16,9 +16,9 @@ from collections.abc import Callable
 import length_histograms
 import numpy as np
 
-from evenpack.data.balance import deal
+from evenpack.data.order.balance import deal
+from evenpack.data.order.plan import PackPlan
 from evenpack.data.packing import pack
-from evenpack.data.plan import PackPlan
 
 Dealer = Callable[[np.ndarray, int, int], np.ndarray]
 

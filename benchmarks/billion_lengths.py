@@ -26,10 +26,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from evenpack.data.array_file import mapped_array
+from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_by_length
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.plan import PackPlan, sequence_id_type, sort_by_length
-from evenpack.studies.published import published_histogram, published_names
+from evenpack.data.tokens.array_file import mapped_array
+from evenpack.studies.lengths.published import published_histogram, published_names
 
 Figures = dict[str, Any]
 ResultT = TypeVar("ResultT")

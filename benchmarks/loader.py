@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from evenpack.config import load_run_file
-from evenpack.data.pipeline import MicroBatchDataset, PipelineSettings
+from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
 from evenpack.engine.objective import build_objective
-from evenpack.engine.run_config import RunConfig
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import json
 import statistics
 
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.studies.published import published_histogram
+from evenpack.studies.lengths.published import published_histogram
 
 ALGORITHMS = ("longest_pack_first", "cutting_stock")
 CASES = (

@@ -31,19 +31,19 @@ import torch
 
 from evenpack.batch import PackedBatch
 from evenpack.config import load_run_file
-from evenpack.data.batch_form import BatchForm
-from evenpack.data.collate import Collator
+from evenpack.data.batches.collate import Collator
+from evenpack.data.batches.pipeline import packed_sources
+from evenpack.data.order.plan import PackPlan, sort_by_length
+from evenpack.data.order.step_plan import Dealing, PackedSource, StepPlanner
+from evenpack.data.order.step_shape import BatchForm
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.pipeline import packed_sources
-from evenpack.data.plan import PackPlan, sort_by_length
 from evenpack.data.prepared import PreparedData
-from evenpack.data.step_plan import Dealing, PackedSource, StepPlanner
 from evenpack.engine.build import build_model
+from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World, configure_logging, joined_world
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.objective import build_denominators, build_objective
-from evenpack.engine.run_config import RunConfig
 from evenpack.errors import DataError
 from evenpack.models.cost import performed_work, step_flops
 

@@ -26,9 +26,9 @@ from pathlib import Path
 import length_histograms
 import numpy as np
 
-from evenpack.data.balance import deal
+from evenpack.data.order.balance import deal
+from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.plan import PackPlan, sort_by_length
 
 Figures = dict[str, float | int | str]
 

@@ -21,19 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from evenpack.data.corpus import open_corpus
-from evenpack.data.data_config import BertTokenizer, DataConfig, SentencePairsRecipe
-from evenpack.data.masking import mask_sequences, masking_keys
-from evenpack.data.masking_config import MaskingConfig
+from evenpack.data.config import BertTokenizer, DataConfig, MaskingConfig, SentencePairsRecipe
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.pair_drawing import SPECIAL_TOKENS, PairDrawing
-from evenpack.data.prepare import prepare
+from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.data.sentences import SentenceIndex, split_sentences
-from evenpack.data.token_file import TokenFile
-from evenpack.data.tokenizer import load_tokenizer
-from evenpack.studies.histogram_distance import largest_cdf_gap, total_variation
-from evenpack.studies.published import published_histogram
+from evenpack.data.sequences.masking import mask_sequences, masking_keys
+from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing
+from evenpack.data.sequences.sentences import SentenceIndex, split_sentences
+from evenpack.data.sources.corpus import open_corpus
+from evenpack.data.tokenizers.tokenizer import load_tokenizer
+from evenpack.data.tokens.file import TokenFile
+from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
+from evenpack.studies.lengths.published import published_histogram
 
 PASSES = 10
 SAMPLED_DOCUMENTS = 10

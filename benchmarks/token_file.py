@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from evenpack.data.token_file import TokenFile, TokenFileWriter
+from evenpack.data.tokens.file import TokenFile, TokenFileWriter
 
 SLOTS = 64 * 1024
 BATCHES = 50

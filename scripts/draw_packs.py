@@ -10,11 +10,11 @@ import numpy as np
 from svg import COLOURS, PADDING, document, rectangle, text
 
 from evenpack.config import load_run_file
-from evenpack.data.objectives import NextTokens
-from evenpack.data.pipeline import packed_sources
+from evenpack.data.batches.objectives import NextTokens
+from evenpack.data.batches.pipeline import packed_sources
+from evenpack.data.order.step_plan import Dealing, StepPlanner
 from evenpack.data.prepared import PreparedData
-from evenpack.data.step_plan import Dealing, StepPlanner
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.config import RunConfig
 
 RANKS = 4
 PACKS_PER_RANK = 3

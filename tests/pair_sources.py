@@ -10,16 +10,15 @@ from prepared_files import sentence_documents, write_jsonl
 from sources import ListView
 
 from evenpack.config import validate
-from evenpack.data.data_config import SentencePairsRecipe
-from evenpack.data.masking import MaskingVocabulary
-from evenpack.data.masking_config import MaskingConfig
-from evenpack.data.objectives import MaskedTokensAndNextSentence
+from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
+from evenpack.data.config import MaskingConfig, SentencePairsRecipe
+from evenpack.data.order.plan import PackPlan
+from evenpack.data.order.step_plan import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.plan import PackPlan
-from evenpack.data.recipes import MaskedPairsView, SentencePairsView
-from evenpack.data.step_plan import PackedSource
-from evenpack.data.token_file import TokenFile
-from evenpack.engine.run_config import RunConfig
+from evenpack.data.sequences import MaskedPairsView, SentencePairsView
+from evenpack.data.sequences.masking import MaskingVocabulary
+from evenpack.data.tokens.file import TokenFile
+from evenpack.engine.config import RunConfig
 
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
 VOCABULARY_SIZE = 90

@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.corpus import open_corpus
-from evenpack.data.data_config import DataConfig, TrainedTokenizer
-from evenpack.data.progress import PrepareState
-from evenpack.data.tokenizer import train_tokenizer
+from evenpack.data.config import DataConfig, TrainedTokenizer
+from evenpack.data.prepare.progress import PrepareState
+from evenpack.data.sources.corpus import open_corpus
+from evenpack.data.tokenizers.tokenizer import train_tokenizer
 
 
 class Recorder:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenpack.data.order.plan import PackPlan
+from evenpack.data.order.step_plan import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.plan import PackPlan
-from evenpack.data.recipes.ledger import RecipeLedger
-from evenpack.data.step_plan import PackedSource
+from evenpack.data.sequences.accounting import RecipeLedger
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evenpack.config import validate
-from evenpack.data.prepare import prepare
+from evenpack.data.prepare.prepare import prepare
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World, joined_world
-from evenpack.engine.run_config import RunConfig
 
 PACK_LENGTH = 64
 

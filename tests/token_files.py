@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from evenpack.data.token_file import TokenFile, TokenFileWriter
+from evenpack.data.tokens.file import TokenFile, TokenFileWriter
 
 
 def make_documents(count: int, *, vocabulary_size: int, seed: int = 0, longest: int = 40) -> list[np.ndarray]:

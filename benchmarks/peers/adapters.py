@@ -14,8 +14,8 @@ import numpy as np
 from import_alone import import_alone
 from task import Attempt, Packed, Task
 
+from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import pack
-from evenpack.data.plan import PackPlan, sort_by_length
 
 GROUP_OF_DATASETS_MAP = 1000
 """What `datasets.map(batched=True)` hands over at once, and LLaMA-Factory and ms-swift too."""

@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 import xxhash
 
-from evenpack.data.data_config import DataConfig, PackingConfig
-from evenpack.data.dealing_config import Batching
-from evenpack.data.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
-from evenpack.data.masking import MaskingVocabulary
-from evenpack.data.permutation import derive_key
-from evenpack.data.plan import PackPlan
-from evenpack.data.recipes import SequenceView, open_view
-from evenpack.data.stored_plan import open_plan
-from evenpack.data.token_file import TokenFile
-from evenpack.data.tokenizer import PairTokens, Tokenizer
+from evenpack.data.config import DataConfig, PackingConfig
+from evenpack.data.order.permutation import derive_key
+from evenpack.data.order.plan import PackPlan
+from evenpack.data.order.step_shape import Batching
+from evenpack.data.order.stored_plan import open_plan
+from evenpack.data.prepare.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
+from evenpack.data.sequences import SequenceView, open_view
+from evenpack.data.sequences.masking import MaskingVocabulary
+from evenpack.data.tokenizers.tokenizer import PairTokens, Tokenizer
+from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 
 Split = Literal["train", "validation"]

@@ -6,23 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
-from evenpack.data.pipeline import PipelineSettings, StepBatches, training_batches
+from evenpack.data.batches.pipeline import PipelineSettings, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.checkpoint import CHECKPOINTS, CheckpointStore
-from evenpack.engine.checkpoint_files import TrainState
-from evenpack.engine.continuation import (
+from evenpack.engine.checkpoints.continuation import (
     compare_run_files,
     keep_initial_weights,
     kept_cost_weights,
     require_fingerprint,
 )
+from evenpack.engine.checkpoints.files import TrainState
+from evenpack.engine.checkpoints.initial_weights import initialize
+from evenpack.engine.checkpoints.store import CHECKPOINTS, CheckpointStore
+from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.initial_weights import initialize
 from evenpack.engine.objective import build_denominators, build_objective
 from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
-from evenpack.engine.run_config import RunConfig
 from evenpack.errors import RunError
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import Model, new_model

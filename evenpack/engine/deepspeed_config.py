@@ -3,8 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
-from evenpack.engine.run_config import RunConfig
-from evenpack.engine.training_config import TrainingSection
+from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.errors import ConfigError
 
 _SET_ELSEWHERE = {

@@ -10,14 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from evenpack.batch import PackedBatch
-from evenpack.data.permutation import derive_key
+from evenpack.data.order.permutation import derive_key
+from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.distributed import World, quiet_deepspeed
-from evenpack.engine.norms import total_norm
 from evenpack.engine.objective import Denominators
-from evenpack.engine.optimizers import build_optimizer
-from evenpack.engine.run_config import RunConfig
-from evenpack.engine.schedules import learning_rate
+from evenpack.engine.optimizers.build import build_optimizer
+from evenpack.engine.optimizers.norms import total_norm
+from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.models.losses import LossSums, scaled_loss
 
 Phase = Literal["begin", "forward", "backward", "exchange", "update"]

@@ -9,12 +9,12 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from evenpack.batch import StepCounts
-from evenpack.data.objectives import Objective
-from evenpack.data.pipeline import evaluation_batches
+from evenpack.data.batches.objectives import Objective
+from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.objective import build_objective
-from evenpack.engine.run_config import RunConfig
 from evenpack.models.losses import exact_denominators
 from evenpack.models.model_config import ModelConfig, asks_next_sentence
 

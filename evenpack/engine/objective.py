@@ -6,16 +6,16 @@ from functools import partial
 import numpy as np
 
 from evenpack.batch import StepCounts
-from evenpack.data.masking import masked_count
-from evenpack.data.objectives import (
+from evenpack.data.batches.objectives import (
     MaskedTokensAndNextSentence,
     NextTokens,
     Objective,
     StoredMasksAndNextSentence,
 )
 from evenpack.data.prepared import PreparedData
-from evenpack.data.recipes import MaskedPairsView
-from evenpack.engine.run_config import RunConfig
+from evenpack.data.sequences import MaskedPairsView
+from evenpack.data.sequences.masking import masked_count
+from evenpack.engine.config import RunConfig
 from evenpack.engine.step_items import AverageItem, average_item, items_of_an_epoch
 from evenpack.models.losses import LossDenominators, exact_denominators, expected_denominators
 from evenpack.models.model_config import BertConfig

@@ -17,7 +17,7 @@ from typing import Any
 
 from evenpack.config import validate
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.config import RunConfig
 from evenpack.engine.step_items import training_packing
 from evenpack.errors import ConfigError
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from evenpack.data.manifest import PackingSummary
+from evenpack.data.prepare.manifest import PackingSummary
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.config import RunConfig
 from evenpack.errors import DataError
 
 

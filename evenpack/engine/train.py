@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from evenpack.data.pipeline import StepBatches
+from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.build import Run, build
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import evaluate_model
-from evenpack.engine.journal import Journal
-from evenpack.engine.rank_times import RankTimes
-from evenpack.engine.run_config import RunConfig
-from evenpack.engine.step_totals import StepTotals, sum_over_ranks
+from evenpack.engine.reporting.journal import Journal
+from evenpack.engine.reporting.rank_times import RankTimes
+from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.errors import RunError
 from evenpack.models.losses import exact_denominators
 

@@ -20,8 +20,8 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-from evenpack.data.progress import PrepareState
-from evenpack.engine.metrics import format_duration, format_rate
+from evenpack.data.prepare.progress import PrepareState
+from evenpack.engine.reporting.metrics import format_duration, format_rate
 from evenpack.files import write_json
 
 _FILE_COLUMNS = 160

@@ -17,8 +17,8 @@ from evenpack.errors import RunError
 from evenpack.kernels.capabilities import AttentionRequest, capabilities
 from evenpack.kernels.isolation import probe_isolation
 from evenpack.launcher.console import pairs, table, text
-from evenpack.launcher.devices import cpu_cores
-from evenpack.launcher.launch import find_deepspeed
+from evenpack.launcher.processes.devices import cpu_cores
+from evenpack.launcher.processes.launch import find_deepspeed
 
 _PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn")
 

@@ -5,14 +5,13 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import configure_logging, joined_world
-from evenpack.engine.metrics import read_metrics
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.errors import ConfigError
 from evenpack.launcher import console
 from evenpack.launcher.throughput_view import StudyProgress, cost_model_table, parse_clock
-from evenpack.studies.throughput.contenders import parse_forms
-from evenpack.studies.throughput.forecast import (
+from evenpack.studies.forecast.forecast import (
     METHODS,
     ForecastOptions,
     ForecastStudy,
@@ -20,7 +19,8 @@ from evenpack.studies.throughput.forecast import (
     RanksRow,
     study_forecast,
 )
-from evenpack.studies.throughput.logged_ranks import LoggedRanks, read_logged_ranks
+from evenpack.studies.forecast.logged_ranks import LoggedRanks, read_logged_ranks
+from evenpack.studies.throughput.contenders import parse_forms
 
 AIM = 0.10
 """Largest error of a forecast that is good enough."""

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack.data.packing import pack
-from evenpack.engine.metrics import format_duration, format_rate
+from evenpack.engine.reporting.metrics import format_duration, format_rate
 from evenpack.errors import ConfigError
 from evenpack.launcher import console
 from evenpack.launcher.imbalance_options import ImbalanceOptions

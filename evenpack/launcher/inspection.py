@@ -12,15 +12,15 @@ from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import FittedHistogram, LengthHistogram, Option
 from evenpack.data.packing.baselines import sample_histogram
 from evenpack.data.prepared import PreparedData
-from evenpack.data.recipes import length_chunks
-from evenpack.engine.run_config import RunConfig
+from evenpack.data.sequences import length_chunks
+from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.launcher import console, views
-from evenpack.launcher.subject_options import SubjectOptions
+from evenpack.launcher.cli.subject_options import SubjectOptions
 from evenpack.models.model_config import ModelConfig
-from evenpack.studies.length_statistics import length_ranges, length_statistics
 from evenpack.studies.lengths import merge_histograms, read_histogram
-from evenpack.studies.packing import (
+from evenpack.studies.lengths.statistics import length_ranges, length_statistics
+from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
     OVERVIEW_DEPTHS,
     STUDY_DEPTHS,
@@ -30,8 +30,8 @@ from evenpack.studies.packing import (
     study_sorted_batches,
     sweep_pack_lengths,
 )
+from evenpack.studies.packing.recommendation import recommend
 from evenpack.studies.plots import plot_depth_curves, plot_packing, require_plot
-from evenpack.studies.recommendation import recommend
 
 
 @dataclass(frozen=True, kw_only=True)

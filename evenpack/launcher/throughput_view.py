@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack.config import nearest
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World, configure_logging, joined_world
-from evenpack.engine.metrics import format_duration
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.reporting.metrics import format_duration
 from evenpack.errors import ConfigError
 from evenpack.launcher import console
 from evenpack.launcher.inspection import parse_depths

@@ -7,11 +7,11 @@ import torch
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
-from evenpack.engine.checkpoint import CHECKPOINTS, newest_whole
-from evenpack.engine.checkpoint_files import Checkpoint
+from evenpack.engine.checkpoints.files import Checkpoint
+from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
+from evenpack.engine.checkpoints.weights import load_model_weights, require_fitting
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.run_config import RunConfig
-from evenpack.engine.weights import load_model_weights, require_fitting
 from evenpack.errors import CheckpointError
 from evenpack.models.bert import Bert
 from evenpack.models.families import Model

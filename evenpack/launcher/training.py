@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.dealing_config import Batching, DealingPolicy
+from evenpack.data.order.step_shape import Batching, DealingPolicy
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.metrics import read_metrics
 from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.step_items import average_item, items_of_an_epoch
-from evenpack.launcher.ranks import read_json_or_none
+from evenpack.launcher.processes.ranks import read_json_or_none
 from evenpack.studies.plots import LossCurve, plot_loss
 
 LOSS_PLOT = "loss.png"

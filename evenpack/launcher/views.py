@@ -6,13 +6,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from evenpack.engine.metrics import format_rate
+from evenpack.engine.reporting.metrics import format_rate
 from evenpack.launcher.console import pairs, percent, table, text
 from evenpack.launcher.training import TrainingPlan, TrainingReport
-from evenpack.studies.histogram_distance import HistogramDistance
-from evenpack.studies.length_statistics import LengthRange, LengthStatistics
-from evenpack.studies.packing import PackingRow, PaddingRow
-from evenpack.studies.recommendation import Recommendation
+from evenpack.studies.lengths.distance import HistogramDistance
+from evenpack.studies.lengths.statistics import LengthRange, LengthStatistics
+from evenpack.studies.packing.packing import PackingRow, PaddingRow
+from evenpack.studies.packing.recommendation import Recommendation
 
 _BAR_CELLS = 40
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError
-from evenpack.launcher.devices import cpu_cores, settle_accelerator
-from evenpack.launcher.guard import Guard, end_process
-from evenpack.launcher.ranks import (
+from evenpack.launcher.processes.devices import cpu_cores, settle_accelerator
+from evenpack.launcher.processes.guard import Guard, end_process
+from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
     RankFolder,
@@ -32,11 +32,11 @@ from evenpack.launcher.ranks import (
     held_output_dir,
     plain_run_id,
 )
-from evenpack.launcher.stop import StopFlag, remove_stop_request
-from evenpack.launcher.streams import outlive_terminal, say
+from evenpack.launcher.processes.stop import StopFlag, remove_stop_request
+from evenpack.launcher.processes.streams import outlive_terminal, say
 
 if TYPE_CHECKING:
-    from evenpack.engine.run_config import RunConfig
+    from evenpack.engine.config import RunConfig
 
 EXIT_ERROR = 1
 """For what is not the user's doing."""
@@ -181,7 +181,7 @@ def share_cores(place: RankPlace) -> None:
 
 def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
     from evenpack.config import load_run_file
-    from evenpack.engine.run_config import RunConfig
+    from evenpack.engine.config import RunConfig
 
     return load_run_file(path, RunConfig, overrides)
 

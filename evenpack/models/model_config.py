@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from evenpack.config import Section
-from evenpack.kernels.attention_config import AttentionConfig
+from evenpack.kernels.config import AttentionConfig
 
 
 class TransformerConfig(Section):

@@ -12,8 +12,8 @@ from jaxtyping import Float64
 from evenpack.data.packing import LengthHistogram
 from evenpack.errors import ConfigError
 from evenpack.files import atomic_open
-from evenpack.studies.length_statistics import LengthStatistics, length_ranges
-from evenpack.studies.packing import PackingRow
+from evenpack.studies.lengths.statistics import LengthStatistics, length_ranges
+from evenpack.studies.packing.packing import PackingRow
 
 _INK = "#1f2933"
 _FAINT = "#9aa5b1"

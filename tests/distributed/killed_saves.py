@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from evenpack.engine.checkpoint import CheckpointStore
-from evenpack.engine.checkpoint_files import TrainState
+from evenpack.engine.checkpoints.files import TrainState
+from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.distributed import World
 
 BORDERS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
@@ -106,7 +106,7 @@ def run_save(directory: Path, step: int, content: bytes, *, ranks: int, watched_
     Returns the borders that the watched rank crossed, 0 if it was killed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "evenpack.engine.checkpoint"])
+    context.set_forkserver_preload(["torch", "evenpack.engine.checkpoints.store"])
     processes, answers = [], []
     for rank in range(ranks):
         here, there = context.Pipe(duplex=False)

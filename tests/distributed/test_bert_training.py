@@ -13,20 +13,20 @@ from masked_batches import MaskedPair, build_masked_batch, roughen
 from pair_sources import pair_run
 from tiny_training import changed, never
 
-from evenpack.data.masking import mask_sequences, masked_count, masking_keys
-from evenpack.data.pipeline import packed_sources
-from evenpack.data.prepare import prepare
+from evenpack.data.batches.pipeline import packed_sources
+from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.data.step_plan import Dealing, StepPlanner
+from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
 from evenpack.engine.build import CHECKPOINTS, build, build_model
-from evenpack.engine.checkpoint_files import read_manifest
+from evenpack.engine.checkpoints.files import read_manifest
+from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
-from evenpack.engine.metrics import read_metrics
 from evenpack.engine.objective import build_objective
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
-from evenpack.engine.weights import load_model_weights
 
 STEP = 2
 """The step that is looked at; others before it are only planned."""

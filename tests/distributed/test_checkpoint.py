@@ -16,12 +16,12 @@ from killed_saves import PlainEngine, run_save, train_state
 from torch import nn
 
 from evenpack.batch import CausalTargets, PackedBatch, StepCounts
-from evenpack.engine import checkpoint_files
-from evenpack.engine.checkpoint import CheckpointStore, newest_whole
-from evenpack.engine.checkpoint_files import checkpoint_name, find_candidates, read_manifest
+from evenpack.engine.checkpoints import files as checkpoint_files
+from evenpack.engine.checkpoints.files import checkpoint_name, find_candidates, read_manifest
+from evenpack.engine.checkpoints.store import CheckpointStore, newest_whole
+from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.run_config import RunConfig
-from evenpack.engine.weights import load_model_weights
 from evenpack.errors import CheckpointError
 from evenpack.models.losses import LossSums, exact_denominators
 

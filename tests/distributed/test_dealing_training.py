@@ -14,15 +14,15 @@ from pair_sources import pair_run
 from tiny_training import changed, never, prepare_run
 
 from evenpack.batch import MaskedTargets
-from evenpack.data.dealing import PADDED_WIDTH_MULTIPLE, POLICIES
-from evenpack.data.prepare import prepare
+from evenpack.data.order.assignment import PADDED_WIDTH_MULTIPLE, POLICIES
+from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.build import CHECKPOINTS, build
-from evenpack.engine.checkpoint_files import read_manifest
+from evenpack.engine.checkpoints.files import read_manifest
+from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.metrics import read_metrics
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
-from evenpack.engine.weights import load_model_weights
 from evenpack.errors import CheckpointError
 
 STEP = 1

@@ -10,9 +10,9 @@ from harness import run_ranks
 from tiny_training import changed, never, prepare_run
 
 from evenpack.engine.build import build
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.metrics import read_metrics
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 
 FEW = ["the first of three lines", "another line of this", "and the third line is it"]

@@ -24,11 +24,11 @@ from test_normalisation import (
 from tiny_training import changed, never, prepare_run
 
 from evenpack.engine.build import build
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.metrics import read_metrics
 from evenpack.engine.packing_adjustment import adjust_to_packing
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
 from evenpack.models.losses import exact_denominators

@@ -10,9 +10,9 @@ from batches import build_batch, random_sequences
 from harness import run_ranks
 
 from evenpack.batch import PackedBatch, StepCounts
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.run_config import RunConfig
 from evenpack.models.gpt2 import Gpt2
 from evenpack.models.losses import exact_denominators
 

@@ -9,9 +9,9 @@ from harness import run_ranks
 from masked_batches import MaskedPair, build_masked_batch, random_pairs, roughen
 
 from evenpack.batch import PackedBatch
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.run_config import RunConfig
 from evenpack.models.bert import Bert
 from evenpack.models.losses import exact_denominators
 

@@ -8,15 +8,15 @@ from harness import run_ranks
 from pair_sources import pair_run
 from tiny_training import changed, never
 
-from evenpack.data.pipeline import packed_sources
-from evenpack.data.prepare import prepare
+from evenpack.data.batches.pipeline import packed_sources
+from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.data.recipes import MaskedPairsView
-from evenpack.data.step_plan import Dealing, StepPlanner
+from evenpack.data.sequences import MaskedPairsView
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.metrics import read_metrics
 from evenpack.engine.objective import build_objective
-from evenpack.engine.run_config import RunConfig
+from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 
 STEPS = 4

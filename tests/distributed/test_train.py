@@ -12,11 +12,11 @@ from harness import run_ranks
 from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
 
 from evenpack.engine.build import build
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World, require_shared_directory
-from evenpack.engine.journal import step_record
-from evenpack.engine.metrics import read_metrics
-from evenpack.engine.run_config import RunConfig
-from evenpack.engine.step_totals import sum_over_ranks
+from evenpack.engine.reporting.journal import step_record
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.errors import CheckpointError, RunError
 from evenpack.models.losses import exact_denominators

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.config import validate
-from evenpack.data.prepare import prepare
-from evenpack.engine.run_config import RunConfig
+from evenpack.data.prepare.prepare import prepare
+from evenpack.engine.config import RunConfig
 
 MAX_SEQUENCE_LENGTH = 32
 

@@ -5,9 +5,9 @@ import torch
 from plain_lamb import PlainLamb
 from torch import nn
 
-from evenpack.engine.lamb import trust_ratios
-from evenpack.engine.optimizers import build_optimizer
-from evenpack.engine.run_config import LambSection
+from evenpack.engine.config import LambSection
+from evenpack.engine.optimizers.build import build_optimizer
+from evenpack.engine.optimizers.lamb import trust_ratios
 
 pytestmark = pytest.mark.gpu
 

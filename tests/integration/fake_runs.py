@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from evenpack.launcher.launch import free_port
+from evenpack.launcher.processes.launch import free_port
 
 HERE = Path(__file__).parent
 

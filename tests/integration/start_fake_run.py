@@ -5,9 +5,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from evenpack.launcher.launch import plan_launch
-from evenpack.launcher.streams import outlive_terminal, say
-from evenpack.launcher.supervise import supervise
+from evenpack.launcher.processes.launch import plan_launch
+from evenpack.launcher.processes.streams import outlive_terminal, say
+from evenpack.launcher.processes.supervise import supervise
 
 
 def main(run_file: str, output_dir: str, ranks: str, *overrides: str) -> int:

@@ -116,9 +116,9 @@ def test_what_is_exported_is_the_model_that_was_trained(run_file: Path, exported
     """Not only alike there and here: its loss on the held-out pairs is that of the run."""
     from evenpack.config import load_run_file
     from evenpack.data.prepared import PreparedData
+    from evenpack.engine.config import RunConfig
     from evenpack.engine.distributed import World
     from evenpack.engine.evaluate import evaluate_model
-    from evenpack.engine.run_config import RunConfig
 
     config = load_run_file(run_file, RunConfig, [])
     prepared = PreparedData.open(config.prepared_dir, config.data)

@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from evenpack.config import load_run_file
-from evenpack.data.prepare import prepare as prepare_data
-from evenpack.data.token_index import write_index
-from evenpack.engine.run_config import RunConfig
-from evenpack.launcher import cli, launch
+from evenpack.data.prepare.prepare import prepare as prepare_data
+from evenpack.data.tokens.index import write_index
+from evenpack.engine.config import RunConfig
+from evenpack.launcher.cli import app as cli
+from evenpack.launcher.processes import launch
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from fake_runs import FakeRun
 
 from evenpack.errors import EXIT_STOPPED, RunError
-from evenpack.launcher.ranks import held_output_dir
-from evenpack.launcher.stop import StopRequest, write_stop_request
+from evenpack.launcher.processes.ranks import held_output_dir
+from evenpack.launcher.processes.stop import StopRequest, write_stop_request
 
 
 @pytest.fixture

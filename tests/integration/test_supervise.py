@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from fake_runs import HERE, FakeRun
 
-from evenpack.launcher import supervise as module
-from evenpack.launcher.launch import Devices, LaunchPlan
-from evenpack.launcher.supervise import session_processes, supervise
-from evenpack.launcher.verdict import LaunchResult
+from evenpack.launcher.processes import supervise as module
+from evenpack.launcher.processes.launch import Devices, LaunchPlan
+from evenpack.launcher.processes.supervise import session_processes, supervise
+from evenpack.launcher.processes.verdict import LaunchResult
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 import torch
 from small_run import EVENPACK, STEPS, evenpack, metrics, steps, worker, write_run
 
-from evenpack.engine.checkpoint_files import read_manifest
-from evenpack.engine.weights import load_model_weights
+from evenpack.engine.checkpoints.files import read_manifest
+from evenpack.engine.checkpoints.weights import load_model_weights
 
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash")
 

@@ -10,7 +10,7 @@ import pytest
 from fake_runs import HERE, FakeRun, wait_until
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
-from evenpack.launcher.guard import EXIT_ENDED_BY_GUARD
+from evenpack.launcher.processes.guard import EXIT_ENDED_BY_GUARD
 
 Ranks = "list[subprocess.Popen[bytes]]"
 

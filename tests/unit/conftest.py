@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from prepared_files import sentences, two_sources, write_jsonl
 
-from evenpack.data import tokenise
-from evenpack.data.prepare import prepare
+from evenpack.data.prepare import tokenise
+from evenpack.data.prepare.prepare import prepare
 
 
 @pytest.fixture(scope="session")

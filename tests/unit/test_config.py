@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.models.model_config import BertConfig, study_switches
 
@@ -255,6 +255,6 @@ def test_a_wrong_bert_is_refused_and_explained(tmp_path: Path, overrides: list[s
 
 def test_a_run_file_is_read_without_loading_what_trains() -> None:
     heavy = "{'torch', 'numpy', 'scipy', 'transformers', 'deepspeed'}"
-    code = f"import sys, evenpack.engine.run_config; print(sorted({heavy} & sys.modules.keys()))"
+    code = f"import sys, evenpack.engine.config; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

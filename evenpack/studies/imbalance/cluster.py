@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from evenpack.data.batch_form import UNPADDED_SLOT_MULTIPLE, Layout
-from evenpack.data.dealing import Shares, deal_step, padded_width
-from evenpack.data.dealing_config import POLICIES, Batching, DealingPolicy
+from evenpack.data.order.assignment import Shares, deal_step, padded_width
+from evenpack.data.order.step_shape import POLICIES, UNPADDED_SLOT_MULTIPLE, Batching, DealingPolicy, Layout
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.drawing import ItemKinds, squared_padding
 from evenpack.studies.imbalance.step_cost import StepCost
@@ -192,7 +191,7 @@ class Cluster:
     def micro_batch_seconds(
         self, scheme: Scheme, items: Int64[np.ndarray, " items"], shares: Shares
     ) -> Float64[np.ndarray, " shares"]:
-        """Of each share of a step's `items` (their kinds), without noise, as `data/placement.py` would lay them out."""
+        """Of each share of a step's `items` (their kinds), without noise, as `placement.py` would lay them out."""
         kinds, longest = self.kinds(scheme.batching), self.max_sequence_length
         starts, dealt = shares.offsets[:-1], items[shares.items]
         counts = np.diff(shares.offsets)

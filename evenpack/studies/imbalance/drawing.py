@@ -65,7 +65,7 @@ def pack_kinds(packing: Packing, *, max_sequence_length: int) -> ItemKinds:
 
 
 def squared_padding(slots: Int64[np.ndarray, "*shape"], max_sequence_length: int) -> Int64[np.ndarray, "*shape"]:
-    """Sum of length² over the segments into which so many slots of padding are cut (`data/placement.py`)."""
+    """Sum of length² over the segments into which so many slots of padding are cut (`data/batches/placement.py`)."""
     whole, rest = np.divmod(slots, max_sequence_length)
     squared: Int64[np.ndarray, "*shape"] = whole * max_sequence_length**2 + rest**2
     return squared

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.fits import ROUNDS, FitReport, FittedLaws, Interval, fit_laws, interval
-from evenpack.studies.imbalance.laws import Gumbel, Law, expected_minima
 from evenpack.studies.imbalance.reference import device_counts, single_device_gumbel
 from evenpack.studies.imbalance.step_log import Cut, StepLog
+from evenpack.studies.statistics.fits import ROUNDS, FitReport, FittedLaws, Interval, fit_laws, interval
+from evenpack.studies.statistics.laws import Gumbel, Law, expected_minima
 
 Method = Literal["gumbel", "normal", "generalised_extreme_value", "reference", "empirical"]
 

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from scipy import special
 
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.laws import Gumbel, expected_minima
+from evenpack.studies.statistics.laws import Gumbel, expected_minima
 
 PUBLISHED_CLUSTER = Gumbel(location=1.6038, scale=0.1288)
 """Speed-up of un-padding over padding, BERT-large, batch 32 a device (section E, listing 1)."""

@@ -47,7 +47,7 @@ class StepCost:
     """For people: device, model, and whether it was measured."""
     estimated: bool
     causal: bool
-    """Whether the model's attention is: a padded row then costs its whole width squared (`data/placement.py`)."""
+    """Whether the model's attention is: a padded row then costs its whole width squared (`placement.py`)."""
     constant: float
     """Of a micro-batch."""
     per_slot: float

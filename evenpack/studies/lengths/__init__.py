@@ -1,6 +1,6 @@
 """Sequence lengths, as people have them, become a histogram.
 
-wikipedia_512             a published histogram (`studies/published.py`)
+wikipedia_512             a published histogram (`studies/lengths/published.py`)
 histogram.json            [n1, n2, ...] counts the sequences of length 1, 2, ...; {"17": n, ...} by length;
                           {"name": either, ...} several, of which one is chosen
 lengths.npy               one integer for each sequence, memory-mapped; or a histogram, if the options say so
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.progress import NoProgress, Progress
+from evenpack.data.prepare.progress import NoProgress, Progress
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.input_options import InputOptions
 from evenpack.studies.lengths import histograms, numbers
-from evenpack.studies.published import published_histogram, published_names
+from evenpack.studies.lengths.published import published_histogram, published_names
 
 if TYPE_CHECKING:
     from evenpack.studies.lengths.tables import Table

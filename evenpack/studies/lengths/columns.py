@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from evenpack.config import nearest
-from evenpack.data.encoder import Encoder, load_encoder
 from evenpack.data.packing import LengthHistogram
-from evenpack.data.progress import PrepareState, Progress
+from evenpack.data.prepare.progress import PrepareState, Progress
+from evenpack.data.tokenizers.encoder import Encoder, load_encoder
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.input_options import InputOptions
 from evenpack.studies.lengths.counter import LengthCounter

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.config import nearest
-from evenpack.data.hub_corpus import load_rows
+from evenpack.data.sources.hub import load_rows
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.lengths.tables import LONG_ROWS_AT_ONCE, Rows, row_namer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from evenpack.data.input_files import SourceReader
+from evenpack.data.sources.input_files import SourceReader
 from evenpack.errors import DataError
 from evenpack.studies.lengths.tables import Rows
 

@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evenpack.config import nearest, validate
-from evenpack.data.batch_form import BatchForm, Layout
-from evenpack.data.data_config import PackingConfig
-from evenpack.data.dealing_config import POLICIES, Batching, DealingPolicy
-from evenpack.data.pipeline import MicroBatchDataset
+from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.data.config import PackingConfig
+from evenpack.data.order.step_shape import POLICIES, BatchForm, Batching, DealingPolicy, Layout
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import cost_weights, pipeline_settings
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "unpadded", "packed")

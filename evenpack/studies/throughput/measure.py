@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from evenpack.batch import PackedBatch
-from evenpack.data.pipeline import MicroBatchDataset
+from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.objective import build_denominators
-from evenpack.engine.run_config import RunConfig
 from evenpack.models.cost import performed_work, step_flops, useful_work
 from evenpack.studies.cost_model import MicroBatchTimes
 from evenpack.studies.throughput.clock import ClockName, PeakMemory, PhaseClock

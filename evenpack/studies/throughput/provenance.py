@@ -9,8 +9,8 @@ import torch
 
 import evenpack
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.run_config import RunConfig
 from evenpack.studies.cost_model import MeasuredOn
 
 

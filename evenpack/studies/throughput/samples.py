@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from evenpack.batch import PackedBatch, StepCounts
-from evenpack.data.pipeline import MicroBatchDataset
+from evenpack.data.batches.pipeline import MicroBatchDataset
 
 _POOL = 2048
 """Sequences to choose from; 16 times a micro-batch if that is more."""

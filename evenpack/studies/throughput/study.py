@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from evenpack.data.pipeline import MicroBatchDataset
+from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.run_config import RunConfig
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.cost import device_peak_flops
 from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model

@@ -1,0 +1,163 @@
+"""Packs -> PackedBatch. The model and the loss are the same for all layouts; only what is done here differs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Integer
+
+from evenpack.batch import PackedBatch, StepCounts
+from evenpack.data.batches.objectives import Objective
+from evenpack.data.batches.placement import Placement, Placer
+from evenpack.data.batches.task import SequenceContent, rounded_size
+from evenpack.data.order.permutation import derive_key, hash64
+from evenpack.data.order.step_plan import PackedSource, PackSelection
+from evenpack.data.order.step_shape import BatchForm, DealingPolicy
+from evenpack.errors import DataError
+
+
+class Collator:
+    """Lays out packs of the given sources; shapes depend on the settings alone in the packed layout.
+
+    Index arrays have the size of the fullest micro-batch that there can be. Under `max_tokens` that one would hold
+    nothing but the shortest sequences, dozens of times as many as most, so there sizes follow the micro-batch.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[PackedSource],
+        *,
+        form: BatchForm,
+        objective: Objective,
+        pack_length: int,
+        packs_per_micro_batch: int,
+        padding_token: int,
+        vocabulary_size: int,
+        dealing: DealingPolicy = "cost_balanced",
+    ) -> None:
+        """Raises: ConfigError if the sequences of a source do not serve the objective."""
+        for source in sources:
+            objective.check(source.view)
+        self.sources = tuple(sources)
+        self.objective = objective
+        self.rows = packs_per_micro_batch
+        self.padding_token = padding_token
+        self.vocabulary_size = vocabulary_size
+        self.placer = Placer(
+            form=form,
+            pack_length=pack_length,
+            rows=packs_per_micro_batch,
+            max_sequence_length=max(source.view.max_sequence_length for source in sources),
+            looks_both_ways=objective.looks_both_ways,
+            dealing=dealing,
+        )
+        self.sizes_follow = dealing == "max_tokens"
+        self.max_sequences = self.rows * max(source.plan.max_sequences_per_pack for source in sources)
+        self.max_targets = self.rows * max(objective.most_targets_of_a_pack(source) for source in sources)
+        segments_per_pack = max(
+            source.plan.max_sequences_per_pack * source.view.max_segments_per_sequence for source in sources
+        )
+        self.max_segments = self.rows * segments_per_pack + self.placer.max_padding_segments(self.max_sequences)
+
+    def collate(self, packs: PackSelection, step_counts: StepCounts) -> PackedBatch:
+        """Reads the packs' tokens and lays them out.
+
+        At most `packs_per_micro_batch` packs, unless they were dealt by `max_tokens`; fewer leave padding.
+        """
+        content, segment_lengths, segments_per_sequence = self._read(packs)
+        placement = self.placer.place(packs, segment_lengths, segments_per_sequence)
+        max_sequences, max_targets, max_segments = self._sizes(packs, placement)
+        task = self.objective.make(
+            content, placement, self.sources, max_sequences=max_sequences, max_targets=max_targets
+        )
+        tokens = np.full(placement.slots, self.padding_token, dtype=np.int64)
+        tokens[placement.slot_of_token] = task.tokens
+        token_types = np.zeros(placement.slots, dtype=np.int64)
+        token_types[placement.slot_of_token] = task.token_types
+        cu_seqlens = _filled(placement.segment_starts, max_segments + 1, placement.slots)
+        return PackedBatch(
+            tokens=torch.from_numpy(tokens),
+            position_ids=torch.from_numpy(placement.position_ids),
+            token_type_ids=torch.from_numpy(token_types),
+            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+            max_sequence_length=self.placer.max_segment_length,
+            position_rows=self.placer.position_rows,
+            targets=task.targets,
+            step_counts=step_counts,
+            local_counts=StepCounts(
+                packs=packs.packs,
+                sequences=len(packs.sequence_ids),
+                tokens=len(content.tokens),
+                targets=task.target_count,
+            ),
+            sequence_ids=torch.from_numpy(_filled(packs.sequence_ids, max_sequences, -1)),
+            source_tokens=tuple(
+                int(packs.lengths[content.sources == index].sum()) for index in range(len(self.sources))
+            ),
+            squared_lengths=int((segment_lengths**2).sum()),
+            order_hash=order_hash(packs),
+        )
+
+    def _sizes(self, packs: PackSelection, placement: Placement) -> tuple[int, int | None, int]:
+        """Of the index arrays: sequences, targets (None: as many as there are) and segments."""
+        if not self.sizes_follow:
+            return self.max_sequences, self.max_targets, self.max_segments
+        return rounded_size(len(packs.sequence_ids)), None, rounded_size(len(placement.segment_starts))
+
+    def _read(self, packs: PackSelection) -> tuple[SequenceContent, Int64[np.ndarray, " K"], Int64[np.ndarray, " M"]]:
+        """The sequences, the lengths of their segments, and how many each has, whatever source they come from."""
+        sizes = np.diff(packs.offsets)
+        sequence_sources = np.repeat(packs.sources, sizes)
+        epochs = packs.stream_positions // np.array([source.plan.packs for source in self.sources])[packs.sources]
+        tokens = np.empty(int(packs.lengths.sum()), dtype=np.int64)
+        token_sources = np.repeat(sequence_sources, packs.lengths)
+        counts = np.zeros(len(packs.sequence_ids), dtype=np.int64)
+        parts: list[Int64[np.ndarray, " part"]] = []
+        for index, source in enumerate(self.sources):
+            members = sequence_sources == index
+            chosen = packs.sequence_ids[members]
+            tokens[token_sources == index] = self._checked(source.view.gather(chosen), index)
+            if source.view.max_segments_per_sequence == 1:  # spares a second look into the index
+                lengths, counts[members] = packs.lengths[members], 1
+            else:
+                lengths, counts[members] = source.view.segments(chosen)
+            parts.append(lengths)
+        segment_lengths = np.empty(int(counts.sum()), dtype=np.int64)
+        segment_sources = np.repeat(sequence_sources, counts)
+        for index, lengths in enumerate(parts):
+            segment_lengths[segment_sources == index] = lengths
+        content = SequenceContent(
+            tokens=tokens,
+            lengths=packs.lengths,
+            sources=sequence_sources,
+            epochs=np.repeat(epochs, sizes),
+            sequence_ids=packs.sequence_ids,
+        )
+        return content, segment_lengths, counts
+
+    def _checked(self, tokens: Integer[np.ndarray, " tokens"], source: int) -> Integer[np.ndarray, " tokens"]:
+        """Raises: DataError for a token that the model has no embedding of; the file has changed since `prepare`."""
+        if len(tokens) and (tokens.max() >= self.vocabulary_size or tokens.min() < 0):
+            wrong = tokens.max() if tokens.max() >= self.vocabulary_size else tokens.min()
+            raise DataError(
+                f"the token file of source number {source} holds token id {wrong}, the vocabulary has "
+                f"{self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
+            )
+        return tokens
+
+
+def order_hash(packs: PackSelection) -> int:
+    """Sum mod 2**64 of hash(source, pack, slot, sequence id): equal for equal content, however it was dealt."""
+    starts = packs.offsets[:-1]
+    sizes = packs.offsets[1:] - starts
+    pack_keys = derive_key(packs.sources.astype(np.uint64), packs.stream_positions.astype(np.uint64))
+    slots = np.arange(len(packs.sequence_ids), dtype=np.uint64) - starts.astype(np.uint64).repeat(sizes)
+    hashes = hash64(hash64(pack_keys.repeat(sizes) ^ slots) ^ packs.sequence_ids.astype(np.uint64))
+    return int(hashes.sum(dtype=np.uint64))
+
+
+def _filled(values: Int64[np.ndarray, " K"], size: int, filler: int) -> Int64[np.ndarray, " size"]:
+    """`values` followed by `filler` up to `size`."""
+    result = np.full(size, filler, dtype=np.int64)
+    result[: len(values)] = values
+    return result

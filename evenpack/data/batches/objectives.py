@@ -1,0 +1,263 @@
+"""What a model has to predict in the sequences of a batch: the next tokens, or masked ones and the next sentence.
+
+An objective says how many targets a sequence has, from its length and its segments or from a stored column, so that
+every rank counts the targets of a whole step without reading a token; and it makes the targets of a batch, from its
+tokens and their places.
+
+Shapes: M = sequences of the batch, T = its slots.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from evenpack.batch import CausalTargets
+from evenpack.data.batches.placement import Placement
+from evenpack.data.batches.task import SequenceContent, Task, masked_task
+from evenpack.data.config import MaskingConfig
+from evenpack.data.order.step_plan import PackedSource, TargetCounter
+from evenpack.data.sequences import MaskedPairsView, SentencePairsView, SequenceView
+from evenpack.data.sequences.masking import MaskedTokens, MaskingVocabulary, mask_sequences, masked_count, masking_keys
+from evenpack.data.sequences.static_masks import StaticMasks
+from evenpack.errors import ConfigError, DataError
+
+
+@runtime_checkable
+class Objective(TargetCounter, Protocol):
+    """Pickled with a loader's settings; holds nothing of a source."""
+
+    @property
+    def looks_both_ways(self) -> bool:
+        """Whether the model sees what lies behind a token."""
+
+    def check(self, view: SequenceView) -> None:
+        """Raises: ConfigError if sequences of this kind do not serve."""
+
+    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+        """A bound for every pack of the source, near the fullest one's; reads neither tokens nor sequences."""
+
+    def for_validation(self) -> "Objective":
+        """The one that every run is judged by, whatever its seed."""
+
+    def make(
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        sources: Sequence[PackedSource],
+        *,
+        max_sequences: int,
+        max_targets: int | None,
+    ) -> Task:
+        """The task of one batch. The two limits are those of any batch of the run, so that sizes never change.
+
+        `max_targets` None: as many as this batch has, filled up to a `rounded_size`.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTokens:
+    """Each token predicts the next of its segment (GPT-2)."""
+
+    @property
+    def looks_both_ways(self) -> bool:
+        return False
+
+    def check(self, view: SequenceView) -> None:
+        if isinstance(view, SentencePairsView):
+            raise ConfigError("data.recipe.kind sentence_pairs is BERT's: set model.kind=bert, or another recipe")
+
+    def count_targets(
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
+    ) -> Int64[np.ndarray, " K"]:
+        targets: Int64[np.ndarray, " K"] = lengths - segments
+        return targets
+
+    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+        """That of sequences of one segment; further segments cost targets."""
+        return source.plan.max_sum_over_packs(np.arange(1 + source.view.max_sequence_length) - 1)
+
+    def for_validation(self) -> "NextTokens":
+        return self
+
+    def make(
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        sources: Sequence[PackedSource],
+        *,
+        max_sequences: int,
+        max_targets: int | None,
+    ) -> Task:
+        is_target = np.zeros(placement.slots, dtype=bool)
+        is_target[placement.slot_of_token] = True
+        is_target[placement.segment_last_slots] = False
+        labels = np.zeros(placement.slots, dtype=np.int64)
+        labels[placement.slot_of_token - 1] = content.tokens  # that of slot 0 wraps around to padding or a last slot
+        labels[~is_target] = 0
+        targets = CausalTargets(labels=torch.from_numpy(labels), weights=torch.from_numpy(is_target.astype(np.float32)))
+        return Task(
+            tokens=content.tokens,
+            token_types=np.zeros_like(content.tokens),
+            targets=targets,
+            target_count=int(is_target.sum()),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskedTokensAndNextSentence:
+    """Tokens masked anew in each epoch, and whether the second half of a pair follows the first (BERT)."""
+
+    masking: MaskingConfig
+    vocabulary: MaskingVocabulary
+    seed: int
+    reduction: Literal["token", "sequence"]
+    """Whether each masked token weighs the same, or each sequence."""
+
+    @property
+    def looks_both_ways(self) -> bool:
+        return True
+
+    def check(self, view: SequenceView) -> None:
+        _require_pairs(view)
+        if isinstance(view, MaskedPairsView):
+            raise ConfigError(
+                "the pairs hold masks that were drawn once, and would be masked again in each epoch: set "
+                "data.recipe.static_masks as they were prepared"
+            )
+
+    def count_targets(
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
+    ) -> Int64[np.ndarray, " K"]:
+        return masked_count(lengths, self.masking)
+
+    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+        return source.plan.max_sum_over_packs(
+            masked_count(np.arange(1 + source.view.max_sequence_length), self.masking)
+        )
+
+    def for_validation(self) -> "MaskedTokensAndNextSentence":
+        return replace(self, seed=_VALIDATION_SEED)
+
+    def make(
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        sources: Sequence[PackedSource],
+        *,
+        max_sequences: int,
+        max_targets: int | None,
+    ) -> Task:
+        offsets = np.concatenate([[0], np.cumsum(content.lengths)])
+        source_keys = np.array([source.key for source in sources], dtype=np.uint64)[content.sources]
+        keys = masking_keys(self.seed, content.epochs, source_keys, content.sequence_ids)
+        masked = mask_sequences(content.tokens, offsets, keys, self.masking, self.vocabulary)
+        return masked_task(
+            content,
+            placement,
+            sources,
+            masked,
+            reduction=self.reduction,
+            max_sequences=max_sequences,
+            max_targets=max_targets,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredMasksAndNextSentence:
+    """As above, with masks that were drawn once and lie beside the pairs, each pair with a count of its own."""
+
+    vocabulary_size: int
+    reduction: Literal["token", "sequence"]
+
+    @property
+    def looks_both_ways(self) -> bool:
+        return True
+
+    def check(self, view: SequenceView) -> None:
+        _require_pairs(view)
+        if not isinstance(view, MaskedPairsView):
+            raise ConfigError(
+                "the pairs were prepared without masks: leave data.recipe.static_masks out, or prepare others with it"
+            )
+
+    def count_targets(
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
+    ) -> Int64[np.ndarray, " K"]:
+        return _stored_masks(view).counts(sequence_ids, lengths)
+
+    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+        return source.plan.max_sum_over_packs(_stored_masks(source.view).most_masks.astype(np.int64))
+
+    def for_validation(self) -> "StoredMasksAndNextSentence":
+        return self
+
+    def make(
+        self,
+        content: SequenceContent,
+        placement: Placement,
+        sources: Sequence[PackedSource],
+        *,
+        max_sequences: int,
+        max_targets: int | None,
+    ) -> Task:
+        return masked_task(
+            content,
+            placement,
+            sources,
+            self._take(content, sources),
+            reduction=self.reduction,
+            max_sequences=max_sequences,
+            max_targets=max_targets,
+        )
+
+    def _take(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
+        """Raises: DataError if the stored masks are damaged."""
+        taken = {}
+        counts = np.empty(len(content.lengths), dtype=np.int64)
+        for index, source in enumerate(sources):
+            members = content.sources == index
+            taken[index] = _stored_masks(source.view).take(content.sequence_ids[members], content.lengths[members])
+            counts[members] = taken[index].counts
+        positions = np.repeat(np.cumsum(content.lengths) - content.lengths, counts)
+        labels = np.empty_like(positions)
+        target_sources = np.repeat(content.sources, counts)
+        for index, masks in taken.items():
+            positions[target_sources == index] += masks.places
+            labels[target_sources == index] = masks.labels
+        wrong = np.flatnonzero((labels < 0) | (labels >= self.vocabulary_size))
+        if len(wrong):
+            raise DataError(
+                f"mask_labels has token id {labels[wrong[0]]} for sequence "
+                f"{np.repeat(content.sequence_ids, counts)[wrong[0]]} of source number {target_sources[wrong[0]]}, the "
+                f"vocabulary has {self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
+            )
+        return MaskedTokens(tokens=content.tokens, positions=positions, labels=labels, counts=counts)
+
+
+_VALIDATION_SEED = 0
+
+
+def _require_pairs(view: SequenceView) -> None:
+    if not isinstance(view, SentencePairsView):
+        raise ConfigError("model.kind bert learns from sentence pairs: set data.recipe.kind=sentence_pairs")
+
+
+def _stored_masks(view: SequenceView) -> StaticMasks:
+    assert isinstance(view, MaskedPairsView), "checked when the collator was made"
+    return view.masks

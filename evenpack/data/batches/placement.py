@@ -1,0 +1,130 @@
+"""Where the sequences of a batch lie, in one of three layouts.
+
+    packed      one row of `pack_length` slots for each pack; always rows x pack_length slots
+    unpadded    whole sequences behind one another; slots follow the real tokens, so ranks differ
+    padded      one row for each sequence, as a rectangle of `max_sequence_length` columns, or as many as the longest
+                sequence needs where near lengths were dealt together
+
+In a rectangle a sequence's padding lies behind it. A causal model cannot see it from the sequence, so there it belongs
+to the sequence's last segment, and costs what it costs in padded training. A model that looks both ways would see it:
+there it is a segment of its own.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.data.order.assignment import padded_width
+from evenpack.data.order.step_plan import PackSelection
+from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, BatchForm, DealingPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where M sequences lie among T slots: K real segments, and all segments with the padding ones."""
+
+    slots: int
+    slot_of_token: Int64[np.ndarray, " tokens"]
+    """Destination of each real token, sequence behind sequence."""
+    segment_last_slots: Int64[np.ndarray, " K"]
+    """The last real slot of each real segment."""
+    segment_starts: Int64[np.ndarray, " segments"]
+    """Of all segments, rising; each ends where the next begins."""
+    position_ids: Int64[np.ndarray, " T"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placer:
+    """Lays out packs of whole sequences."""
+
+    form: BatchForm
+    pack_length: int
+    rows: int
+    """Packs of a batch; fewer leave padding."""
+    max_sequence_length: int
+    looks_both_ways: bool
+    """Whether the model sees what lies behind a token."""
+    dealing: DealingPolicy = "cost_balanced"
+
+    @property
+    def max_segment_length(self) -> int:
+        """No segment is longer."""
+        return self.max_sequence_length if self.form.isolate else self.pack_length
+
+    @property
+    def position_rows(self) -> int:
+        """Positions are below it."""
+        return self.max_sequence_length if self.form.reset_positions else self.pack_length
+
+    def max_padding_segments(self, max_sequences: int) -> int:
+        """Of a batch of up to `max_sequences`."""
+        if self.form.layout == "padded":
+            return max_sequences
+        return self.rows * -(-max(self.pack_length, UNPADDED_SLOT_MULTIPLE) // self.max_sequence_length)
+
+    def place(
+        self,
+        packs: PackSelection,
+        segment_lengths: Int64[np.ndarray, " K"],
+        segments_per_sequence: Int64[np.ndarray, " M"],
+    ) -> Placement:
+        """Puts the packs into rows, or their sequences, in order."""
+        ends = np.cumsum(packs.lengths)
+        tight_starts = ends - packs.lengths
+        starts, slots, padding = self._sequence_starts(packs, tight_starts)
+        shift = starts - tight_starts
+        segment_shift = np.repeat(shift, segments_per_sequence)
+        segment_ends = np.cumsum(segment_lengths)
+        segment_starts = segment_ends - segment_lengths + segment_shift
+        apart = np.sort(np.concatenate([segment_starts, padding]))
+        visible = apart
+        if not self.form.isolate:
+            visible = np.sort(
+                np.concatenate([np.unique(segment_starts // self.pack_length) * self.pack_length, padding])
+            )
+        return Placement(
+            slots=slots,
+            slot_of_token=np.arange(packs.lengths.sum()) + np.repeat(shift, packs.lengths),
+            segment_last_slots=segment_ends - 1 + segment_shift,
+            segment_starts=visible,
+            position_ids=self._positions(apart, slots),
+        )
+
+    def _positions(self, starts: Int64[np.ndarray, " segments"], slots: int) -> Int64[np.ndarray, " T"]:
+        if not self.form.reset_positions:
+            return np.arange(slots) % self.pack_length
+        positions: Int64[np.ndarray, " T"] = np.arange(slots) - np.repeat(starts, np.diff(np.append(starts, slots)))
+        return positions
+
+    def _sequence_starts(
+        self, packs: PackSelection, tight_starts: Int64[np.ndarray, " M"]
+    ) -> tuple[Int64[np.ndarray, " M"], int, Int64[np.ndarray, " P"]]:
+        """First slot of each sequence, the number of slots, and where segments of padding begin."""
+        if self.form.layout == "padded":
+            width = int(padded_width(self.dealing, packs.lengths.max(keepdims=True), self.max_sequence_length)[0])
+            starts = np.arange(len(packs.sequence_ids)) * width
+            short = packs.lengths < (width if self.looks_both_ways else 0)
+            return starts, len(starts) * width, (starts + packs.lengths)[short]
+        tokens = int(packs.lengths.sum())
+        if self.form.layout == "unpadded":
+            slots = -(-tokens // UNPADDED_SLOT_MULTIPLE) * UNPADDED_SLOT_MULTIPLE
+            return tight_starts, slots, self._padding_starts(np.array([tokens]), np.array([slots]))
+        row_ends = (np.arange(self.rows) + 1) * self.pack_length
+        row_tokens = np.zeros(self.rows, dtype=np.int64)
+        before = np.append(tight_starts, packs.lengths.sum())[packs.offsets]
+        row_tokens[: packs.packs] = before[1:] - before[:-1]
+        row_of_sequence = np.arange(packs.packs).repeat(packs.offsets[1:] - packs.offsets[:-1])
+        tokens_before_row = (np.cumsum(row_tokens) - row_tokens)[row_of_sequence]
+        starts = row_of_sequence * self.pack_length + tight_starts - tokens_before_row
+        padding = self._padding_starts(row_ends - self.pack_length + row_tokens, row_ends)
+        return starts, self.rows * self.pack_length, padding
+
+    def _padding_starts(
+        self, starts: Int64[np.ndarray, " R"], ends: Int64[np.ndarray, " R"]
+    ) -> Int64[np.ndarray, " P"]:
+        """Padding is cut into segments no longer than a sequence, so that static kernel bounds hold for it too."""
+        pieces = -(-(ends - starts) // self.max_sequence_length)
+        piece = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        padding: Int64[np.ndarray, " P"] = np.repeat(starts, pieces) + piece * self.max_sequence_length
+        return padding

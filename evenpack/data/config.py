@@ -1,0 +1,246 @@
+"""The sections `data:` and `masking:` of a run file."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from evenpack.config import Section
+from evenpack.data.limits import MOST_SLOTS
+
+
+class _SourceBase(Section):
+    weight: int = Field(default=1, ge=1, le=1_000_000)
+    """Packs of this source among the sum of all weights."""
+
+
+class BuiltinSource(_SourceBase):
+    """Text that every Python installation carries: pydoc topics and the standard library's docstrings."""
+
+    kind: Literal["builtin"]
+
+
+class JsonlSource(_SourceBase):
+    """One JSON object a line, plain or zstd-compressed (`.zst`)."""
+
+    kind: Literal["jsonl"]
+    path: Path | None = None
+    """A file, or a folder or glob pattern of files, read in sorted order."""
+    text_key: str = "text"
+    """The key whose string is the document."""
+
+
+class TextSource(_SourceBase):
+    """Plain UTF-8 text files."""
+
+    kind: Literal["text"]
+    path: Path | None = None
+    """A file, or a folder or glob pattern of files, read in sorted order."""
+    document_separator: Literal["file", "blank_line", "line"] = "file"
+    """What ends a document."""
+
+
+class HubSource(_SourceBase):
+    """A dataset of the Hugging Face hub, or a local folder of that shape, read through `datasets`."""
+
+    kind: Literal["hub"]
+    name: str
+    """For example `allenai/c4`, or a folder."""
+    subset: str | None = None
+    """Configuration name, for example `en`."""
+    split: str = "train"
+    text_key: str = "text"
+
+
+class MegatronSource(_SourceBase):
+    """A token file pair PREFIX.bin and PREFIX.idx made by Megatron-LM or DeepSpeed, used as it is."""
+
+    kind: Literal["megatron"]
+    path: Path | None = None
+    """The common prefix of the two files."""
+    require_end_of_text: bool = True
+    """Refuse documents that do not end in the tokenizer's end-of-text id (Megatron's `--append-eod`)."""
+
+
+Source = Annotated[BuiltinSource | JsonlSource | TextSource | HubSource | MegatronSource, Field(discriminator="kind")]
+
+
+class Gpt2Tokenizer(Section):
+    """Byte-level BPE of GPT-2, from files."""
+
+    kind: Literal["gpt2"]
+    path: Path | None = None
+    """A folder with vocab.json and merges.txt."""
+
+
+class HubTokenizer(Section):
+    """Any tokenizer of the hub, by name, or a folder that `AutoTokenizer` understands."""
+
+    kind: Literal["hub"]
+    name: str
+
+
+class TrainedTokenizer(Section):
+    """A byte-level BPE trained on the training documents of this run's sources."""
+
+    kind: Literal["train"]
+    vocabulary_size: int = Field(default=8192, ge=258, le=1_000_000)
+    """Entries, the 256 bytes and the end-of-text token included."""
+
+
+class BertTokenizer(Section):
+    """WordPiece of BERT, from files or from the hub. A document ends in [SEP]."""
+
+    kind: Literal["bert"]
+    path: Path | None = None
+    """A folder with tokenizer.json, or with vocab.txt."""
+    name: str | None = None
+    """Of the hub, for example `google-bert/bert-base-uncased`; instead of `path`."""
+    lower_case: bool = True
+    """For vocab.txt, which does not say it: text is turned to lower case and accents are stripped."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "BertTokenizer":
+        if self.path is not None and self.name is not None:
+            raise ValueError("path and name exclude each other: give the folder or the name of the hub")
+        return self
+
+
+class TrainedWordPieces(Section):
+    """A WordPiece vocabulary in BERT's form, trained on the training documents of this run's sources."""
+
+    kind: Literal["train_word_pieces"]
+    vocabulary_size: int = Field(default=8192, ge=64, le=1_000_000)
+    """Entries; [PAD], [UNK], [CLS], [SEP], [MASK] and every letter of the text included."""
+    lower_case: bool = True
+    """Text is turned to lower case and accents are stripped."""
+
+
+class ExternalTokenizer(Section):
+    """Tokens come ready made (Megatron sources): only their vocabulary is known."""
+
+    kind: Literal["external"]
+    vocabulary_size: int = Field(ge=2)
+    end_of_text_id: int = Field(ge=0)
+
+
+TokenizerConfig = Annotated[
+    Gpt2Tokenizer | BertTokenizer | HubTokenizer | TrainedTokenizer | TrainedWordPieces | ExternalTokenizer,
+    Field(discriminator="kind"),
+]
+
+
+class DocumentsRecipe(Section):
+    """Each document is a sequence; what is too long follows `long_documents`."""
+
+    kind: Literal["documents"]
+    max_sequence_length: int = Field(ge=2, le=MOST_SLOTS)
+    """Tokens, end-of-text included."""
+    long_documents: Literal["split", "truncate", "drop", "error"] = "split"
+    minimum_document_length: int = Field(default=2, ge=1)
+    """Tokens, end-of-text included; shorter documents are dropped and counted in the ledger."""
+
+
+class ConcatRecipe(Section):
+    """All documents one after another in one stream, cut exactly at `max_sequence_length`."""
+
+    kind: Literal["concat"]
+    max_sequence_length: int = Field(ge=2, le=MOST_SLOTS)
+    isolate_documents: bool = True
+    """Documents within a cut do not see each other and positions restart; false is GPT-2's own way."""
+    minimum_document_length: int = Field(default=2, ge=1)
+    """Tokens, end-of-text included; shorter documents are dropped and counted in the ledger."""
+
+
+class MaskingConfig(Section):
+    """How many tokens are masked, and what becomes of them."""
+
+    share: float = Field(default=0.15, gt=0.0, le=1.0)
+    """Of a sequence's tokens, special ones counted."""
+    max_predictions: int = Field(default=76, ge=1)
+    """Most masked tokens of a sequence."""
+    mask_share: float = Field(default=0.8, ge=0.0, le=1.0)
+    """Of the masked tokens, how many become [MASK]."""
+    random_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    """How many become a random token; the rest stay as they are."""
+    whole_words: bool = False
+    """Mask the pieces of a word together, as far as the count allows."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "MaskingConfig":
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(f"mask_share ({self.mask_share}) and random_share ({self.random_share}) exceed 1 together")
+        return self
+
+
+class SentencePairsRecipe(Section):
+    """[CLS] A [SEP] B [SEP] with next-sentence labels, made of sentences in the way of BERT's own data."""
+
+    kind: Literal["sentence_pairs"]
+    max_sequence_length: int = Field(ge=5, le=1 << 16)
+    """Tokens, the three special ones included."""
+    duplication_factor: int = Field(default=10, ge=1, le=1000)
+    """How often training documents are gone through, each time with other draws. Validation documents: once."""
+    short_target_probability: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Share of passes over a document that fill pairs up to a random shorter length only."""
+    random_next_probability: float = Field(default=0.5, ge=0.0, le=1.0)
+    """How often B is taken from another document where A could go on."""
+    single_sentence_documents: Literal["random_next", "drop", "error"] = "random_next"
+    """Such a document has no next sentence: its only pair ends in another document, or it is left out or refused."""
+    language: str = Field(default="en", pattern="^[a-z]{2,3}$")
+    """Whose rules split sentences (ISO 639); `sentencex` takes a related language's where it has none."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Of the pairs and their stored masks; the run's seed orders them."""
+    static_masks: MaskingConfig | None = None
+    """Draw the masks once, with the pairs, and store them, each of the duplicates with its own; the run's section
+    `masking` is left out then. Null: each epoch has masks of its own."""
+
+
+Recipe = Annotated[DocumentsRecipe | ConcatRecipe | SentencePairsRecipe, Field(discriminator="kind")]
+
+
+class PackingConfig(Section):
+    """How sequences are put into packs."""
+
+    algorithm: str = "auto"
+    """`auto` or a name of `evenpack.data.packing.ALGORITHMS`."""
+    max_sequences_per_pack: int | None = Field(default=None, ge=1)
+    options: dict[str, int | float | str] = Field(default_factory=dict)
+    """Of the algorithm, e.g. {weight: 0.09} of `least_squares`; docs/packing.md lists them."""
+
+
+class DataConfig(Section):
+    """From documents to packs."""
+
+    prepared_dir: Path | None = None
+    """Where `prepare` writes and `train` reads; null is OUTPUT_DIR/data. Runs may share one."""
+    sources: dict[str, Source] = Field(min_length=1)
+    validation_fraction: float = Field(default=0.02, ge=0.0, lt=1.0)
+    """Share of documents held out, chosen by a hash of the document."""
+    tokenizer: TokenizerConfig
+    recipe: Recipe
+    pack_length: int = Field(ge=2, le=MOST_SLOTS)
+    """Slots of a pack."""
+    packing: PackingConfig = PackingConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> "DataConfig":
+        longest = self.recipe.max_sequence_length
+        if longest > self.pack_length:
+            raise ValueError(
+                f"recipe.max_sequence_length ({longest}) is above pack_length ({self.pack_length}): "
+                "no pack could hold the longest sequence"
+            )
+        if self.recipe.kind == "sentence_pairs" and self.tokenizer.kind == "external":
+            raise ValueError(
+                "recipe sentence_pairs splits text into sentences, and megatron sources hold none: give text sources"
+            )
+        for name, source in self.sources.items():
+            if not name.replace("_", "").replace("-", "").isalnum():
+                raise ValueError(f"source name '{name}' must consist of letters, digits, '_' and '-'")
+            if (source.kind == "megatron") != (self.tokenizer.kind == "external"):
+                raise ValueError(
+                    f"source '{name}' is of kind {source.kind} and the tokenizer of kind {self.tokenizer.kind}: "
+                    "megatron sources and the external tokenizer go together"
+                )
+        return self

@@ -1,0 +1,216 @@
+"""Divides the items of a step, packs or single sequences, among ranks and their micro-batches: one function a policy.
+
+    arrival             as they come, equal counts
+    sorted              sorted by length and cut into runs of equal counts, so that a micro-batch holds near lengths
+    sorted_serpentine   sorted by length and dealt to and fro over all micro-batches, one each: near sums of lengths
+    cost_balanced       `balance.py`: equal counts, nearly equal cost
+    max_tokens          unequal counts, nearly equal slots: arrival cut by cumulated tokens, or, for rectangles, sorted
+                        and cut so that the largest rectangle (of `padded_width`) is as small as it can be
+
+The items of the step are given; a policy only says who computes which. So fairseq's batches of constant token count
+become `max_tokens`: there the bound is fixed and the number of batches follows, here the number is fixed and the bound
+follows.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from evenpack.data.order.balance import deal
+from evenpack.data.order.step_shape import POLICIES, DealingPolicy, Layout
+from evenpack.errors import ConfigError
+
+__all__ = ["PADDED_WIDTH_MULTIPLE", "POLICIES", "DealingPolicy", "Shares", "deal_step", "padded_width"]
+
+PADDED_WIDTH_MULTIPLE = 8
+"""Rectangles that follow their longest sequence are filled up to a multiple of this, for tensor cores."""
+
+_FITTED: tuple[DealingPolicy, ...] = ("sorted", "max_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shares:
+    """Who computes what in a step: share r * micro_batches + m is micro-batch m of rank r."""
+
+    items: Int64[np.ndarray, " items"]
+    """A permutation of the step's items."""
+    offsets: Int64[np.ndarray, " shares_plus_1"]
+    """Share s holds items[offsets[s]:offsets[s + 1]], never nothing."""
+
+    def share(self, number: int) -> Int64[np.ndarray, " K"]:
+        """The items of one share."""
+        return self.items[self.offsets[number] : self.offsets[number + 1]]
+
+
+def deal_step(
+    policy: DealingPolicy,
+    lengths: Int64[np.ndarray, " items"],
+    costs: Float64[np.ndarray, " items"],
+    *,
+    ranks: int,
+    micro_batches: int,
+    per_micro_batch: bool,
+    layout: Layout,
+) -> Shares:
+    """Divides one step; the same for the same arguments, on every machine.
+
+    Args:
+        lengths: real tokens of each item, 1 or more, in arrival order.
+        costs: of each item, in any one unit; only `cost_balanced` reads them.
+        per_micro_batch: ranks wait for each other in each micro-batch; only `cost_balanced` makes a difference.
+        layout: of the micro-batches; only `max_tokens` makes a difference.
+
+    Raises: ConfigError where the items do not suffice, or cannot be dealt in equal counts by a policy that does so;
+    ValueError for a length below 1, or a cost that is negative or not finite.
+    """
+    shares = ranks * micro_batches
+    if policy == "cost_balanced":
+        dealt = deal(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
+        return _equal_shares(dealt.reshape(-1), shares)
+    _require_divisible(policy, len(lengths), ranks, micro_batches)
+    if lengths.min() < 1:
+        raise ValueError(f"item {lengths.argmin()} of a step must have 1 token or more, found {lengths.min()}")
+    if policy == "arrival":
+        return _equal_shares(np.arange(len(lengths)), shares)
+    if policy == "max_tokens" and layout != "padded":
+        return Shares(items=np.arange(len(lengths)), offsets=_cut_by_tokens(lengths, shares))
+    order = _longest_first(lengths)
+    if policy == "sorted_serpentine":
+        return _serpentine(order, ranks, micro_batches)
+    offsets = np.arange(shares + 1) * (len(lengths) // shares)
+    if policy == "max_tokens":
+        offsets = _cut_into_rectangles(_filled_up(lengths[order]), shares)
+    return _deal_runs(order, offsets, ranks, micro_batches)
+
+
+def padded_width(
+    policy: DealingPolicy, longest: Int64[np.ndarray, "*shares"], max_sequence_length: int
+) -> Int64[np.ndarray, "*shares"]:
+    """Slots of each row of a padded micro-batch whose longest sequence has `longest` tokens.
+
+    It follows the longest where near lengths are dealt together; else it is `max_sequence_length`, as usual in padded
+    training: the shape is always the same then.
+    """
+    if policy not in _FITTED:
+        return np.full_like(longest, max_sequence_length)
+    width: Int64[np.ndarray, "*shares"] = np.minimum(_filled_up(longest), max_sequence_length)
+    return width
+
+
+def _require_divisible(policy: DealingPolicy, items: int, ranks: int, micro_batches: int) -> None:
+    shares = max(ranks, 0) * max(micro_batches, 0)
+    if shares and items >= shares and (policy == "max_tokens" or items % shares == 0):
+        return
+    how = "with one or more for each" if policy == "max_tokens" else "equally"
+    raise ConfigError(
+        f"a step of {items} items cannot be dealt {how} to {ranks} ranks x {micro_batches} micro-batches by {policy}; "
+        f"choose a step of a multiple of {max(shares, 1)} items"
+    )
+
+
+def _filled_up(lengths: Int64[np.ndarray, "*items"]) -> Int64[np.ndarray, "*items"]:
+    filled: Int64[np.ndarray, "*items"] = -(-lengths // PADDED_WIDTH_MULTIPLE) * PADDED_WIDTH_MULTIPLE
+    return filled
+
+
+def _equal_shares(items: Int64[np.ndarray, " items"], shares: int) -> Shares:
+    return Shares(items=items, offsets=np.arange(shares + 1) * (len(items) // shares))
+
+
+def _longest_first(lengths: Int64[np.ndarray, " items"]) -> Int64[np.ndarray, " items"]:
+    longest = lengths.max()
+    narrow = np.uint16 if longest < 1 << 16 else np.uint32  # numpy sorts 16 bits by radix
+    return np.argsort((longest - lengths).astype(narrow), kind="stable")
+
+
+def _to_and_fro(ranks: int, micro_batches: int) -> Int64[np.ndarray, " shares"]:
+    """All shares, micro-batch index by index: over the ranks upwards, then downwards, and so on."""
+    rank = np.tile(np.arange(ranks), (micro_batches, 1))
+    rank[1::2] = rank[1::2, ::-1].copy()
+    shares: Int64[np.ndarray, " shares"] = (rank * micro_batches + np.arange(micro_batches)[:, None]).reshape(-1)
+    return shares
+
+
+def _serpentine(order: Int64[np.ndarray, " items"], ranks: int, micro_batches: int) -> Shares:
+    layers = order.reshape(-1, ranks * micro_batches).copy()
+    layers[1::2] = layers[1::2, ::-1].copy()
+    by_share = np.empty_like(layers)
+    by_share[:, _to_and_fro(ranks, micro_batches)] = layers
+    return _equal_shares(np.ascontiguousarray(by_share.T).reshape(-1), ranks * micro_batches)
+
+
+def _deal_runs(
+    order: Int64[np.ndarray, " items"], cuts: Int64[np.ndarray, " shares_plus_1"], ranks: int, micro_batches: int
+) -> Shares:
+    """Gives each share a run of `order`: ranks get neighbouring runs in each micro-batch, the longest in the first."""
+    if micro_batches == 1:
+        return Shares(items=order, offsets=cuts)
+    run_of_share = np.argsort(_to_and_fro(ranks, micro_batches))
+    sizes = np.diff(cuts)[run_of_share]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    places = np.repeat(cuts[run_of_share] - offsets[:-1], sizes) + np.arange(len(order))
+    return Shares(items=order[places], offsets=offsets)
+
+
+def _cut_by_tokens(lengths: Int64[np.ndarray, " items"], shares: int) -> Int64[np.ndarray, " shares_plus_1"]:
+    """Cuts at the places nearest to equal token counts, an item or more in each share."""
+    ends = np.cumsum(lengths)
+    wanted = np.arange(1, shares) * int(ends[-1]) // shares
+    after = np.searchsorted(ends, wanted)  # the item that crosses the wanted place
+    cuts = after + (2 * wanted >= 2 * ends[after] - lengths[after])
+    numbers = np.arange(1, shares)
+    cuts = np.maximum.accumulate(np.maximum(cuts, 1) - numbers) + numbers
+    cuts = np.minimum(cuts, len(lengths) - shares + numbers)
+    return np.concatenate([[0], cuts, [len(lengths)]])
+
+
+def _cut_into_rectangles(falling: Int64[np.ndarray, " items"], shares: int) -> Int64[np.ndarray, " shares_plus_1"]:
+    """Cuts falling widths into runs so that the largest count * width is as small as any cut makes it.
+
+    A run that takes all it can within a bound leaves the fewest to come, so the least bound is found by bisection.
+    """
+    count = -(-len(falling) // shares)
+    least = max(int(falling[0]), -(-int(falling.sum()) // shares))
+    enough = int(falling[0]) * count
+    starts_within = _fullest_runs(falling)
+    bound = least + bisect_left(range(least, enough), -shares, key=lambda bound: -len(starts_within(bound)))
+    cuts = np.array([*starts_within(bound), len(falling)], dtype=np.int64)
+    while len(cuts) <= shares:
+        cuts = _halve_largest(falling, cuts, shares + 1 - len(cuts))
+    return cuts
+
+
+def _fullest_runs(falling: Int64[np.ndarray, " items"]) -> Callable[[int], list[int]]:
+    """Where runs start that take all they can within a bound of count * longest.
+
+    Steps over all runs that start in one length at once: a step may have thousands of runs, but few lengths.
+    """
+    items = len(falling)
+    length_at = np.ascontiguousarray(falling).data  # read faster than the array
+    longer_or_equal = (items - np.cumsum(np.bincount(falling)) + np.bincount(falling)).tolist()
+
+    def starts_within(bound: int) -> list[int]:
+        starts: list[int] = []
+        place = 0
+        while place < items:
+            length = length_at[place]
+            run = bound // length
+            end = place + -(-(longer_or_equal[length] - place) // run) * run
+            starts.extend(range(place, end if end < items else items, run))
+            place = end
+        return starts
+
+    return starts_within
+
+
+def _halve_largest(
+    falling: Int64[np.ndarray, " items"], cuts: Int64[np.ndarray, " cuts"], more: int
+) -> Int64[np.ndarray, " more_cuts"]:
+    """Cuts up to `more` runs of two or more items in halves, those with the largest rectangles."""
+    counts = np.diff(cuts)
+    sizes = np.where(counts > 1, counts * falling[cuts[:-1]], 0)
+    chosen = np.argsort(-sizes, kind="stable")[: min(more, np.count_nonzero(sizes))]
+    return np.sort(np.concatenate([cuts, cuts[chosen] + counts[chosen] // 2]))

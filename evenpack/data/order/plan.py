@@ -1,0 +1,294 @@
+"""Which sequences form which pack, for every pack of an endless stream, without storing one of them.
+
+A plan holds the strategies with their cumulated counts and the sequence ids sorted by length, nothing else. The stream
+runs over the epochs: position n is pack n % packs of epoch n // packs. In each epoch the order of packs is a keyed
+permutation, and so are the sequences of each length, hence pack-mates are drawn anew. Every pack of every epoch is
+found in the same time, and every sequence finds its pack.
+
+Words: a *class* is all sequences of one length; a *member* is the place of a sequence in its class, before the epoch's
+permutation; strategy s with count c and m slots of a length owns c x m members of that class: repetition r takes
+m of them, from r x m on.
+
+Shapes: N = packs drawn, M = sequences in them, S = slots of all strategies together.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64, Integer, UInt64
+
+from evenpack.data.order.permutation import derive_key, permute, unpermute
+from evenpack.data.packing import LengthHistogram, Packing
+from evenpack.errors import DataError, PackingError
+
+_PACK_ORDER = 0
+_CLASS_ORDER = 1
+"""What a key is for; the two kinds of permutation share nothing."""
+
+_OTHER_LENGTHS = "the lengths are not those that the histogram counted; count them again"
+
+_SORT_CHUNK = 1 << 20
+"""Sequences sorted together; bounds the temporaries of `sort_by_length` to about 30 MB."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnPacks:
+    """The sequences of N packs; those of pack i are `[offsets[i], offsets[i + 1])`, the longest first."""
+
+    offsets: Int64[np.ndarray, " N_plus_1"]
+    sequence_ids: Int64[np.ndarray, " M"]
+    lengths: Int64[np.ndarray, " M"]
+
+
+def sequence_id_type(sequences: int) -> np.dtype:
+    """The smallest type that numbers so many sequences from 0: int32 up to 2**31 of them, int64 beyond."""
+    return np.dtype(np.int32 if sequences <= 1 << 31 else np.int64)
+
+
+def sort_by_length(
+    lengths: Integer[np.ndarray, " sequences"],
+    histogram: LengthHistogram,
+    *,
+    out: Integer[np.ndarray, " sequences"] | None = None,
+) -> Integer[np.ndarray, " sequences"]:
+    """Sequence ids ordered by (length, id), in `out` or a new array; `histogram` is that of `lengths`.
+
+    Raises: PackingError where `lengths` and `histogram` do not agree.
+    """
+    if out is None:
+        out = np.empty(histogram.sequences, dtype=sequence_id_type(histogram.sequences))
+    chunks = (lengths[start : start + _SORT_CHUNK] for start in range(0, len(lengths), _SORT_CHUNK))
+    sort_chunks_by_length(chunks, histogram, out)
+    return out
+
+
+def sort_chunks_by_length(
+    chunks: Iterable[Integer[np.ndarray, " chunk"]], histogram: LengthHistogram, out: Integer[np.ndarray, " sequences"]
+) -> None:
+    """Writes to `out` the ids of sequences ordered by (length, id); their lengths come array by array.
+
+    A counting sort: each chunk is sorted by itself, and each of its runs of equal lengths goes to where the run of the
+    chunk before ended. So a mapped `out` is written in as many places as there are lengths, in each one from front to
+    back, and beside `out` the memory depends on the size of a chunk alone.
+
+    Raises: PackingError where the lengths and `histogram` do not agree, or `out` has another size.
+    """
+    if len(out) != histogram.sequences:
+        raise PackingError(f"the index has room for {len(out)} ids, but the histogram counts {histogram.sequences}")
+    class_begins = _class_begins(histogram)
+    next_places = class_begins[:-1].copy()
+    start = 0
+    for chunk in chunks:
+        order, runs = _sort_chunk(chunk, histogram.longest)
+        places = next_places[runs.lengths]
+        next_places[runs.lengths] += runs.ends - runs.begins
+        if (next_places[runs.lengths] > class_begins[runs.lengths + 1]).any():
+            raise PackingError(_OTHER_LENGTHS)
+        sequence_ids = (order + start).astype(out.dtype)
+        for place, begin, end in zip(places.tolist(), runs.begins.tolist(), runs.ends.tolist(), strict=True):
+            out[place : place + end - begin] = sequence_ids[begin:end]
+        start += len(chunk)
+    if start != histogram.sequences:
+        raise PackingError(f"found {start} lengths, but their histogram counts {histogram.sequences}")
+
+
+class PackPlan:
+    """One block of one source: an endless stream of packs, and back from a sequence to its pack.
+
+    A pure function of the arguments: no state, no random generator. `sorted_sequence_ids` (from `sort_by_length`)
+    may be memory-mapped and is read only where packs are drawn.
+    """
+
+    def __init__(
+        self,
+        packing: Packing,
+        sorted_sequence_ids: Integer[np.ndarray, " sequences"],
+        *,
+        key: int,
+    ) -> None:
+        """`key` chooses all permutations.
+
+        Raises: DataError where the number of ids is not the number of sequences packed.
+        """
+        if len(sorted_sequence_ids) != packing.sequences:
+            raise DataError(
+                f"the index holds {len(sorted_sequence_ids)} sequence ids, but its strategies place "
+                f"{packing.sequences} sequences: they are of different preparations; prepare the data again"
+            )
+        self.packs = packing.packs
+        """Of one epoch."""
+        self.sequences = packing.sequences
+        self.max_sequences_per_pack = packing.depth
+        self.pack_length = packing.pack_length
+        self._sorted_sequence_ids = np.asarray(sorted_sequence_ids)
+        self._key = key
+        self._class_begins = _class_begins(packing.histogram)
+        self._class_sizes = np.diff(self._class_begins)
+        self._slots = _StrategySlots.of(packing, self._class_begins)
+
+    def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
+        """The greatest sum, over the sequences of a pack, of what `values` has at their lengths."""
+        return int(np.add.reduceat(values[self._slots.lengths], self._slots.begins).max())
+
+    def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
+        """The packs at these positions of the stream, in any order and of any epochs.
+
+        Raises: ValueError for a negative position.
+        """
+        if (stream_positions < 0).any():
+            raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
+        slots = self._slots
+        epochs, places = np.divmod(stream_positions, self.packs)
+        packs = self._permute_packs(places, epochs, inverse=False)
+        strategies = np.searchsorted(slots.strategy_ends, packs, side="right")
+        repetitions = packs - slots.strategy_begins[strategies]
+        sizes = slots.sizes[strategies]
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+        drawn = np.repeat(slots.begins[strategies] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        lengths = slots.lengths[drawn]
+        begins = self._class_begins[lengths]
+        members = slots.first_members[drawn] + np.repeat(repetitions, sizes) * slots.strides[drawn]
+        ranks = self._permute_members(members, lengths, np.repeat(epochs, sizes), inverse=False)
+        sequence_ids = self._sorted_sequence_ids[begins + ranks].astype(np.int64)
+        return DrawnPacks(offsets=offsets, sequence_ids=sequence_ids, lengths=lengths)
+
+    def find(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Where in the stream each sequence is in `epoch`: (stream position, slot within the pack's sequences).
+
+        Raises: DataError for an id that is no sequence of that length.
+        """
+        lengths = lengths.astype(np.int64)
+        epochs = np.full(len(lengths), epoch, dtype=np.int64)
+        ranks = self._ranks(sequence_ids, lengths)
+        members = self._permute_members(ranks, lengths, epochs, inverse=True)
+        slots = self._slots
+        places = np.searchsorted(slots.share_begins, self._class_begins[lengths] + members, side="right") - 1
+        first_slots = slots.share_slots[places]
+        strategies = np.searchsorted(slots.begins, first_slots, side="right") - 1
+        repetitions, copies = np.divmod(members - slots.first_members[first_slots], slots.strides[first_slots])
+        packs = slots.strategy_begins[strategies] + repetitions
+        positions = epochs * self.packs + self._permute_packs(packs, epochs, inverse=True)
+        return positions, first_slots + copies - slots.begins[strategies]
+
+    def _ranks(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
+    ) -> Int64[np.ndarray, " K"]:
+        """The place of each id among the ascending ids of its class, by bisection of all at once."""
+        in_range = (lengths >= 1) & (lengths < len(self._class_sizes))
+        low = self._class_begins[np.where(in_range, lengths, 0)]
+        high = self._class_begins[np.where(in_range, lengths + 1, 0)]
+        begins, ends = low, high
+        for _ in range(int((high - low).max(initial=0)).bit_length()):
+            middle = (low + high) // 2
+            before = (low < high) & (self._sorted_sequence_ids[np.minimum(middle, self.sequences - 1)] < sequence_ids)
+            low, high = np.where(before, middle + 1, low), np.where(before, high, middle)
+        found = (low < ends) & (self._sorted_sequence_ids[np.minimum(low, self.sequences - 1)] == sequence_ids)
+        if not found.all():
+            place = int(np.argmin(found))
+            raise DataError(f"sequence id {sequence_ids[place]} is no sequence of length {lengths[place]} of this plan")
+        ranks: Int64[np.ndarray, " K"] = low - begins
+        return ranks
+
+    def _permute_packs(
+        self, packs: Int64[np.ndarray, " N"], epochs: Int64[np.ndarray, " N"], *, inverse: bool
+    ) -> Int64[np.ndarray, " N"]:
+        keys = derive_key(self._key, _PACK_ORDER, epochs.astype(np.uint64))
+        return _keyed(packs, np.full(len(packs), self.packs), keys, inverse=inverse)
+
+    def _permute_members(
+        self,
+        members: Int64[np.ndarray, " M"],
+        lengths: Int64[np.ndarray, " M"],
+        epochs: Int64[np.ndarray, " M"],
+        *,
+        inverse: bool,
+    ) -> Int64[np.ndarray, " M"]:
+        keys = derive_key(self._key, _CLASS_ORDER, epochs.astype(np.uint64), lengths.astype(np.uint64))
+        return _keyed(members, self._class_sizes[lengths], keys, inverse=inverse)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _StrategySlots:
+    """The slots of all strategies in one table, and the shares of classes that they own in another."""
+
+    strategy_begins: Int64[np.ndarray, " strategies"]
+    """First pack of each strategy."""
+    strategy_ends: Int64[np.ndarray, " strategies"]
+    begins: Int64[np.ndarray, " strategies"]
+    """First row of each strategy in the table of slots."""
+    sizes: Int64[np.ndarray, " strategies"]
+    lengths: Int64[np.ndarray, " S"]
+    first_members: Int64[np.ndarray, " S"]
+    """The member that the slot takes in repetition 0; in repetition r it takes r strides more."""
+    strides: Int64[np.ndarray, " S"]
+    """How many slots of the strategy have this length."""
+    share_begins: Int64[np.ndarray, " shares"]
+    """Where each share begins among all sequences sorted by length; ascending."""
+    share_slots: Int64[np.ndarray, " shares"]
+    """The first slot of the share's strategy that has its length."""
+
+    @classmethod
+    def of(cls, packing: Packing, class_begins: Int64[np.ndarray, " classes"]) -> "_StrategySlots":
+        lengths, sizes = packing.slot_lengths, packing.depths
+        strategies = np.repeat(np.arange(len(sizes)), sizes)
+        is_first = np.ones(len(lengths), dtype=np.bool_)
+        is_first[1:] = (lengths[1:] != lengths[:-1]) | (strategies[1:] != strategies[:-1])
+        share_firsts = np.flatnonzero(is_first)
+        multiplicities = np.diff(np.append(share_firsts, len(lengths)))
+        by_class = np.argsort(lengths[share_firsts], kind="stable")
+        taken = (packing.counts[strategies[share_firsts]] * multiplicities)[by_class]
+        share_begins = np.cumsum(taken) - taken
+        share_slots = share_firsts[by_class]
+        first_members = np.empty(len(lengths), dtype=np.int64)
+        first_members[share_slots] = share_begins - class_begins[lengths[share_slots]]
+        copies = np.arange(len(lengths)) - np.repeat(share_firsts, multiplicities)
+        first_members = np.repeat(first_members[share_firsts], multiplicities) + copies
+        ends = np.cumsum(packing.counts)
+        return cls(
+            strategy_begins=ends - packing.counts,
+            strategy_ends=ends,
+            begins=np.cumsum(sizes) - sizes,
+            sizes=sizes,
+            lengths=lengths,
+            first_members=first_members,
+            strides=np.repeat(multiplicities, multiplicities),
+            share_begins=share_begins,
+            share_slots=share_slots,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Runs:
+    """The different lengths of a sorted chunk, and where the run of each begins and ends."""
+
+    lengths: Int64[np.ndarray, " runs"]
+    begins: Int64[np.ndarray, " runs"]
+    ends: Int64[np.ndarray, " runs"]
+
+
+def _sort_chunk(chunk: Integer[np.ndarray, " N"], longest: int) -> tuple[Int64[np.ndarray, " N"], _Runs]:
+    """The order by (length, place). Raises: PackingError for a length outside [1, longest]."""
+    if len(chunk) and not 1 <= chunk.min() <= chunk.max() <= longest:
+        raise PackingError(_OTHER_LENGTHS)
+    narrow = np.uint16 if longest < 1 << 16 else np.uint32  # numpy sorts 16 bits by radix
+    keys = chunk.astype(narrow, copy=False)
+    order = np.argsort(keys, kind="stable")
+    ascending = keys[order]
+    begins = np.flatnonzero(np.append(len(chunk) > 0, ascending[1:] != ascending[:-1]))
+    ends = np.append(begins[1:], len(chunk))[: len(begins)]
+    return order, _Runs(lengths=ascending[begins].astype(np.int64), begins=begins, ends=ends)
+
+
+def _class_begins(histogram: LengthHistogram) -> Int64[np.ndarray, " classes"]:
+    """Where the class of each length begins among all sequences sorted by length; index 0 and one past the end too."""
+    counts = histogram.counts[: histogram.longest]
+    return np.concatenate([np.zeros(2, dtype=np.int64), np.cumsum(counts)])
+
+
+def _keyed(
+    values: Int64[np.ndarray, " N"], sizes: Int64[np.ndarray, " N"], keys: UInt64[np.ndarray, " N"], *, inverse: bool
+) -> Int64[np.ndarray, " N"]:
+    return (unpermute if inverse else permute)(values, sizes, keys)

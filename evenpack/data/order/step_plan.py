@@ -1,0 +1,199 @@
+"""Step t -> the packs of the step and who computes which: a pure function, the same on every rank.
+
+Where a run counts single sequences, each of them is a pack of one.
+
+The packs depend on (seed, step) and the prepared data alone. World size, accumulation and balancing only change
+`shares`: who computes what inside the step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.batch import StepCounts
+from evenpack.data.order.assignment import Shares, deal_step
+from evenpack.data.order.mixture import Mixture
+from evenpack.data.order.plan import DrawnPacks, PackPlan
+from evenpack.data.order.step_shape import DealingPolicy, Layout
+from evenpack.data.sequences import SequenceView
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedSource:
+    """One source of the mixture: where its sequences are and how they form packs."""
+
+    view: SequenceView
+    plan: PackPlan
+    key: int
+    """Tells it from other sources, whatever the order in which a run names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealing:
+    """How a step is divided; changes no pack of it."""
+
+    ranks: int
+    micro_batches: int
+    """Of each rank in each step (the accumulation)."""
+    per_micro_batch: bool
+    """Balance each micro-batch index over the ranks (ZeRO 2 and 3 synchronise there), not only the step."""
+    cost_per_token: float
+    cost_per_squared_length: float
+    policy: DealingPolicy = "cost_balanced"
+    layout: Layout = "packed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSelection:
+    """Some packs, in some order, with what they hold: N packs, M sequences."""
+
+    sources: Int64[np.ndarray, " N"]
+    """Index of each pack's source in the mixture."""
+    stream_positions: Int64[np.ndarray, " N"]
+    """Which pack of its source's endless stream it is."""
+    offsets: Int64[np.ndarray, " N_plus_1"]
+    """Sequences of pack i are offsets[i] to offsets[i + 1]."""
+    sequence_ids: Int64[np.ndarray, " M"]
+    lengths: Int64[np.ndarray, " M"]
+
+    @property
+    def packs(self) -> int:
+        return len(self.sources)
+
+    def take(self, packs: Int64[np.ndarray, " K"]) -> "PackSelection":
+        """The given packs, in the given order."""
+        sizes = np.diff(self.offsets)[packs]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        members = np.repeat(self.offsets[packs] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        return PackSelection(
+            sources=self.sources[packs],
+            stream_positions=self.stream_positions[packs],
+            offsets=offsets,
+            sequence_ids=self.sequence_ids[members],
+            lengths=self.lengths[members],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """All packs of one step, and their division."""
+
+    step: int
+    packs: PackSelection
+    counts: StepCounts
+    shares: Shares
+    """Of indices into `packs`."""
+    micro_batches: int
+    """Of each rank."""
+
+    def micro_batch(self, rank: int, index: int) -> PackSelection:
+        """What `rank` computes as its micro-batch `index`."""
+        return self.packs.take(self.shares.share(rank * self.micro_batches + index))
+
+
+@runtime_checkable
+class TargetCounter(Protocol):
+    """The part of an objective (`objectives.py`) that a plan needs."""
+
+    def count_targets(
+        self,
+        view: SequenceView,
+        sequence_ids: Int64[np.ndarray, " K"],
+        lengths: Int64[np.ndarray, " K"],
+        segments: Int64[np.ndarray, " K"],
+    ) -> Int64[np.ndarray, " K"]:
+        """Of each of these sequences of the view, from its length and number of segments or a stored column.
+
+        Reads no token. Raises: DataError if the column is damaged.
+        """
+
+
+class StepPlanner:
+    """Plans any step in one vectorised call; holds no state that a step could change."""
+
+    def __init__(
+        self,
+        sources: Sequence[PackedSource],
+        weights: Sequence[int],
+        *,
+        packs_per_step: int,
+        dealing: Dealing,
+        objective: TargetCounter,
+    ) -> None:
+        self.objective = objective
+        self.sources = tuple(sources)
+        self.mixture = Mixture(weights)
+        self.packs_per_step = packs_per_step
+        self.dealing = dealing
+
+    def plan(self, step: int) -> StepPlan:
+        """Plans the step (counted from 0) over all ranks. Reads lengths, never tokens."""
+        first = step * self.packs_per_step
+        packs = self.select(*self.mixture.draws(first, first + self.packs_per_step))
+        targets, squared_lengths = self._statistics(packs)
+        tokens = _sum_by_pack(packs.lengths, packs.offsets)
+        costs = self.dealing.cost_per_token * tokens
+        costs = costs + self.dealing.cost_per_squared_length * _sum_by_pack(squared_lengths, packs.offsets)
+        shares = deal_step(
+            self.dealing.policy,
+            tokens,
+            costs,
+            ranks=self.dealing.ranks,
+            micro_batches=self.dealing.micro_batches,
+            per_micro_batch=self.dealing.per_micro_batch,
+            layout=self.dealing.layout,
+        )
+        counts = StepCounts(
+            packs=packs.packs,
+            sequences=len(packs.sequence_ids),
+            tokens=int(tokens.sum()),
+            targets=int(targets.sum()),
+        )
+        return StepPlan(step=step, packs=packs, counts=counts, shares=shares, micro_batches=self.dealing.micro_batches)
+
+    def select(self, sources: Int64[np.ndarray, " N"], stream_positions: Int64[np.ndarray, " N"]) -> PackSelection:
+        """The packs at the given places of their sources' streams."""
+        drawn: dict[int, DrawnPacks] = {}
+        sizes = np.zeros(len(sources), dtype=np.int64)
+        for index in range(len(self.sources)):
+            chosen = sources == index
+            drawn[index] = self.sources[index].plan.draw(stream_positions[chosen])
+            sizes[chosen] = np.diff(drawn[index].offsets)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        sequence_sources = np.repeat(sources, sizes)
+        sequence_ids = np.empty(offsets[-1], dtype=np.int64)
+        lengths = np.empty(offsets[-1], dtype=np.int64)
+        for index, packs in drawn.items():
+            # Packs of one source keep their order, so its sequences land in slot order.
+            members = sequence_sources == index
+            sequence_ids[members] = packs.sequence_ids
+            lengths[members] = packs.lengths
+        return PackSelection(
+            sources=sources,
+            stream_positions=stream_positions,
+            offsets=offsets,
+            sequence_ids=sequence_ids,
+            lengths=lengths,
+        )
+
+    def _statistics(self, packs: PackSelection) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
+        """Targets and attention work (sum of squared segment lengths) of each sequence."""
+        sequence_sources = np.repeat(packs.sources, np.diff(packs.offsets))
+        targets = np.empty(len(packs.sequence_ids), dtype=np.int64)
+        squared_lengths = np.empty(len(packs.sequence_ids), dtype=np.int64)
+        for index, source in enumerate(self.sources):
+            members = sequence_sources == index
+            lengths = packs.lengths[members]
+            sequence_ids = packs.sequence_ids[members]
+            segments, squared_lengths[members] = source.view.statistics(sequence_ids, lengths)
+            targets[members] = self.objective.count_targets(source.view, sequence_ids, lengths, segments)
+        return targets, squared_lengths
+
+
+def _sum_by_pack(values: Int64[np.ndarray, " M"], offsets: Int64[np.ndarray, " N_plus_1"]) -> Int64[np.ndarray, " N"]:
+    cumulated = np.concatenate([[0], np.cumsum(values)])
+    sums: Int64[np.ndarray, " N"] = cumulated[offsets[1:]] - cumulated[offsets[:-1]]
+    return sums

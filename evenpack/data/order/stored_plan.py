@@ -1,0 +1,85 @@
+"""The strategies and sorted sequences of a split as files, so that no run has to solve a packing again.
+
+packing.json            algorithm, pack length, strategies and how often each is used
+histogram.npy           int64[longest]: sequences by length
+sorted_sequences.npy    sequence ids by length
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenpack.data.config import PackingConfig
+from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_chunks_by_length
+from evenpack.data.order.step_shape import Batching
+from evenpack.data.packing import LengthHistogram, Packing, pack
+from evenpack.data.sequences import SequenceView, length_chunks
+from evenpack.data.tokens.array_file import mapped_array, write_array
+from evenpack.errors import DataError
+from evenpack.files import write_text
+
+_PACKING = "packing.json"
+_HISTOGRAM = "histogram.npy"
+_SORTED = "sorted_sequences.npy"
+
+
+def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pack_length: int) -> Packing:
+    """Packs the sequences of a split, at least one, and stores the result, in memory that does not grow with them.
+
+    The view's lengths are read twice: counted, then sorted into the mapped file.
+
+    Raises: PackingError if they cannot be packed so.
+    """
+    histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
+    packing = _packed(histogram, config, pack_length=pack_length)
+    write_array(directory / _HISTOGRAM, histogram.counts)
+    with mapped_array(directory / _SORTED, view.count, sequence_id_type(view.count)) as sequence_ids:
+        sort_chunks_by_length(length_chunks(view), histogram, sequence_ids)
+    content = {
+        "algorithm": packing.algorithm,
+        "pack_length": packing.pack_length,
+        "strategies": packing.strategies,
+        "counts": packing.counts.tolist(),
+    }
+    write_text(directory / _PACKING, json.dumps(content) + "\n")
+    return packing
+
+
+def open_plan(
+    directory: Path, *, key: int, batching: Batching = "packs", repacking: PackingConfig | None = None
+) -> PackPlan:
+    """The stored plan, or that of its sequences as packs of one, or packed as `repacking` says; sequence ids stay
+    memory-mapped.
+
+    Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
+    """
+    try:
+        content: dict[str, Any] = json.loads((directory / _PACKING).read_text(encoding="utf-8"))
+        packing = Packing(
+            algorithm=content["algorithm"],
+            pack_length=content["pack_length"],
+            histogram=LengthHistogram(counts=np.load(directory / _HISTOGRAM)),
+            strategies=tuple(map(tuple, content["strategies"])),
+            counts=np.array(content["counts"], dtype=np.int64),
+            cpu_seconds=0.0,
+        )
+        if batching == "sequences":
+            packing = pack(packing.histogram, "none", pack_length=packing.pack_length)
+        ids = np.load(directory / _SORTED, mmap_mode="r")
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{directory} holds no readable plan ({error}); remove it and prepare again") from error
+    if repacking is not None and batching == "packs":
+        packing = _packed(packing.histogram, repacking, pack_length=packing.pack_length)
+    return PackPlan(packing, ids, key=key)
+
+
+def _packed(histogram: LengthHistogram, config: PackingConfig, *, pack_length: int) -> Packing:
+    return pack(
+        histogram,
+        config.algorithm,
+        pack_length=pack_length,
+        max_sequences_per_pack=config.max_sequences_per_pack,
+        **config.options,
+    )

@@ -1,0 +1,91 @@
+"""The prepared directory as a place: one `prepare` at a time, leftovers of killed ones, and full disks."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from evenpack.data.prepare.manifest import MANIFEST, TOKENIZER_FOLDER, TRAINED_ON
+from evenpack.errors import DataError, RunError
+
+_LOCK = ".prepare.lock"
+_OURS = frozenset({_LOCK, MANIFEST, TOKENIZER_FOLDER, TRAINED_ON, "sources"})
+
+
+@contextmanager
+def hold_lock(directory: Path) -> Iterator[None]:
+    """Keeps other processes from preparing `directory`, which is made if need be, and removed again if left empty.
+
+    The lock goes with the process, however that ends. Raises: DataError if another process holds it, or if the
+    directory cannot be made.
+    """
+    path = directory / _LOCK
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(f"{directory} cannot be prepared: {error}; choose another data.prepared_dir") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _is_busy(directory) from error
+        # Who held it before may have removed the name between our opening and our locking.
+        if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
+            raise _is_busy(directory)
+        try:
+            yield
+        finally:
+            path.unlink()
+            with suppress(OSError):
+                directory.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+def refuse_foreign_files(directory: Path) -> None:
+    """Raises: DataError if the directory holds anything that `prepare` would not have put there."""
+    foreign = sorted(path.name for path in directory.iterdir() if not _is_ours(path.name))
+    if foreign:
+        raise DataError(
+            f"{directory} holds files that are no prepared data ('{foreign[0]}' first of {len(foreign)}): "
+            "choose an empty or new data.prepared_dir"
+        )
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Removes the temporary files of writers that were killed; only for who holds the lock."""
+    for path in list(directory.rglob(".*.partial")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | None]) -> Iterator[None]:
+    """Turns a failure to write into a DataError with the free and the needed bytes."""
+    try:
+        yield
+    except (OSError, RunError) as error:
+        cause = error.__cause__ if isinstance(error, RunError) else error
+        needed = needed_bytes()
+        estimate = "unknown as yet" if needed is None else f"about {needed:,} bytes more"
+        raise DataError(
+            f"{directory} could not be written: {cause}. Free on its disk: {shutil.disk_usage(directory).free:,} "
+            f"bytes; needed: {estimate}. What has been written is kept: make room and run the same command again, "
+            "it goes on from there"
+        ) from error
+
+
+def _is_ours(name: str) -> bool:
+    """A name that `prepare` gives, or the temporary one of such a file."""
+    if name.startswith(".") and name.endswith(".partial"):
+        return any(name.startswith(f".{own}.") for own in _OURS)
+    return name in _OURS
+
+
+def _is_busy(directory: Path) -> DataError:
+    return DataError(f"{directory} is being prepared by another process: wait until that has ended")

@@ -1,0 +1,212 @@
+"""`manifest.json`: what a prepared directory holds, written last, so that a directory with one is whole."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError, model_validator
+
+from evenpack.config import Section
+from evenpack.data.config import DataConfig
+from evenpack.data.packing import Packing
+from evenpack.data.sequences import RecipeLedger
+from evenpack.data.sources.input_files import InputFile
+from evenpack.errors import DataError, NotPreparedError
+from evenpack.files import file_checksum, write_text
+
+MANIFEST = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+TRAINED_ON = "tokenizer.trained_on.json"
+"""Beside the folder: what is in there belongs to the fingerprint, and times of files do not."""
+SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
+
+
+class FileRecord(Section):
+    """A file of the prepared set."""
+
+    path: str
+    """Relative to the prepared directory; absolute for a token file that is used where it lies."""
+    bytes: int
+    checksum: str
+    """XXH3, 128 bits, hexadecimal."""
+
+    @classmethod
+    def of(cls, path: Path, recorded_path: str, checksum: str | None = None) -> "FileRecord":
+        """The file at `path`, read for its checksum unless that is known."""
+        return cls(path=recorded_path, bytes=path.stat().st_size, checksum=checksum or file_checksum(path))
+
+
+class PackingSummary(Section):
+    """How well the sequences of a split fill their packs."""
+
+    algorithm: str
+    packs: int
+    sequences: int
+    tokens: int
+    padding: int
+    """Slots without a token."""
+    efficiency: float
+    """Share of slots that hold a token; the rest is the padding share."""
+    packing_factor: float
+    """Sequences a pack, on average."""
+    depth: int
+    """Sequences of the fullest pack."""
+    gap: float
+    """Packs above the lower bound, as a share of it."""
+
+    @classmethod
+    def of(cls, packing: Packing) -> "PackingSummary":
+        return cls(**{name: getattr(packing, name) for name in cls.model_fields})
+
+
+class SplitRecord(Section):
+    """One split of one source."""
+
+    ledger: RecipeLedger
+    packing: PackingSummary | None
+    """None where there is no sequence."""
+
+
+class SourceRecord(Section):
+    """One source: what was read and where each token went."""
+
+    kind: str
+    inputs: tuple[InputFile, ...]
+    token_file: str
+    """Prefix of the pair, relative to the prepared directory or absolute."""
+    documents: int
+    tokens: int
+    text_bytes: int
+    """Of all texts in UTF-8; 0 where tokens came ready made."""
+    unknown_tokens: int
+    """Tokens that stand for text which the vocabulary cannot express."""
+    train: SplitRecord
+    validation: SplitRecord
+
+    @model_validator(mode="after")
+    def _check_conservation(self) -> "SourceRecord":
+        for name in ("documents", "tokens"):
+            splits = sum(getattr(split.ledger, f"{name}_read") for split in (self.train, self.validation))
+            if splits != getattr(self, name):
+                raise ValueError(f"the token file has {getattr(self, name)} {name}, the splits account for {splits}")
+        return self
+
+
+class TokenizerRecord(Section):
+    """The vocabulary."""
+
+    vocabulary_size: int
+    end_of_text_id: int
+    checksum: str
+    """Of what decides how text is encoded; empty where tokens came ready made."""
+    inputs: tuple[InputFile, ...]
+
+
+class Manifest(Section):
+    """A finished prepared directory."""
+
+    format_version: Literal[1] = 1
+    data: dict[str, Any]
+    """`data_section` of the run that prepared it."""
+    tokenizer: TokenizerRecord
+    sources: dict[str, SourceRecord]
+    files: dict[str, FileRecord]
+    """By name; the names do not depend on where the set lies."""
+
+    def write(self, directory: Path) -> None:
+        """Makes the directory a prepared one, atomically."""
+        write_text(directory / MANIFEST, self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def read(cls, directory: Path) -> "Manifest":
+        """Raises: NotPreparedError if there is none, DataError if it is of another format or broken."""
+        path = directory / MANIFEST
+        if not path.is_file():
+            begun = ", or only in part" if (directory / "sources").is_dir() else ""
+            raise NotPreparedError(
+                f"{directory} has not been prepared{begun}: run `evenpack prepare` with this run file"
+            )
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise DataError(
+                f"{path} is broken or of another version of evenpack: {error.errors()[0]['msg']}; "
+                f"remove {directory} and prepare again"
+            ) from error
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A row for each source and split, for tables and JSON; figures of packing are 0 where there is no sequence."""
+        return [
+            {
+                "source": name,
+                "split": split,
+                "documents": record.ledger.documents_kept,
+                "sequences": record.ledger.sequences,
+                "packs": record.packing.packs if record.packing else 0,
+                "tokens": record.ledger.tokens_kept,
+                "tokens_cut": record.ledger.tokens_cut,
+                "tokens_dropped": record.ledger.tokens_dropped,
+                "packing_efficiency": record.packing.efficiency if record.packing else 0.0,
+                "packing_factor": record.packing.packing_factor if record.packing else 0.0,
+                "padding_share": 1 - record.packing.efficiency if record.packing else 0.0,
+                "depth": record.packing.depth if record.packing else 0,
+                "packing_algorithm": record.packing.algorithm if record.packing else None,
+            }
+            for name, source in self.sources.items()
+            for split, record in (("train", source.train), ("validation", source.validation))
+        ]
+
+
+def data_section(config: DataConfig) -> dict[str, Any]:
+    """What of the `data:` section decides the prepared files: not their place, and not the weights of the mixture."""
+    section = config.model_dump(mode="json", exclude={"prepared_dir"})
+    for source in section["sources"].values():
+        del source["weight"]
+    for part in (section["tokenizer"], *section["sources"].values()):
+        if part.get("path") is not None:
+            part["path"] = str(Path(part["path"]).expanduser().absolute())
+    return section
+
+
+def refuse_differences(before: dict[str, Any], now: dict[str, Any], place: Path) -> None:
+    """Compares (parts of) two data sections.
+
+    A path that the run leaves out is not compared: who trains need not know where the text came from.
+
+    Raises: DataError naming each key whose value is not the one that `place` was prepared with.
+    """
+    earlier, current = dict(_flatten(before, "data")), dict(_flatten(now, "data"))
+    lines = [
+        f"  {key}: prepared with {earlier.get(key, 'nothing')!r}, this run has {current.get(key, 'nothing')!r}"
+        for key in sorted(earlier.keys() | current.keys())
+        if earlier.get(key) != current.get(key) and not (key.endswith(".path") and current.get(key) is None)
+    ]
+    if lines:
+        raise DataError("\n".join([f"{place} was prepared from another data section:", *lines, _remedy(place)]))
+
+
+def refuse_changed_inputs(before: Sequence[InputFile], now: Sequence[InputFile], place: Path) -> None:
+    """Raises: DataError naming the first input file that is new, gone, or of another size or time."""
+    earlier, current = ({file.path: file for file in files} for files in (before, now))
+    for path in sorted(earlier.keys() | current.keys()):
+        if earlier.get(path) != current.get(path):
+            raise DataError(
+                f"input file {path} has changed since {place} was prepared from it:\n"
+                f"  prepared with {_describe(earlier.get(path))}, now {_describe(current.get(path))}\n{_remedy(place)}"
+            )
+
+
+def _describe(file: InputFile | None) -> str:
+    return "no such file" if file is None else f"{file.bytes} bytes, modified at {file.modified_ns / 1e9:.6f}"
+
+
+def _remedy(place: Path) -> str:
+    return f"Choose another data.prepared_dir (or run.output_dir), or remove {place} and prepare again"
+
+
+def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _flatten(child, f"{prefix}.{key}")
+    else:
+        yield prefix, value

@@ -1,0 +1,290 @@
+"""Sentences -> [CLS] A [SEP] B [SEP]: writes the pairs of a split, in a token file with columns.
+
+the calling thread     units of work: a block of documents in one pass; appends in order, commits every few seconds
+threads                unit -> which sentences (pair_drawing.py) -> tokens, and masks if stored (mask_drawing.py)
+
+What is written follows from the documents and the recipe alone: neither the blocks nor the threads show in it.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from evenpack.data.config import SentencePairsRecipe
+from evenpack.data.prepare.in_order import mapped
+from evenpack.data.prepare.tokenise import SourceReporter
+from evenpack.data.sequences import PAIRS, MaskedPairsView, RecipeLedger, SentencePairsView
+from evenpack.data.sequences.mask_drawing import DrawnMasks, MaskDrawing
+from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing, PairSpans
+from evenpack.data.sequences.sentences import SentenceIndex
+from evenpack.data.sequences.static_masks import MASK_COLUMNS, MOST_MASKS, most_masks_by_length
+from evenpack.data.tokenizers.tokenizer import PairTokens
+from evenpack.data.tokens.array_file import write_array
+from evenpack.data.tokens.file import TokenFile, column_path
+from evenpack.data.tokens.writer import TokenFileWriter
+from evenpack.errors import DataError
+
+BLOCK_SENTENCES = 1 << 18
+"""Of a unit of work: some 15 MB of pairs, a few times that while they are made."""
+COMMIT_SECONDS = 5.0
+"""What a kill costs at most."""
+
+_COLUMNS = {"first_segment_lengths": "<u2", "next_sentence_labels": "|u1"}
+_MOST_THREADS = 8
+_COPIED_PAIRS = 1 << 12
+"""Pairs whose tokens are copied together."""
+_CHUNK_PAIRS = 1 << 20
+"""Pairs whose masks are counted together."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairSettings:
+    """How the pairs of one split are made."""
+
+    recipe: SentencePairsRecipe
+    passes: int
+    """Over the documents."""
+    pair_tokens: PairTokens
+    vocabulary_size: int
+    masks: MaskDrawing | None
+    """Where the masks are stored with the pairs."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Of the pairs' token file."""
+        return _COLUMNS | (MASK_COLUMNS if self.masks else {})
+
+
+class _Unit(NamedTuple):
+    pass_number: int
+    first: int
+    last: int
+    """Of the kept documents."""
+    text_tokens: int
+
+
+class _Made(NamedTuple):
+    unit: _Unit
+    tokens: Integer[np.ndarray, " tokens"]
+    spans: PairSpans
+    masks: DrawnMasks | None
+
+
+def write_pairs(
+    index: SentenceIndex,
+    documents: Int64[np.ndarray, " documents"],
+    settings: PairSettings,
+    folder: Path,
+    *,
+    origin: dict[str, Any],
+    reporter: SourceReporter,
+    threads: int | None = None,
+) -> SentencePairsView:
+    """Writes the pairs of a split into `folder`, or goes on with them; `documents` are its ids, in ascending order.
+
+    `origin` goes into the journal's state. `threads`: as many as there are processors, at most eight.
+
+    Raises: DataError if a document has one sentence and the policy is `error`, or if there is no other document to
+    take a random next segment from; RunError if the disk is full.
+    """
+    kept, ledger = _choose(index, documents, settings, reporter.source)
+    prefix = folder / PAIRS
+    threads = threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    with TokenFileWriter.resume(prefix, vocabulary_size=settings.vocabulary_size, columns=settings.columns) as writer:
+        state = {
+            "origin": origin,
+            "passes": 0,
+            "documents": 0,
+            "text_tokens": 0,
+            "tokens_cut": 0,
+            "tokens_borrowed": 0,
+            **writer.state,
+        }
+        if not writer.complete:
+            _begin_masks(settings, writer, state)
+            _append_all(index, kept, settings, writer, state, reporter=reporter, threads=threads)
+        state = writer.finish(None if writer.complete else state).state
+    ledger |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
+    return _view(settings, folder, ledger)
+
+
+def _choose(
+    index: SentenceIndex, documents: Int64[np.ndarray, " documents"], settings: PairSettings, source: str
+) -> tuple[Int64[np.ndarray, " kept"], dict[str, int]]:
+    """The documents that pairs are made of, and what the ledger says of the others."""
+    recipe = settings.recipe
+    sentences = index.first_sentences[documents + 1] - index.first_sentences[documents]
+    _, tokens = index.token_file.spans(documents)
+    empty, single = sentences == 0, sentences == 1
+    if single.any() and recipe.single_sentence_documents == "error":
+        raise DataError(
+            f"source '{source}': document {documents[single][0]} is the first of {int(single.sum())} with one sentence "
+            "only, and recipe.single_sentence_documents is 'error'; take 'random_next' or 'drop'"
+        )
+    dropped = single if recipe.single_sentence_documents == "drop" else np.zeros_like(single)
+    kept = ~(empty | dropped)
+    if kept.sum() == 1:
+        raise DataError(
+            f"source '{source}': of {len(documents)} documents of a split one alone can be made into pairs, and a "
+            "random next segment comes from another: give the source more documents, or change "
+            "data.validation_fraction (0 holds none out)"
+        )
+    return documents[kept], {
+        "documents_read": len(documents),
+        "documents_kept": int(kept.sum()),
+        "documents_too_short": int(empty.sum()),
+        "documents_too_long": 0,
+        "documents_single_sentence": int(dropped.sum()),
+        "tokens_read": int(tokens.sum()),
+        "tokens_too_short": int(tokens[empty].sum()),
+        "tokens_too_long": 0,
+        "tokens_single_sentence": int(tokens[dropped].sum()),
+        "tokens_document_ends": int(kept.sum()),
+        "passes": settings.passes,
+    }
+
+
+def _append_all(
+    index: SentenceIndex,
+    kept: Int64[np.ndarray, " kept"],
+    settings: PairSettings,
+    writer: TokenFileWriter,
+    state: dict[str, Any],
+    *,
+    reporter: SourceReporter,
+    threads: int,
+) -> None:
+    """Makes the pairs that the writer does not have yet, and keeps `state` with them."""
+    drawing = PairDrawing(index, kept, settings.recipe)
+    itemsize, committed, resumed = index.token_file.dtype.itemsize, time.monotonic(), state["text_tokens"]
+
+    def make(unit: _Unit) -> _Made:
+        spans = drawing.draw(unit.first, unit.last, unit.pass_number)
+        tokens = _pair_tokens(index.token_file, spans, settings.pair_tokens)
+        if settings.masks is None:
+            return _Made(unit, tokens, spans, None)
+        masks = settings.masks.draw(tokens, _lengths(spans), spans.first_starts, unit.pass_number)
+        return _Made(unit, masks.tokens, spans, masks)
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="pairs") as executor:
+        units = _units(index, kept, settings.passes, state["passes"], state["documents"])
+        for unit, tokens, spans, masks in mapped(make, units, executor, threads=threads):
+            writer.append(tokens, _lengths(spans), _columns(spans, masks, state))
+            state["passes"] += unit.last == len(kept)
+            state["documents"] = unit.last % len(kept)
+            state["text_tokens"] += unit.text_tokens
+            state["tokens_cut"] += spans.tokens_cut
+            state["tokens_borrowed"] += spans.tokens_borrowed
+            if time.monotonic() - committed >= COMMIT_SECONDS:
+                writer.commit(state)
+                committed = time.monotonic()
+            reporter.report(
+                documents=writer.documents,
+                tokens=writer.tokens,
+                bytes_read=itemsize * state["text_tokens"],
+                bytes_resumed=itemsize * resumed,
+            )
+
+
+def _units(
+    index: SentenceIndex, kept: Int64[np.ndarray, " kept"], passes: int, passes_done: int, documents_done: int
+) -> Iterator[_Unit]:
+    """Blocks of documents of about `BLOCK_SENTENCES`, pass after pass, from behind what is done."""
+    firsts, lasts = index.first_sentences[kept], index.first_sentences[kept + 1]
+    blocks = (np.cumsum(lasts - firsts) - (lasts - firsts)) // BLOCK_SENTENCES
+    bounds = [*np.flatnonzero(np.diff(blocks, prepend=-1)).tolist(), len(kept)]
+    text_tokens = np.append(0, np.cumsum(index.places[lasts] - index.places[firsts]))
+    for pass_number in range(passes_done, passes):
+        begin = documents_done if pass_number == passes_done else 0
+        for first, last in pairwise([begin, *(bound for bound in bounds if bound > begin)]):
+            yield _Unit(pass_number, first, last, int(text_tokens[last] - text_tokens[first]))
+
+
+def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairTokens) -> Integer[np.ndarray, " tokens"]:
+    """[CLS] A [SEP] B [SEP], pair behind pair, in the token file's type."""
+    ends = np.cumsum(_lengths(spans))
+    made = np.empty(int(ends[-1]), dtype=token_file.dtype)
+    content = token_file.read(0, token_file.tokens)
+    for start in range(0, len(ends), _COPIED_PAIRS):
+        chunk = slice(start, start + _COPIED_PAIRS)
+        first, second = spans.first_lengths[chunk] + 1, spans.second_lengths[chunk] + 2
+        begin = int(ends[start] - first[0] - second[0])
+        # A is copied with the token before it, B with those around it: the places of [CLS] and [SEP].
+        lengths = np.stack([first, second], axis=1).ravel()
+        starts = np.stack([spans.first_starts[chunk] - 1, spans.second_starts[chunk] - 1], axis=1).ravel()
+        places = np.cumsum(lengths) - lengths
+        origins = np.arange(lengths.sum()) + np.repeat(starts - places, lengths)
+        copied = made[begin : begin + len(origins)]
+        copied[:] = content.take(origins, mode="clip")
+        copied[places[::2]] = pair_tokens.classification_id
+        copied[places[1::2]] = pair_tokens.separator_id
+        copied[ends[chunk] - begin - 1] = pair_tokens.separator_id
+    return made
+
+
+def _lengths(spans: PairSpans) -> Int64[np.ndarray, " K"]:
+    lengths: Int64[np.ndarray, " K"] = spans.first_lengths + spans.second_lengths + SPECIAL_TOKENS
+    return lengths
+
+
+def _columns(spans: PairSpans, masks: DrawnMasks | None, state: dict[str, Any]) -> dict[str, Integer[np.ndarray, " _"]]:
+    """What the columns grow by; `state` counts the masks."""
+    columns: dict[str, Integer[np.ndarray, " _"]] = {
+        "first_segment_lengths": (spans.first_lengths + 2).astype(np.uint16),
+        "next_sentence_labels": spans.is_random_next.astype(np.uint8),
+    }
+    if masks is not None:
+        columns |= masks.columns(state["masks"])
+        state["masks"] += len(masks.labels)
+    return columns
+
+
+def _begin_masks(settings: PairSettings, writer: TokenFileWriter, state: dict[str, Any]) -> None:
+    """Writes the first offset of stored masks, which no pair writes."""
+    if settings.masks is not None and "masks" not in state:
+        nothing = {name: np.zeros(0, dtype=kind) for name, kind in settings.columns.items()}
+        no_pairs = np.zeros(0, dtype=np.int64)
+        writer.append(no_pairs, no_pairs, {**nothing, "mask_offsets": np.zeros(1, dtype=np.int64)})
+        state["masks"] = 0
+
+
+def _view(settings: PairSettings, folder: Path, ledger: dict[str, int]) -> SentencePairsView:
+    recipe, token_file = settings.recipe, TokenFile(folder / PAIRS)
+    columns = {name: _mapped(column_path(token_file.prefix, name)) for name in settings.columns}
+    kind: type[SentencePairsView] = SentencePairsView
+    if settings.masks is not None:
+        kind = MaskedPairsView
+        path = column_path(token_file.prefix, MOST_MASKS)
+        lengths = (token_file.spans(chunk)[1] for chunk in _chunks(token_file.documents))
+        write_array(path, most_masks_by_length(columns["mask_offsets"], lengths, longest=recipe.max_sequence_length))
+        columns[MOST_MASKS] = _mapped(path)
+    return kind(
+        recipe=recipe,
+        token_file=token_file,
+        ledger=RecipeLedger(
+            tokens_kept=token_file.tokens,
+            tokens_special=SPECIAL_TOKENS * token_file.documents,
+            sequences=token_file.documents,
+            **ledger,
+        ),
+        max_segments_per_sequence=1,
+        directory=None,
+        **columns,
+    )
+
+
+def _mapped(path: Path) -> np.ndarray:
+    array: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
+    return array
+
+
+def _chunks(pairs: int) -> Iterator[Int64[np.ndarray, " chunk"]]:
+    return (np.arange(start, min(start + _CHUNK_PAIRS, pairs)) for start in range(0, pairs, _CHUNK_PAIRS))

@@ -1,0 +1,224 @@
+"""From sources to a prepared directory: tokenizer, token files, splits, strategies, and `manifest.json` last.
+
+    DIR/manifest.json
+    DIR/tokenizer/                             what `AutoTokenizer.from_pretrained` reads
+    DIR/sources/NAME/tokens.{bin,idx}          whole documents (a Megatron source is used where it lies)
+    DIR/sources/NAME/document_hashes.npy       equal documents have equal hashes, and the split follows them
+    DIR/sources/NAME/{train,validation}/       the recipe's view, the strategies, the sorted sequences
+
+A call that was interrupted is gone on with: finished sources stay, a half-written token file continues at its
+journal. A second call on a finished directory changes nothing.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from evenpack.data.config import (
+    DataConfig,
+    ExternalTokenizer,
+    MegatronSource,
+    SentencePairsRecipe,
+    TrainedTokenizer,
+    TrainedWordPieces,
+)
+from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
+from evenpack.data.prepare.manifest import (
+    MANIFEST,
+    TOKENIZER_FOLDER,
+    TRAINED_ON,
+    FileRecord,
+    Manifest,
+    SourceRecord,
+    TokenizerRecord,
+    data_section,
+    refuse_changed_inputs,
+    refuse_differences,
+)
+from evenpack.data.prepare.progress import Meter, NoProgress, Progress
+from evenpack.data.prepare.source import SourcePreparation
+from evenpack.data.prepare.tokenise import SourceReporter
+from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
+from evenpack.data.prepared import check_sizes
+from evenpack.data.sequences.sentences import LANGUAGES_WITH_RULES
+from evenpack.data.sources.corpus import Corpus, open_corpus, source_inputs
+from evenpack.data.sources.input_files import InputFile
+from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_inputs
+from evenpack.errors import DataError
+
+
+def prepare(config: DataConfig, directory: Path, *, progress: Progress | None = None) -> Manifest:
+    """Prepares `directory`, goes on with it, or finds that it is done.
+
+    Raises: DataError for sources, tokenizers and directories that are wrong, where the directory belongs to other
+    data, and where the disk is full; PackingError for limits that cannot be packed.
+    """
+    directory = directory.expanduser().absolute()
+    progress = progress or NoProgress()
+    if (directory / MANIFEST).is_file():
+        return _confirm(config, directory, progress)
+    preparation = _Preparation.begin(config, directory, progress)
+    with hold_lock(directory):
+        if (directory / MANIFEST).is_file():  # whoever held the lock before has finished it
+            return _confirm(config, directory, progress)
+        refuse_foreign_files(directory)
+        with explain_write_failures(directory, preparation.meter.needed_bytes):
+            try:
+                return preparation.run()
+            except DataError:
+                _clear_if_without_sources(directory)
+                raise
+
+
+def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifest:
+    """The finished set, if it is of this run's data. Files that it was made from and that are gone are not missed."""
+    manifest = Manifest.read(directory)
+    refuse_differences(manifest.data, data_section(config), directory)
+    inputs: list[tuple[tuple[InputFile, ...], Callable[[], tuple[InputFile, ...]]]] = [
+        (manifest.tokenizer.inputs, partial(tokenizer_inputs, config.tokenizer)),
+        *(
+            (manifest.sources[name].inputs, partial(source_inputs, name, config.sources[name]))
+            for name in config.sources
+        ),
+    ]
+    for before, find in inputs:
+        try:
+            now = find()
+        except DataError:
+            continue
+        refuse_changed_inputs(before, now, directory)
+    check_sizes(directory, manifest)
+    progress.note(f"{directory} is prepared already: nothing to do")
+    return manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Preparation:
+    """Everything that could be checked before the first byte is written."""
+
+    config: DataConfig
+    directory: Path
+    meter: Meter
+    inputs: dict[str, tuple[InputFile, ...]]
+    corpora: dict[str, Corpus]
+    """Of the text sources."""
+    tokenizer: Tokenizer | None
+    """None where it is still to be trained, or where tokens come ready made."""
+
+    @classmethod
+    def begin(cls, config: DataConfig, directory: Path, progress: Progress) -> "_Preparation":
+        _check_packing(config)
+        inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}
+        corpora = {
+            name: open_corpus(name, source)
+            for name, source in config.sources.items()
+            if not isinstance(source, MegatronSource)
+        }
+        tokenizer = None
+        if not isinstance(config.tokenizer, ExternalTokenizer | TrainedTokenizer | TrainedWordPieces):
+            tokenizer = load_tokenizer(config.tokenizer)
+        _check_pair_tokens(config, tokenizer)
+        return cls(
+            config=config,
+            directory=directory,
+            meter=Meter(progress, {name: corpus.total_bytes for name, corpus in corpora.items()}),
+            inputs=inputs,
+            corpora=corpora,
+            tokenizer=tokenizer,
+        )
+
+    def run(self) -> Manifest:
+        remove_leftovers(self.directory)
+        self._refuse_other_sources()
+        self._note_language()
+        tokenizer = prepare_tokenizer(
+            self.config,
+            self.directory,
+            loaded=self.tokenizer,
+            corpora=self.corpora,
+            inputs=self.inputs,
+            progress=self.meter,
+        )
+        vocabulary = tokenizer_record(self.config, tokenizer)
+        files = tokenizer_files(self.directory)
+        records = {}
+        for name in self.config.sources:
+            records[name], source_files = self._prepare_source(name, tokenizer, vocabulary)
+            files |= source_files
+        manifest = Manifest(data=data_section(self.config), tokenizer=vocabulary, sources=records, files=files)
+        manifest.write(self.directory)
+        return manifest
+
+    def _note_language(self) -> None:
+        recipe = self.config.recipe
+        if isinstance(recipe, SentencePairsRecipe) and recipe.language not in LANGUAGES_WITH_RULES:
+            self.meter.note(
+                f"data.recipe.language {recipe.language}: sentencex has no rules of its own for it, and takes those of "
+                f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
+            )
+
+    def _prepare_source(
+        self, name: str, tokenizer: Tokenizer | None, vocabulary: TokenizerRecord
+    ) -> tuple[SourceRecord, dict[str, FileRecord]]:
+        source = self.config.sources[name]
+        preparation = SourcePreparation(
+            name=name,
+            config=self.config,
+            directory=self.directory,
+            inputs=self.inputs[name],
+            vocabulary=vocabulary,
+        )
+        if isinstance(source, MegatronSource):
+            self.meter.note(f"source '{name}': checking and hashing {source.path}")
+            return preparation.from_token_file(source)
+        assert tokenizer is not None, "text sources and external vocabularies exclude each other"
+        corpus = self.corpora[name]
+        reporter = SourceReporter.begin(self.meter, name, "tokens", corpus)
+        return preparation.from_text(corpus, tokenizer, reporter)
+
+    def _refuse_other_sources(self) -> None:
+        folder = self.directory / "sources"
+        found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        unknown = sorted(found - self.config.sources.keys())
+        if unknown:
+            raise DataError(
+                f"{folder / unknown[0]} was begun by an interrupted call, but this run has no source '{unknown[0]}': "
+                "remove that folder, or name the source as it was"
+            )
+
+
+def _check_packing(config: DataConfig) -> None:
+    """Packs one sequence, so that a wrong name or limit is found before hours of work."""
+    pack(
+        LengthHistogram.from_lengths([1], longest=1),
+        config.packing.algorithm,
+        pack_length=config.pack_length,
+        max_sequences_per_pack=config.packing.max_sequences_per_pack,
+        **config.packing.options,
+    )
+
+
+def _check_pair_tokens(config: DataConfig, tokenizer: Tokenizer | None) -> None:
+    """Raises: DataError if sentence pairs are asked for and the vocabulary is not, or will not be, one for them."""
+    if not isinstance(config.recipe, SentencePairsRecipe):
+        return
+    if isinstance(config.tokenizer, TrainedTokenizer):
+        raise DataError(
+            "recipe sentence_pairs needs [CLS], [SEP] and [MASK], which a byte-level vocabulary trained here has not: "
+            "set data.tokenizer.kind=train_word_pieces, or take a BERT vocabulary with kind=bert"
+        )
+    if tokenizer is not None:
+        _ = tokenizer.pair_tokens
+
+
+def _clear_if_without_sources(directory: Path) -> None:
+    """Leaves nothing of a call that failed before it had anything worth going on with."""
+    sources = directory / "sources"
+    if sources.is_dir() and any(sources.iterdir()):
+        return
+    (directory / TRAINED_ON).unlink(missing_ok=True)
+    for folder in (sources, directory / TOKENIZER_FOLDER):
+        shutil.rmtree(folder, ignore_errors=True)

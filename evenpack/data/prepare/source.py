@@ -1,0 +1,296 @@
+"""One source of a prepared directory: its token file, its splits, and the account of both."""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from jaxtyping import Int64, UInt64
+
+from evenpack.data.config import DataConfig, MegatronSource, SentencePairsRecipe
+from evenpack.data.order.stored_plan import store_plan
+from evenpack.data.prepare.manifest import (
+    SPLITS,
+    FileRecord,
+    PackingSummary,
+    SourceRecord,
+    SplitRecord,
+    TokenizerRecord,
+    data_section,
+    refuse_changed_inputs,
+    refuse_differences,
+)
+from evenpack.data.prepare.pairs import PairSettings, write_pairs
+from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
+from evenpack.data.sequences import PAIRS, SequenceView, build_view
+from evenpack.data.sequences.mask_drawing import MaskDrawing
+from evenpack.data.sequences.sentences import SentenceIndex
+from evenpack.data.sources.corpus import Corpus, megatron_prefix
+from evenpack.data.sources.held_out import held_out
+from evenpack.data.sources.input_files import InputFile
+from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
+from evenpack.data.tokens.array_file import write_array
+from evenpack.data.tokens.file import TokenFile, column_path, hash_documents, hashes_path, read_journal
+from evenpack.data.tokens.index import bin_path, index_path
+from evenpack.data.tokens.journal import journal_path
+from evenpack.errors import DataError
+
+ViewMaker = Callable[[str, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
+"""Split, token file, documents -> their sequences, stored in the split's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WrittenTokens:
+    """A finished token file and what is known of it beside its tokens."""
+
+    token_file: TokenFile
+    recorded_prefix: str
+    """As the manifest has it."""
+    identities: UInt64[np.ndarray, " documents"]
+    text_bytes: int
+    unknown_tokens: int
+    checksums: Mapping[str, str]
+    """Of those files whose checksum is known already, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePreparation:
+    """What is needed to prepare one source."""
+
+    name: str
+    config: DataConfig
+    directory: Path
+    """Of the whole prepared set."""
+    inputs: tuple[InputFile, ...]
+    """As they were before anything was read."""
+    vocabulary: TokenizerRecord
+
+    @property
+    def folder(self) -> Path:
+        return self.directory / "sources" / self.name
+
+    def from_text(
+        self, corpus: Corpus, tokenizer: Tokenizer, reporter: SourceReporter
+    ) -> tuple[SourceRecord, dict[str, FileRecord]]:
+        """Tokenises the corpus, or goes on with it.
+
+        Raises: DataError if the source is wrong (what was written of it is removed), or if what an earlier call began
+        came from another source or tokenizer. RunError if the disk is full.
+        """
+        prefix = self.folder / "tokens"
+        origin = self._origin()
+        self._refuse_other_origin(prefix, origin)
+        try:
+            journal = write_tokens(
+                corpus, tokenizer, prefix, sentence_language=self._sentence_language, origin=origin, reporter=reporter
+            )
+        except DataError:
+            self._remove_if_empty()
+            raise
+        return self._finish(
+            _WrittenTokens(
+                token_file=TokenFile(prefix),
+                recorded_prefix=prefix.relative_to(self.directory).as_posix(),
+                identities=np.load(hashes_path(prefix), mmap_mode="r"),
+                text_bytes=journal.state["text_bytes"],
+                unknown_tokens=journal.state["unknown_tokens"],
+                checksums=journal.checksums,
+            ),
+            self._documents_view if self._sentence_language is None else partial(self._pairs_view, tokenizer, reporter),
+        )
+
+    def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
+        """Takes a token file where it lies: checks its vocabulary and its ends, and hashes its documents.
+
+        Raises: DataError if it is broken, empty, or not of the vocabulary.
+        """
+        prefix = megatron_prefix(self.name, source)
+        token_file = TokenFile(prefix)
+        if token_file.tokens == 0:
+            raise DataError(f"source '{self.name}': token file {prefix} holds no token")
+        token_file.check_vocabulary(self.vocabulary.vocabulary_size)
+        if source.require_end_of_text:
+            self._check_ends(token_file)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_array(hashes_path(self.folder / "tokens"), hash_documents(token_file))
+        return self._finish(
+            _WrittenTokens(
+                token_file=token_file,
+                recorded_prefix=str(prefix),
+                identities=np.load(hashes_path(self.folder / "tokens"), mmap_mode="r"),
+                text_bytes=0,
+                unknown_tokens=0,
+                checksums={},
+            ),
+            self._documents_view,
+        )
+
+    @property
+    def _sentence_language(self) -> str | None:
+        """None where documents are not split into sentences."""
+        recipe = self.config.recipe
+        return recipe.language if isinstance(recipe, SentencePairsRecipe) else None
+
+    def _origin(self) -> dict[str, Any]:
+        """What decides the token file of a text source; the journal keeps it."""
+        section = data_section(self.config)["sources"][self.name]
+        sentences = {} if self._sentence_language is None else {"recipe": {"language": self._sentence_language}}
+        return {
+            "data": {"sources": {self.name: section}, "tokenizer": {"checksum": self.vocabulary.checksum}, **sentences},
+            "inputs": [file.model_dump() for file in self.inputs],
+        }
+
+    def _refuse_other_origin(self, prefix: Path, origin: dict[str, Any]) -> None:
+        journal = read_journal(prefix)
+        if journal is None or not journal.state:
+            return
+        begun = journal.state["origin"]
+        refuse_differences(begun["data"], origin["data"], self.folder)
+        refuse_changed_inputs([InputFile(**file) for file in begun["inputs"]], self.inputs, self.folder)
+
+    def _check_ends(self, token_file: TokenFile) -> None:
+        end_of_text = self.vocabulary.end_of_text_id
+        (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths > 0))
+        if len(unended):
+            raise DataError(
+                f"source '{self.name}': {len(unended)} of {token_file.documents} documents of {token_file.prefix} do "
+                f"not end in the end-of-text id {end_of_text}, document {unended[0]} first; write the file with "
+                f"Megatron-LM's --append-eod, correct data.tokenizer.end_of_text_id, or allow it with "
+                f"data.sources.{self.name}.require_end_of_text=false"
+            )
+
+    def _finish(self, written: _WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
+        """Splits, sequences and strategies; then the accounts."""
+        is_held_out = held_out(np.asarray(written.identities), self.config.validation_fraction)
+        splits = {}
+        for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
+            splits[split] = self._split(split, make_view(split, written.token_file, np.flatnonzero(chosen)))
+        if splits["train"].packing is None:
+            ledger = splits["train"].ledger
+            raise DataError(
+                f"source '{self.name}' leaves no sequence to train on: of {written.token_file.documents} documents "
+                f"{int(is_held_out.sum())} are held out for validation, {ledger.documents_too_short} are shorter than "
+                f"minimum_document_length or empty, {ledger.documents_too_long} longer than max_sequence_length and "
+                f"{ledger.documents_single_sentence} of a single sentence; change "
+                "data.recipe or data.validation_fraction, or give it more documents"
+            )
+        record = SourceRecord(
+            kind=self.config.sources[self.name].kind,
+            inputs=self.inputs,
+            token_file=written.recorded_prefix,
+            documents=written.token_file.documents,
+            tokens=written.token_file.tokens,
+            text_bytes=written.text_bytes,
+            unknown_tokens=written.unknown_tokens,
+            train=splits["train"],
+            validation=splits["validation"],
+        )
+        return record, self._files(written)
+
+    def _documents_view(
+        self, split: str, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
+    ) -> SequenceView:
+        """Quickly made anew after an interruption."""
+        folder, recipe = self.folder / split, self.config.recipe
+        assert not isinstance(recipe, SentencePairsRecipe), "pairs have a maker of their own"
+        if folder.exists():
+            shutil.rmtree(folder)  # an interrupted call may have had another recipe
+        view = build_view(recipe, token_file, documents)
+        view.save(folder)
+        return view
+
+    def _pairs_view(
+        self,
+        tokenizer: Tokenizer,
+        reporter: SourceReporter,
+        split: str,
+        token_file: TokenFile,
+        documents: Int64[np.ndarray, " documents"],
+    ) -> SequenceView:
+        """Gone on with after an interruption, unless that call had another recipe."""
+        folder, recipe = self.folder / split, self.config.recipe
+        assert isinstance(recipe, SentencePairsRecipe), "documents have a maker of their own"
+        passes = recipe.duplication_factor if split == "train" else 1
+        settings = PairSettings(
+            recipe=recipe,
+            passes=passes,
+            pair_tokens=tokenizer.pair_tokens,
+            vocabulary_size=self.vocabulary.vocabulary_size,
+            masks=self._mask_drawing(recipe, tokenizer),
+        )
+        origin = {
+            "recipe": recipe.model_dump(exclude_none=True),
+            "validation_fraction": self.config.validation_fraction,
+        }
+        self._clear_unless_begun(folder, origin)
+        _, lengths = token_file.spans(documents)
+        text_bytes = passes * int((lengths - 1).sum()) * token_file.dtype.itemsize
+        view = write_pairs(
+            SentenceIndex.open(token_file),
+            documents,
+            settings,
+            folder,
+            origin=origin,
+            reporter=replace(reporter, stage="pairs", total_bytes=text_bytes, start_seconds=time.monotonic()),
+        )
+        view.save(folder)
+        return view
+
+    def _mask_drawing(self, recipe: SentencePairsRecipe, tokenizer: Tokenizer) -> MaskDrawing | None:
+        if recipe.static_masks is None:
+            return None
+        return MaskDrawing(
+            config=recipe.static_masks,
+            vocabulary=tokenizer.masking_vocabulary(),
+            seed=recipe.seed,
+            source_key=xxhash.xxh3_64_intdigest(self.name.encode()),
+        )
+
+    def _clear_unless_begun(self, folder: Path, origin: dict[str, Any]) -> None:
+        journal = read_journal(folder / PAIRS)
+        if folder.exists() and (journal is None or journal.state.get("origin") != origin):
+            shutil.rmtree(folder)
+
+    def _split(self, split: str, view: SequenceView) -> SplitRecord:
+        folder = self.folder / split
+        if view.count == 0:
+            return SplitRecord(ledger=view.ledger, packing=None)
+        packing = store_plan(folder, view, self.config.packing, pack_length=self.config.pack_length)
+        return SplitRecord(ledger=view.ledger, packing=PackingSummary.of(packing))
+
+    def _files(self, written: _WrittenTokens) -> dict[str, FileRecord]:
+        """Every file by a name that does not depend on where it lies."""
+        base = f"sources/{self.name}"
+        prefix = written.token_file.prefix
+        recorded = Path(written.recorded_prefix)
+        files = {}
+        for path, recorded_path in (
+            (bin_path(prefix), bin_path(recorded)),
+            (index_path(prefix), index_path(recorded)),
+        ):
+            name = f"{base}/tokens{path.suffix}"
+            files[name] = FileRecord.of(path, recorded_path.as_posix(), written.checksums.get(path.name))
+        columns = [hashes_path(self.folder / "tokens")]
+        if self._sentence_language is not None:
+            columns.append(column_path(self.folder / "tokens", SENTENCE_LENGTHS))
+        known = {path: written.checksums.get(path.name) for path in columns}
+        for folder in (self.folder / split for split in SPLITS):
+            pairs = read_journal(folder / PAIRS)
+            known |= {
+                path: None if pairs is None else pairs.checksums.get(path.name)
+                for path in sorted(folder.iterdir())
+                if path != journal_path(folder / PAIRS)
+            }
+        for path, checksum in known.items():
+            name = path.relative_to(self.directory).as_posix()
+            files[name] = FileRecord.of(path, name, checksum)
+        return files
+
+    def _remove_if_empty(self) -> None:
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()

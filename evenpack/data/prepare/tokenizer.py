@@ -1,0 +1,126 @@
+"""The tokenizer of a prepared directory: loaded or trained, and saved there."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from evenpack.data.config import DataConfig, ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
+from evenpack.data.prepare.manifest import (
+    TOKENIZER_FOLDER,
+    TRAINED_ON,
+    FileRecord,
+    TokenizerRecord,
+    data_section,
+    refuse_changed_inputs,
+    refuse_differences,
+)
+from evenpack.data.prepare.progress import Progress
+from evenpack.data.prepare.tokenise import SourceReporter, training_texts
+from evenpack.data.sources.corpus import Corpus
+from evenpack.data.sources.input_files import InputFile
+from evenpack.data.tokenizers.tokenizer import Tokenizer, tokenizer_inputs, train_tokenizer
+from evenpack.errors import DataError
+from evenpack.files import fsync_directory, write_json
+
+
+def prepare_tokenizer(
+    config: DataConfig,
+    directory: Path,
+    *,
+    loaded: Tokenizer | None,
+    corpora: Mapping[str, Corpus],
+    inputs: Mapping[str, tuple[InputFile, ...]],
+    progress: Progress,
+) -> Tokenizer | None:
+    """Saves the tokenizer that was loaded, or trains one unless an earlier call did; None where tokens come ready made.
+
+    Raises: DataError for a source that cannot be read, and where an earlier call trained on other data.
+    """
+    folder = directory / TOKENIZER_FOLDER
+    if loaded is not None:
+        _save(loaded, folder)
+        return loaded
+    if not isinstance(config.tokenizer, TrainedTokenizer | TrainedWordPieces):
+        return None
+    origin = _training_origin(config, inputs)
+    if folder.is_dir():
+        _refuse_other_training(directory, origin)
+        return Tokenizer.load(folder)
+    texts = chain.from_iterable(
+        training_texts(
+            corpus,
+            validation_fraction=config.validation_fraction,
+            reporter=SourceReporter.begin(progress, name, "tokenizer", corpus),
+        )
+        for name, corpus in corpora.items()
+    )
+    tokenizer = train_tokenizer(config.tokenizer, texts)
+    write_json(directory / TRAINED_ON, origin)
+    _save(tokenizer, folder)
+    return Tokenizer.load(folder)
+
+
+def tokenizer_record(config: DataConfig, tokenizer: Tokenizer | None) -> TokenizerRecord:
+    """What the manifest says of the vocabulary. Raises: DataError if an external one contradicts itself."""
+    if isinstance(config.tokenizer, ExternalTokenizer):
+        size, end_of_text_id = config.tokenizer.vocabulary_size, config.tokenizer.end_of_text_id
+        if end_of_text_id >= size:
+            raise DataError(
+                f"data.tokenizer.end_of_text_id ({end_of_text_id}) is outside the vocabulary of {size} entries"
+            )
+        return TokenizerRecord(vocabulary_size=size, end_of_text_id=end_of_text_id, checksum="", inputs=())
+    assert tokenizer is not None, "every other kind is loaded or trained"
+    return TokenizerRecord(
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text_id=tokenizer.end_of_text_id,
+        checksum=tokenizer.checksum,
+        inputs=tokenizer_inputs(config.tokenizer),
+    )
+
+
+def tokenizer_files(directory: Path) -> dict[str, FileRecord]:
+    """The saved files, none for an external vocabulary."""
+    folder = directory / TOKENIZER_FOLDER
+    if not folder.is_dir():
+        return {}
+    return {
+        (name := path.relative_to(directory).as_posix()): FileRecord.of(path, name) for path in sorted(folder.iterdir())
+    }
+
+
+def _save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes the whole folder under another name first: with its own name it is whole."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    tokenizer.save(partial)
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    partial.replace(folder)
+    fsync_directory(folder.parent)
+
+
+def _training_origin(config: DataConfig, inputs: Mapping[str, tuple[InputFile, ...]]) -> dict[str, Any]:
+    section = data_section(config)
+    return {
+        "data": {key: section[key] for key in ("tokenizer", "validation_fraction", "sources")},
+        "inputs": [file.model_dump() for files in inputs.values() for file in files],
+    }
+
+
+def _refuse_other_training(directory: Path, origin: dict[str, Any]) -> None:
+    """Raises: DataError if the directory's tokenizer was trained on other data, or not trained at all."""
+    try:
+        before = json.loads((directory / TRAINED_ON).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{directory} holds a tokenizer that was not trained for this run ({error}); remove {directory} "
+            "and prepare again"
+        ) from error
+    refuse_differences(before["data"], origin["data"], directory)
+    refuse_changed_inputs(_files(before), _files(origin), directory)
+
+
+def _files(origin: dict[str, Any]) -> list[InputFile]:
+    return [InputFile(**file) for file in origin["inputs"]]

@@ -1,0 +1,103 @@
+"""`documents`: each document is a sequence; one that is too long is split, truncated, dropped or refused."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64
+
+from evenpack.data.config import DocumentsRecipe
+from evenpack.data.sequences.accounting import RecipeLedger
+from evenpack.data.sequences.view import WholeSequencesView
+from evenpack.data.tokens.file import TokenFile
+from evenpack.errors import DataError
+
+_CHUNK_DOCUMENTS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DocumentsView(WholeSequencesView):
+    """Sequences ordered by document, then piece. All pieces of a document but the last are full.
+
+    The pieces keep their tokens where they are: only the last one ends in the document's end-of-text.
+    """
+
+    recipe: DocumentsRecipe
+    documents: Int64[np.ndarray, " kept"]
+    """Ids of the kept documents in the token file."""
+    first_sequences: Int64[np.ndarray, " kept_plus_1"]
+    """The first sequence of each kept document, and the number of sequences."""
+
+    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
+        stop = self.count if stop is None else stop
+        lengths = np.full(stop - start, self.max_sequence_length, dtype=np.int32)
+        # Only a document's last sequence may be shorter: the one before the next document's first.
+        nexts = self.first_sequences[1:]
+        first, last = np.searchsorted(nexts, [start + 1, stop + 1]).tolist()
+        for begin in range(first, last, _CHUNK_DOCUMENTS):
+            end = min(begin + _CHUNK_DOCUMENTS, last)
+            _, in_file = self.token_file.spans(self.documents[begin:end])
+            before = (np.diff(self.first_sequences[begin : end + 1]) - 1) * self.max_sequence_length
+            lengths[nexts[begin:end] - 1 - start] = np.minimum(in_file - before, self.max_sequence_length)
+        return lengths
+
+    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        self._check_ids(sequence_ids)
+        index = np.searchsorted(self.first_sequences, sequence_ids, side="right") - 1
+        offsets, in_file = self.token_file.spans(self.documents[index])
+        skipped = (sequence_ids - self.first_sequences[index]) * self.max_sequence_length
+        return offsets + skipped, np.minimum(in_file - skipped, self.max_sequence_length)
+
+
+def build_documents(
+    recipe: DocumentsRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
+) -> DocumentsView:
+    """Raises: DataError naming the first document that is too long where the policy is `error`."""
+    _, lengths = token_file.spans(documents)
+    too_short = lengths < recipe.minimum_document_length
+    too_long = (lengths > recipe.max_sequence_length) & ~too_short
+    if recipe.long_documents == "error" and too_long.any():
+        raise _too_long(recipe, token_file, documents, lengths, too_long)
+    dropped_long = too_long if recipe.long_documents == "drop" else np.zeros_like(too_long)
+    kept = ~(too_short | dropped_long)
+    kept_lengths = lengths[kept]
+    pieces = np.ones_like(kept_lengths)
+    if recipe.long_documents == "split":
+        pieces = -(-kept_lengths // recipe.max_sequence_length)
+    room = pieces * recipe.max_sequence_length
+    first_sequences = np.append(0, np.cumsum(pieces))
+    ledger = RecipeLedger(
+        documents_read=len(documents),
+        documents_kept=int(kept.sum()),
+        documents_too_short=int(too_short.sum()),
+        documents_too_long=int(dropped_long.sum()),
+        tokens_read=int(lengths.sum()),
+        tokens_kept=int(np.minimum(kept_lengths, room).sum()),
+        tokens_cut=int(np.maximum(kept_lengths - room, 0).sum()),
+        tokens_too_short=int(lengths[too_short].sum()),
+        tokens_too_long=int(lengths[dropped_long].sum()),
+        sequences=int(first_sequences[-1]),
+    )
+    return DocumentsView(
+        recipe=recipe,
+        token_file=token_file,
+        ledger=ledger,
+        max_segments_per_sequence=1,
+        directory=None,
+        documents=documents[kept],
+        first_sequences=first_sequences,
+    )
+
+
+def _too_long(
+    recipe: DocumentsRecipe,
+    token_file: TokenFile,
+    documents: Int64[np.ndarray, " documents"],
+    lengths: Int64[np.ndarray, " documents"],
+    too_long: Bool[np.ndarray, " documents"],
+) -> DataError:
+    first = int(np.argmax(too_long))
+    return DataError(
+        f"document {documents[first]} of {token_file.prefix} has {lengths[first]} tokens, the first of "
+        f"{int(too_long.sum())} above recipe.max_sequence_length ({recipe.max_sequence_length}), and "
+        "recipe.long_documents is 'error'; take 'split', 'truncate' or 'drop', or a greater length"
+    )

@@ -1,0 +1,242 @@
+"""Which tokens BERT has to guess: drawn for many sequences at once, each by a key of its own.
+
+A sequence's masks are a pure function of its key, its tokens and the settings. They depend neither on the sequences
+beside it nor on ranks, packs or resume, and how many there are is a function of the sequence's length alone, so that
+every rank can count the targets of a step without reading a token.
+
+Each sequence's ordinary tokens are put into a random order, and the first of them are taken. With `whole_words` the
+words are put into a random order, each with its tokens behind one another; so at most the last one taken is cut.
+
+Source: Devlin et al., "BERT" (2019), section 3.1 and appendix A.1. There a random token may be a special one; here it
+never is.
+
+Shapes: N = sequences, T = their tokens, M = masked tokens.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Bool, Int64, Integer, UInt64
+
+from evenpack.data.config import MaskingConfig
+from evenpack.data.order.permutation import derive_key, hash64
+
+SPECIAL_TOKENS_OF_A_PAIR = 3
+"""[CLS] A [SEP] B [SEP]."""
+
+_CHUNK_TOKENS = 1 << 15
+"""Tokens worked on together: the arrays of them stay in a core's second-level cache."""
+_LONGEST = 1 << 16
+
+# A token's place in the order is one number: 16 bits of its sequence, 1 for special ones, which come last, 31 drawn,
+# 16 of its place. Numbers are sorted faster than indices of them, and need no gathering afterwards.
+_SEQUENCE_SHIFT = np.uint64(48)
+_SPECIAL_SHIFT = np.uint64(47)
+_DRAWN_SHIFT = np.uint64(17)
+_PLACE = np.uint64((1 << 16) - 1)
+_NOT_PLACE = ~_PLACE
+
+_REPLACEMENT = np.uint64(0xD1B54A32D192ED03)
+"""Tells a sequence's draws of replacements from those of its order."""
+_HALF = np.uint64(32)
+_LOW_HALF = np.uint64((1 << 32) - 1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskingVocabulary:
+    """What of the vocabulary counts for masks."""
+
+    mask_id: int
+    special: Bool[np.ndarray, " vocabulary"]
+    """Never masked and never drawn: [CLS], [SEP], [MASK], [PAD]."""
+    continues: Bool[np.ndarray, " vocabulary"]
+    """Pieces that go on with the word before."""
+
+    def __post_init__(self) -> None:
+        if self.special.all():
+            raise ValueError(
+                f"all {len(self.special)} entries of the vocabulary are special tokens: none could be drawn"
+            )
+
+    @cached_property
+    def ordinary_ids(self) -> Int64[np.ndarray, " ordinary"]:
+        """What a random token is drawn from."""
+        return np.flatnonzero(~self.special)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MaskedTokens:
+    """What the model sees and what it has to guess."""
+
+    tokens: Integer[np.ndarray, " T"]
+    positions: Int64[np.ndarray, " M"]
+    """Rising places in `tokens` that count in the loss."""
+    labels: Integer[np.ndarray, " M"]
+    """The tokens that were there."""
+    counts: Int64[np.ndarray, " N"]
+    """Masked tokens of each sequence."""
+
+
+def masked_count(lengths: Integer[np.ndarray, " N"], config: MaskingConfig) -> Int64[np.ndarray, " N"]:
+    """How many tokens of pairs of these lengths are masked: the share, rounded, at least one, at most the maximum.
+
+    A pair too short for that has all its tokens masked but the three special ones.
+    """
+    counts = np.rint(config.share * lengths).astype(np.int64)
+    np.maximum(counts, 1, out=counts)
+    np.minimum(counts, config.max_predictions, out=counts)
+    np.minimum(counts, lengths - SPECIAL_TOKENS_OF_A_PAIR, out=counts)
+    return np.maximum(counts, 0, out=counts)
+
+
+def masking_keys(
+    seed: int,
+    epochs: Int64[np.ndarray, " N"],
+    source_keys: UInt64[np.ndarray, " N"],
+    sequence_ids: Int64[np.ndarray, " N"],
+) -> UInt64[np.ndarray, " N"]:
+    """A key for each sequence in its epoch; `source_keys` are any numbers that tell sources apart."""
+    return derive_key(seed, epochs.astype(np.uint64), source_keys, sequence_ids.astype(np.uint64))
+
+
+def mask_sequences(
+    tokens: Integer[np.ndarray, " T"],
+    offsets: Int64[np.ndarray, " N_plus_1"],
+    sequence_keys: UInt64[np.ndarray, " N"],
+    config: MaskingConfig,
+    vocabulary: MaskingVocabulary,
+) -> MaskedTokens:
+    """Masks N sequences that lie behind one another; `offsets` are their bounds. `tokens` stays as it is.
+
+    `sequence_keys` are those of `masking_keys`: keys near one another would draw alike.
+
+    Raises: ValueError for a sequence longer than 65,536 tokens, or with fewer ordinary tokens than are to be masked.
+    """
+    lengths = offsets[1:] - offsets[:-1]
+    if lengths.max(initial=0) > _LONGEST:
+        raise ValueError(
+            f"sequence {lengths.argmax()} has {lengths.max()} tokens, masks are drawn for {_LONGEST} at most"
+        )
+    counts = masked_count(lengths, config)
+    masked = tokens.copy()
+    parts = []
+    for first, last in _chunks(offsets):
+        start = offsets[first]
+        positions = _mask_chunk(
+            masked[start : offsets[last]],
+            offsets[first : last + 1] - start,
+            sequence_keys[first:last],
+            counts[first:last],
+            config=config,
+            vocabulary=vocabulary,
+        )
+        parts.append(positions + start)
+    positions = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return MaskedTokens(tokens=masked, positions=positions, labels=tokens[positions], counts=counts)
+
+
+def _chunks(offsets: Int64[np.ndarray, " N_plus_1"]) -> list[tuple[int, int]]:
+    """Ranges of sequences of `_CHUNK_TOKENS` or a little more, and of no more sequences; at least one range.
+
+    What is drawn does not depend on them.
+    """
+    sequences = len(offsets) - 1
+    if offsets[-1] - offsets[0] + sequences <= _CHUNK_TOKENS:
+        return [(0, sequences)]
+    units = offsets[:-1] - offsets[0] + np.arange(sequences)
+    (firsts,) = np.nonzero(np.diff(units // _CHUNK_TOKENS, prepend=-1))
+    return list(pairwise([*firsts.tolist(), sequences]))
+
+
+def _mask_chunk(
+    tokens: Integer[np.ndarray, " T"],
+    offsets: Int64[np.ndarray, " N_plus_1"],
+    keys: UInt64[np.ndarray, " N"],
+    counts: Int64[np.ndarray, " N"],
+    *,
+    config: MaskingConfig,
+    vocabulary: MaskingVocabulary,
+) -> Int64[np.ndarray, " M"]:
+    """Masks `tokens` in place. Returns: the positions."""
+    starts = offsets[:-1]
+    order = _random_order(tokens, offsets, keys, vocabulary, whole_words=config.whole_words)
+    before = counts.cumsum() - counts
+    taken = order[(starts - before).repeat(counts) + np.arange(counts.sum())]
+    positions: Int64[np.ndarray, " M"] = starts.repeat(counts) + (taken & _PLACE).view(np.int64)
+    positions.sort()
+    originals = tokens[positions]
+    if vocabulary.special[originals].any():
+        _refuse_short_of_tokens(tokens, offsets, counts, vocabulary)
+    draws = hash64(((keys ^ _REPLACEMENT) - starts.view(np.uint64)).repeat(counts) + positions.view(np.uint64))
+    tokens[positions] = _replace(originals, draws, config, vocabulary)
+    return positions
+
+
+def _random_order(
+    tokens: Integer[np.ndarray, " T"],
+    offsets: Int64[np.ndarray, " N_plus_1"],
+    keys: UInt64[np.ndarray, " N"],
+    vocabulary: MaskingVocabulary,
+    *,
+    whole_words: bool,
+) -> UInt64[np.ndarray, " T"]:
+    """The tokens of each sequence in random order, special ones last; the lowest 16 bits are a token's place."""
+    starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
+    firsts = starts.view(np.uint64)
+    positions = np.arange(len(tokens), dtype=np.uint64)
+    special = vocabulary.special[tokens]
+    draws = hash64((keys - firsts).repeat(lengths) + positions)
+    if whole_words:
+        draws = draws[_word_starts(vocabulary.continues[tokens], starts)]
+    draws >>= _DRAWN_SHIFT
+    draws &= _NOT_PLACE
+    draws |= special.astype(np.uint64) << _SPECIAL_SHIFT
+    draws += ((np.arange(len(keys), dtype=np.uint64) << _SEQUENCE_SHIFT) - firsts).repeat(lengths) + positions
+    draws.sort()
+    return draws
+
+
+def _word_starts(continues: Bool[np.ndarray, " T"], starts: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " T"]:
+    """Where each token's word begins, or the special token that it stands behind, whose draw nothing else uses."""
+    begins = np.where(continues, 0, np.arange(len(continues)))
+    filled = starts[starts < len(continues)]
+    begins[filled] = filled
+    return np.maximum.accumulate(begins, out=begins)
+
+
+def _refuse_short_of_tokens(
+    tokens: Integer[np.ndarray, " T"],
+    offsets: Int64[np.ndarray, " N_plus_1"],
+    counts: Int64[np.ndarray, " N"],
+    vocabulary: MaskingVocabulary,
+) -> None:
+    before = np.append(0, np.cumsum(~vocabulary.special[tokens]))
+    found = np.diff(before[offsets])
+    short = np.flatnonzero(found < counts)[0]
+    raise ValueError(
+        f"a sequence has {found[short]} ordinary tokens, of which {counts[short]} are to be masked; "
+        f"expected a pair with no more than {SPECIAL_TOKENS_OF_A_PAIR} special tokens"
+    )
+
+
+def _replace(
+    tokens: Integer[np.ndarray, " M"],
+    draws: UInt64[np.ndarray, " M"],
+    config: MaskingConfig,
+    vocabulary: MaskingVocabulary,
+) -> Integer[np.ndarray, " M"]:
+    """[MASK], a random ordinary token, or the token itself: which by a draw's upper half, what by its lower half."""
+    lots = draws >> _HALF
+    ordinary = vocabulary.ordinary_ids
+    chosen = (draws & _LOW_HALF) * np.uint64(len(ordinary)) >> _HALF
+    random = ordinary[chosen.view(np.int64)].astype(tokens.dtype)
+    replaced = np.where(lots < _threshold(config.mask_share + config.random_share), random, tokens)
+    replaced[lots < _threshold(config.mask_share)] = vocabulary.mask_id
+    return replaced
+
+
+def _threshold(share: float) -> np.uint64:
+    """What a draw of 32 bits is below with this probability."""
+    return np.uint64(round(share * 2**32))

@@ -1,0 +1,185 @@
+"""Which sentences form which pair: the procedure that BERT's data was made with, for many documents at once.
+
+A document is gone through sentence by sentence. Sentences gather in a chunk until it reaches the target length or the
+document ends. A takes the first few sentences of the chunk, how many is drawn. B is the rest of the chunk, or, with
+probability one half and always where there is no rest, sentences of another document from a random one on, up to the
+target; then what A left over goes back and begins the next chunk. The target is what fits, or, in one pass over a
+document of ten, a shorter length that is drawn. Where a pair is too long, the longer segment loses a token at its front
+or its end, by lot, again and again.
+
+All documents advance together, a chunk at a time, in arithmetic on arrays. Each draw is a hash of (seed, pass,
+document, chunk, purpose), so neither the blocks that documents are worked on in nor the number of threads shows.
+
+Source: Devlin et al., "BERT" (2019), appendix A.2.
+
+Shapes: D = documents of a split, B = documents of a block, K = pairs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64, UInt64
+
+from evenpack.data.config import SentencePairsRecipe
+from evenpack.data.order.permutation import derive_key
+from evenpack.data.sequences.sentences import SentenceIndex
+
+SPECIAL_TOKENS = 3
+
+_SHORT, _TARGET, _SPLIT, _NEXT, _OTHER, _START, _FRONT_A, _FRONT_B = range(8)
+"""What a draw is for."""
+_SHORTEST_TARGET = 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairSpans:
+    """K pairs as places in the token file, in the order of (document, chunk)."""
+
+    first_starts: Int64[np.ndarray, " K"]
+    first_lengths: Int64[np.ndarray, " K"]
+    """Tokens of A, without the special ones."""
+    second_starts: Int64[np.ndarray, " K"]
+    second_lengths: Int64[np.ndarray, " K"]
+    is_random_next: Bool[np.ndarray, " K"]
+    tokens_cut: int
+    """Of A and B, where they were too long together."""
+    tokens_borrowed: int
+    """Of the B that are from another document, before they were cut."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Chunks:
+    """What the documents were divided into: sentences begin <= A < split <= rest < end."""
+
+    documents: Int64[np.ndarray, " K"]
+    """Index among the split's documents."""
+    keys: UInt64[np.ndarray, " K"]
+    targets: Int64[np.ndarray, " K"]
+    begins: Int64[np.ndarray, " K"]
+    splits: Int64[np.ndarray, " K"]
+    ends: Int64[np.ndarray, " K"]
+    is_random_next: Bool[np.ndarray, " K"]
+
+
+class PairDrawing:
+    """Draws the pairs of the documents of one split."""
+
+    def __init__(self, index: SentenceIndex, documents: Int64[np.ndarray, " D"], recipe: SentencePairsRecipe) -> None:
+        """`documents`: at least two, each of one sentence or more; B is taken from among them."""
+        self._places = index.places
+        self._documents = documents
+        self._first_sentences = index.first_sentences[documents]
+        self._last_sentences = index.first_sentences[documents + 1]
+        self._recipe = recipe
+        self._most_tokens = recipe.max_sequence_length - SPECIAL_TOKENS
+
+    def draw(self, first: int, last: int, pass_number: int) -> PairSpans:
+        """The pairs of documents `first` to `last` of the split in one pass."""
+        return self._pairs(self._chunks(first, last, pass_number))
+
+    def _chunks(self, first: int, last: int, pass_number: int) -> _Chunks:
+        block = np.arange(first, last)
+        document_keys = derive_key(self._recipe.seed, pass_number, self._documents[block].astype(np.uint64))
+        targets = self._targets(document_keys)
+        cursors, stops = self._first_sentences[block], self._last_sentences[block]
+        steps: list[tuple[np.ndarray, ...]] = []
+        while len(block):
+            keys = derive_key(document_keys, len(steps))
+            reached = np.searchsorted(self._places, self._places[cursors] + targets)
+            ends = np.minimum(reached, stops)
+            others = ends - cursors - 1
+            splits = cursors + 1 + _below(keys, _SPLIT, np.maximum(others, 1))
+            is_random_next = (others == 0) | (_fractions(keys, _NEXT) < self._recipe.random_next_probability)
+            steps.append((block, keys, targets, cursors, splits, ends, is_random_next))
+            cursors = np.where(is_random_next, splits, ends)
+            going = cursors < stops
+            if not going.all():
+                block, document_keys, targets = block[going], document_keys[going], targets[going]
+                cursors, stops = cursors[going], stops[going]
+        columns = [np.concatenate(column) for column in zip(*steps, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        documents, keys, targets, begins, splits, ends, is_random_next = (column[order] for column in columns)
+        return _Chunks(
+            documents=documents,
+            keys=keys,
+            targets=targets,
+            begins=begins,
+            splits=splits,
+            ends=ends,
+            is_random_next=is_random_next,
+        )
+
+    def _targets(self, document_keys: UInt64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
+        """Tokens that a chunk is filled up to, special ones not counted."""
+        is_short = _fractions(document_keys, _SHORT) < self._recipe.short_target_probability
+        choices = np.full(len(document_keys), self._most_tokens - _SHORTEST_TARGET + 1)
+        return np.where(is_short, _SHORTEST_TARGET + _below(document_keys, _TARGET, choices), self._most_tokens)
+
+    def _pairs(self, chunks: _Chunks) -> PairSpans:
+        first_lengths = self._places[chunks.splits] - self._places[chunks.begins]
+        others, other_begins, other_ends = self._random_nexts(chunks, first_lengths)
+        random = chunks.is_random_next
+        second_begins = np.where(random, other_begins, chunks.splits)
+        second_lengths = self._places[np.where(random, other_ends, chunks.ends)] - self._places[second_begins]
+        first_cut, second_cut = cut_longer(first_lengths, second_lengths, self._most_tokens)
+        second_documents = np.where(random, others, chunks.documents)
+        return PairSpans(
+            first_starts=self._in_file(chunks.begins, chunks.documents) + _fronts(first_cut, chunks.keys, _FRONT_A),
+            first_lengths=first_lengths - first_cut,
+            second_starts=self._in_file(second_begins, second_documents) + _fronts(second_cut, chunks.keys, _FRONT_B),
+            second_lengths=second_lengths - second_cut,
+            is_random_next=random,
+            tokens_cut=int(first_cut.sum() + second_cut.sum()),
+            tokens_borrowed=int(second_lengths[random].sum()),
+        )
+
+    def _random_nexts(
+        self, chunks: _Chunks, first_lengths: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Another document of the split for each chunk, and the range of its sentences that could be B."""
+        others = _below(chunks.keys, _OTHER, np.full(len(first_lengths), len(self._documents) - 1))
+        others += others >= chunks.documents
+        firsts, lasts = self._first_sentences[others], self._last_sentences[others]
+        begins = firsts + _below(chunks.keys, _START, lasts - firsts)
+        wanted = np.maximum(chunks.targets - first_lengths, 1)
+        ends = np.minimum(np.searchsorted(self._places, self._places[begins] + wanted), lasts)
+        return others, begins, ends
+
+    def _in_file(
+        self, sentences: Int64[np.ndarray, " K"], documents: Int64[np.ndarray, " K"]
+    ) -> Int64[np.ndarray, " K"]:
+        tokens: Int64[np.ndarray, " K"] = self._places[sentences] + self._documents[documents]
+        return tokens
+
+
+def cut_longer(
+    first: Int64[np.ndarray, " K"], second: Int64[np.ndarray, " K"], most_tokens: int
+) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+    """How many tokens A and B lose if always the longer loses one, B where they are equal, until they fit."""
+    excess = np.maximum(first + second - most_tokens, 0)
+    first_alone = np.minimum(excess, np.maximum(first - second, 0))
+    second_alone = np.minimum(excess, np.maximum(second - first, 0))
+    shared = excess - first_alone - second_alone
+    return first_alone + shared // 2, second_alone + (shared + 1) // 2
+
+
+def _fronts(removed: Int64[np.ndarray, " K"], keys: UInt64[np.ndarray, " K"], purpose: int) -> Int64[np.ndarray, " K"]:
+    """How many of the removed tokens go at the front: one fair coin each."""
+    words = -(-removed // 64)
+    pairs = np.repeat(np.arange(len(removed)), words)
+    numbers = np.arange(len(pairs)) - np.repeat(np.cumsum(words) - words, words)
+    coins = np.minimum(removed[pairs] - 64 * numbers, 64).astype(np.uint64)
+    tossed = derive_key(keys[pairs], purpose, numbers.astype(np.uint64)) >> (np.uint64(64) - coins)
+    return np.bincount(pairs, weights=np.bitwise_count(tossed), minlength=len(removed)).astype(np.int64)
+
+
+def _fractions(keys: UInt64[np.ndarray, " N"], purpose: int) -> Float64[np.ndarray, " N"]:
+    """Uniform in [0, 1)."""
+    fractions: Float64[np.ndarray, " N"] = (derive_key(keys, purpose) >> np.uint64(11)) * 2.0**-53
+    return fractions
+
+
+def _below(keys: UInt64[np.ndarray, " N"], purpose: int, limits: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+    """Uniform in [0, limit), but for 2**-32 x limit."""
+    drawn = (derive_key(keys, purpose) >> np.uint64(32)) * limits.astype(np.uint64) >> np.uint64(32)
+    return drawn.astype(np.int64)

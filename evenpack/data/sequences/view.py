@@ -1,0 +1,197 @@
+"""What a recipe makes of the documents of a split: sequences, found by arithmetic, no token copied.
+
+A view holds one or two numbers a document (or a cut), so that a sequence is found without a search through lengths.
+Built from 1e8 documents they take seconds and gigabytes, too much to do again in every worker of every rank.
+`prepare` therefore stores them as .npy files; an opened view maps these, and pickles as the name of its folder.
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int32, Int64, Integer
+from pydantic import TypeAdapter
+
+from evenpack.data.config import ConcatRecipe, DocumentsRecipe, Recipe, SentencePairsRecipe
+from evenpack.data.sequences.accounting import RecipeLedger
+from evenpack.data.tokens.file import TokenFile
+from evenpack.errors import DataError
+from evenpack.files import atomic_open, fsync_directory, write_json
+
+_DESCRIPTION = "view.json"
+_CHUNK_SEQUENCES = 1 << 20
+
+
+@runtime_checkable
+class SequenceView(Protocol):
+    """The sequences of one split of one source, numbered from 0; K = sequences asked for.
+
+    A sequence has one segment, or several where documents share it and must not see each other. Ids outside
+    [0, count) raise IndexError.
+    """
+
+    @property
+    def max_sequence_length(self) -> int: ...
+
+    @property
+    def count(self) -> int:
+        """Sequences."""
+
+    @property
+    def max_segments_per_sequence(self) -> int:
+        """Exact, and at least 1."""
+
+    @property
+    def ledger(self) -> RecipeLedger: ...
+
+    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
+        """Tokens of the sequences `start` to `stop`, by default of all; takes memory for those asked for alone."""
+
+    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Where in the token file each sequence begins, and its length in tokens.
+
+        Only a sequence of one document is certain to go on there without a gap; `gather` bridges the others.
+        """
+
+    def segments(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
+        """The lengths of all segments, sequence by sequence, and how many each sequence has."""
+
+    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
+        """The tokens of the sequences, behind one another, in the token file's type."""
+
+    def statistics(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Of each sequence: segments and the sum of their squared lengths.
+
+        Reads no token; `lengths` are those of the sequences, which a plan knows already.
+        """
+
+
+def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
+    """The lengths of all sequences in order, some at a time: 4 MB for a billion sequences too."""
+    for start in range(0, view.count, _CHUNK_SEQUENCES):
+        yield view.lengths(start, min(start + _CHUNK_SEQUENCES, view.count))
+
+
+ViewT = TypeVar("ViewT", bound="StoredView")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredView:
+    """What the views share, and their place on disk. The fields that a subclass adds are arrays, one file each."""
+
+    recipe: DocumentsRecipe | ConcatRecipe | SentencePairsRecipe
+    token_file: TokenFile
+    ledger: RecipeLedger
+    max_segments_per_sequence: int
+    directory: Path | None
+    """Where the arrays are stored and mapped from; None: in memory only."""
+
+    @property
+    def max_sequence_length(self) -> int:
+        return self.recipe.max_sequence_length
+
+    @property
+    def count(self) -> int:
+        return self.ledger.sequences
+
+    def save(self, directory: Path) -> None:
+        """Stores the view. The description goes first and comes last, so that a folder with one is whole."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / _DESCRIPTION).unlink(missing_ok=True)
+        fsync_directory(directory)
+        self._save_arrays(directory)
+        description = {
+            "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
+            "token_file_tokens": self.token_file.tokens,
+            "ledger": asdict(self.ledger),
+            "max_segments_per_sequence": self.max_segments_per_sequence,
+        }
+        write_json(directory / _DESCRIPTION, description)
+
+    def _save_arrays(self, directory: Path) -> None:
+        for name in _array_names(type(self)):
+            with atomic_open(directory / f"{name}.npy") as file:
+                np.save(file, getattr(self, name))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.directory is None:
+            return super().__reduce_ex__(protocol)
+        return open_stored, (type(self), self.directory, self.token_file)
+
+    def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
+        if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:
+            raise IndexError(
+                f"sequence ids {sequence_ids.min()} to {sequence_ids.max()} asked for, there are {self.count}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WholeSequencesView(StoredView):
+    """A view whose sequences each lie in one piece in the token file and are one segment."""
+
+    @abstractmethod
+    def locate(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]: ...
+
+    def segments(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
+        _, lengths = self.locate(sequence_ids)
+        return lengths, np.ones_like(lengths)
+
+    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
+        return self.token_file.gather(*self.locate(sequence_ids))
+
+    def statistics(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        self._check_ids(sequence_ids)
+        lengths = lengths.astype(np.int64)
+        return np.ones_like(lengths), lengths**2
+
+
+def read_description(directory: Path) -> dict[str, Any]:
+    """The recipe and figures of a stored view. Raises: DataError if they are missing or unreadable."""
+    try:
+        description: dict[str, Any] = json.loads((directory / _DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{directory} holds no stored view ({error}); remove the folder and prepare again") from error
+    return description
+
+
+def open_stored(kind: type[ViewT], directory: Path, token_file: TokenFile) -> ViewT:
+    """Maps a stored view. Raises: DataError if a file is missing, cut short, or made for another token file."""
+    description = read_description(directory)
+    if description["token_file_tokens"] != token_file.tokens:
+        raise DataError(
+            f"{directory} was made for a token file of {description['token_file_tokens']} tokens, "
+            f"{token_file.prefix} has {token_file.tokens}; prepare again"
+        )
+    try:
+        arrays = {
+            name: np.load(directory / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in _array_names(kind)
+        }
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{directory} is not whole ({error}); remove the folder and prepare again") from error
+    return kind(
+        recipe=TypeAdapter(Recipe).validate_python(description["recipe"]),
+        token_file=token_file,
+        ledger=RecipeLedger(**description["ledger"]),
+        max_segments_per_sequence=description["max_segments_per_sequence"],
+        directory=directory,
+        **arrays,
+    )
+
+
+def _array_names(kind: type[StoredView]) -> list[str]:
+    common = {field.name for field in fields(StoredView)}
+    return [field.name for field in fields(kind) if field.name not in common]

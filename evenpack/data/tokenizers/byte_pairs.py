@@ -1,0 +1,105 @@
+"""Byte-level BPE as GPT-2 uses it: vocab.json and merges.txt, or trained here; the form `tokenizers` works with."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+from evenpack.data.config import TrainedTokenizer
+from evenpack.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+
+_logger = logging.getLogger(__name__)
+_VOCABULARY_NAMES = ("vocab.json", "encoder.json")
+_MERGES_NAMES = ("merges.txt", "vocab.bpe")
+"""As transformers and as OpenAI call GPT-2's files."""
+
+
+def byte_pairs_files(directory: Path) -> tuple[Path, Path]:
+    """Vocabulary and merges. Raises: DataError if the folder lacks one."""
+    return _first_file(directory, *_VOCABULARY_NAMES), _first_file(directory, *_MERGES_NAMES)
+
+
+def read_byte_pairs(directory: Path) -> tokenizers.Tokenizer:
+    """GPT-2's byte-level BPE from a folder. Raises: DataError if its two files are not there or not of each other.
+
+    Built from `tokenizers` parts: transformers 5 takes `GPT2TokenizerFast(vocab_file=...)` without a word and gives
+    an empty vocabulary.
+    """
+    vocabulary_file, merges_file = byte_pairs_files(directory)
+    try:
+        vocabulary, merges = models.BPE.read_file(str(vocabulary_file), str(merges_file))
+        backend = _byte_level(models.BPE(vocabulary, merges))
+    except Exception as error:  # `tokenizers` raises bare Exception
+        raise DataError(f"{vocabulary_file} and {merges_file} form no byte-level BPE: {error}") from error
+    _check_gpt2_vocabulary(vocabulary, merges, vocabulary_file, merges_file)
+    backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return backend
+
+
+def train_byte_pairs(config: TrainedTokenizer, texts: Iterable[str]) -> tokenizers.Tokenizer:
+    """A byte-level BPE of `texts`, the same for the same texts. End-of-text has id 0.
+
+    Little text yields fewer entries than asked for; a warning says so. Raises: DataError without any text.
+    """
+    backend = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocabulary_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer=trainer)
+    size = backend.get_vocab_size()
+    if size <= 257:
+        raise DataError(
+            "the training documents yield no token beyond single bytes: a tokenizer cannot be trained on them"
+        )
+    if size < config.vocabulary_size:
+        _logger.warning("the text yields a vocabulary of %d entries, fewer than %d", size, config.vocabulary_size)
+    return backend
+
+
+def _check_gpt2_vocabulary(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], vocabulary_file: Path, merges_file: Path
+) -> None:
+    """Each entry is a byte, the result of a merge, or special; ids are 0 to n - 1."""
+    missing = [
+        token for token in (END_OF_TEXT, *sorted(pre_tokenizers.ByteLevel.alphabet())) if token not in vocabulary
+    ]
+    if missing:
+        raise DataError(
+            f"{vocabulary_file} is no GPT-2 vocabulary: of the end-of-text token and the 256 bytes, its "
+            f"{len(vocabulary)} entries lack {len(missing)}, '{missing[0]}' first"
+        )
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise DataError(
+            f"{vocabulary_file}: the ids of its {len(vocabulary)} entries are not 0 to {len(vocabulary) - 1}"
+        )
+    reachable = {left + right for left, right in merges}.union(pre_tokenizers.ByteLevel.alphabet())
+    unreachable = [token for token in vocabulary if token not in reachable and not token.startswith(("<", "["))]
+    if unreachable:
+        raise DataError(
+            f"{merges_file} does not belong to {vocabulary_file}, or is truncated: its {len(merges)} merges "
+            f"never form {len(unreachable)} of the {len(vocabulary)} entries, '{unreachable[0]}' first"
+        )
+
+
+def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _first_file(directory: Path, *names: str) -> Path:
+    for name in names:
+        if (directory / name).is_file():
+            return directory / name
+    raise DataError(
+        f"tokenizer folder {directory} {'holds no' if directory.is_dir() else 'does not exist: expected'} "
+        f"{' or '.join(names)}; give data.tokenizer.path=FOLDER"
+    )

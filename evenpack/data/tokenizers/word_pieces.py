@@ -1,0 +1,125 @@
+"""WordPiece as BERT uses it: vocab.txt, tokenizer.json, or trained here; the form that `tokenizers` works with."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from evenpack.data.config import TrainedWordPieces
+from evenpack.errors import DataError
+
+UNKNOWN = "[UNK]"
+ROLES: Mapping[str, str] = MappingProxyType(
+    {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+)
+"""BERT's special tokens by transformers' names for what they do."""
+CONTINUATION = "##"
+"""Begins a piece that goes on with the word before."""
+
+_SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
+_BACKEND_FILE = "tokenizer.json"
+_VOCABULARY_FILE = "vocab.txt"
+_logger = logging.getLogger(__name__)
+
+
+def word_pieces_file(directory: Path) -> Path:
+    """The file that tells all there is to know. Raises: DataError if the folder holds none."""
+    for name in (_BACKEND_FILE, _VOCABULARY_FILE):
+        if (directory / name).is_file():
+            return directory / name
+    raise DataError(
+        f"tokenizer folder {directory} {'holds no' if directory.is_dir() else 'does not exist: expected'} "
+        f"{_BACKEND_FILE} or {_VOCABULARY_FILE}; give data.tokenizer.path=FOLDER"
+    )
+
+
+def read_word_pieces(directory: Path, *, lower_case: bool | None) -> tokenizers.Tokenizer:
+    """BERT's tokenizer from a folder; `lower_case` counts for vocab.txt alone, None: if no entry has a capital letter.
+
+    Raises: DataError if no file is there or readable, if the vocabulary lacks a special token, or if its letters
+    contradict `lower_case`.
+    """
+    path = word_pieces_file(directory)
+    try:
+        if path.name == _BACKEND_FILE:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+            _refuse_missing_tokens(backend.get_vocab(with_added_tokens=True), path)
+            return backend
+        vocabulary: dict[str, int] = models.WordPiece.read_file(str(path))
+    except DataError:
+        raise
+    except Exception as error:  # `tokenizers` raises bare Exception
+        raise DataError(f"{path} is no readable WordPiece vocabulary: {error}") from error
+    _refuse_missing_tokens(vocabulary, path)
+    cased = [token for token in vocabulary if token != token.lower() and not token.startswith("[")]
+    if lower_case is None:
+        return _assemble(vocabulary, lower_case=not cased)
+    _check_case(cased, path, lower_case=lower_case)
+    return _assemble(vocabulary, lower_case=lower_case)
+
+
+def train_word_pieces(config: TrainedWordPieces, texts: Iterable[str]) -> tokenizers.Tokenizer:
+    """A WordPiece vocabulary of `texts`, the same for the same texts; the special tokens have ids 0 to 4.
+
+    Little text yields fewer entries than asked for; a warning says so. Raises: DataError without any text, and where
+    the vocabulary could not even hold the letters.
+    """
+    kept = list(texts)
+    letters = _letters(kept, lower_case=config.lower_case)
+    # The trainer numbers letters inside words as it meets them in a hash map, in another order each time, unless all
+    # are numbered before.
+    first = [*_SPECIAL, *letters, *(f"{CONTINUATION}{letter}" for letter in letters)]
+    if not letters or len(first) >= config.vocabulary_size:
+        raise DataError(
+            f"the training documents have {len(letters)} different letters: a WordPiece vocabulary of them needs more "
+            f"than {len(first)} entries, data.tokenizer.vocabulary_size is {config.vocabulary_size}"
+        )
+    backend = _assemble(dict(zip(_SPECIAL, range(len(_SPECIAL)), strict=True)), lower_case=config.lower_case)
+    trainer = trainers.WordPieceTrainer(vocab_size=config.vocabulary_size, special_tokens=first, show_progress=False)
+    backend.train_from_iterator(kept, trainer=trainer)
+    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    if len(vocabulary) < config.vocabulary_size:
+        _logger.warning(
+            "the text yields a vocabulary of %d entries, fewer than %d", len(vocabulary), config.vocabulary_size
+        )
+    return _assemble(vocabulary, lower_case=config.lower_case)
+
+
+def _assemble(vocabulary: dict[str, int], *, lower_case: bool) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    backend.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    return backend
+
+
+def _letters(texts: list[str], *, lower_case: bool) -> list[str]:
+    """Every character of the text as the vocabulary will see it, in order."""
+    normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    distinct = "".join(sorted(set(chain.from_iterable(texts))))
+    return sorted({letter for letter in normalizer.normalize_str(distinct) if not letter.isspace()})
+
+
+def _refuse_missing_tokens(vocabulary: Mapping[str, int], path: Path) -> None:
+    missing = [token for token in _SPECIAL if token not in vocabulary]
+    if missing:
+        raise DataError(
+            f"{path} is no BERT vocabulary: its {len(vocabulary)} entries lack {', '.join(missing)}; take the file "
+            "that the model was made with"
+        )
+
+
+def _check_case(cased: list[str], path: Path, *, lower_case: bool) -> None:
+    """`cased` are the entries with capital letters."""
+    if bool(cased) == lower_case:
+        example = f"has capital letters ('{cased[0]}' first)" if cased else "has no capital letter"
+        raise DataError(
+            f"{path} {example}, and data.tokenizer.lower_case is {str(lower_case).lower()}: words would become "
+            f"unknown; set it to {str(not lower_case).lower()}, or give the other vocabulary"
+        )

@@ -1,0 +1,296 @@
+"""Writes a token file so that a kill at any moment costs no more than the last batch.
+
+While a file is written its folder holds PREFIX.{bin,sizes,COLUMN}.partial and PREFIX.journal.json. The journal says how
+far the data is on disk; whatever lies behind that is cut off before the writing goes on. The last journal is complete,
+is written before the first rename, and stays: it is the record of the file.
+
+A *column* is an array that grows with the documents, one value a document or several; finished, it is COLUMN.npy.
+"""
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from jaxtyping import Integer, UInt64
+
+from evenpack.data.tokens.index import bin_path, index_path, token_type, write_index
+from evenpack.data.tokens.journal import DOCUMENT_HASHES, Journal, column_path, journal_path, read_journal
+from evenpack.errors import DataError, RunError
+from evenpack.files import file_checksum, fsync_directory, write_json
+
+HASH_COLUMN: Mapping[str, str] = {DOCUMENT_HASHES: "<u8"}
+"""XXH3 (64 bits) of each document's text."""
+_LONGEST_DOCUMENT = (1 << 31) - 1
+
+
+class TokenFileWriter:
+    """Appends documents in batches, survives a kill at any moment, and puts the finished files in place at once.
+
+    A finished file of the same name stays readable until `finish` replaces it.
+    """
+
+    def __init__(self, prefix: Path, *, vocabulary_size: int, columns: Mapping[str, str] = HASH_COLUMN) -> None:
+        """Begins anew: what an earlier writer left unfinished under this name is removed.
+
+        `columns`: numpy's name of each column's type, little-endian.
+        """
+        self._prepare(prefix.absolute(), vocabulary_size, columns)
+        self._remove_unfinished()
+        self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        self._open("w")
+
+    @classmethod
+    def resume(
+        cls, prefix: Path, *, vocabulary_size: int, columns: Mapping[str, str] = HASH_COLUMN
+    ) -> "TokenFileWriter":
+        """Goes on from the journal, or begins anew if there is none. `state` says where the caller was.
+
+        Raises: DataError if the journal is of another vocabulary or other columns, or the partial files are shorter
+        than it says.
+        """
+        journal = read_journal(prefix)
+        if journal is None:
+            return cls(prefix, vocabulary_size=vocabulary_size, columns=columns)
+        if journal.vocabulary_size != vocabulary_size:
+            raise DataError(
+                f"{journal_path(prefix)} was begun with a vocabulary of {journal.vocabulary_size}, now it is "
+                f"{vocabulary_size}; remove the folder {prefix.parent} and prepare again"
+            )
+        if journal.column_values.keys() != columns.keys():
+            raise DataError(
+                f"{journal_path(prefix)} was begun with the columns {', '.join(journal.column_values)}, now they are "
+                f"{', '.join(columns)}; remove the folder {prefix.parent} and prepare again"
+            )
+        writer = cls.__new__(cls)
+        writer._prepare(prefix.absolute(), vocabulary_size, columns)
+        writer._journal = journal
+        writer.documents, writer.tokens = journal.documents, journal.tokens
+        writer._column_values = dict(journal.column_values)
+        if not journal.complete:
+            writer._cut_to_journal()
+            writer._open("a")
+        return writer
+
+    def _prepare(self, prefix: Path, vocabulary_size: int, columns: Mapping[str, str]) -> None:
+        self.prefix = prefix
+        self.dtype = token_type(vocabulary_size)
+        self._columns = {name: np.dtype(kind) for name, kind in columns.items()}
+        self._column_values = dict.fromkeys(columns, 0)
+        self.documents = 0
+        self.tokens = 0
+        self._journal = Journal(
+            complete=False,
+            vocabulary_size=vocabulary_size,
+            documents=0,
+            tokens=0,
+            column_values=dict(self._column_values),
+            checksums={},
+            state={},
+        )
+        self._files: dict[str, io.FileIO] = {}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The caller's state at the last commit."""
+        return self._journal.state
+
+    @property
+    def complete(self) -> bool:
+        """Nothing can be appended any more; `finish` puts in place what is not there yet."""
+        return self._journal.complete
+
+    def append(
+        self,
+        tokens: Integer[np.ndarray, " tokens"],
+        lengths: Integer[np.ndarray, " documents"],
+        columns: Mapping[str, Integer[np.ndarray, " _"]],
+    ) -> None:
+        """Adds documents that lie behind one another in `tokens`, and what belongs to them in each column.
+
+        Raises: DataError naming the document with a token id outside the vocabulary; RunError if the disk is full.
+        """
+        self._check(tokens, lengths)
+        if not self._files:
+            raise ValueError(f"the writer of {self.prefix} is closed or finished")
+        if columns.keys() != self._columns.keys():
+            raise ValueError(f"expected values for the columns {sorted(self._columns)}, got {sorted(columns)}")
+        with self._explain_failure():
+            self._write("bin", tokens.astype(self.dtype, copy=False))
+            self._write("sizes", lengths.astype("<i4", casting="same_kind", copy=False))
+            for name, values in columns.items():
+                self._write(name, values.astype(self._columns[name], casting="same_kind", copy=False))
+                self._column_values[name] += len(values)
+        self.documents += len(lengths)
+        self.tokens += len(tokens)
+
+    def append_documents(
+        self, documents: Sequence[Integer[np.ndarray, " _"]], hashes: UInt64[np.ndarray, " documents"]
+    ) -> None:
+        """`append` for a list of arrays, where the hashes are the only column."""
+        if documents:
+            lengths = np.array([len(document) for document in documents])
+            self.append(np.concatenate(documents), lengths, {DOCUMENT_HASHES: hashes})
+
+    def commit(self, state: dict[str, Any]) -> None:
+        """Flushes to disk and notes it: a resumed writer goes on from here. `state` must be JSON."""
+        with self._explain_failure():
+            self._write_journal(state, checksums={})
+
+    def finish(self, state: dict[str, Any] | None = None) -> Journal:
+        """Writes index and hashes and gives all files their names, the index last; safe to call again.
+
+        `state` replaces that of the last commit. Returns: the record of the file.
+        """
+        with self._explain_failure():
+            if not self.complete:
+                self._write_journal(self.state if state is None else state, checksums={})
+                self.close()
+                self._write_index_and_columns()
+                checksums = {final.name: file_checksum(partial) for partial, final in self._renames()}
+                self._write_journal(self.state, checksums=checksums)
+            self._put_in_place()
+        return self._journal
+
+    def abandon(self) -> None:
+        """Removes what is unfinished; a file finished earlier under this name stays."""
+        self.close()
+        self._remove_unfinished()
+
+    def close(self) -> None:
+        """Lets go of the files. What came after the last commit will be cut off."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def __enter__(self) -> "TokenFileWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, tokens: Integer[np.ndarray, " tokens"], lengths: Integer[np.ndarray, " documents"]) -> None:
+        if lengths.sum() != len(tokens) or (len(lengths) and lengths.min() < 1):
+            raise ValueError(
+                f"{len(tokens)} tokens came for {len(lengths)} documents of {lengths.sum()} tokens, "
+                "each of which must have one or more"
+            )
+        size = self._journal.vocabulary_size
+        if len(tokens) and (int(tokens.min()) < 0 or int(tokens.max()) >= size):
+            position = int(np.argmax((tokens < 0) | (tokens >= size)))
+            document = self.documents + int(np.searchsorted(np.cumsum(lengths), position, side="right"))
+            raise DataError(
+                f"document {document} for {self.prefix} holds token id {tokens[position]}, but the vocabulary has "
+                f"{size} entries; give the vocabulary of the tokenizer that made it"
+            )
+        if len(lengths) and int(lengths.max()) > _LONGEST_DOCUMENT:
+            raise DataError(
+                f"document {self.documents + int(lengths.argmax())} for {self.prefix} has {lengths.max()} tokens, but "
+                f"the index can hold {_LONGEST_DOCUMENT}; split it"
+            )
+
+    def _open(self, mode: str) -> None:
+        # Unbuffered: batches are large, and a full disk shows here instead of in some later close().
+        self._files = {kind: io.FileIO(self._partial(kind), mode) for kind in self._kinds}
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        return ("bin", "sizes", *self._columns)
+
+    def _partial(self, kind: str) -> Path:
+        return self.prefix.with_name(f"{self.prefix.name}.{kind}.partial")
+
+    def _renames(self) -> list[tuple[Path, Path]]:
+        """Unfinished and finished names, in the order in which they change; with the index the file is there."""
+        columns = [column_path(self.prefix, name) for name in self._columns]
+        finals = [bin_path(self.prefix), *columns, index_path(self.prefix)]
+        return [(final.with_name(f"{final.name}.partial"), final) for final in finals]
+
+    def _write(self, kind: str, values: Integer[np.ndarray, " _"]) -> None:
+        rest = np.ascontiguousarray(values).view(np.uint8).data
+        while rest:
+            rest = rest[self._files[kind].write(rest) :]
+
+    def _write_journal(self, state: dict[str, Any], *, checksums: dict[str, str]) -> None:
+        for file in self._files.values():
+            os.fsync(file.fileno())
+        journal = replace(
+            self._journal,
+            complete=bool(checksums),
+            documents=self.documents,
+            tokens=self.tokens,
+            column_values=dict(self._column_values),
+            checksums=checksums,
+            state=json.loads(json.dumps(state)),  # as a resumed writer will see it
+        )
+        write_json(journal_path(self.prefix), asdict(journal))
+        self._journal = journal
+
+    def _cut_to_journal(self) -> None:
+        columns = [self._columns[name].itemsize * values for name, values in self._column_values.items()]
+        sizes = (self.tokens * self.dtype.itemsize, 4 * self.documents, *columns)
+        for kind, expected in zip(self._kinds, sizes, strict=True):
+            path = self._partial(kind)
+            found = path.stat().st_size if path.is_file() else 0
+            if found < expected or not path.is_file():
+                raise DataError(
+                    f"{path} has {found} bytes, but {journal_path(self.prefix)} noted {expected}; "
+                    f"remove the folder {self.prefix.parent} and prepare again"
+                )
+            os.truncate(path, expected)
+
+    def _write_index_and_columns(self) -> None:
+        lengths = (
+            np.memmap(self._partial("sizes"), dtype="<i4", mode="r") if self.documents else np.empty(0, dtype="<i4")
+        )
+        _, *columns, (index, _) = self._renames()
+        write_index(index, self.dtype, lengths)
+        for (partial, _), (name, kind) in zip(columns, self._columns.items(), strict=True):
+            with partial.open("wb") as file, self._partial(name).open("rb") as raw:
+                header = {"descr": kind.str, "fortran_order": False, "shape": (self._column_values[name],)}
+                np.lib.format.write_array_header_1_0(file, header)
+                shutil.copyfileobj(raw, file, 1 << 20)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _put_in_place(self) -> None:
+        (data, final_data), *columns, (index, final_index) = self._renames()
+        if data.exists():
+            final_index.unlink(missing_ok=True)  # an earlier file ends here: its index must not meet the new data
+            fsync_directory(self.prefix.parent)
+            data.replace(final_data)
+        for column, final_column in columns:
+            if column.exists():
+                column.replace(final_column)
+        fsync_directory(self.prefix.parent)
+        if index.exists():
+            index.replace(final_index)
+        fsync_directory(self.prefix.parent)
+        for kind in self._kinds:
+            self._partial(kind).unlink(missing_ok=True)
+
+    def _remove_unfinished(self) -> None:
+        journal = journal_path(self.prefix)
+        leftovers = [self._partial(kind) for kind in self._kinds] + [partial for partial, _ in self._renames()]
+        for path in [journal, *leftovers, *journal.parent.glob(f".{journal.name}.*.partial")]:
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _explain_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise RunError(
+                f"{self.prefix} could not be written: {error}; {self._journal.documents} documents are safe; "
+                "make room and run the same command again, it goes on from there"
+            ) from error

@@ -1,0 +1,126 @@
+"""What may change in a run between a checkpoint and going on from it, and what may not."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
+from evenpack.engine.config import RunConfig
+from evenpack.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+_SAFE_MODEL_KEYS = ("model.dropout", "model.activation_checkpointing")
+"""What may change within a run: they leave the weights' meaning as it is."""
+
+_PACKING_ADJUSTMENT = "training.packing_adjustment"
+"""Told by the numbers that it has made, which are compared."""
+
+_INITIAL_WEIGHTS = "training.initialize_from"
+"""Of no use to a run that has a checkpoint."""
+
+_COST_WEIGHTS = "training.cost_weights"
+"""Those of the checkpoint hold, while the layout is the same."""
+
+
+def require_fingerprint(state: TrainState, fingerprint: str) -> None:
+    """Refuses to go on over other data.
+
+    Raises: CheckpointError.
+    """
+    if state.fingerprint != fingerprint:
+        saved, batching = state.config.get("run", {}), state.config.get("training", {}).get("batching", "packs")
+        raise CheckpointError(
+            f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}, steps of "
+            f"{batching}) was trained on data with fingerprint {state.fingerprint}, this run's data, seed and "
+            f"training.batching have {fingerprint}: going on would repeat some documents and leave others out. Restore "
+            "the run file's data section, its seed, its batching and the prepared data with which the run began, or "
+            "choose another run.output_dir to start anew."
+        )
+
+
+def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
+    """Tells once what has changed in the run file since the checkpoint, and refuses steps of another size.
+
+    Args:
+        config: the resolved and adjusted run file as JSON values, as in `TrainState`.
+
+    Raises: CheckpointError if the checkpoint is of steps of another size, another optimizer or model structure.
+    """
+    changed = find_changed_keys(state.config, config)
+    changed.pop(_PACKING_ADJUSTMENT, None)
+    _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
+    keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
+    if keeps_weights and changed.pop(_COST_WEIGHTS, None) is not None:
+        log.info(
+            "%s is now %s and changes nothing: the run goes on dealing by %s, with which it began. Choose another "
+            "run.output_dir to begin with others.",
+            _COST_WEIGHTS,
+            config["training"][_COST_WEIGHTS.partition(".")[2]],
+            list(state.cost_weights),
+        )
+    _require_step_size(state, config["training"])
+    network = {
+        key: change
+        for key, change in changed.items()
+        if key == "optimizer.kind" or (key.startswith("model.") and key not in _SAFE_MODEL_KEYS)
+    }
+    if network:
+        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in network.items()]
+        raise CheckpointError(
+            "the checkpoint is of another network or optimizer than the run file asks for:\n"
+            + "\n".join(lines)
+            + "\nRestore these values, or choose another run.output_dir to start anew."
+        )
+    if changed:
+        lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
+        log.info("the run file has changed since step %d and holds from here on:\n%s", state.step, "\n".join(lines))
+
+
+def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
+    """Raises: CheckpointError unless step n + 1 begins where step n of the checkpoint ended."""
+    saved = state.config.get("training", {})
+    batching = training.get("batching", "packs")  # which older checkpoints do not name
+    key = f"{batching}_per_step"
+    before, now = saved.get(key), training.get(key)  # no number of the one kind stands beside the other's
+    if before == now:
+        return
+    if saved.get("batching", "packs") != batching:
+        raise CheckpointError(
+            f"the checkpoint has done {state.step} steps of {saved.get('batching', 'packs')}, this run's "
+            f"training.batching is {batching}: the order of sequences is another, so documents would be repeated or "
+            "left out. Restore it, or choose another run.output_dir to start anew."
+        )
+    remedy = f"Set training.{key}={before}"
+    if training.get("packing_adjustment") == "fewer_accumulations":
+        remedy = "Restore the training.packs_per_step and packing_adjustment with which the run began"
+    raise CheckpointError(
+        f"the checkpoint has done {state.step} steps of {before} {batching}, this run's training.{key} is "
+        f"{now}: step {state.step + 1} would not begin at the {batching.removesuffix('s')} that comes next, and "
+        f"documents would be repeated or left out. {remedy}, or choose another run.output_dir to start anew."
+    )
+
+
+def kept_cost_weights(state: TrainState, layout: str | None) -> tuple[float, float] | None:
+    """a and b by which the run goes on dealing; None in another layout, whose slots do not follow the same lengths."""
+    return state.cost_weights if state.config.get("training", {}).get("layout", layout) == layout else None
+
+
+def keep_initial_weights(config: RunConfig, state: TrainState) -> RunConfig:
+    """The run with the `training.initialize_from` that it began with, which is what its checkpoints are to tell."""
+    began_with = state.config["training"].get("initialize_from")
+    path = None if began_with is None else Path(began_with)
+    return config.model_copy(update={"training": config.training.model_copy(update={"initialize_from": path})})
+
+
+def _tell_of_initial_weights(state: TrainState, began_with: str | None, asked_for: str | None) -> None:
+    """Says that weights which the run file now asks for are not taken."""
+    if asked_for is not None:
+        log.info(
+            "%s is now %s and changes nothing: the run goes on with its own weights after step %d and began with %s. "
+            "Choose another run.output_dir to begin with others.",
+            _INITIAL_WEIGHTS,
+            asked_for,
+            state.step,
+            began_with or "those of its seed",
+        )

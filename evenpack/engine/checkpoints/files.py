@@ -1,0 +1,241 @@
+"""What a checkpoint is on disk, and how to tell a whole one from a broken one.
+
+    checkpoints/
+      latest                         text, the newest one's name: for people and for DeepSpeed's tools
+      step_000200/
+        manifest.json                written last: the TrainState, and each other file's size and checksum
+        mp_rank_00_model_states.pt   DeepSpeed's: the weights; at ZeRO 0 the optimizer's state too
+        zero_pp_rank_0_mp_rank_00_optim_states.pt   and so on, from ZeRO 1 on
+      .step_000400.partial/          a save under way, or one that a kill cut short
+      .step_000200.replaced/         stood where a new checkpoint of the same step is being put
+      .step_000100.removed/          on its way out
+
+`evenpack.engine.checkpoints.store` writes and reads them with all ranks; nothing here knows of other ranks.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from evenpack.errors import CheckpointError
+from evenpack.files import file_checksum, fsync_directory, fsync_file, write_json
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+PARTIAL = "partial"
+REPLACED = "replaced"
+REMOVED = "removed"
+
+_FORMAT = 1
+_VISIBLE = re.compile(r"step_(\d{6,})")
+_REPLACED = re.compile(rf"\.step_(\d{{6,}})\.{REPLACED}")
+_HIDDEN = re.compile(rf"\.step_\d+\.({PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\.\d+\.partial")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """What a run needs beside its weights and its optimizer's state to go on as if it had never stopped."""
+
+    step: int
+    """Optimizer updates done."""
+    fingerprint: str
+    """Of the prepared data and the seed: which packs form which step."""
+    world_size: int
+    zero_stage: int
+    cost_weights: tuple[float, float]
+    """a and b of the attention cost a·tokens + b·Σ length², by which packs are dealt to ranks."""
+    config: dict[str, Any]
+    """The resolved run file, as JSON values."""
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or self.world_size < 1:
+            raise ValueError(f"step {self.step} or world size {self.world_size} is out of range")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"cost_weights": list(self.cost_weights)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "TrainState":
+        """Raises: KeyError, TypeError or ValueError if `values` did not come from `to_json`."""
+        tokens, squared_lengths = (float(weight) for weight in values["cost_weights"])
+        return cls(**(values | {"cost_weights": (tokens, squared_lengths)}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """One file of a checkpoint as it was when it was saved."""
+
+    name: str
+    """Relative to the checkpoint, with '/'."""
+    size: int
+    """Bytes."""
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose manifest could be read."""
+
+    path: Path
+    state: TrainState
+    files: tuple[FileRecord, ...]
+
+    @property
+    def step(self) -> int:
+        return self.state.step
+
+
+def checkpoint_name(step: int) -> str:
+    """The directory's name; steps beyond a million only make it longer."""
+    return f"step_{step:06d}"
+
+
+def hidden(name: str, suffix: str) -> str:
+    """The name under which the checkpoint `name` does not count as one."""
+    return f".{name}.{suffix}"
+
+
+def find_candidates(directory: Path) -> list[Path]:
+    """Checkpoints by their names alone, newest first.
+
+    One that was moved aside to make room counts if the kill came before the new one had the name.
+    """
+    found: dict[int, Path] = {}
+    for pattern in (_REPLACED, _VISIBLE):  # a visible name overrules the one moved aside
+        steps = {path: _step_in_name(path, pattern) for path in _children(directory)}
+        found |= {step: path for path, step in steps.items() if step is not None}
+    return [found[step] for step in sorted(found, reverse=True)]
+
+
+def find_leftovers(directory: Path) -> list[Path]:
+    """Everything hidden that saves and removals left behind; of no use once a newer checkpoint stands."""
+    return sorted(path for path in _children(directory) if _HIDDEN.fullmatch(path.name))
+
+
+def list_files(directory: Path) -> list[str]:
+    """Names of all files below `directory` except its manifest, sorted."""
+    names = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return sorted(name for name in names if name != MANIFEST)
+
+
+def commit_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
+    """Flushes files to disk and takes their sizes and checksums."""
+    records = []
+    for name in names:
+        path = directory / name
+        fsync_file(path)
+        records.append(FileRecord(name=name, size=path.stat().st_size, checksum=file_checksum(path)))
+    return records
+
+
+def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecord]) -> None:
+    """Declares what lies in `directory` to be a whole checkpoint."""
+    for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
+        fsync_directory(folder)
+    content = {
+        "format": _FORMAT,
+        "state": state.to_json(),
+        "files": [asdict(record) for record in sorted(files, key=lambda record: record.name)],
+    }
+    write_json(directory / MANIFEST, content | {"checksum": _content_checksum(content)})
+
+
+def read_manifest(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, whose other files are not looked at.
+
+    Raises: CheckpointError that says what is wrong with the manifest, without the checkpoint's path.
+    """
+    try:
+        content = json.loads((path / MANIFEST).read_bytes())
+        checksum = content.pop("checksum")
+        found = _content_checksum(content)
+        if checksum != found:
+            raise CheckpointError(f"{MANIFEST} has checksum {found}, expected {checksum}")
+        if content["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{MANIFEST} has format {content['format']}; this version of evenpack reads {_FORMAT}"
+            )
+        files = tuple(FileRecord(**record) for record in content["files"])
+        checkpoint = Checkpoint(path=path, state=TrainState.from_json(content["state"]), files=files)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{MANIFEST} is missing") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{MANIFEST} is unreadable ({type(error).__name__}: {error})") from error
+    if checkpoint.step not in (_step_in_name(path, _VISIBLE), _step_in_name(path, _REPLACED)):
+        raise CheckpointError(f"{MANIFEST} is of step {checkpoint.step}, unlike the directory's name")
+    return checkpoint
+
+
+def find_wrong_size(checkpoint: Checkpoint) -> str | None:
+    """The first file that is missing or of another size than when it was saved; None if there is none."""
+    for record in checkpoint.files:
+        path = checkpoint.path / record.name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            return f"{record.name} cannot be found ({error.strerror})"
+        if size != record.size:
+            return f"{record.name} has {size} bytes, expected {record.size}"
+    return None
+
+
+def find_wrong_content(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> str | None:
+    """The first of `files` whose bytes are not those that were saved; None if there is none."""
+    for record in files:
+        try:
+            checksum = file_checksum(checkpoint.path / record.name)
+        except OSError as error:
+            return f"{record.name} cannot be read ({error.strerror})"
+        if checksum != record.checksum:
+            return f"{record.name} has checksum {checksum}, expected {record.checksum}"
+    return None
+
+
+def remove_checkpoint(path: Path) -> bool:
+    """Takes a checkpoint's name away, then deletes it; returns whether all of it could be deleted.
+
+    A kill in between leaves a hidden remnant, never half a checkpoint under its own name.
+    """
+    if not path.name.startswith("."):
+        remnant = path.with_name(hidden(path.name, REMOVED))
+        shutil.rmtree(remnant, ignore_errors=True)
+        path = path.rename(remnant)
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+    return not path.exists()
+
+
+def find_changed_keys(saved: dict[str, Any], present: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ between two resolved run files: key -> (saved, present); absent is None."""
+    changed: dict[str, tuple[Any, Any]] = {}
+    for key in sorted(saved.keys() | present.keys()):
+        old, new = saved.get(key), present.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            inner = find_changed_keys(old, new)
+            changed |= {f"{key}.{name}": values for name, values in inner.items()}
+        elif old != new:
+            changed[key] = (old, new)
+    return changed
+
+
+def _step_in_name(path: Path, pattern: re.Pattern[str]) -> int | None:
+    match = pattern.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
+def _children(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
+def _content_checksum(content: dict[str, Any]) -> str:
+    """Of a manifest without its own checksum; independent of white space and of the order of keys."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128_hexdigest(text.encode())

@@ -1,0 +1,248 @@
+"""Checkpoints that all ranks write and read together, so that a kill at any moment leaves a whole one.
+
+DeepSpeed writes straight to final names and points `latest` at a checkpoint before all of it is on disk. Here it
+writes into a hidden directory; all ranks flush and checksum the files; a manifest closes the set; one rename makes
+it a checkpoint. `latest` follows, and what is no longer kept goes last.
+"""
+
+import logging
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from evenpack.engine.checkpoints.files import (
+    LATEST,
+    PARTIAL,
+    REPLACED,
+    Checkpoint,
+    FileRecord,
+    TrainState,
+    checkpoint_name,
+    commit_files,
+    find_candidates,
+    find_leftovers,
+    find_wrong_content,
+    find_wrong_size,
+    hidden,
+    list_files,
+    read_manifest,
+    remove_checkpoint,
+    write_manifest,
+)
+from evenpack.engine.distributed import World
+from evenpack.errors import CheckpointError, RunError
+from evenpack.files import fsync_directory, write_text
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's output directory."""
+
+
+@runtime_checkable
+class CheckpointableEngine(Protocol):
+    """The part of `deepspeed.DeepSpeedEngine` that writes and reads its own files."""
+
+    optimizer: Any
+    """Has torch's `param_groups`."""
+
+    def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> Any: ...
+
+    def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]: ...
+
+    def zero_optimization_stage(self) -> int: ...
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in one directory that all ranks see; every method is called by all ranks."""
+
+    def __init__(self, directory: Path, world: World, *, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, not {keep}")
+        self._directory = directory
+        self._world = world
+        self._keep = keep
+
+    def save(self, engine: CheckpointableEngine, state: TrainState) -> Checkpoint:
+        """Writes a checkpoint and returns once it is on disk under its name, on all ranks.
+
+        Checkpoints beyond the newest `keep` are removed, and so are those of later steps: a run that reached this
+        step again has left them behind.
+
+        Raises: RunError if it cannot be written; the older checkpoints stay as they were.
+        """
+        partial = self._directory / hidden(checkpoint_name(state.step), PARTIAL)
+        self._world.on_main(lambda: self._begin(partial))
+        with self._writing():
+            # With the tag "." DeepSpeed's recovery scripts go into the same directory instead of the one above.
+            client_state = {"train_state": state.to_json()}
+            engine.save_checkpoint(str(partial), tag=".", client_state=client_state, save_latest=False)
+        self._world.barrier()
+        files = self._commit_files(partial)
+        checkpoint = self._world.on_main(lambda: self._publish(partial, state, files))
+        if self._world.is_main:
+            log.info("saved checkpoint %s", checkpoint.path)
+        return checkpoint
+
+    def newest(self) -> Checkpoint | None:
+        """See `newest_whole`."""
+        return newest_whole(self._directory, self._world)
+
+    def load(self, engine: CheckpointableEngine, checkpoint: Checkpoint) -> None:
+        """Puts a checkpoint that `newest` returned into `engine`: module, optimizer and DeepSpeed's own counters.
+
+        There are no random states to restore: data order and dropout are functions of the seed and the step. The
+        optimizer's settings (weight decay, betas, ...) stay those of this run: torch would bring back the saved ones.
+
+        Raises: CheckpointError if this run's ranks, ZeRO stage, model or optimizer cannot take it.
+        """
+        self._require_fitting(engine, checkpoint)
+        settings = [_without_parameters(group) for group in engine.optimizer.param_groups]
+        try:
+            path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
+        except (AssertionError, KeyError, RuntimeError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.path} is whole, but does not fit this run's model or optimizer: {error}\n"
+                "Restore the model and optimizer sections with which it was saved (they stand in its manifest.json), "
+                "or choose another run.output_dir to start anew."
+            ) from error
+        if path is None:
+            raise CheckpointError(f"DeepSpeed found nothing to load in {checkpoint.path}")
+        for group, values in zip(engine.optimizer.param_groups, settings, strict=True):
+            group.update(values)
+
+    def _begin(self, partial: Path) -> None:
+        with self._writing():
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            fsync_directory(self._directory.parent)
+
+    def _commit_files(self, partial: Path) -> list[FileRecord]:
+        """Flushes and checksums the files, each rank a share; the records of all."""
+        names = self._world.on_main(lambda: list_files(partial))
+        with self._writing():
+            records = commit_files(partial, names[self._world.rank :: self._world.size])
+        return [record for share in self._world.all_gather(records) for record in share]
+
+    def _publish(self, partial: Path, state: TrainState, files: list[FileRecord]) -> Checkpoint:
+        final = self._directory / checkpoint_name(state.step)
+        with self._writing():
+            write_manifest(partial, state, files)
+            if final.exists():
+                # No rename swaps two directories, so the old one steps aside, where `find_candidates` finds it.
+                aside = final.with_name(hidden(final.name, REPLACED))
+                shutil.rmtree(aside, ignore_errors=True)
+                final.rename(aside)
+            partial.rename(final)
+            fsync_directory(self._directory)
+            write_text(self._directory / LATEST, f"{final.name}\n")
+            self._remove_obsolete(state.step)
+        return read_manifest(final)
+
+    def _remove_obsolete(self, step: int) -> None:
+        obsolete = find_leftovers(self._directory)
+        kept = 0
+        for path in find_candidates(self._directory):
+            if path in obsolete:
+                continue
+            if kept < self._keep and _looks_whole(path, newest_step=step):
+                kept += 1
+            else:
+                obsolete.append(path)
+        for path in obsolete:
+            if not remove_checkpoint(path):
+                log.warning("could not delete all of %s; the next save will try again", path)
+
+    def _require_fitting(self, engine: CheckpointableEngine, checkpoint: Checkpoint) -> None:
+        state, stage = checkpoint.state, engine.zero_optimization_stage()
+        if state.zero_stage != stage:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.path} was saved at ZeRO stage {state.zero_stage}, this run has stage {stage}: "
+                f"the optimizer's state is laid out differently. Set deepspeed.zero_stage={state.zero_stage}, "
+                "or choose another run.output_dir to start anew."
+            )
+        if stage > 0 and state.world_size != self._world.size:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.path} was saved by {state.world_size} ranks and this run has "
+                f"{self._world.size}: at ZeRO stage {stage} each rank's file holds its share of the optimizer's state. "
+                f"Go on with {state.world_size} ranks, or choose another run.output_dir to start anew; "
+                "evaluate and export read it with any number of ranks."
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says which save failed where; torch reports a full disk as RuntimeError."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            raise RunError(
+                f"rank {self._world.rank} on {socket.gethostname()} failed while saving a checkpoint into "
+                f"{self._directory} ({_free_space(self._directory)}): {error}\n"
+                "Older checkpoints are untouched. Mend the cause (is the disk full?), then start the same command "
+                "again: it goes on from the newest."
+            ) from error
+
+
+def newest_whole(directory: Path, world: World) -> Checkpoint | None:
+    """The newest checkpoint that every rank sees whole; the same one on all ranks. None if there never was one.
+
+    The sizes of all files are checked by each rank, their checksums by each rank for a share. A broken checkpoint
+    is named in a warning and passed over.
+
+    Raises: CheckpointError if there are checkpoints but none is whole: starting from zero would hide the loss.
+    """
+    broken = []
+    for path in world.on_main(lambda: find_candidates(directory)):
+        checkpoint, problem = _verify(path, world)
+        if checkpoint is not None and problem is None:
+            return checkpoint
+        broken.append(f"{path.name}: {problem}")
+        if world.is_main:
+            log.warning("checkpoint %s is broken and passed over: %s", path, problem)
+    if broken:
+        raise CheckpointError(
+            f"{directory} holds {len(broken)} checkpoints and none of them is whole:\n  "
+            + "\n  ".join(broken)
+            + f"\nRestore one from a copy, or move {directory} away to start from step 0."
+        )
+    return None
+
+
+def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:
+    """The checkpoint as rank 0 reads its manifest, and what the first rank that objects finds wrong with it."""
+    checkpoint, problem = world.on_main(lambda: _read_manifest(path))
+    if checkpoint is None:
+        return None, problem
+    share = checkpoint.files[world.rank :: world.size]
+    seen_here = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, share)
+    if seen_here is not None:
+        seen_here += f" (seen by rank {world.rank} on {socket.gethostname()})"
+    objections = [objection for objection in world.all_gather(seen_here) if objection is not None]
+    return checkpoint, objections[0] if objections else None
+
+
+def _read_manifest(path: Path) -> tuple[Checkpoint | None, str | None]:
+    try:
+        return read_manifest(path), None
+    except CheckpointError as error:
+        return None, str(error)
+
+
+def _looks_whole(path: Path, *, newest_step: int) -> bool:
+    """Whether a checkpoint counts among those to keep; by sizes, since reading all bytes at each save would cost."""
+    checkpoint, _ = _read_manifest(path)
+    return checkpoint is not None and checkpoint.step <= newest_step and find_wrong_size(checkpoint) is None
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _free_space(directory: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(directory).free / 1e9:.1f} GB free there"
+    except OSError:
+        return "free space unknown"

@@ -1,0 +1,68 @@
+"""The model's weights alone: out of a checkpoint, with neither DeepSpeed nor its process group, and into a model."""
+
+import pickle
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from evenpack.engine.checkpoints.files import Checkpoint
+from evenpack.errors import CheckpointError
+
+_MODEL_STATES = "mp_rank_00_model_states.pt"
+
+_MOST_LINES = 24
+"""A model of other layers differs in hundreds of tensors."""
+
+
+def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The module's state dict on the CPU, by parameter name; whole on every rank.
+
+    Up to ZeRO 1 one file holds all weights. At ZeRO 0 it holds the optimizer's state as well, twice the size of the
+    weights: the file is memory-mapped, so that it is never read. No code in the file is run.
+
+    Raises: CheckpointError if the file is missing or was not written by DeepSpeed.
+    """
+    path = checkpoint.path / _MODEL_STATES
+    try:
+        states = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Copied, so that the tensors outlive the checkpoint.
+        return {name: tensor.clone() for name, tensor in states["module"].items()}
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path} does not exist, and only it holds whole weights: the checkpoint was saved at ZeRO stage "
+            f"{checkpoint.state.zero_stage}, expected 0 or 1"
+        ) from error
+    except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, EOFError) as error:
+        raise CheckpointError(f"{path} is not a file of weights as DeepSpeed writes it: {error}") from error
+
+
+def require_fitting(model: nn.Module, weights: Mapping[str, Tensor], *, origin: str, remedy: str) -> None:
+    """Raises: CheckpointError that names each tensor which is missing, of another shape or surplus, with what was
+    expected and found. `origin` opens the message, `remedy` ends it.
+    """
+    lines = [f"  {line}" for line in _differences(model.state_dict(), weights)]
+    if lines:
+        more = [f"  and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+        raise CheckpointError(
+            "\n".join([f"{origin} is of another model than the run file's:", *lines[:_MOST_LINES], *more, remedy])
+        )
+
+
+def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """Other shapes first: they tell most of what is wrong."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    seen = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    return [
+        *(
+            f"{name}: expected shape {shapes[name]}, found {seen[name]}"
+            for name in shapes
+            if _differs(name, shapes, seen)
+        ),
+        *(f"{name}: expected shape {shapes[name]}, missing" for name in shapes if name not in seen),
+        *(f"{name}: has no place here, found shape {seen[name]}" for name in seen if name not in shapes),
+    ]
+
+
+def _differs(name: str, shapes: Mapping[str, tuple[int, ...]], seen: Mapping[str, tuple[int, ...]]) -> bool:
+    return name in seen and seen[name] != shapes[name]

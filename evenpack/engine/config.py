@@ -1,0 +1,315 @@
+"""The whole run file."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from evenpack.config import Section
+from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
+from evenpack.data.order.step_shape import POLICIES, BatchForm, Batching, DealingPolicy, Layout, default_policy
+from evenpack.kernels.config import AttentionConfig
+from evenpack.models.model_config import BertConfig, ModelConfig, study_switches
+
+
+class RunSection(Section):
+    """Name, place and seed."""
+
+    name: str = Field(min_length=1)
+    output_dir: Path
+    """Metrics, summary and checkpoints; on several nodes a folder that all of them see."""
+    seed: int = Field(default=42, ge=0, lt=1 << 63)
+    """Of the order of packs, the weights and dropout."""
+
+
+class AdamWSection(Section):
+    """AdamW; decay spares biases and norms."""
+
+    kind: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(gt=0.0)
+    """At the end of warm-up."""
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    beta2: float = Field(default=0.95, ge=0.0, lt=1.0)
+    epsilon: float = Field(default=1e-8, gt=0.0)
+    weight_decay: float = Field(default=0.1, ge=0.0)
+
+
+class LambSection(Section):
+    """LAMB; decay and trust ratios spare biases and norms."""
+
+    kind: Literal["lamb"]
+    learning_rate: float = Field(gt=0.0)
+    """At the end of warm-up."""
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    epsilon: float = Field(default=1e-6, gt=0.0)
+    weight_decay: float = Field(default=0.01, ge=0.0)
+    bias_correction: bool = True
+    """Divide the moments by 1 - beta**t, as MLPerf's submissions do."""
+
+
+def _optimizer_kind(section: Any) -> Any:
+    """AdamW where a run file names none."""
+    return section.get("kind", "adamw") if isinstance(section, dict) else getattr(section, "kind", None)
+
+
+OptimizerSection = Annotated[
+    Annotated[AdamWSection, Tag("adamw")] | Annotated[LambSection, Tag("lamb")],
+    Discriminator(
+        _optimizer_kind,
+        custom_error_type="optimizer_kind",
+        custom_error_message="expected a section whose kind is adamw or lamb",
+    ),
+]
+
+
+class ScheduleSection(Section):
+    """Linear warm-up from zero, then a fall to `final_fraction` of the learning rate."""
+
+    kind: Literal["cosine", "linear", "constant", "polynomial"] = "cosine"
+    """`polynomial` is MLPerf's for BERT."""
+    warmup_steps: int = Field(default=0, ge=0)
+    final_fraction: float = Field(default=0.1, ge=0.0, le=1.0)
+    degree: float = Field(default=1.0, gt=0.0)
+    """Of `polynomial`; the others have none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ScheduleSection":
+        if self.kind != "polynomial" and self.degree != 1.0:
+            raise ValueError(f"degree ({self.degree:g}) is polynomial's, and kind is {self.kind}: leave it out")
+        return self
+
+
+class DeepSpeedSection(Section):
+    """What goes to DeepSpeed beyond what is derived from the rest."""
+
+    zero_stage: Literal[0, 1] = 0
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Passed through; a key that evenpack derives itself is refused."""
+
+
+class TrainingSection(Section):
+    """The step and how long to go on."""
+
+    layout: Layout = "packed"
+    """How a micro-batch is laid out; the three hold the same sequences and give the same loss."""
+    batching: Batching = "packs"
+    """What a step counts. `sequences`, un-padded or padded, is what training without packing does."""
+    dealing: DealingPolicy | None = None
+    """How a step's packs or sequences are divided among ranks and micro-batches: it says who computes what, and
+    changes no step. Null: cost_balanced, or arrival for padded sequences."""
+    packs_per_step: int | None = Field(default=None, ge=1)
+    """Packs of one optimizer update over all ranks; never changes with the world size."""
+    packs_per_micro_batch: int | None = Field(default=None, ge=1)
+    """Packs that a rank computes at once: the memory knob. Accumulation is derived. Divides packs_per_step, or what
+    fewer_accumulations makes of it."""
+    sequences_per_step: int | None = Field(default=None, ge=1)
+    """The same where batching is sequences."""
+    sequences_per_micro_batch: int | None = Field(default=None, ge=1)
+    """The same where batching is sequences; on average, where dealing is max_tokens."""
+    steps: int = Field(ge=1)
+    """Length of the learning-rate schedule, in optimizer updates."""
+    stop_after_steps: int | None = Field(default=None, ge=1)
+    """Stop at this absolute step and go on later; null: `steps`."""
+    evaluate_every_steps: int | None = Field(default=200, ge=1)
+    """Null: never."""
+    evaluation_packs: int | None = Field(default=None, ge=1)
+    """At most this many validation packs of each source; null: all."""
+    checkpoint_every_steps: int | None = Field(default=200, ge=1)
+    """Null: only at the end or when stopped."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints kept."""
+    precision: Literal["fp32", "bf16_autocast"] = "bf16_autocast"
+    """bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
+    gradient_clipping: float | None = Field(default=1.0, gt=0.0)
+    """Largest global gradient norm; null: off."""
+    packing_adjustment: Literal["none", "fewer_accumulations", "lamb_betas"] = "none"
+    """What is done about a step of packs holding more sequences than one of single sequences, for which packs_per_step,
+    steps, warm-up and betas were chosen (PackedBERT, section 3.3). fewer_accumulations: packs_per_step falls by the
+    packing factor. lamb_betas: steps and warm-up fall by it, and LAMB's betas are raised to its power."""
+    cost_weights: tuple[float, float] | None = None
+    """a and b of the cost of a pack or a sequence, a · tokens + b · Σ length², in any one unit, by which cost_balanced
+    deals: `study throughput` measures them. Null: by the model's floating-point operations. A checkpoint fixes them for
+    its layout."""
+    initialize_from: Path | None = None
+    """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
+    checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""
+    loader_workers: int = Field(default=1, ge=0, le=64)
+    """Processes a rank that prepare batches ahead; 0: in the training process."""
+    log_rank_times_every_steps: int | None = Field(default=100, ge=1)
+    """How often, and at the end, the ranks' own times and work since the last time go to metrics.jsonl; null: never."""
+
+    @property
+    def items_per_step(self) -> int:
+        """Packs or sequences, whatever a step counts."""
+        count: int = getattr(self, f"{self.batching}_per_step")
+        return count
+
+    @property
+    def items_per_micro_batch(self) -> int:
+        """Packs or sequences that a rank computes at once; on average, where dealing is max_tokens."""
+        count: int = getattr(self, f"{self.batching}_per_micro_batch")
+        return count
+
+    @property
+    def policy(self) -> DealingPolicy:
+        """The dealing that is asked for, or what null stands for."""
+        return self.dealing or default_policy(self.batching, self.layout)
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> "TrainingSection":
+        other = "sequences" if self.batching == "packs" else "packs"
+        for part in ("step", "micro_batch"):
+            if getattr(self, f"{self.batching}_per_{part}") is None:
+                raise ValueError(f"batching is {self.batching}: {self.batching}_per_{part} is required")
+            surplus = getattr(self, f"{other}_per_{part}")
+            if surplus is not None:
+                raise ValueError(
+                    f"batching is {self.batching}: leave {other}_per_{part} out, or null (found {surplus}), and give "
+                    f"{self.batching}_per_{part}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_dealing(self) -> "TrainingSection":
+        policies = POLICIES.get((self.batching, self.layout))
+        if policies is None:
+            raise ValueError(
+                f"batching {self.batching} has no layout {self.layout}: single sequences are unpadded or padded"
+            )
+        if self.policy not in policies:
+            raise ValueError(
+                f"dealing {self.dealing} is not for batching {self.batching} in layout {self.layout}: that can have "
+                f"{', '.join(policies)}"
+            )
+        if self.batching == "sequences" and self.packing_adjustment != "none":
+            raise ValueError(
+                f"packing_adjustment {self.packing_adjustment} is for packs that take the place of sequences, and "
+                "batching is sequences: set packing_adjustment=none"
+            )
+        return self
+
+    @field_validator("cost_weights")
+    @classmethod
+    def _check_cost_weights(cls, weights: tuple[float, float] | None) -> tuple[float, float] | None:
+        if weights is not None and (min(weights) < 0.0 or max(weights) == 0.0):
+            raise ValueError(f"expected two numbers of 0 or more, one of them above it, found {list(weights)}")
+        return weights
+
+
+class RunConfig(Section):
+    """One run."""
+
+    run: RunSection
+    data: DataConfig
+    model: ModelConfig
+    attention: AttentionConfig = AttentionConfig()
+    masking: MaskingConfig = MaskingConfig()
+    """Of BERT, for masks that are drawn anew in each epoch."""
+    training: TrainingSection
+    optimizer: OptimizerSection
+    schedule: ScheduleSection = ScheduleSection()
+    deepspeed: DeepSpeedSection = DeepSpeedSection()
+
+    @model_validator(mode="after")
+    def _check(self) -> "RunConfig":
+        training = self.training
+        # Where packs_per_step is going to be cut, only the number after it must be divided (`micro_batches_per_step`).
+        is_final = training.packing_adjustment != "fewer_accumulations"
+        if is_final and training.items_per_step % training.items_per_micro_batch:
+            raise ValueError(
+                f"training.{training.batching}_per_micro_batch ({training.items_per_micro_batch}) must divide "
+                f"training.{training.batching}_per_step ({training.items_per_step})"
+            )
+        if self.schedule.warmup_steps > training.steps:
+            raise ValueError(
+                f"schedule.warmup_steps ({self.schedule.warmup_steps}) is above training.steps ({training.steps})"
+            )
+        if training.stop_after_steps is not None and training.stop_after_steps > training.steps:
+            raise ValueError(
+                f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({training.steps})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_optimizer(self) -> "RunConfig":
+        kind, adjustment, stage = self.optimizer.kind, self.training.packing_adjustment, self.deepspeed.zero_stage
+        if kind == "lamb" and stage > 0:
+            raise ValueError(
+                f"optimizer.kind lamb needs deepspeed.zero_stage=0, found {stage}: its trust ratios are norms of whole "
+                "tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
+            )
+        if adjustment == "lamb_betas" and kind != "lamb":
+            raise ValueError(
+                f"training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found {kind}: set that, or "
+                "training.packing_adjustment=fewer_accumulations, which suits any optimizer"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_model(self) -> "RunConfig":
+        rows = self.model.max_positions
+        if self.model.positions == "learned" and rows is not None and rows < self.positions_needed:
+            raise ValueError(
+                f"model.max_positions ({rows}) is below what the data needs ({self.positions_needed}): "
+                "data.recipe.max_sequence_length, or data.pack_length where model.reset_positions is false"
+            )
+        about_packs = study_switches(self.model, self.attention).keys() & {"attention.isolate", "model.reset_positions"}
+        if about_packs and self.training.layout != "packed":
+            raise ValueError(
+                f"{min(about_packs)}: false is about packs; training.layout must be packed, "
+                f"found {self.training.layout}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_objective(self) -> "RunConfig":
+        is_bert = isinstance(self.model, BertConfig)
+        if is_bert != isinstance(self.data.recipe, SentencePairsRecipe):
+            raise ValueError(
+                f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: BERT "
+                "learns from sentence_pairs, GPT-2 from documents or concat"
+            )
+        # Not merely given: a run file that was written out whole, by `config show` or a checkpoint, names all sections.
+        if not is_bert and self.masking != MaskingConfig():
+            raise ValueError(f"masking is BERT's, and model.kind is {self.model.kind}: leave it out")
+        if self.static_masks is not None and self.masking != MaskingConfig():
+            raise ValueError(
+                "masking is for masks drawn in each epoch, and data.recipe.static_masks has them drawn once: leave "
+                "masking out, or set data.recipe.static_masks=null (which is other data)"
+            )
+        return self
+
+    @property
+    def static_masks(self) -> MaskingConfig | None:
+        """What the masks were drawn by that are stored with the pairs; None where each epoch draws its own."""
+        return self.data.recipe.static_masks if isinstance(self.data.recipe, SentencePairsRecipe) else None
+
+    @property
+    def batch_form(self) -> BatchForm:
+        """How sequences lie in its batches."""
+        return BatchForm(
+            layout=self.training.layout,
+            isolate=self.attention.isolate,
+            reset_positions=not isinstance(self.model, BertConfig) or self.model.reset_positions,
+        )
+
+    @property
+    def evaluation_packs_per_micro_batch(self) -> int:
+        """Validation is always of packs, so that every run over the same data is judged by the same ones."""
+        training = self.training
+        if training.batching == "packs":
+            return training.items_per_micro_batch
+        return max(1, training.items_per_micro_batch * self.data.recipe.max_sequence_length // self.data.pack_length)
+
+    @property
+    def positions_needed(self) -> int:
+        """Rows that a learned position table must have."""
+        return self.model.positions_needed(
+            max_sequence_length=self.data.recipe.max_sequence_length, pack_length=self.data.pack_length
+        )
+
+    @property
+    def prepared_dir(self) -> Path:
+        """Where this run's data is prepared."""
+        return self.data.prepared_dir or self.run.output_dir / "data"

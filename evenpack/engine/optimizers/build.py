@@ -1,0 +1,55 @@
+"""The optimizer of a run."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from evenpack.engine.config import AdamWSection, LambSection
+from evenpack.engine.optimizers.lamb import Lamb
+from evenpack.models.layers import SelfAttention
+
+
+def build_optimizer(
+    model: nn.Module, section: AdamWSection | LambSection, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer that `section` names over `model`, in the two groups of `parameter_groups`.
+
+    AdamW is torch's (Loshchilov and Hutter 2019). LAMB is that of `lamb.py`; the group that does not decay has no
+    trust ratios, as in MLPerf's BERT, and query, key and value, which are one matrix here, are a third group and
+    have one each, as in MLPerf's reference. Learning rates are set before each update. DeepSpeed counts torch's AdamW
+    among the optimizers that ZeRO may split, so it needs no `zero_allow_untested_optimizer`; LAMB it must not split.
+    """
+    decaying, others = parameter_groups(model, weight_decay=section.weight_decay)
+    fused = device.type == "cuda"
+    betas = (section.beta1, section.beta2)
+    if isinstance(section, LambSection):
+        return Lamb(
+            [*_by_parts(decaying, model), others | {"trust_ratio": False}],
+            lr=section.learning_rate,
+            betas=betas,
+            eps=section.epsilon,
+            bias_correction=section.bias_correction,
+            fused=fused,
+        )
+    return torch.optim.AdamW(
+        [decaying, others], lr=section.learning_rate, betas=betas, eps=section.epsilon, fused=fused
+    )
+
+
+def _by_parts(group: dict[str, Any], model: nn.Module) -> list[dict[str, Any]]:
+    """The group, and one of what it has of matrices that hold query, key and value; without empty ones."""
+    merged = {id(module.query_key_value.weight) for module in model.modules() if isinstance(module, SelfAttention)}
+    single = [parameter for parameter in group["params"] if id(parameter) not in merged]
+    triple = [parameter for parameter in group["params"] if id(parameter) in merged]
+    groups = [group | {"params": single}, group | {"params": triple, "parts": 3}]
+    return [each for each in groups if each["params"]]
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices, embeddings included, decay; biases and the gains of norms do not. A tied weight counts once."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for parameter in parameters if parameter.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.dim() < 2], "weight_decay": 0.0},
+    ]

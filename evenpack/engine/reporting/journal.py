@@ -1,0 +1,164 @@
+"""What rank 0 writes down of a run: metrics.jsonl, the progress line, summary.json."""
+
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from evenpack.engine.build import Run
+from evenpack.engine.evaluate import SourceEvaluation, evaluations_to_json
+from evenpack.engine.reporting.metrics import MetricsLog, ProgressLine, read_metrics, write_summary
+from evenpack.engine.reporting.step_totals import StepTotals
+from evenpack.models.cost import Work, device_peak_flops, step_flops
+from evenpack.models.model_config import asks_next_sentence
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+
+
+class Journal:
+    """Written by rank 0 alone; on the other ranks it does nothing."""
+
+    def __init__(self, run: Run, metrics: MetricsLog | None, progress: ProgressLine | None) -> None:
+        self._run = run
+        self._metrics = metrics
+        self._progress = progress
+        self._peak_flops = peak_flops(run)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, run: Run, *, last_step: int) -> Iterator["Journal"]:
+        """Cuts metrics.jsonl back to where the run goes on, and appends from there."""
+        if not run.world.is_main:
+            yield cls(run, None, None)
+            return
+        progress = ProgressLine(sys.stderr, step=run.first_step, stop_step=last_step)
+        with MetricsLog.resume(run.config.run.output_dir / METRICS, step=run.first_step) as metrics:
+            try:
+                yield cls(run, metrics, progress)
+            finally:
+                progress.finish()
+
+    def add(
+        self,
+        step: int,
+        totals: StepTotals,
+        *,
+        learning_rate: float,
+        step_seconds: float,
+        evaluations: dict[str, SourceEvaluation] | None,
+        ranks: dict[str, Any] | None,
+    ) -> None:
+        """Notes a finished step; `step` is the number of updates done, `ranks` what `RankTimes` gathered."""
+        if self._metrics is None or self._progress is None:
+            return
+        record = step_record(
+            self._run, step, totals, learning_rate=learning_rate, step_seconds=step_seconds, peak_flops=self._peak_flops
+        )
+        if evaluations is not None:
+            record["validation"] = evaluations_to_json(self._run.prepared, evaluations)
+        if ranks is not None:
+            record["ranks"] = ranks
+        self._metrics.append(record)
+        self._progress.update(step=step, loss=totals.loss, learning_rate=learning_rate, tokens=totals.counts.tokens)
+
+    def commit(self) -> None:
+        """Puts on disk what a checkpoint of this step will rely on."""
+        if self._metrics is not None:
+            self._metrics.commit()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Around what is no training: it lowers no rate."""
+        return nullcontext() if self._progress is None else self._progress.paused()
+
+    def summarise(self, state: str, step: int) -> None:
+        """Writes summary.json from all that metrics.jsonl holds; not if it was lost and nothing came after."""
+        if self._metrics is None:
+            return
+        output_dir = self._run.config.run.output_dir
+        records = read_metrics(output_dir / METRICS)
+        if records:
+            write_summary(output_dir / SUMMARY, run_summary(self._run, records, state=state, step=step))
+
+
+def step_record(
+    run: Run, step: int, totals: StepTotals, *, learning_rate: float, step_seconds: float, peak_flops: float | None
+) -> dict[str, Any]:
+    """One line of metrics.jsonl. Amounts are of this step over all ranks, times are in seconds."""
+    counts = totals.counts
+    record = {
+        "step": step,
+        "loss": totals.loss,
+        "accuracy": totals.correct[0] / max(counts.targets, 1),
+        "learning_rate": learning_rate,
+        "gradient_norm": totals.gradient_norm,
+        "tokens": counts.tokens,
+        "targets": counts.targets,
+        "sequences": counts.sequences,
+        "slots": totals.slots,
+        "padding_share": 1.0 - counts.tokens / totals.slots,
+        "order_hash": f"{totals.order_hash:016x}",
+        "step_seconds": step_seconds,
+        "tokens_per_second": counts.tokens / step_seconds,
+        "targets_per_second": counts.targets / step_seconds,
+        "slots_per_second": totals.slots / step_seconds,
+        "sequences_per_second": counts.sequences / step_seconds,
+        "compute_seconds_mean": totals.compute_seconds_mean,
+        "compute_seconds_max": totals.compute_seconds_max,
+        "loader_seconds": totals.loader_seconds,
+        "source_tokens": dict(zip(run.prepared.source_names, totals.source_tokens, strict=True)),
+    }
+    if asks_next_sentence(run.config.model):
+        record |= {
+            "token_loss": totals.token_loss,
+            "next_sentence_loss": totals.next_sentence_loss,
+            "next_sentence_accuracy": totals.correct[1] / max(counts.sequences, 1),
+        }
+    if peak_flops is not None:
+        work = Work(
+            slots=counts.tokens,
+            squared_lengths=totals.squared_lengths,
+            head_slots=counts.targets,
+            sequences=counts.sequences,
+        )
+        flops = step_flops(run.config.model, vocabulary_size=run.prepared.vocabulary_size, work=work)
+        record["mfu"] = flops / step_seconds / peak_flops
+    return record
+
+
+def peak_flops(run: Run) -> float | None:
+    """Dense peak of all ranks' devices together at the run's precision; None where it is not known."""
+    if run.world.device.type != "cuda":
+        return None
+    dtype = torch.bfloat16 if run.config.training.precision == "bf16_autocast" else torch.float32
+    one = device_peak_flops(torch.cuda.get_device_name(run.world.device), dtype)
+    return None if one is None else one * run.world.size
+
+
+def run_summary(run: Run, records: list[dict[str, Any]], *, state: str, step: int) -> dict[str, Any]:
+    """The whole run in a few numbers, earlier processes included; rates leave evaluation and saving out."""
+    tokens = sum(record["tokens"] for record in records)
+    slots = sum(record["slots"] for record in records)
+    evaluated = [record for record in records if "validation" in record]
+    return {
+        "name": run.config.run.name,
+        "state": state,
+        "step": step,
+        "steps": run.config.training.steps,
+        "first_loss": records[0]["loss"],
+        "last_loss": records[-1]["loss"],
+        "validation_step": evaluated[-1]["step"] if evaluated else None,
+        "validation": evaluated[-1]["validation"] if evaluated else None,
+        "tokens": tokens,
+        "sequences": sum(record["sequences"] for record in records),
+        "padding_share": 1.0 - tokens / slots,
+        "tokens_per_second": statistics.median(record["tokens_per_second"] for record in records),
+        "step_seconds_median": statistics.median(record["step_seconds"] for record in records),
+        "parameters": sum(parameter.numel() for parameter in run.engine.model.parameters()),
+        "ranks": run.world.size,
+        "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
+        "fingerprint": run.fingerprint,
+    }

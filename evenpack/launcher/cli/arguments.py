@@ -1,0 +1,99 @@
+"""What the commands share: their arguments, reading run files, and one way to report."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from evenpack.errors import EXIT_BAD_INPUT, ConfigError
+from evenpack.launcher.cli.subject_options import INPUT_HELP
+
+if TYPE_CHECKING:
+    from evenpack.engine.config import RunConfig
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+"""Of every group of commands."""
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
+LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Write the JSON document, too.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a figure, too.")]
+
+
+@dataclass
+class Report:
+    """What a command has found."""
+
+    value: Any = None
+    """For --json."""
+    shown: list[Any] = field(default_factory=list)
+    """For people: what rich can print."""
+    is_silent: bool = False
+    """Another rank prints the result."""
+    unmet: str | None = None
+    """What was asked for beside the result and could not be had: the result is printed, and the command fails."""
+
+
+@contextmanager
+def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
+    """Keeps standard output for the result, which is printed at the end of the block, and written to `save`.
+
+    Raises: ConfigError if `save` cannot be a file, before the block is entered.
+    """
+    from evenpack.launcher import console
+
+    if save is not None:
+        _require_file(save)
+    console.log_to_stderr()
+    report = Report()
+    with redirect_stdout(sys.stderr):
+        yield report
+    if report.is_silent:
+        return
+    if save is not None:
+        console.save_json(report.value, save)
+        report.shown.append(console.text(f"Wrote {save}"))
+    if as_json:
+        console.print_json(report.value)
+    else:
+        console.print_apart(report.shown)
+    if report.unmet is not None:
+        console.print_error(report.unmet)
+        sys.exit(EXIT_BAD_INPUT)
+
+
+def _require_file(path: Path) -> None:
+    if path.suffix != ".json" or path.is_dir():
+        raise ConfigError(f"--save writes a JSON file: give a name like {path.with_suffix('.json')}, not {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path.parent}, where --save would write, is no folder: {error.strerror}") from error
+
+
+def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
+    """The run that a file and overrides make. Raises: ConfigError."""
+    from evenpack.config import load_run_file
+    from evenpack.engine.config import RunConfig
+
+    return load_run_file(run_file, RunConfig, overrides or [])
+
+
+def fail(message: str) -> NoReturn:
+    """Shows the message and ends with `EXIT_BAD_INPUT`."""
+    from evenpack.launcher import console
+
+    console.print_error(message)
+    if "--json" in sys.argv:  # whatever the command: it has not got as far as its own document
+        print(json.dumps({"state": "failed", "message": message}))
+    sys.exit(EXIT_BAD_INPUT)

@@ -1,0 +1,216 @@
+"""The thread in every rank that ends it when it is no longer wanted, whatever the main thread waits for.
+
+A rank that waits in a collective for one that has died, or whose launcher is gone, would wait for ever: NCCL
+notices after minutes, and no signal handler runs while the main thread is in C.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+import psutil
+
+from evenpack.launcher.processes.ranks import Failure, LaunchToken, ProcessIdentity, RankFolder, RankPlace, RankStatus
+from evenpack.launcher.processes.stop import StopFlag, read_stop_request
+
+EXIT_ENDED_BY_GUARD = 128 + 9
+"""Exit code of a rank that its guard ends."""
+
+_POLL_SECONDS = 0.5
+_GRACE_SECONDS = 8.0
+"""After another rank has failed, how long this one's main thread has to notice by itself."""
+_STARTING_SECONDS = 5.0
+"""How long a launcher may take to start all ranks of a machine."""
+_LEAVING_SECONDS = 30.0
+"""After the last word, how long the interpreter may take to end."""
+_LAST_WORD_SECONDS = 5.0
+"""How long a file system may take to store why the guard ends this rank."""
+
+
+class Guard(threading.Thread):
+    """Watches the launcher, the stop file and the other ranks of this machine."""
+
+    def __init__(
+        self,
+        status: RankStatus,
+        place: RankPlace,
+        *,
+        folder: RankFolder,
+        token: LaunchToken | None,
+        stop: StopFlag,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(name="evenpack guard", daemon=True)
+        self._status = status
+        self._place = place
+        self._folder = folder
+        self._stop_flag = stop
+        self._say = say
+        self._launcher = token.process if token is not None and token.host == status.host else None
+        self._ancestors = Ancestors() if place.launched else None
+        self._neighbours = Neighbours(status, place, folder)
+        self._failure_seen: float | None = None
+        self._announced = False
+        self._exit_code: int | None = None
+        self._finished = threading.Event()
+
+    def run(self) -> None:
+        """Looks twice a second until `finish`; then sees to it that the process really ends."""
+        while not self._finished.wait(_POLL_SECONDS):
+            self._look_at_launcher()
+            self._look_at_stop_file()
+            self._look_at_ranks()
+        time.sleep(_LEAVING_SECONDS)
+        end_process(self._exit_code or 0)
+
+    def finish(self, exit_code: int) -> None:
+        """This rank has said its last word: what happens to others no longer matters to it."""
+        self._exit_code = exit_code
+        self._finished.set()
+
+    def first_failure(self) -> Failure | None:
+        """The rank that failed first, if one has; a neighbour that died without a word is reported on its behalf."""
+        failure = self._folder.read_failure()
+        if failure is None:
+            failure = self._neighbours.find_dead()
+            if failure is not None:
+                with suppress(OSError):
+                    failure = self._folder.claim_failure(failure)
+        return failure
+
+    def _look_at_launcher(self) -> None:
+        if self._launcher is not None and not self._launcher.is_alive():
+            self._end(f"`evenpack train` (process {self._launcher.pid}) is gone")
+        if self._ancestors is not None:
+            if self._ancestors.parent_is_gone():
+                self._end(f"the launcher (process {self._ancestors.parent}) is gone")
+            if self._ancestors.grandparent_is_gone():
+                self._stop_flag.set()
+
+    def _look_at_stop_file(self) -> None:
+        request = read_stop_request(self._folder.path.parent, self._status.run_id)
+        if request is not None:
+            self._stop_flag.set()
+            self._announced = True  # by `evenpack train`, which wrote the request
+            if request.at_once:
+                self._end("stopped at once")
+
+    def _look_at_ranks(self) -> None:
+        failure = self.first_failure()
+        if failure is not None and failure.rank != self._place.rank:
+            now = time.monotonic()
+            self._failure_seen = self._failure_seen or now
+            if now - self._failure_seen > _GRACE_SECONDS:
+                self._end(f"ended because {failure.describe()}")
+        elif self._stop_flag.is_set() and not self._announced and self._place.rank == 0:
+            self._announced = True
+            self._say("asked to stop: saving at the end of this step")
+
+    def _end(self, reason: str) -> None:
+        """Ends this process now: the main thread may be anywhere."""
+        last_resort = threading.Timer(_LAST_WORD_SECONDS, os._exit, args=(EXIT_ENDED_BY_GUARD,))
+        last_resort.daemon = True
+        last_resort.start()
+        status = self._status.ended("failed", exit_code=EXIT_ENDED_BY_GUARD, error=reason)
+        with suppress(OSError):
+            self._say(f"rank {self._place.rank}: {reason}")
+        with suppress(OSError):
+            self._folder.write_status(status)
+            self._folder.claim_failure(Failure.of(status))  # tells the machines that do not see what this one saw
+        end_process(EXIT_ENDED_BY_GUARD)
+
+
+class Ancestors:
+    """The launcher that started this rank, and who started that.
+
+    If the parent is gone, nobody waits for this rank any more. If only the grandparent is gone, which is what a
+    SIGTERM to `deepspeed` leaves, the parent still waits: there is time to save.
+    """
+
+    def __init__(self) -> None:
+        self.parent = os.getppid()
+        self._grandparent = self._find_grandparent()
+
+    def parent_is_gone(self) -> bool:
+        return os.getppid() != self.parent
+
+    def grandparent_is_gone(self) -> bool:
+        return self._find_grandparent() != self._grandparent
+
+    def _find_grandparent(self) -> int | None:
+        with suppress(psutil.Error):
+            return int(psutil.Process(self.parent).ppid())
+        return None
+
+
+class Neighbours:
+    """The other ranks of this machine."""
+
+    def __init__(self, status: RankStatus, place: RankPlace, folder: RankFolder) -> None:
+        self._status = status
+        self._place = place
+        self._folder = folder
+        self._processes: dict[int, ProcessIdentity] = {}
+        self._gone: set[int] = set()
+        self._starting_until = time.monotonic() + _STARTING_SECONDS
+
+    def find_dead(self) -> Failure | None:
+        """One that has gone without ending well."""
+        for rank in self._place.local_ranks():
+            if rank == self._place.rank or rank in self._gone:
+                continue
+            seen = self._identify(rank)
+            if seen is None and self._launcher_lacks_children():
+                return self._died_without_a_word(rank)
+            if seen is None or seen.is_alive():
+                continue
+            last = self._folder.read_status(rank)  # read after its end: its last word
+            if last is None or last.state == "running":
+                return self._died_without_a_word(rank)
+            if last.state == "failed":
+                return Failure.of(last)
+            self._gone.add(rank)
+        return None
+
+    def _identify(self, rank: int) -> ProcessIdentity | None:
+        if rank not in self._processes:
+            status = self._folder.read_status(rank)
+            if status is not None and status.host == self._status.host:
+                self._processes[rank] = status.process
+        return self._processes.get(rank)
+
+    def _launcher_lacks_children(self) -> bool:
+        """Whether a rank ended before it could say that it had started."""
+        if not self._place.launched or time.monotonic() < self._starting_until:
+            return False
+        alive = 0
+        with suppress(psutil.Error):
+            for child in psutil.Process(os.getppid()).children():
+                alive += child.status() != psutil.STATUS_ZOMBIE
+        return alive < self._place.local_world_size - len(self._gone)
+
+    def _died_without_a_word(self, rank: int) -> Failure:
+        return Failure(
+            run_id=self._status.run_id,
+            rank=rank,
+            host=self._status.host,
+            error=None,
+            exit_code=None,
+            at=time.time(),
+        )
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """Ends this process and its children now, without waiting for threads, collectives or exit handlers."""
+    with suppress(psutil.Error):
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)

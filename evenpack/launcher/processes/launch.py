@@ -1,0 +1,229 @@
+"""The `deepspeed` command of a run: on which devices, with which options."""
+
+import os
+import re
+import shlex
+import socket
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenpack.errors import ConfigError, RunError
+from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
+from evenpack.launcher.processes.ranks import LaunchToken
+
+WORKER_MODULE = "evenpack.launcher.worker"
+
+_DEFAULT_CPU_RANKS = 2
+"""Enough to show that ranks work together; more only share the same cores."""
+
+_DEEPSPEED_HOSTFILE = Path("/job/hostfile")
+"""What `deepspeed` takes when nobody names a hostfile."""
+
+_OWN_OPTIONS = (
+    "-H",
+    "--hostfile",
+    "--num_gpus",
+    "--num_accelerators",
+    "--num_nodes",
+    "-i",
+    "--include",
+    "-e",
+    "--exclude",
+    "--module",
+    "--no_python",
+)
+"""Options of `deepspeed` that decide how many ranks there are and what they run, which evenpack must know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Where the ranks run."""
+
+    kind: str
+    """`cuda` or `cpu`; of a hostfile's machines: `hosts`."""
+    ranks: int
+    options: tuple[str, ...]
+    """Of `deepspeed`."""
+    choice: str
+    """What was chosen and why, in a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """What is to be started."""
+
+    command: tuple[str, ...]
+    """As the user could type it."""
+    environment: Mapping[str, str]
+    """Variables beyond those of this process."""
+    devices: Devices
+
+    def command_of(self, token: LaunchToken) -> list[str]:
+        """The command whose ranks know which `evenpack train` they belong to.
+
+        `deepspeed` looks for its own options here too: a prefix of one of them (`--launch`) would be refused.
+        """
+        return [*self.command, f"--evenpack-run={token}"]
+
+    def shell_line(self) -> str:
+        """To be pasted into a shell."""
+        return " ".join([*(f"{name}={value}" for name, value in self.environment.items()), shlex.join(self.command)])
+
+
+def plan_launch(
+    run_file: Path,
+    overrides: Sequence[str],
+    *,
+    num_gpus: int | None,
+    hostfile: Path | None,
+    deepspeed_options: str = "",
+    module: str = WORKER_MODULE,
+) -> LaunchPlan:
+    """Chooses the devices and builds the command.
+
+    Raises: ConfigError for devices that are not there or a wrong hostfile; RunError if DeepSpeed is not installed.
+    """
+    extra = _checked_options(deepspeed_options)
+    environment = {"PYTHONUNBUFFERED": "1"}
+    if hostfile is not None:
+        devices = hosts_of(hostfile, num_gpus)
+        _refuse_shell_characters([str(run_file), *overrides])
+    else:
+        devices = local_devices(num_gpus, cuda_count=cuda_devices(), environment=os.environ)
+        extra = [*_local_options(extra), *extra]
+    if devices.kind == "cpu":
+        environment["DS_ACCELERATOR"] = "cpu"
+    command = [
+        str(find_deepspeed()),
+        "--log_level=critical",  # who died, and how, is said once, in words
+        *devices.options,
+        *extra,
+        "--module",
+        module,
+        str(run_file),
+        *overrides,
+    ]
+    return LaunchPlan(command=tuple(command), environment=environment, devices=devices)
+
+
+def local_devices(num_gpus: int | None, *, cuda_count: int, environment: Mapping[str, str]) -> Devices:
+    """This machine's GPUs, all of them or the first `num_gpus`; without GPUs, ranks on the CPU.
+
+    Raises: ConfigError if there are fewer.
+    """
+    if num_gpus is not None and num_gpus < 1:
+        raise ConfigError(f"--num-gpus must be at least 1, not {num_gpus}")
+    if cuda_count == 0 or environment.get("DS_ACCELERATOR") == "cpu":
+        return _cpu_ranks(num_gpus)
+    if num_gpus is not None and num_gpus > cuda_count:
+        raise ConfigError(f"--num-gpus {num_gpus}: this machine shows {cuda_count} CUDA devices")
+    ranks = num_gpus or cuda_count
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if not visible:
+        options = (f"--num_gpus={ranks}",)
+    else:  # beside --num_gpus `deepspeed` would forget the variable and take devices from 0 on
+        chosen = visible.split(",")[:ranks]
+        if not all(device.strip().isdigit() for device in chosen):
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES={visible}: `deepspeed` takes devices by number only, for example 0,1"
+            )
+        options = (f"--include=localhost:{','.join(device.strip() for device in chosen)}",)
+    return Devices(
+        kind="cuda", ranks=ranks, options=options, choice=f"{ranks} of this machine's {cuda_count} CUDA devices"
+    )
+
+
+def _cpu_ranks(num_gpus: int | None) -> Devices:
+    cores = cpu_cores()
+    ranks = num_gpus or min(_DEFAULT_CPU_RANKS, cores)
+    asked = "as asked" if num_gpus else "-n chooses another number"
+    choice = f"{ranks} ranks on the CPU ({asked}), {max(1, cores // ranks)} of {cores} cores each"
+    return Devices(kind="cpu", ranks=ranks, options=(f"--num_gpus={ranks}",), choice=choice)
+
+
+def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
+    """The machines of a hostfile with lines `NAME slots=N`.
+
+    Raises: ConfigError with the line that is wrong.
+    """
+    try:
+        lines = hostfile.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"hostfile {hostfile} cannot be read: {error.strerror}") from error
+    slots: dict[str, int] = {}
+    for number, text in enumerate(lines, 1):
+        line = text.partition("#")[0].strip()
+        if not line:
+            continue
+        match = re.fullmatch(r"(\S+)\s+slots=(\d+)(\s.*)?", line)
+        if match is None or int(match[2]) < 1:
+            raise ConfigError(f"{hostfile}, line {number}: expected 'NAME slots=N', found '{line}'")
+        if match[1] in slots:
+            raise ConfigError(f"{hostfile}, line {number}: {match[1]} is named twice")
+        slots[match[1]] = int(match[2])
+    if not slots:
+        raise ConfigError(f"hostfile {hostfile} names no machine: expected lines 'NAME slots=N'")
+    if num_gpus is not None and num_gpus > min(slots.values()):
+        raise ConfigError(f"--num-gpus {num_gpus}: the smallest machine of {hostfile} has {min(slots.values())} slots")
+    ranks = sum(slots.values()) if num_gpus is None else num_gpus * len(slots)
+    options = [f"--hostfile={hostfile}", *([f"--num_gpus={num_gpus}"] if num_gpus is not None else [])]
+    return Devices(
+        kind="hosts",
+        ranks=ranks,
+        options=tuple(options),
+        choice=f"{ranks} ranks on {len(slots)} machines of {hostfile}",
+    )
+
+
+def find_deepspeed() -> Path:
+    """The `deepspeed` of the Python that runs this, whether or not its environment is activated.
+
+    Raises: RunError if there is none.
+    """
+    folders = [Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))]
+    for folder in folders:
+        if (folder / "deepspeed").is_file():
+            return folder / "deepspeed"
+    raise RunError(f"no `deepspeed` command in {folders[0]}: install it with {sys.executable} -m pip install deepspeed")
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _local_options(extra: Sequence[str]) -> list[str]:
+    options = []
+    if not any(option.startswith("--master_port") for option in extra):
+        options.append(f"--master_port={free_port()}")  # two runs on one machine need two
+    if _DEEPSPEED_HOSTFILE.is_file():
+        options.append(f"--hostfile={os.devnull}")  # else it would go to that file's machines
+    return options
+
+
+def _checked_options(deepspeed_options: str) -> list[str]:
+    try:
+        options = shlex.split(deepspeed_options)
+    except ValueError as error:
+        raise ConfigError(f"--deepspeed-options '{deepspeed_options}': {error}") from error
+    for option in options:
+        if option.partition("=")[0] in _OWN_OPTIONS:
+            raise ConfigError(
+                f"--deepspeed-options: {option} decides which ranks there are; use --num-gpus and --hostfile instead"
+            )
+    return options
+
+
+def _refuse_shell_characters(arguments: Sequence[str]) -> None:
+    """`deepspeed` hands arguments to other machines' shells as they are."""
+    for argument in arguments:
+        if re.search(r"[^\w@%+=:,./-]", argument):
+            raise ConfigError(
+                f"'{argument}' holds a character that the shells of other machines would interpret; "
+                "write it into the run file instead"
+            )

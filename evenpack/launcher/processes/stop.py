@@ -1,0 +1,95 @@
+"""How a run is asked to stop: by signals to its ranks, or by a file that all of its machines see.
+
+A first SIGINT, SIGTERM or SIGHUP asks for a save at the end of the step. `deepspeed` passes a terminal's Ctrl-C on
+as a SIGTERM, so that a rank may get both for one key: only a second SIGINT means at once.
+"""
+
+import os
+import signal
+import types
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evenpack.files import write_json
+from evenpack.launcher.processes.ranks import read_json_or_none
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+"""What a shell reports of a command that Ctrl-C ended."""
+
+_STOP_FILE = ".stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """`OUTPUT_DIR/.stop`."""
+
+    run_id: str
+    """Which run is meant: a file left behind by an earlier one says nothing."""
+    at_once: bool
+    """Do not save."""
+
+
+def write_stop_request(output_dir: Path, request: StopRequest) -> None:
+    """Asks every rank of the run to stop, wherever it is. Raises: OSError."""
+    write_json(output_dir / _STOP_FILE, asdict(request))
+
+
+def read_stop_request(output_dir: Path, run_id: str) -> StopRequest | None:
+    """The request that this run has got, if any."""
+    values = read_json_or_none(output_dir / _STOP_FILE)
+    if values is None or values.get("run_id") != run_id:
+        return None
+    return StopRequest(**values)
+
+
+def remove_stop_request(output_dir: Path) -> None:
+    """Clears the way for a new run."""
+    (output_dir / _STOP_FILE).unlink(missing_ok=True)
+
+
+class StopFlag:
+    """Whether this process has been asked to stop. Set by signals, the guard, or both; never unset."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._interrupts = 0
+
+    def is_set(self) -> bool:
+        """For `stop_requested` of the training loop; costs nothing."""
+        return self._requested
+
+    def set(self) -> None:
+        """Asks for a stop at the end of the step."""
+        self._requested = True
+
+    def install(self) -> None:
+        """Sets the flag on `STOP_SIGNALS`."""
+        on_stop_signals(self._handle)
+
+    def _handle(self, number: int, _frame: types.FrameType | None) -> None:
+        self._requested = True
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                os._exit(EXIT_INTERRUPTED)
+
+
+SignalHandler = Callable[[int, types.FrameType | None], Any] | int | None
+"""What `signal.signal` takes and returns."""
+
+
+def on_stop_signals(handler: Callable[[int, types.FrameType | None], None]) -> dict[int, SignalHandler]:
+    """Puts `handler` on `STOP_SIGNALS` and returns what was there before.
+
+    A signal that whoever started us has set to be ignored stays so: `nohup` does that with SIGHUP, and a shell
+    script with SIGINT for what it starts in the background.
+    """
+    before: dict[int, SignalHandler] = {}
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    return before

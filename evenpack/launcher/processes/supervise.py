@@ -1,0 +1,196 @@
+"""Runs a launch plan to its end: passes on requests to stop, notices ranks that die, leaves no process behind.
+
+`deepspeed` and all it starts on this machine live in a session of their own. A terminal's Ctrl-C therefore reaches
+only this process, and whatever is left of the session can be found and killed.
+"""
+
+import os
+import signal
+import subprocess
+import time
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from evenpack.launcher.processes.launch import LaunchPlan
+from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankStatus, held_output_dir
+from evenpack.launcher.processes.stop import StopRequest, on_stop_signals, remove_stop_request, write_stop_request
+from evenpack.launcher.processes.verdict import LaunchResult, judge, killed
+
+_POLL_SECONDS = 0.25
+_SAME_REQUEST_SECONDS = 0.5
+"""Signals so close together are one request: batch systems send several, people press again later."""
+_KILL_SECONDS = 30.0
+"""For the kernel to end killed processes; one that waits for a broken disk takes longer, and nothing hastens it."""
+_FAILURE_SECONDS = 25.0
+"""From the first failure to the end of every process."""
+_LEAVING_SECONDS = 60.0
+"""From rank 0's good end to the end of every process."""
+_STRAY_SECONDS = 10.0
+"""From the end of `deepspeed` and the ranks to the end of what they have started themselves."""
+_REMOTE_SECONDS = 5.0
+"""For other machines to stop at once, and for a shared folder to show their last words."""
+
+
+def supervise(
+    plan: LaunchPlan, output_dir: Path, *, say: Callable[[str], None], output: IO[str] | None = None
+) -> LaunchResult:
+    """Starts the plan's command and returns when nothing of it is left on this machine.
+
+    A first SIGINT, SIGTERM or SIGHUP asks the ranks to save at the end of the step, a second one kills them.
+    `output` takes what the ranks print; None: this process's own standard output.
+
+    Raises: RunError if another run holds `output_dir`, or it cannot be written.
+    """
+    token = LaunchToken.of_this_process()
+    folder = RankFolder(output_dir, token.run_id)
+    with held_output_dir(output_dir):
+        folder.remove_earlier()
+        remove_stop_request(output_dir)
+        try:
+            return _Supervisor(plan, output_dir, token=token, folder=folder, say=say).run(output)
+        finally:
+            remove_stop_request(output_dir)
+
+
+def session_processes(session: int) -> list[psutil.Process]:
+    """The living processes of a session."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def kill_session(session: int) -> None:
+    """Kills every process of a session, also those that are being started meanwhile."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    while time.monotonic() < deadline and (processes := session_processes(session)):
+        for process in processes:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(processes, timeout=1.0)
+
+
+class _Supervisor:
+    def __init__(
+        self, plan: LaunchPlan, output_dir: Path, *, token: LaunchToken, folder: RankFolder, say: Callable[[str], None]
+    ) -> None:
+        self._plan = plan
+        self._output_dir = output_dir
+        self._token = token
+        self._folder = folder
+        self._say = say
+        self._signals: list[tuple[float, int]] = []
+        self._asked_to_stop = False
+        self._killed_by: int | None = None
+        self._deadline: float | None = None
+        self._said_launcher_is_gone = False
+
+    def run(self, output: IO[str] | None) -> LaunchResult:
+        before = on_stop_signals(self._on_signal)
+        try:
+            child = subprocess.Popen(
+                self._plan.command_of(self._token),
+                env={**os.environ, **self._plan.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                start_new_session=True,
+            )
+            try:
+                self._watch(child.pid)
+            finally:
+                kill_session(child.pid)
+                child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self._killed_by is not None:
+            return killed(self._killed_by)
+        statuses = self._wait_for_last_words()
+        return judge(
+            statuses,
+            self._folder.read_failure(),
+            ranks=self._plan.devices.ranks,
+            launcher_code=child.returncode,
+            folder=self._folder.path,
+        )
+
+    def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
+        self._signals.append((time.monotonic(), number))
+
+    def _watch(self, child: int) -> None:
+        """Returns when every process of the session has ended, or has to."""
+        while not _has_ended(child) or session_processes(child):
+            self._answer_signals(child)
+            self._set_deadline(child)
+            if self._killed_by is not None:
+                return
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _answer_signals(self, child: int) -> None:
+        if self._signals and not self._asked_to_stop:
+            self._asked_to_stop = True
+            self._say("saving at the end of this step; press again to stop at once")
+            self._request_stop(at_once=False)
+        again = [number for at, number in self._signals if at - self._signals[0][0] > _SAME_REQUEST_SECONDS]
+        if again:
+            self._killed_by = again[0]
+            self._say("stopping at once")
+            self._request_stop(at_once=True)
+            if self._plan.devices.kind == "hosts":
+                os.kill(child, signal.SIGTERM)  # on which `deepspeed` kills what pdsh has started elsewhere
+                self._wait_for_last_words()
+
+    def _request_stop(self, *, at_once: bool) -> None:
+        try:
+            write_stop_request(self._output_dir, StopRequest(run_id=self._token.run_id, at_once=at_once))
+        except OSError as error:
+            self._say(f"{self._output_dir} cannot be written ({error.strerror}): asking this machine's ranks directly")
+            for status in self._living_ranks():
+                os.kill(status.process.pid, signal.SIGTERM)
+
+    def _set_deadline(self, child: int) -> None:
+        """Once the run's end is in sight, all processes get a limited time to end by themselves."""
+        if self._deadline is not None:
+            return
+        first = self._folder.read_status(0)
+        if self._folder.read_failure() is not None:
+            self._deadline = time.monotonic() + _FAILURE_SECONDS
+        elif first is not None and first.state in ("finished", "stopped"):
+            self._deadline = time.monotonic() + _LEAVING_SECONDS
+        elif _has_ended(child):
+            if not self._living_ranks():
+                self._deadline = time.monotonic() + _STRAY_SECONDS
+            elif not self._said_launcher_is_gone:
+                self._said_launcher_is_gone = True
+                self._say("`deepspeed` is gone: waiting for its ranks to save")
+
+    def _living_ranks(self) -> list[RankStatus]:
+        """Ranks of this machine that have not said their last word."""
+        return [
+            status
+            for status in self._folder.read_statuses().values()
+            if status.host == self._token.host and status.state == "running" and status.process.is_alive()
+        ]
+
+    def _wait_for_last_words(self) -> dict[int, RankStatus]:
+        deadline = time.monotonic() + _REMOTE_SECONDS
+        while True:
+            statuses = self._folder.read_statuses()
+            done = len(statuses) == self._plan.devices.ranks and all(s.state != "running" for s in statuses.values())
+            if done or time.monotonic() > deadline or self._plan.devices.kind != "hosts":
+                return statuses
+            time.sleep(_POLL_SECONDS)
+
+
+def _has_ended(child: int) -> bool:
+    """Whether a child has ended; it is not reaped, so that its pid, the session's id, is not given to another."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

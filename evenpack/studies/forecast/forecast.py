@@ -1,0 +1,257 @@
+"""How well one rank's times foretell how long several ranks wait for the slowest: checked on one device.
+
+The micro-batches of n ranks are timed one by one, and the slowest rank of each step is taken. Next to that stand
+forecasts from the times of a run on one rank alone, over sequences that none of the steps to be foretold holds:
+
+    order statistics   the expected maximum of n draws from the times as they were measured
+    fitted law         the same of the normal, Gumbel or generalised extreme value law that fits them best (AIC)
+    cost model         the mean maximum over simulated steps: the lengths that each rank would get, the fitted cost of a
+                       micro-batch, and noise as large as the model leaves unexplained
+
+The first two take ranks for independent draws of one law. That is so where sequences are dealt as they come; where a
+step is sorted or balanced over its ranks the law depends on their number, and only the last can follow.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float64
+
+from evenpack.batch import PackedBatch
+from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.build import cost_weights, pipeline_settings
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.errors import ConfigError, DataError
+from evenpack.models.cost import performed_work
+from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model
+from evenpack.studies.statistics.maxima import best_law, expected_maximum, expected_maximum_of_draws
+from evenpack.studies.throughput.clock import ClockName
+from evenpack.studies.throughput.contenders import Form, changed, formed, run_to_measure
+from evenpack.studies.throughput.measure import Progress, StepTimer
+from evenpack.studies.throughput.provenance import measured_on
+
+METHODS = ("order statistics", "fitted law", "cost model")
+_FEWEST_FIT_STEPS = 20
+_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastOptions:
+    """What to time and to foretell."""
+
+    forms: tuple[Form, ...]
+    ranks: tuple[int, ...]
+    """Numbers of ranks, 2 or more: one rank is what the forecasts start from."""
+    steps: int
+    """Timed at each number of ranks."""
+    fit_steps: int
+    """Timed on one rank, for the forecasts."""
+    warmup: int
+    """Steps of one rank that do not count."""
+    simulated_steps: int
+    clock: ClockName
+
+    def __post_init__(self) -> None:
+        least = {"steps": 2, "fit_steps": _FEWEST_FIT_STEPS, "warmup": 0, "simulated_steps": 10}
+        for name, few in least.items():
+            if (value := getattr(self, name)) < few:
+                raise ConfigError(f"--{name.replace('_', '-')} must be {few} or more, found {value}")
+        if not self.ranks or min(self.ranks) < 2:
+            raise ConfigError(
+                f"--ranks {','.join(map(str, self.ranks))}: give numbers of 2 or more; one rank is always measured, "
+                "for it is what the forecasts are made from"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksRow:
+    """One number of ranks."""
+
+    ranks: int
+    measured_seconds: float
+    """Forward and backward of the slowest rank, mean over steps."""
+    standard_error: float
+    """Of that mean."""
+    measured_wait: float
+    """Slowest / mean of the ranks: what waiting costs."""
+    forecasts: dict[str, float]
+    """Seconds by each method; a method that cannot be had is missing."""
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Forecast / measured - 1."""
+        return {name: seconds / self.measured_seconds - 1.0 for name, seconds in self.forecasts.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormForecast:
+    """One layout and dealing."""
+
+    form: str
+    one_rank_seconds: float
+    one_rank_deviation: float
+    law: str
+    rows: tuple[RanksRow, ...]
+    cost_model: CostModel | None
+    cost_model_refusal: str | None
+
+    def largest_error(self, method: str) -> float | None:
+        """Over all numbers of ranks; None where the method could not be had."""
+        found = [abs(row.errors[method]) for row in self.rows if method in row.errors]
+        return max(found, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastStudy:
+    """All forms."""
+
+    run: str
+    measured_on: MeasuredOn
+    options: ForecastOptions
+    rows_per_rank: int
+    """Packs or sequences that a rank computes in a step."""
+    forms: tuple[FormForecast, ...]
+
+
+def study_forecast(config: RunConfig, world: World, options: ForecastOptions, *, progress: Progress) -> ForecastStudy:
+    """On one device alone. A rank's share of a step is what the run file says a step is.
+
+    Raises: ConfigError if there are several ranks; NotPreparedError, DataError.
+    """
+    if world.size > 1:
+        raise ConfigError(
+            f"study forecast takes the ranks' turns on one device, and {world.size} were started: start it by itself"
+        )
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    config = run_to_measure(config, prepared)
+    timer = StepTimer(formed(config, options.forms[0]), prepared, world, clock=options.clock)
+    origin = measured_on(config, prepared, world, layouts=tuple(form.name for form in options.forms))
+    return ForecastStudy(
+        run=config.run.name,
+        measured_on=origin,
+        options=options,
+        rows_per_rank=config.training.items_per_step,
+        forms=tuple(
+            _forecast_form(timer, VirtualRanks(formed(config, form), prepared, world), form, options, progress=progress)
+            for form in options.forms
+        ),
+    )
+
+
+class VirtualRanks:
+    """The shares of ranks that there are not; every rank has as many rows as the run file's step."""
+
+    def __init__(self, config: RunConfig, prepared: PreparedData, world: World) -> None:
+        self._config = config
+        self._prepared = prepared
+        self._world = world
+        self._datasets: dict[int, MicroBatchDataset] = {}
+
+    def share(self, ranks: int, step: int, rank: int) -> list[PackedBatch]:
+        """The micro-batches of one of them."""
+        dataset = self._dataset(ranks)
+        plan, count = dataset.planner.plan(step), dataset.settings.micro_batches
+        packs = [plan.micro_batch(rank, index) for index in range(count)]
+        return [dataset.collator.collate(each, plan.counts) for each in packs]
+
+    def _dataset(self, ranks: int) -> MicroBatchDataset:
+        if ranks not in self._datasets:
+            training = self._config.training
+            of_all = {f"{training.batching}_per_step": ranks * training.items_per_step}
+            config = changed(self._config, training=of_all)
+            weights = cost_weights(config, self._prepared)
+            settings = pipeline_settings(config, self._prepared, self._world, cost_weights=weights)
+            self._datasets[ranks] = MicroBatchDataset(self._prepared, replace(settings, ranks=ranks))
+        return self._datasets[ranks]
+
+
+def _forecast_form(
+    timer: StepTimer, virtual: VirtualRanks, form: Form, options: ForecastOptions, *, progress: Progress
+) -> FormForecast:
+    by_ranks, times = _time_in_turn(timer, virtual, form, options, progress)
+    alone = by_ranks.pop(1)[:, 0]
+    law_name, law = best_law(alone)
+    model, refusal = None, None
+    origin = measured_on(timer.config, timer.prepared, timer.world, layouts=(form.name,))
+    try:
+        model = fit_cost_model(MicroBatchTimes.concatenate(times), per_step=0.0, measured_on=origin)
+    except DataError as error:
+        refusal = str(error)
+    rows = []
+    for ranks, seconds in by_ranks.items():
+        forecasts = {
+            "order statistics": expected_maximum_of_draws(alone, ranks),
+            "fitted law": expected_maximum(law, ranks),
+        }
+        if model is not None:
+            forecasts["cost model"] = _simulated(model, virtual, ranks, options)
+        rows.append(_ranks_row(ranks, seconds, forecasts))
+    return FormForecast(
+        form=form.name,
+        one_rank_seconds=float(alone.mean()),
+        one_rank_deviation=float(alone.std(ddof=1)),
+        law=law_name,
+        rows=tuple(rows),
+        cost_model=model,
+        cost_model_refusal=refusal,
+    )
+
+
+def _ranks_row(ranks: int, seconds: Float64[np.ndarray, "steps ranks"], forecasts: dict[str, float]) -> RanksRow:
+    slowest = seconds.max(axis=1)
+    return RanksRow(
+        ranks=ranks,
+        measured_seconds=float(slowest.mean()),
+        standard_error=float(slowest.std(ddof=1) / len(slowest) ** 0.5),
+        measured_wait=float(slowest.mean() / seconds.mean()),
+        forecasts=forecasts,
+    )
+
+
+def _time_in_turn(
+    timer: StepTimer, virtual: VirtualRanks, form: Form, options: ForecastOptions, progress: Progress
+) -> tuple[dict[int, Float64[np.ndarray, "steps ranks"]], list[MicroBatchTimes]]:
+    """Seconds of each rank in each step, and the micro-batches of one rank alone.
+
+    In a random order: a machine is not equally quiet all the time, and what slows it for a while is to be no more alike
+    for the ranks of one step than for any others, as it would be on devices of their own.
+    """
+    turns = [(ranks, step, rank) for ranks in options.ranks for step in range(options.steps) for rank in range(ranks)]
+    turns += [(1, step, 0) for step in range(options.fit_steps)]
+    seconds = {ranks: np.zeros((options.steps, ranks)) for ranks in options.ranks}
+    seconds[1] = np.zeros((options.fit_steps, 1))
+    times: list[MicroBatchTimes] = []
+    behind = options.steps * max(options.ranks)  # one rank gets what comes after all that is to be foretold
+    for number in range(options.warmup):
+        timer.time_step(virtual.share(1, behind + options.fit_steps + number, 0))
+    for done, turn in enumerate(np.random.default_rng(_SEED).permutation(len(turns)), start=1):
+        ranks, step, rank = turns[turn]
+        measured = timer.time_step(virtual.share(ranks, step + (behind if ranks == 1 else 0), rank)).micro_batches
+        seconds[ranks][step, rank] = measured.seconds.sum()
+        if ranks == 1:
+            times.append(measured)
+        progress(form.name, done, len(turns))
+    return seconds, times
+
+
+def _simulated(model: CostModel, virtual: VirtualRanks, ranks: int, options: ForecastOptions) -> float:
+    """Mean over steps behind all that were timed, the slowest rank of each."""
+    random = np.random.default_rng(_SEED)
+    first = -(-(options.steps * max(options.ranks) + options.fit_steps + options.warmup) // ranks)
+    slowest = []
+    for step in range(first, first + options.simulated_steps):
+        by_rank = []
+        for rank in range(ranks):
+            share = virtual.share(ranks, step, rank)
+            works = [performed_work(batch) for batch in share]
+            expected = model.seconds(
+                np.array([work.slots for work in works]),
+                np.array([work.squared_lengths for work in works]),
+                np.array([batch.local_counts.sequences for batch in share]),
+            )
+            noise = 1.0 + model.noise * random.standard_normal(len(works))
+            by_rank.append(float((expected * noise).sum()))
+        slowest.append(max(by_rank))
+    return float(np.mean(slowest))

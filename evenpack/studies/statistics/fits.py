@@ -1,0 +1,252 @@
+"""Laws fitted to measured speed-ups, with how well they fit and how sure their parameters are."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import stats
+
+from evenpack.errors import FitError
+from evenpack.studies.statistics.estimators import fit_generalised_extreme_value, fit_gumbel, fit_normal
+from evenpack.studies.statistics.laws import GeneralisedExtremeValue, Gumbel, Normal
+
+LawName = Literal["gumbel", "normal", "generalised_extreme_value"]
+AnyLaw = Gumbel | Normal | GeneralisedExtremeValue
+Fitter = Callable[[Float64[np.ndarray, " values"]], AnyLaw]
+
+FITTERS: dict[LawName, Fitter] = {
+    "gumbel": fit_gumbel,
+    "normal": fit_normal,
+    "generalised_extreme_value": fit_generalised_extreme_value,
+}
+
+ROUNDS = 200
+"""Of either bootstrap."""
+CONFIDENCE = 0.95
+ACCEPTABLE_P_VALUE = 0.05
+_FAILED_SHARE = 0.1
+"""Of a bootstrap's fits: more, and its result is not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """From the 2.5th to the 97.5th percentile of a bootstrap."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributionFit:
+    """One law and how it fits."""
+
+    name: LawName
+    law: AnyLaw
+    intervals: dict[str, Interval]
+    """Of each parameter; empty if more than a tenth of the bootstrap's fits failed."""
+    log_likelihood: float
+    aic: float
+    """2 parameters - 2 log-likelihood: the lowest wins."""
+    ks_distance: float
+    """Largest gap between the fitted and the empirical distribution function."""
+    ks_p_value: float | None
+    """Share of samples drawn from the fitted law, and fitted again, with as large a gap; None if too many failed."""
+
+    @property
+    def is_acceptable(self) -> bool:
+        return self.ks_p_value is not None and self.ks_p_value >= ACCEPTABLE_P_VALUE
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitReport:
+    """All laws, side by side."""
+
+    values: int
+    mean: float
+    deviation: float
+    autocorrelation: float
+    """Of neighbouring steps."""
+    block_length: int
+    """Steps that the bootstrap draws together."""
+    fits: tuple[DistributionFit, ...]
+    """Of the laws that converged, the lowest AIC first."""
+    warnings: tuple[str, ...]
+
+    @property
+    def best(self) -> DistributionFit:
+        return self.fits[0]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FittedLaws:
+    """The report, and what a forecast's intervals are made of."""
+
+    report: FitReport
+    samples: Float64[np.ndarray, "rounds values"]
+    """The bootstrap's."""
+    resampled: dict[LawName, tuple[AnyLaw, ...]]
+    """Of each law in the report, the fits of `samples` that converged; empty if too few did."""
+
+
+def fit_distributions(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, seed: int = 0) -> FitReport:
+    """Fits a Gumbel, a normal law and a generalised extreme value law, by maximum likelihood.
+
+    Raises: FitError for values that are not finite, all equal or fewer than 3, or if no fit converges.
+    """
+    return fit_laws(values, rounds=rounds, seed=seed).report
+
+
+def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, seed: int = 0) -> FittedLaws:
+    """As `fit_distributions`, which see, with the bootstrap's fits."""
+    if len(values) < 3 or not np.isfinite(values).all() or np.ptp(values) == 0:
+        got = f"{len(values)}, all {values[0]:.6g}" if len(values) and np.ptp(values) == 0 else f"{len(values)}"
+        raise FitError(f"a law needs 3 or more finite values that differ, got {got}: look at the log's rates")
+    samples = resampled(values, rounds=rounds, seed=seed)
+    fits: list[DistributionFit] = []
+    laws: dict[LawName, tuple[AnyLaw, ...]] = {}
+    warnings = []
+    for name, fitter in FITTERS.items():
+        try:
+            law = fitter(values)
+        except FitError as error:
+            warnings.append(f"{name}: {error}")
+            continue
+        laws[name] = _converged(fitter, samples)
+        fits.append(_assess(name, fitter, law, values, laws[name], rounds=rounds, seed=seed))
+    if not fits:
+        raise FitError("no law could be fitted: " + "; ".join(warnings))
+    fits.sort(key=lambda fit: fit.aic)
+    report = FitReport(
+        values=len(values),
+        mean=float(values.mean()),
+        deviation=float(values.std(ddof=1)),
+        autocorrelation=autocorrelation(values),
+        block_length=block_length(values),
+        fits=tuple(fits),
+        warnings=(*warnings, *_warnings(fits, block_length(values))),
+    )
+    return FittedLaws(report=report, samples=samples, resampled=laws)
+
+
+def resampled(
+    values: Float64[np.ndarray, " values"], *, rounds: int, seed: int
+) -> Float64[np.ndarray, "rounds values"]:
+    """Bootstrap samples of blocks of neighbouring steps, taken round the end."""
+    random = np.random.default_rng([seed, 1])
+    length = block_length(values)
+    blocks = -(-len(values) // length)
+    starts = random.integers(len(values), size=(rounds, blocks, 1))
+    steps = (starts + np.arange(length)).reshape(rounds, -1)[:, : len(values)]
+    drawn: Float64[np.ndarray, "rounds values"] = values[steps % len(values)]
+    return drawn
+
+
+def autocorrelation(values: Float64[np.ndarray, " values"], *, lag: int = 1) -> float:
+    """Of values `lag` apart."""
+    centred = values - values.mean()
+    return float((centred[lag:] * centred[:-lag]).sum() / (centred**2).sum())
+
+
+def block_length(values: Float64[np.ndarray, " values"]) -> int:
+    """1 where neighbours are not correlated; a tenth of all values at most.
+
+    Else the greater of Carlstein's rule, made for an autoregressive series, and twice the integrated autocorrelation
+    time, 1 + 2 (sum over the lags before the first that is not above 0), which also sees slow drift.
+    """
+    correlation = abs(autocorrelation(values))
+    longest = max(1, len(values) // 10)
+    if correlation < 2.0 / math.sqrt(len(values)):
+        return 1
+    carlstein: float = (2.0 * correlation / (1.0 - correlation**2)) ** (2 / 3) * len(values) ** (1 / 3)
+    by_lag = (autocorrelation(values, lag=lag) for lag in range(1, longest + 1))
+    time = 1.0 + 2.0 * sum(itertools.takewhile(lambda share: share > 0, by_lag))
+    return min(math.ceil(max(carlstein, 2.0 * time)), longest)
+
+
+def interval(numbers: Float64[np.ndarray, " rounds"]) -> Interval:
+    """The middle 95 %."""
+    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    low, high = np.quantile(numbers, tails, method="nearest").tolist()  # never between two infinities
+    return Interval(low=low, high=high)
+
+
+def _converged(fitter: Fitter, samples: Float64[np.ndarray, "rounds values"]) -> tuple[AnyLaw, ...]:
+    """The fits that converge; none if more than a tenth do not."""
+    laws = []
+    for sample in samples:
+        try:
+            laws.append(fitter(sample))
+        except FitError:
+            continue
+    return tuple(laws) if len(laws) >= (1 - _FAILED_SHARE) * len(samples) else ()
+
+
+def _assess(
+    name: LawName,
+    fitter: Fitter,
+    law: AnyLaw,
+    values: Float64[np.ndarray, " values"],
+    resampled_laws: tuple[AnyLaw, ...],
+    *,
+    rounds: int,
+    seed: int,
+) -> DistributionFit:
+    log_likelihood = float(_frozen(law).logpdf(values).sum())
+    distance = ks_distance(law, values)
+    variates = np.random.default_rng([seed, 2]).standard_exponential((rounds, len(values)))
+    drawn = law.at_hazard(variates)
+    null = [ks_distance(again, sample) for sample in drawn for again in _converged(fitter, sample[None])]
+    parameters = vars(law)
+    return DistributionFit(
+        name=name,
+        law=law,
+        intervals={
+            parameter: interval(np.array([vars(other)[parameter] for other in resampled_laws]))
+            for parameter in parameters
+            if resampled_laws
+        },
+        log_likelihood=log_likelihood,
+        aic=2.0 * len(parameters) - 2.0 * log_likelihood,
+        ks_distance=distance,
+        ks_p_value=(1 + sum(other >= distance for other in null)) / (1 + len(null))
+        if len(null) >= (1 - _FAILED_SHARE) * rounds
+        else None,
+    )
+
+
+def _warnings(fits: list[DistributionFit], block: int) -> list[str]:
+    warnings = []
+    if not any(fit.is_acceptable for fit in fits):
+        closest = min(fits, key=lambda fit: fit.ks_distance)
+        warnings.append(
+            f"no law fits: every p-value is below {ACCEPTABLE_P_VALUE}; the closest, {closest.name}, is off by up to "
+            f"{100 * closest.ks_distance:.2g} % of the steps, so read its tail with care"
+        )
+    for fit in fits:
+        if not fit.intervals or fit.ks_p_value is None:
+            warnings.append(f"{fit.name}: too many fits of the bootstrap did not converge to give all of its figures")
+    if block > 1:
+        warnings.append(
+            f"neighbouring steps are correlated: intervals come from blocks of {block} steps, but p-values take steps "
+            "as independent and are too low"
+        )
+    return warnings
+
+
+def _frozen(law: AnyLaw) -> stats.distributions.rv_frozen:
+    if isinstance(law, Gumbel):
+        return stats.gumbel_r(law.location, law.scale)
+    if isinstance(law, Normal):
+        return stats.norm(law.location, law.scale)
+    return stats.genextreme(-law.shape, law.location, law.scale)
+
+
+def ks_distance(law: AnyLaw, values: Float64[np.ndarray, " values"]) -> float:
+    """Kolmogorov and Smirnov's."""
+    cdf = _frozen(law).cdf(np.sort(values))
+    steps = np.arange(len(values) + 1) / len(values)
+    return float(max((steps[1:] - cdf).max(), (cdf - steps[:-1]).max()))

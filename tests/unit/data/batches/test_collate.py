@@ -1,0 +1,189 @@
+"""Packs become batches: every token in its place, no target across a border, fixed shapes."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sources import packed_source
+
+from evenpack.batch import PackedBatch, StepCounts
+from evenpack.data.batches.collate import Collator, order_hash
+from evenpack.data.batches.objectives import NextTokens
+from evenpack.data.order.permutation import derive_key
+from evenpack.data.order.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
+from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, BatchForm, Layout
+from evenpack.errors import DataError
+
+PADDING_TOKEN = 3
+VOCABULARY_SIZE = 1_000_000
+COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)
+LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")
+
+sequence_lists = st.lists(
+    st.lists(st.integers(1, 6), min_size=1, max_size=3).filter(lambda s: sum(s) <= 12), min_size=1
+)
+
+
+def select(source: PackedSource, packs: int) -> PackSelection:
+    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0)
+    planner = StepPlanner([source], [1], packs_per_step=packs, dealing=dealing, objective=NextTokens())
+    return planner.select(np.zeros(packs, dtype=np.int64), np.arange(packs))
+
+
+def collator(source: PackedSource, layout: Layout, rows: int, pack_length: int) -> Collator:
+    return Collator(
+        [source],
+        form=BatchForm(layout=layout),
+        objective=NextTokens(),
+        pack_length=pack_length,
+        packs_per_micro_batch=rows,
+        padding_token=PADDING_TOKEN,
+        vocabulary_size=VOCABULARY_SIZE,
+    )
+
+
+def segments_of(batch: PackedBatch) -> list[tuple[list[int], list[int], list[int], list[float]]]:
+    """Tokens, positions, labels and weights of every non-empty segment."""
+    borders = batch.cu_seqlens.tolist()
+    fields = (batch.tokens, batch.position_ids, batch.targets.labels, batch.targets.weights)
+    return [
+        tuple(field[start:stop].tolist() for field in fields)  # type: ignore[misc]
+        for start, stop in itertools.pairwise(borders)
+        if stop > start
+    ]
+
+
+@given(sequences=sequence_lists, layout=st.sampled_from(LAYOUTS), pack_length=st.sampled_from([12, 17, 40]))
+@settings(deadline=None, max_examples=150)
+def test_every_segment_stands_whole_with_its_own_positions_and_targets(
+    sequences: list[list[int]], layout: Layout, pack_length: int
+) -> None:
+    source = packed_source(sequences, pack_length=pack_length, longest=12)
+    packs = select(source, packs=3)
+    batch = collator(source, layout, rows=3, pack_length=pack_length).collate(packs, COUNTS)
+    expected = []
+    for sequence in packs.sequence_ids:
+        tokens = source.view.tokens(int(sequence))  # type: ignore[attr-defined]
+        borders = np.cumsum([0, *sequences[int(sequence)]])
+        expected += [tokens[a:b].tolist() for a, b in itertools.pairwise(borders)]
+    found = []
+    for tokens, positions, labels, weights in segments_of(batch):
+        assert positions == list(range(len(tokens)))
+        real = [token for token in tokens if token != PADDING_TOKEN]
+        assert tokens == real + [PADDING_TOKEN] * (len(tokens) - len(real)), "padding is only ever at the end"
+        predicting = max(len(real) - 1, 0)
+        assert weights == [1.0] * predicting + [0.0] * (len(tokens) - predicting)
+        assert labels == real[1:] + [0] * (len(tokens) - predicting)
+        if real:
+            found.append(real)
+    assert found == expected
+    assert batch.local_counts.tokens == sum(map(len, expected))
+    assert batch.local_counts.targets == sum(len(tokens) - 1 for tokens in expected)
+    assert batch.local_counts.sequences == len(packs.sequence_ids)
+    assert batch.squared_lengths == sum(len(tokens) ** 2 for tokens in expected)
+    assert batch.source_tokens == (batch.local_counts.tokens,)
+
+
+@given(sequences=sequence_lists, layout=st.sampled_from(LAYOUTS), pack_length=st.sampled_from([12, 17, 40]))
+@settings(deadline=None, max_examples=100)
+def test_segments_never_exceed_the_static_bound_and_cover_all_slots(
+    sequences: list[list[int]], layout: Layout, pack_length: int
+) -> None:
+    source = packed_source(sequences, pack_length=pack_length, longest=12)
+    batch = collator(source, layout, rows=2, pack_length=pack_length).collate(select(source, packs=2), COUNTS)
+    assert batch.cu_seqlens[0] == 0
+    assert batch.cu_seqlens[-1] == batch.slots
+    lengths = torch.diff(batch.cu_seqlens)
+    assert (lengths >= 0).all()
+    assert lengths.max() <= batch.max_sequence_length == 12
+
+
+def test_packed_shapes_do_not_depend_on_the_packs() -> None:
+    source = packed_source([[5], [4], [3], [9], [1], [1], [12]], pack_length=12, longest=12)
+    one = collator(source, "packed", rows=2, pack_length=12)
+    shapes = {
+        (batch.tokens.shape, batch.cu_seqlens.shape, batch.sequence_ids.shape)
+        for count in (1, 2)
+        for batch in [one.collate(select(source, packs=count), COUNTS)]
+    }
+    assert len(shapes) == 1
+
+
+def test_slots_of_each_layout() -> None:
+    source = packed_source([[5], [4], [3], [9]], pack_length=12, longest=12)
+    packs = select(source, packs=2)
+    slots = {
+        layout: collator(source, layout, rows=2, pack_length=12).collate(packs, COUNTS).slots for layout in LAYOUTS
+    }
+    assert slots == {"packed": 24, "unpadded": UNPADDED_SLOT_MULTIPLE, "padded": 12 * len(packs.sequence_ids)}
+
+
+def test_sources_keep_their_tokens_apart() -> None:
+    first = packed_source([[5], [4], [3]], pack_length=12, longest=12, first_token=1000)
+    second = packed_source([[7], [6, 2]], pack_length=12, longest=12, first_token=5000)
+    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0)
+    planner = StepPlanner([first, second], [1, 1], packs_per_step=4, dealing=dealing, objective=NextTokens())
+    plan = planner.plan(0)
+    both = Collator(
+        [first, second],
+        form=BatchForm(layout="packed"),
+        objective=NextTokens(),
+        pack_length=12,
+        packs_per_micro_batch=4,
+        padding_token=PADDING_TOKEN,
+        vocabulary_size=VOCABULARY_SIZE,
+    )
+    batch = both.collate(plan.micro_batch(0, 0), plan.counts)
+    rows = batch.tokens.reshape(4, 12)
+    for row, source in zip(rows, plan.packs.sources[plan.shares.share(0)], strict=True):
+        real = row[row != PADDING_TOKEN]
+        assert ((real >= 5000) == (source == 1)).all()
+    assert sum(batch.source_tokens) == batch.local_counts.tokens == plan.counts.tokens
+    assert min(batch.source_tokens) > 0
+
+
+def test_the_order_hash_counts_source_pack_slot_and_sequence() -> None:
+    packs = PackSelection(
+        sources=np.array([1, 0]),
+        stream_positions=np.array([7, 9]),
+        offsets=np.array([0, 2, 3]),
+        sequence_ids=np.array([5, 6, 8]),
+        lengths=np.array([3, 2, 4]),
+    )
+    plain = [derive_key(1, 7, 0, 5), derive_key(1, 7, 1, 6), derive_key(0, 9, 0, 8)]
+    assert order_hash(packs) == sum(map(int, plain)) % 2**64
+
+
+def test_the_order_hash_is_the_same_however_packs_are_dealt_and_differs_for_other_packs() -> None:
+    source = packed_source([[length] for length in range(1, 13)] * 3, pack_length=12, longest=12)
+    packs = select(source, packs=8)
+    whole = order_hash(packs)
+    halves = sum(order_hash(packs.take(np.array(half))) for half in ([5, 0, 2, 7], [1, 3, 6, 4])) % 2**64
+    assert whole == halves
+    assert whole != order_hash(packs.take(np.arange(7)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_are_the_same_from_run_to_run(layout: Layout) -> None:
+    source = packed_source([[5, 2], [4], [3], [9]], pack_length=12, longest=12)
+    one, two = (collator(source, layout, rows=2, pack_length=12).collate(select(source, 2), COUNTS) for _ in range(2))
+    assert torch.equal(one.tokens, two.tokens)
+    assert one.order_hash == two.order_hash
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    source = packed_source([[5], [4]], pack_length=12, longest=12, first_token=1000)
+    one = Collator(
+        [source],
+        form=BatchForm(layout="packed"),
+        objective=NextTokens(),
+        pack_length=12,
+        packs_per_micro_batch=1,
+        padding_token=0,
+        vocabulary_size=1015,
+    )
+    with pytest.raises(DataError, match="token id 1015, the vocabulary has 1015 entries"):
+        one.collate(select(source, packs=1), COUNTS)

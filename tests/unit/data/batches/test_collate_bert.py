@@ -1,0 +1,415 @@
+"""Packs of sentence pairs become batches: every array as it follows from the pairs one by one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pair_sources import (
+    MASK,
+    VOCABULARY_SIZE,
+    Pair,
+    masked_objective,
+    pair_source,
+    random_halves,
+    random_sentence_pairs,
+)
+
+from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
+from evenpack.data.batches.collate import Collator
+from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
+from evenpack.data.order.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
+from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, BatchForm, Layout
+from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
+
+PADDING_TOKEN = 1
+"""No pair holds it."""
+LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")
+COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)
+LONGEST = 40
+
+halves = st.tuples(st.integers(1, 18), st.integers(1, 19))
+
+
+def planner(
+    sources: Sequence[PackedSource],
+    objective: MaskedTokensAndNextSentence,
+    *,
+    packs: int,
+    ranks: int = 1,
+    micro_batches: int = 1,
+    weights: Sequence[int] | None = None,
+) -> StepPlanner:
+    dealing = Dealing(
+        ranks=ranks, micro_batches=micro_batches, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
+    )
+    return StepPlanner(
+        sources, weights or [1] * len(sources), packs_per_step=packs, dealing=dealing, objective=objective
+    )
+
+
+def collator(
+    sources: Sequence[PackedSource],
+    objective: MaskedTokensAndNextSentence,
+    *,
+    rows: int,
+    pack_length: int,
+    form: BatchForm | None = None,
+) -> Collator:
+    return Collator(
+        sources,
+        form=form or BatchForm(layout="packed"),
+        objective=objective,
+        pack_length=pack_length,
+        packs_per_micro_batch=rows,
+        padding_token=PADDING_TOKEN,
+        vocabulary_size=VOCABULARY_SIZE,
+    )
+
+
+@dataclass(kw_only=True)
+class Expected:
+    """What a batch must hold, put together slot by slot."""
+
+    tokens: list[int] = field(default_factory=list)
+    token_types: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    segment_starts: list[int] = field(default_factory=list)
+    targets: list[tuple[int, int, float]] = field(default_factory=list)
+    """Slot, label, weight."""
+    sequences: list[tuple[int, int]] = field(default_factory=list)
+    """First slot, next-sentence label."""
+
+    def add_padding_up_to(self, slots: int) -> None:
+        while len(self.tokens) < slots:
+            piece = min(slots - len(self.tokens), LONGEST)
+            self._add_segment([PADDING_TOKEN] * piece, [0] * piece)
+
+    def add_pair(self, pair: Pair, seen: list[int], masked: list[tuple[int, int]], reduction: str) -> None:
+        first_slot = len(self.tokens)
+        self.sequences.append((first_slot, pair.label))
+        weight = 1.0 if reduction == "token" else 1.0 / max(len(masked), 1)
+        self.targets += [(first_slot + position, label, weight) for position, label in masked]
+        self._add_segment(seen, [0] * pair.first_length + [1] * (len(seen) - pair.first_length))
+
+    def _add_segment(self, tokens: list[int], token_types: list[int]) -> None:
+        self.segment_starts.append(len(self.tokens))
+        self.tokens += tokens
+        self.token_types += token_types
+        self.positions += range(len(tokens))
+
+
+def masked_alone(
+    pair: Pair, objective: MaskedTokensAndNextSentence, source_key: int, epoch: int, sequence: int
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """What the model sees of one sequence, and (position, label) of what is masked, with nothing beside it."""
+    key = masking_keys(objective.seed, np.array([epoch]), np.array([source_key], dtype=np.uint64), np.array([sequence]))
+    tokens, offsets = np.array(pair.tokens), np.array([0, len(pair.tokens)])
+    masked = mask_sequences(tokens, offsets, key, objective.masking, objective.vocabulary)
+    return masked.tokens.tolist(), list(zip(masked.positions.tolist(), masked.labels.tolist(), strict=True))
+
+
+def expect(
+    packs: PackSelection,
+    sources: Sequence[PackedSource],
+    pairs: Sequence[Sequence[Pair]],
+    objective: MaskedTokensAndNextSentence,
+    *,
+    layout: Layout,
+    rows: int,
+    pack_length: int,
+) -> Expected:
+    """The batch of these packs, sequence by sequence."""
+    expected = Expected()
+    for index in range(packs.packs):
+        source = int(packs.sources[index])
+        epoch = int(packs.stream_positions[index]) // sources[source].plan.packs
+        for sequence in packs.sequence_ids[packs.offsets[index] : packs.offsets[index + 1]].tolist():
+            pair, before = pairs[source][sequence], len(expected.tokens)
+            seen, masked = masked_alone(pair, objective, sources[source].key, epoch, sequence)
+            expected.add_pair(pair, seen, masked, objective.reduction)
+            if layout == "padded":
+                expected.add_padding_up_to(before + LONGEST)
+        if layout == "packed":
+            expected.add_padding_up_to((index + 1) * pack_length)
+    if layout == "packed":
+        for row in range(packs.packs, rows):
+            expected.add_padding_up_to((row + 1) * pack_length)
+    if layout == "unpadded":
+        expected.add_padding_up_to(-(-len(expected.tokens) // UNPADDED_SLOT_MULTIPLE) * UNPADDED_SLOT_MULTIPLE)
+    return expected
+
+
+def masked_targets(batch: PackedBatch) -> MaskedTargets:
+    assert isinstance(batch.targets, MaskedTargets)
+    return batch.targets
+
+
+def found_targets(batch: PackedBatch) -> list[tuple[int, int, float]]:
+    """Slot, label and weight of all that counts; what fills up must be zero and last."""
+    targets = masked_targets(batch)
+    count = batch.local_counts.targets
+    arrays = (targets.positions, targets.labels, targets.weights)
+    assert not any(array[count:].any() for array in arrays)
+    return list(zip(*(array[:count].tolist() for array in arrays), strict=True))
+
+
+def found_sequences(batch: PackedBatch) -> list[tuple[int, int]]:
+    targets = masked_targets(batch)
+    count = batch.local_counts.sequences
+    assert targets.sequence_weights.tolist() == [1.0] * count + [0.0] * (len(targets.sequence_weights) - count)
+    assert not targets.sequence_starts[count:].any()
+    assert not targets.next_sentence_labels[count:].any()
+    return list(
+        zip(targets.sequence_starts[:count].tolist(), targets.next_sentence_labels[:count].tolist(), strict=True)
+    )
+
+
+def assert_is(batch: PackedBatch, expected: Expected) -> None:
+    assert batch.tokens.tolist() == expected.tokens
+    assert batch.token_type_ids.tolist() == expected.token_types
+    assert batch.position_ids.tolist() == expected.positions
+    borders = [*expected.segment_starts, batch.slots]
+    assert batch.cu_seqlens.tolist() == borders + [batch.slots] * (len(batch.cu_seqlens) - len(borders))
+    assert torch.diff(batch.cu_seqlens).max() <= batch.max_sequence_length == LONGEST
+    found = found_targets(batch)
+    assert [target[:2] for target in found] == [target[:2] for target in expected.targets]
+    assert [weight for *_, weight in found] == pytest.approx([weight for *_, weight in expected.targets], rel=1e-6)
+    assert found_sequences(batch) == expected.sequences
+    assert batch.local_counts.sequences == len(expected.sequences)
+
+
+@given(
+    first=st.lists(halves, min_size=1, max_size=12),
+    second=st.lists(halves, min_size=1, max_size=6),
+    layout=st.sampled_from(LAYOUTS),
+    reduction=st.sampled_from(["token", "sequence"]),
+    pack_length=st.sampled_from([40, 64, 130]),
+    whole_words=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+@settings(deadline=None, max_examples=120)
+def test_every_array_is_that_of_the_pairs_one_by_one(
+    *,
+    first: list[tuple[int, int]],
+    second: list[tuple[int, int]],
+    layout: Layout,
+    reduction: str,
+    pack_length: int,
+    whole_words: bool,
+    epoch: int,
+) -> None:
+    pairs = [random_sentence_pairs(first, seed=1), random_sentence_pairs(second, seed=2)]
+    sources = [
+        pair_source(of_one, pack_length=pack_length, longest=LONGEST, key=11 + index)
+        for index, of_one in enumerate(pairs)
+    ]
+    objective = masked_objective(reduction=reduction, whole_words=whole_words)
+    of_first = np.arange(3) + epoch * sources[0].plan.packs
+    packs = planner(sources, objective, packs=1).select(
+        np.array([0, 1, 0, 0]), np.array([of_first[0], 2 + epoch, of_first[1], of_first[2]])
+    )
+    rows = 5
+    one = collator(sources, objective, rows=rows, pack_length=pack_length, form=BatchForm(layout=layout))
+    batch = one.collate(packs, COUNTS)
+    assert_is(batch, expect(packs, sources, pairs, objective, layout=layout, rows=rows, pack_length=pack_length))
+    starts = masked_targets(batch).sequence_starts[: batch.local_counts.sequences]
+    assert (batch.position_ids[starts] == 0).all()
+
+
+def many_pairs(count: int, *, seed: int) -> list[Pair]:
+    return random_sentence_pairs(random_halves(count, longest=LONGEST, seed=seed), seed=seed)
+
+
+def shapes(batch: PackedBatch) -> list[tuple[int, ...]]:
+    targets = masked_targets(batch)
+    tensors = (
+        *(batch.tokens, batch.cu_seqlens, batch.sequence_ids, targets.positions, targets.labels, targets.weights),
+        *(targets.sequence_starts, targets.next_sentence_labels, targets.sequence_weights),
+    )
+    return [tuple(tensor.shape) for tensor in tensors]
+
+
+def test_packed_shapes_are_the_same_for_any_content() -> None:
+    source = pair_source(many_pairs(50, seed=1), pack_length=64, longest=LONGEST)
+    objective = masked_objective()
+    one = collator([source], objective, rows=4, pack_length=64)
+    planned = planner([source], objective, packs=4)
+    batches = [one.collate(planned.plan(step).packs, COUNTS) for step in range(6)]
+    fewer = one.collate(planned.select(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)), COUNTS)
+    assert len({batch.local_counts.targets for batch in batches}) > 1
+    assert all(shapes(batch) == shapes(fewer) for batch in batches)
+
+
+def test_the_fullest_batch_fills_the_arrays_and_none_overflows() -> None:
+    """Three pairs of 13, 13 and 14 tokens have 2 + 2 + 2 targets, no other pack as many."""
+    halves_of_packs = [(5, 5), (5, 5), (5, 6), (30, 7), (30, 7)]
+    source = pair_source(random_sentence_pairs(halves_of_packs, seed=3), pack_length=40, longest=LONGEST)
+    objective = masked_objective()
+    counts = masked_count(source.view.lengths().astype(np.int64), objective.masking)
+    assert counts.tolist() == [2, 2, 2, 6, 6]
+    everything = planner([source], objective, packs=3).plan(0).packs
+    targets_of_packs = np.add.reduceat(counts[everything.sequence_ids], everything.offsets[:-1])
+    assert targets_of_packs.tolist() == [6, 6, 6]
+    batch = collator([source], objective, rows=3, pack_length=40).collate(everything, COUNTS)
+    assert batch.local_counts.targets == 18
+    assert masked_targets(batch).weights.tolist() == [1.0] * 18
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_arrays_are_as_long_as_the_fullest_pack_of_all_sources_needs(seed: int) -> None:
+    sources = [
+        pair_source(many_pairs(40 + 10 * index, seed=10 * seed + index), pack_length=100, longest=LONGEST, key=index)
+        for index in range(2)
+    ]
+    objective = masked_objective(share=0.3)
+    most = 0
+    for source in sources:
+        packs = planner([source], objective, packs=source.plan.packs).plan(0).packs
+        counts = masked_count(packs.lengths, objective.masking)
+        most = max(most, int(np.add.reduceat(counts, packs.offsets[:-1]).max()))
+    one = collator(sources, objective, rows=2, pack_length=100)
+    assert one.max_targets == 2 * most
+
+
+PACKS_PER_STEP = 8
+
+Masks = dict[tuple[int, int, int], tuple[list[int], list[tuple[int, int]]]]
+"""By source key, epoch and sequence: what the model sees, and (position, label) of what is masked."""
+
+
+def masks_of_steps(
+    sources: Sequence[PackedSource],
+    objective: MaskedTokensAndNextSentence,
+    steps: range,
+    *,
+    layout: Layout = "packed",
+    ranks: int = 1,
+    micro_batches: int = 1,
+    weights: Sequence[int] | None = None,
+) -> Masks:
+    """Read back from batches; the counts of each step are those of its batches together."""
+    one = collator(
+        sources,
+        objective,
+        rows=PACKS_PER_STEP // (ranks * micro_batches),
+        pack_length=64,
+        form=BatchForm(layout=layout),
+    )
+    planned = planner(
+        sources, objective, packs=PACKS_PER_STEP, ranks=ranks, micro_batches=micro_batches, weights=weights
+    )
+    masks: Masks = {}
+    for step in steps:
+        plan = planned.plan(step)
+        total = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+        for rank in range(ranks):
+            for index in range(micro_batches):
+                packs = plan.micro_batch(rank, index)
+                batch = one.collate(packs, plan.counts)
+                assert batch.step_counts == plan.counts
+                total += batch.local_counts
+                masks |= masks_of_batch(batch, packs, sources)
+        assert total == plan.counts
+    return masks
+
+
+def masks_of_batch(batch: PackedBatch, packs: PackSelection, sources: Sequence[PackedSource]) -> Masks:
+    sizes = np.diff(packs.offsets)
+    epochs = [
+        int(position) // sources[source].plan.packs
+        for source, position in zip(packs.sources, packs.stream_positions, strict=True)
+    ]
+    names = zip(
+        np.repeat([sources[source].key for source in packs.sources], sizes).tolist(),
+        np.repeat(epochs, sizes).tolist(),
+        packs.sequence_ids.tolist(),
+        strict=True,
+    )
+    masks: Masks = {}
+    targets = found_targets(batch)
+    for name, (start, _), length in zip(names, found_sequences(batch), packs.lengths.tolist(), strict=True):
+        own = [(slot - start, label) for slot, label, _ in targets if start <= slot < start + length]
+        masks[name] = (batch.tokens[start : start + length].tolist(), own)
+    return masks
+
+
+def two_sources() -> list[PackedSource]:
+    return [
+        pair_source(many_pairs(30, seed=5), pack_length=64, longest=LONGEST, key=21),
+        pair_source(many_pairs(20, seed=6), pack_length=64, longest=LONGEST, key=22),
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 2), (2, 1), (2, 4), (4, 1)])
+def test_masks_are_the_same_however_a_step_is_divided_and_laid_out(
+    layout: Layout, ranks: int, micro_batches: int
+) -> None:
+    sources, steps = two_sources(), range(2, 7)
+    alone = masks_of_steps(sources, masked_objective(), steps)
+    assert len(alone) > 50
+    divided = masks_of_steps(
+        sources, masked_objective(), steps, layout=layout, ranks=ranks, micro_batches=micro_batches
+    )
+    assert divided == alone
+
+
+def two_epochs(objective: MaskedTokensAndNextSentence) -> tuple[Masks, Masks]:
+    """The masks of one source in its first epoch and in its second."""
+    source = two_sources()[0]
+    masks = masks_of_steps([source], objective, range(-(-2 * source.plan.packs // PACKS_PER_STEP)))
+    first, second = ({name: masks[name] for name in masks if name[1] == epoch} for epoch in range(2))
+    assert len(first) == len(second) == source.view.count
+    return first, second
+
+
+def test_each_epoch_has_masks_of_its_own() -> None:
+    first, second = two_epochs(masked_objective())
+    differing = [name for name, (seen, _) in first.items() if second[name[0], 1, name[2]][0] != seen]
+    assert len(differing) > 0.9 * len(first), "a short pair may be masked alike by chance"
+    assert all(len(first[name][1]) == len(second[name[0], 1, name[2]][1]) for name in first), "as many as before"
+
+
+def test_other_seeds_and_sources_have_other_masks() -> None:
+    pairs = many_pairs(30, seed=5)
+    of_keys = []
+    for key, seed in ((21, 3), (21, 4), (99, 3)):
+        source = pair_source(pairs, pack_length=64, longest=LONGEST, key=21)
+        source = PackedSource(view=source.view, plan=source.plan, key=key)
+        masks = masks_of_steps([source], masked_objective(seed=seed), range(2))
+        of_keys.append({sequence: seen for (_, epoch, sequence), (seen, _) in masks.items() if epoch == 0})
+    for other in of_keys[1:]:
+        assert other.keys() == of_keys[0].keys()
+        assert np.mean([other[sequence] != seen for sequence, seen in of_keys[0].items()]) > 0.9
+
+
+def test_a_source_named_elsewhere_in_the_run_file_keeps_its_masks() -> None:
+    one, two = two_sources()
+    in_order = masks_of_steps([one, two], masked_objective(), range(4))
+    swapped = masks_of_steps([two, one], masked_objective(), range(4))
+    both = in_order.keys() & swapped.keys()
+    assert {name[0] for name in both} == {21, 22}
+    assert all(in_order[name] == swapped[name] for name in both)
+
+
+def test_validation_is_masked_alike_for_every_seed() -> None:
+    sources = two_sources()
+    of_seeds = [masks_of_steps(sources, masked_objective(seed=seed).for_validation(), range(2)) for seed in (3, 4)]
+    assert of_seeds[0] == of_seeds[1]
+    assert masked_objective(reduction="sequence").for_validation().reduction == "sequence"
+
+
+def test_what_is_masked_is_hidden_and_all_else_is_shown() -> None:
+    """A share of 1.0 to [MASK] leaves no doubt about which tokens are masked."""
+    pairs = many_pairs(30, seed=5)
+    source = pair_source(pairs, pack_length=64, longest=LONGEST, key=21)
+    masks = masks_of_steps([source], masked_objective(mask_share=1.0, random_share=0.0), range(3))
+    assert len(masks) > 20
+    for (_, _, sequence), (seen, masked) in masks.items():
+        shown = dict(enumerate(pairs[sequence].tokens))
+        assert dict(masked).items() <= shown.items()
+        assert seen == [MASK if position in dict(masked) else token for position, token in shown.items()]

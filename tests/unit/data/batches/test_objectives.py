@@ -1,0 +1,119 @@
+"""An objective takes the sequences that it is made for, and counts targets as it makes them."""
+
+from typing import Literal
+
+import numpy as np
+import pytest
+from pair_sources import masked_objective, pair_source, random_halves, random_sentence_pairs
+from sources import packed_source
+
+from evenpack.batch import CausalTargets, PackedBatch, StepCounts
+from evenpack.data.batches.collate import Collator
+from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens, Objective
+from evenpack.data.order.step_plan import Dealing, PackedSource, StepPlanner
+from evenpack.data.order.step_shape import BatchForm
+from evenpack.data.sequences.masking import masked_count
+from evenpack.errors import ConfigError
+
+PACK_LENGTH = 24
+COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)
+
+DOCUMENTS = packed_source([[5, 3], [4], [9, 2, 1], [12], [7]], pack_length=PACK_LENGTH, longest=12)
+PAIRS = pair_source(
+    random_sentence_pairs(random_halves(12, longest=20, seed=1), seed=1), pack_length=PACK_LENGTH, longest=20
+)
+
+
+def collate(source: PackedSource, objective: Objective, form: BatchForm) -> PackedBatch:
+    """Two packs in three rows."""
+    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
+    packs = StepPlanner([source], [1], packs_per_step=2, dealing=dealing, objective=objective).plan(0).packs
+    collator = Collator(
+        [source],
+        form=form,
+        objective=objective,
+        pack_length=PACK_LENGTH,
+        packs_per_micro_batch=3,
+        padding_token=0,
+        vocabulary_size=1_000_000,
+    )
+    return collator.collate(packs, COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("source", "objective", "message"),
+    [
+        (PAIRS, NextTokens(), "sentence_pairs is BERT's: set model.kind=bert, or another recipe"),
+        (DOCUMENTS, masked_objective(), "learns from sentence pairs: set data.recipe.kind=sentence_pairs"),
+    ],
+)
+def test_sequences_of_another_kind_are_refused_with_what_to_do(
+    source: PackedSource, objective: Objective, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        collate(source, objective, BatchForm(layout="packed"))
+
+
+@pytest.mark.parametrize(("isolate", "reset_positions"), [(False, True), (True, False), (False, False)])
+def test_switches_for_study_leave_next_tokens_as_they_are(isolate: bool, reset_positions: bool) -> None:
+    plain = collate(DOCUMENTS, NextTokens(), BatchForm(layout="packed"))
+    form = BatchForm(layout="packed", isolate=isolate, reset_positions=reset_positions)
+    other = collate(DOCUMENTS, NextTokens(), form)
+    assert other.tokens.tolist() == plain.tokens.tolist()
+    assert isinstance(other.targets, CausalTargets)
+    assert isinstance(plain.targets, CausalTargets)
+    assert other.targets.labels.tolist() == plain.targets.labels.tolist()
+    assert other.targets.weights.tolist() == plain.targets.weights.tolist()
+    assert other.local_counts == plain.local_counts
+
+
+@pytest.mark.parametrize(("isolate", "reset_positions"), [(False, True), (True, False), (False, False)])
+def test_switches_for_study_leave_masks_as_they_are(isolate: bool, reset_positions: bool) -> None:
+    plain = collate(PAIRS, masked_objective(), BatchForm(layout="packed"))
+    form = BatchForm(layout="packed", isolate=isolate, reset_positions=reset_positions)
+    other = collate(PAIRS, masked_objective(), form)
+    assert other.tokens.tolist() == plain.tokens.tolist()
+    assert other.token_type_ids.tolist() == plain.token_type_ids.tolist()
+    for name in ("positions", "labels", "weights", "sequence_starts", "next_sentence_labels"):
+        assert getattr(other.targets, name).tolist() == getattr(plain.targets, name).tolist()
+    rows = PACK_LENGTH if not reset_positions else 20
+    assert other.position_rows == rows
+    assert other.max_sequence_length == (20 if isolate else PACK_LENGTH)
+
+
+def test_next_tokens_are_as_many_as_tokens_but_one_a_segment() -> None:
+    counts = NextTokens().count_targets(DOCUMENTS.view, np.arange(3), np.array([1, 8, 12]), np.array([1, 2, 3]))
+    assert counts.tolist() == [0, 6, 9]
+
+
+@pytest.mark.parametrize("settings", [{}, {"share": 0.5, "max_predictions": 4}])
+def test_masked_tokens_depend_on_the_length_alone(settings: dict[Literal["share", "max_predictions"], float]) -> None:
+    objective = masked_objective(**settings)
+    lengths = np.arange(3, 30)
+    counts = objective.count_targets(PAIRS.view, np.arange(len(lengths)), lengths, np.ones_like(lengths))
+    assert counts.tolist() == masked_count(lengths, objective.masking).tolist()
+    assert counts[0] == 0, "three special tokens leave nothing to mask"
+    assert len(set(counts.tolist())) > 3
+
+
+def test_a_pair_without_an_ordinary_token_asks_for_no_token_and_counts_as_a_sequence() -> None:
+    pairs = random_sentence_pairs([(0, 0), (3, 4)], seed=1)
+    source = pair_source(pairs, pack_length=PACK_LENGTH, longest=20)
+    for reduction, weight in (("token", 1.0), ("sequence", 0.5)):
+        batch = collate(source, masked_objective(reduction=reduction), BatchForm(layout="packed"))
+        assert batch.local_counts.sequences == 4, "a pack of both, in two epochs"
+        assert batch.local_counts.targets == 4, "two of ten tokens"
+        assert batch.targets.weights[:4].tolist() == [weight] * 4
+
+
+def test_reduction_and_masking_of_validation_are_those_of_training_and_only_the_seed_is_fixed() -> None:
+    objective = masked_objective(seed=9, reduction="sequence", share=0.3)
+    fixed = objective.for_validation()
+    assert isinstance(fixed, MaskedTokensAndNextSentence)
+    assert (fixed.masking, fixed.reduction, fixed.vocabulary) == (
+        objective.masking,
+        "sequence",
+        objective.vocabulary,
+    )
+    assert fixed.seed == masked_objective(seed=10).for_validation().seed
+    assert NextTokens().for_validation() == NextTokens()

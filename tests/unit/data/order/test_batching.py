@@ -1,0 +1,168 @@
+"""Steps of packs or of single sequences: what a run file may ask for, and that dealing changes no step."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from sources import packed_source
+
+from evenpack.config import validate
+from evenpack.data.batches.collate import order_hash
+from evenpack.data.batches.objectives import NextTokens
+from evenpack.data.order.assignment import POLICIES, DealingPolicy
+from evenpack.data.order.step_plan import Dealing, StepPlan, StepPlanner
+from evenpack.data.order.step_shape import Layout
+from evenpack.engine.checkpoints.continuation import compare_run_files, require_fingerprint
+from evenpack.engine.checkpoints.files import TrainState
+from evenpack.engine.config import RunConfig
+from evenpack.engine.deepspeed_config import deepspeed_config
+from evenpack.errors import CheckpointError, ConfigError
+
+OF_SEQUENCES = {"batching": "sequences", "layout": "unpadded", "sequences_per_step": 24, "sequences_per_micro_batch": 3}
+OF_PACKS = {"packs_per_step": 8, "packs_per_micro_batch": 2}
+
+
+def run_config(**training: Any) -> RunConfig:
+    values = {
+        "run": {"name": "a", "output_dir": "runs/a"},
+        "data": {
+            "sources": {"wiki": {"kind": "jsonl", "path": "a.jsonl"}},
+            "tokenizer": {"kind": "gpt2"},
+            "recipe": {"kind": "documents", "max_sequence_length": 128},
+            "pack_length": 512,
+        },
+        "model": {"kind": "gpt2", "preset": "tiny"},
+        "training": {"steps": 10, **training},
+        "optimizer": {"kind": "lamb", "learning_rate": 1e-3},
+    }
+    return validate(values, RunConfig, origin="test")
+
+
+def test_items_are_packs_or_sequences() -> None:
+    packs, sequences = run_config(**OF_PACKS), run_config(**OF_SEQUENCES)
+    assert (packs.training.items_per_step, packs.training.items_per_micro_batch) == (8, 2)
+    assert (sequences.training.items_per_step, sequences.training.items_per_micro_batch) == (24, 3)
+    settings = deepspeed_config(sequences, 4)
+    assert [settings[name] for name in ("train_batch_size", "train_micro_batch_size_per_gpu")] == [24, 3]
+    assert settings["gradient_accumulation_steps"] == 2
+    assert validate(sequences.model_dump(), RunConfig, origin="written out") == sequences
+
+
+@pytest.mark.parametrize(
+    ("training", "policy"),
+    [
+        (OF_PACKS, "cost_balanced"),
+        ({**OF_PACKS, "layout": "padded"}, "cost_balanced"),
+        ({**OF_PACKS, "dealing": "arrival"}, "arrival"),
+        (OF_SEQUENCES, "cost_balanced"),
+        ({**OF_SEQUENCES, "layout": "padded"}, "arrival"),
+        ({**OF_SEQUENCES, "layout": "padded", "dealing": "max_tokens"}, "max_tokens"),
+    ],
+)
+def test_null_stands_for_a_dealing_that_suits(training: dict[str, Any], policy: str) -> None:
+    assert run_config(**training).training.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({}, "batching is packs: packs_per_step is required"),
+        ({"packs_per_step": 8}, "packs_per_micro_batch is required"),
+        ({**OF_PACKS, "batching": "sequences", "layout": "padded"}, "sequences_per_step is required"),
+        (
+            {**OF_SEQUENCES, "packs_per_step": 8},
+            "leave packs_per_step out, or null (found 8), and give sequences_per_step",
+        ),
+        ({**OF_PACKS, "sequences_per_micro_batch": 3}, "leave sequences_per_micro_batch out, or null (found 3)"),
+        ({**OF_SEQUENCES, "layout": "packed"}, "batching sequences has no layout packed"),
+        ({**OF_SEQUENCES, "sequences_per_micro_batch": 5}, "sequences_per_micro_batch (5) must divide"),
+        ({**OF_SEQUENCES, "dealing": "sorted"}, "that can have arrival, sorted_serpentine, cost_balanced, max_tokens"),
+        ({**OF_PACKS, "dealing": "max_tokens"}, "dealing max_tokens is not for batching packs in layout packed"),
+        ({**OF_PACKS, "dealing": "sorter"}, "'sorted_serpentine'"),
+        ({**OF_SEQUENCES, "packing_adjustment": "fewer_accumulations"}, "set packing_adjustment=none"),
+        ({**OF_SEQUENCES, "packing_adjustment": "lamb_betas"}, "packing_adjustment lamb_betas is for packs"),
+        ({**OF_PACKS, "log_rank_times_every_steps": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(training: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_config(**training)
+    assert expected in str(caught.value)
+
+
+def test_ranks_that_cannot_divide_a_step_of_sequences_are_told_of_sequences() -> None:
+    with pytest.raises(ConfigError) as caught:
+        deepspeed_config(run_config(**OF_SEQUENCES), 3 * 5)
+    assert "training.sequences_per_micro_batch (3) must divide training.sequences_per_step (24)" in str(caught.value)
+    assert "no sequences_per_micro_batch helps 15 ranks: choose a sequences_per_step" in str(caught.value)
+    assert "pack" not in str(caught.value)
+
+
+def test_validation_is_of_packs_that_take_the_room_of_a_micro_batch() -> None:
+    assert run_config(**OF_PACKS).evaluation_packs_per_micro_batch == 2
+    assert run_config(**OF_SEQUENCES).evaluation_packs_per_micro_batch == 1
+    wide = run_config(**{**OF_SEQUENCES, "sequences_per_micro_batch": 12})
+    assert wide.evaluation_packs_per_micro_batch == 12 * 128 // 512
+
+
+def state(training: dict[str, Any], fingerprint: str = "f") -> TrainState:
+    return TrainState(
+        step=7,
+        fingerprint=fingerprint,
+        world_size=1,
+        zero_stage=0,
+        cost_weights=(0.0, 1.0),
+        config={"run": {"name": "a", "seed": 1}, "training": training},
+    )
+
+
+def test_a_run_goes_on_with_steps_of_the_same_kind_and_size() -> None:
+    before_there_was_a_choice = state({"packs_per_step": 64})
+    compare_run_files(before_there_was_a_choice, {"training": {"batching": "packs", "packs_per_step": 64}})
+    of_sequences = state({"batching": "sequences", "sequences_per_step": 24, "dealing": None})
+    another_dealing = {"batching": "sequences", "sequences_per_step": 24, "dealing": "max_tokens"}
+    compare_run_files(of_sequences, {"training": another_dealing})
+    with pytest.raises(CheckpointError, match=r"7 steps of 24 sequences.*is 48.*sequence that.*sequences_per_step=24"):
+        compare_run_files(of_sequences, {"training": {**another_dealing, "sequences_per_step": 48}})
+    with pytest.raises(CheckpointError, match=r"7 steps of packs, this run's training\.batching is sequences"):
+        compare_run_files(before_there_was_a_choice, {"training": another_dealing})
+    with pytest.raises(CheckpointError, match=r"\(seed 1, steps of packs\).*data, seed and training\.batching have g"):
+        require_fingerprint(before_there_was_a_choice, "g")
+
+
+RANKS, MICRO_BATCHES = 3, 2
+
+
+def step_plan(policy: DealingPolicy, layout: Layout, step: int, *, ranks: int = RANKS) -> StepPlan:
+    lengths = np.random.default_rng(1).integers(1, 33, size=100)
+    source = packed_source([[int(length)] for length in lengths], pack_length=32, longest=32, algorithm="none")
+    dealing = Dealing(
+        ranks=ranks,
+        micro_batches=MICRO_BATCHES,
+        per_micro_batch=False,
+        cost_per_token=1.0,
+        cost_per_squared_length=0.1,
+        policy=policy,
+        layout=layout,
+    )
+    return StepPlanner([source], [1], packs_per_step=36, dealing=dealing, objective=NextTokens()).plan(step)
+
+
+@pytest.mark.parametrize("step", [0, 2, 10**9])  # the third step crosses the end of an epoch
+def test_every_dealing_has_the_same_set_and_the_same_hash(step: int) -> None:
+    alone = step_plan("arrival", "unpadded", step, ranks=1)
+    divisions = set()
+    for layout, policies in ((layout, policies) for (batching, layout), policies in POLICIES.items()):
+        for policy in policies:
+            plan = step_plan(policy, layout, step)
+            assert plan.counts == alone.counts
+            hashes, ids = [], []
+            for rank, index in product(range(RANKS), range(MICRO_BATCHES)):
+                packs = plan.micro_batch(rank, index)
+                hashes.append(order_hash(packs))
+                ids += packs.sequence_ids.tolist()
+            assert sum(hashes) % 2**64 == order_hash(alone.packs)
+            assert sorted(ids) == sorted(alone.packs.sequence_ids.tolist())
+            divisions.add((tuple(ids), tuple(plan.shares.offsets.tolist())))
+    assert len(divisions) == 6, "arrival, cost_balanced, serpentine, sorted, and max_tokens in two layouts"

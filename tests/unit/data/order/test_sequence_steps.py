@@ -1,0 +1,100 @@
+"""A prepared run in steps of single sequences: what its plan says, and what it is judged by."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pair_sources import pair_run
+
+from evenpack.config import validate
+from evenpack.data.batches.pipeline import packed_sources
+from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.build import build_model
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
+from evenpack.engine.objective import build_denominators, build_objective
+from evenpack.launcher.training import plan_training
+from evenpack.launcher.views import plan_table
+
+PER_STEP = 24
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A prepared BERT in steps of packs."""
+    config = pair_run(tmp_path_factory.mktemp("pairs"))
+    prepare(config.data, config.prepared_dir)
+    return config
+
+
+def of_sequences(config: RunConfig, layout: str) -> RunConfig:
+    training: dict[str, Any] = {
+        "batching": "sequences",
+        "layout": layout,
+        "packs_per_step": None,
+        "packs_per_micro_batch": None,
+        "sequences_per_step": PER_STEP,
+        "sequences_per_micro_batch": 6,
+    }
+    values = config.model_dump()
+    return validate({**values, "training": values["training"] | training}, RunConfig, origin="test")
+
+
+def test_validation_is_the_same_whatever_a_step_counts(packs: RunConfig) -> None:
+    data = PreparedData.open(packs.prepared_dir, packs.data)
+    world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    model = build_model(packs, data, world.device)
+    expected = evaluations_to_json(data, evaluate_model(model, data, packs, world))
+    for layout in ("unpadded", "padded"):
+        found = evaluations_to_json(data, evaluate_model(model, data, of_sequences(packs, layout), world))
+        for source, values in expected.items():
+            assert values is not None
+            assert found[source] == pytest.approx(values, rel=1e-5)
+
+
+def test_the_plan_counts_sequences(packs: RunConfig) -> None:
+    config = of_sequences(packs, "padded")
+    plan = plan_training(config, ranks=2)
+    assert (plan.items_per_step, plan.batching, plan.dealing) == (PER_STEP, "sequences", "arrival")
+    assert plan.slots_per_step == PER_STEP * 48
+    assert plan.packing_factor == 1.0
+    data = PreparedData.open(config.prepared_dir, config.data)
+    sources = packed_sources(data, "train", seed=1, batching="sequences")
+    assert plan.epochs["wiki"] == pytest.approx(4 * PER_STEP * 2 / 3 / sources[0].view.count)
+    means = [source.view.lengths().mean() for source in sources]
+    assert plan.tokens_per_step == pytest.approx(PER_STEP * (2 * means[0] + means[1]) / 3)
+    assert plan.packing_efficiency == pytest.approx(plan.tokens_per_step / plan.slots_per_step)
+    cells = [str(cell) for column in plan_table(plan).columns for cell in column.cells]
+    assert "24 sequences = 2 ranks x 2 micro-batches (gradient accumulation) x 6 sequences" in cells
+
+
+def test_slots_are_told_only_where_they_are_known(packs: RunConfig) -> None:
+    assert plan_training(packs, ranks=2).slots_per_step == 8 * 96
+    plan = plan_training(of_sequences(packs, "unpadded"), ranks=2)
+    assert plan.slots_per_step is None
+    cells = [str(cell) for column in plan_table(plan).columns for cell in column.cells]
+    assert "as many as its sequences need" in cells
+
+
+def test_expected_denominators_are_what_steps_of_sequences_hold_on_average(packs: RunConfig) -> None:
+    values = of_sequences(packs, "unpadded").model_dump()
+    config = validate({**values, "model": values["model"] | {"loss_balancing": "expected"}}, RunConfig, origin="test")
+    data = PreparedData.open(config.prepared_dir, config.data)
+    planner = StepPlanner(
+        packed_sources(data, "train", seed=1, batching="sequences"),
+        data.weights,
+        packs_per_step=PER_STEP,
+        dealing=Dealing(
+            ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
+        ),
+        objective=build_objective(config, data),
+    )
+    steps = [planner.plan(step).counts for step in range(100)]
+    expected = build_denominators(config, data)(steps[0])
+    assert expected.next_sentence == pytest.approx(PER_STEP, rel=1e-12)
+    # Masked tokens are rounded to whole ones in each sequence, and in the full row that the estimate goes by.
+    assert np.mean([step.targets for step in steps]) == pytest.approx(expected.tokens, rel=0.05)

@@ -1,0 +1,99 @@
+"""Step t is a pure function of (seed, t); ranks and accumulation only divide it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sources import packed_source
+
+from evenpack.data.batches.collate import order_hash
+from evenpack.data.batches.objectives import NextTokens
+from evenpack.data.order.step_plan import Dealing, PackedSource, StepPlan, StepPlanner
+
+PACKS_PER_STEP = 16
+
+
+def many_sequences(count: int, seed: int) -> list[list[int]]:
+    return [[int(length)] for length in np.random.default_rng(seed).integers(1, 33, size=count)]
+
+
+def sources(key: int = 7) -> list[PackedSource]:
+    return [
+        packed_source(many_sequences(90, 1), pack_length=32, longest=32, key=key),
+        packed_source(many_sequences(25, 2), pack_length=32, longest=32, key=key + 1),
+    ]
+
+
+def planner(ranks: int = 1, micro_batches: int = 1, *, per_micro_batch: bool = False, key: int = 7) -> StepPlanner:
+    dealing = Dealing(
+        ranks=ranks,
+        micro_batches=micro_batches,
+        per_micro_batch=per_micro_batch,
+        cost_per_token=1.0,
+        cost_per_squared_length=0.1,
+    )
+    return StepPlanner(sources(key), [3, 1], packs_per_step=PACKS_PER_STEP, dealing=dealing, objective=NextTokens())
+
+
+def content(plan: StepPlan) -> tuple[bytes, ...]:
+    packs = plan.packs
+    return tuple(
+        array.tobytes() for array in (packs.sources, packs.stream_positions, packs.offsets, packs.sequence_ids)
+    )
+
+
+@pytest.mark.parametrize("per_micro_batch", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+def test_ranks_and_accumulation_divide_a_step_without_changing_it(
+    ranks: int, micro_batches: int, per_micro_batch: bool
+) -> None:
+    for step in (0, 3, 1_000_000):
+        alone = planner().plan(step)
+        divided = planner(ranks, micro_batches, per_micro_batch=per_micro_batch).plan(step)
+        assert content(divided) == content(alone)
+        assert divided.counts == alone.counts
+        assert (np.diff(divided.shares.offsets) == PACKS_PER_STEP // ranks // micro_batches).all()
+        assert sorted(divided.shares.items) == list(range(PACKS_PER_STEP))
+        hashes = [
+            order_hash(divided.micro_batch(rank, index)) for rank in range(ranks) for index in range(micro_batches)
+        ]
+        assert sum(hashes) % 2**64 == order_hash(alone.packs)
+
+
+def test_steps_may_be_asked_for_in_any_order() -> None:
+    one, other = planner(), planner()
+    forward = [content(one.plan(step)) for step in range(8)]
+    backward = [content(other.plan(step)) for step in reversed(range(8))]
+    assert forward == backward[::-1]
+    assert len(set(forward)) == len(forward)
+
+
+def test_another_seed_gives_another_order() -> None:
+    assert content(planner(key=7).plan(0)) != content(planner(key=100).plan(0))
+
+
+def test_each_source_is_a_continuous_stream_in_which_every_epoch_has_each_sequence_once() -> None:
+    plans = [planner().plan(step) for step in range(40)]
+    for index, source in enumerate(sources()):
+        positions, ids = [], []
+        for plan in plans:
+            for pack in np.flatnonzero(plan.packs.sources == index):
+                positions.append(int(plan.packs.stream_positions[pack]))
+                ids.append(plan.packs.sequence_ids[plan.packs.offsets[pack] : plan.packs.offsets[pack + 1]])
+        assert positions == list(range(len(positions))), "nothing repeats, nothing drops"
+        epochs = len(positions) // source.plan.packs
+        assert epochs >= 2, "the test must cross the end of an epoch"
+        for epoch in range(epochs):
+            seen = np.concatenate(ids[epoch * source.plan.packs : (epoch + 1) * source.plan.packs])
+            assert sorted(seen) == list(range(source.view.count))
+
+
+@given(step=st.integers(0, 10**9))
+@settings(max_examples=50, deadline=None)
+def test_counts_are_those_of_the_packs(step: int) -> None:
+    plan = planner(2, 2).plan(step)
+    assert plan.counts.packs == PACKS_PER_STEP
+    assert plan.counts.sequences == len(plan.packs.sequence_ids)
+    assert plan.counts.tokens == plan.packs.lengths.sum()
+    assert plan.counts.targets == plan.counts.tokens - plan.counts.sequences

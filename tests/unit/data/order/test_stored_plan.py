@@ -1,0 +1,65 @@
+"""Strategies and sorted sequences as files: made from lengths that are never all in memory."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sources import ListView
+
+from evenpack.data.config import PackingConfig
+from evenpack.data.order.stored_plan import open_plan, store_plan
+from evenpack.data.sequences import RecipeLedger
+
+LONGEST = 40
+
+
+class CountedView(ListView):
+    """A million sequences of pseudo-random lengths, computed where they are asked for."""
+
+    @property
+    def count(self) -> int:
+        return 1_000_003
+
+    @property
+    def ledger(self) -> RecipeLedger:
+        """Of no sequence: a check of types reads it, which must not take memory."""
+        return ListView(sequences=[], max_sequence_length=LONGEST).ledger
+
+    def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        ids = np.arange(start, self.count if stop is None else stop, dtype=np.int32)
+        ids *= 7919
+        ids %= 1009
+        ids %= LONGEST
+        ids += 1
+        return ids
+
+
+@pytest.fixture
+def view(monkeypatch: pytest.MonkeyPatch) -> CountedView:
+    monkeypatch.setattr("evenpack.data.sequences.view._CHUNK_SEQUENCES", 1 << 13)
+    return CountedView(sequences=[[1]], max_sequence_length=LONGEST)
+
+
+def test_a_stored_plan_holds_every_sequence_by_its_length(view: CountedView, tmp_path: Path) -> None:
+    packing = store_plan(tmp_path, view, PackingConfig(), pack_length=64)
+    lengths = view.lengths()
+    assert packing.histogram.counts.tolist() == np.bincount(lengths, minlength=LONGEST + 1)[1:].tolist()
+    ids = np.load(tmp_path / "sorted_sequences.npy")
+    assert ids.dtype == np.int32
+    np.testing.assert_array_equal(ids, np.argsort(lengths, kind="stable"))
+    plan = open_plan(tmp_path, key=1)
+    assert (plan.packs, plan.sequences) == (packing.packs, view.count)
+    drawn = plan.draw(np.arange(1000))
+    np.testing.assert_array_equal(drawn.lengths, lengths[drawn.sequence_ids])
+
+
+def test_storing_a_plan_takes_memory_for_a_chunk_not_for_all_lengths(view: CountedView, tmp_path: Path) -> None:
+    store_plan(tmp_path, view, PackingConfig(), pack_length=64)
+    tracemalloc.start()
+    try:
+        store_plan(tmp_path, view, PackingConfig(), pack_length=64)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000 < (tmp_path / "sorted_sequences.npy").stat().st_size

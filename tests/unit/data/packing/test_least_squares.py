@@ -1,0 +1,152 @@
+"""Least squares packing: the published figures of SQuAD, and the invariants on any histogram."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from repository import PUBLISHED_HISTOGRAMS
+
+from evenpack.data.packing import LengthHistogram, Packing, Strategy
+from evenpack.data.packing.least_squares import least_squares, least_squares_padding
+from evenpack.data.packing.longest_pack_first import longest_pack_first
+from evenpack.errors import PackingError
+
+LeastSquares = Callable[[LengthHistogram, int, int], Mapping[Strategy, int]]
+
+every_way = pytest.mark.parametrize(
+    "packer",
+    [
+        pytest.param(partial(packer, leftovers=leftovers), id=f"{packer.__name__}-{leftovers}")
+        for packer in (least_squares, least_squares_padding)
+        for leftovers in ("paper", "best_fit")
+    ],
+)
+
+
+def packed(packer: LeastSquares, counts: list[int], pack_length: int, depth: int) -> Packing:
+    """Refuses, as every `Packing` does, what does not place each sequence once or overfills a pack."""
+    histogram = LengthHistogram(counts=np.array(counts))
+    used = packer(histogram, pack_length, depth)
+    return Packing(
+        algorithm="least_squares",
+        pack_length=pack_length,
+        histogram=histogram,
+        strategies=tuple(used),
+        counts=np.array(list(used.values())),
+        cpu_seconds=0.0,
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[int], int, int]:
+    """Counts by length (one of them positive), a pack length, and a limit on depth."""
+    pack_length = draw(st.integers(4, 24))
+    longest = draw(st.integers(1, pack_length))
+    count = st.one_of(st.just(0), st.integers(0, 5), st.integers(0, 10**7))
+    counts = draw(st.lists(count, min_size=longest, max_size=longest))
+    counts[draw(st.integers(0, longest - 1))] += 1
+    return counts, pack_length, draw(st.integers(1, 6))
+
+
+@every_way
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_every_sequence_is_placed_once_within_the_limits(packer, problem):
+    _, _, depth = problem
+    packing = packed(packer, *problem)
+    assert packing.depth <= depth
+    assert packing.lower_bound <= packing.packs <= packing.sequences
+
+
+@every_way
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_the_same_histogram_is_packed_the_same_way(packer, problem):
+    counts, pack_length, depth = problem
+    one, other = packed(packer, counts, pack_length, depth), packed(packer, [*counts, 0, 0], pack_length, depth)
+    assert one.strategies == other.strategies
+    np.testing.assert_array_equal(one.counts, other.counts)
+
+
+@pytest.mark.parametrize("packer", [least_squares, least_squares_padding])
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_best_fit_never_takes_more_packs_for_the_leftovers(packer, problem):
+    paper, best_fit = (packed(partial(packer, leftovers=way), *problem).packs for way in ("paper", "best_fit"))
+    assert best_fit <= paper
+
+
+@every_way
+def test_lengths_that_complete_one_another_leave_no_padding(packer):
+    packing = packed(packer, [10, 0, 10, 10, 10, 0, 10, 5], 8, 3)
+    assert packing.padding == 0
+
+
+@every_way
+def test_a_depth_of_one_leaves_every_sequence_by_itself(packer):
+    packing = packed(packer, [3, 0, 2, 1], 4, 1)
+    assert dict(zip(packing.strategies, packing.counts.tolist(), strict=True)) == {(4,): 1, (3,): 2, (1,): 3}
+
+
+@every_way
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_a_pack_may_be_longer_than_every_sequence(packer, depth):
+    packing = packed(packer, [0, 4, 0, 100], 20, depth)
+    assert packing.depth <= depth
+    assert packing.efficiency <= min(1.0, depth * 4 / 20)
+
+
+@every_way
+def test_a_slot_that_no_sequence_is_there_for_becomes_padding(packer):
+    assert dict(packer(LengthHistogram(counts=np.array([0, 0, 0, 0, 7])), 6, 3)) == {(5,): 7}
+
+
+def test_leftovers_are_packed_apart_or_by_best_fit():
+    """At weight 0 no short sequence is worth a pack, so that all are left over."""
+    histogram = LengthHistogram(counts=np.array([6, 0, 5]))
+    assert dict(least_squares(histogram, 40, 2, weight=0.0)) == {(1,): 6, (3,): 5}
+    best_fit = least_squares(histogram, 40, 2, weight=0.0, leftovers="best_fit")
+    assert dict(best_fit) == dict(longest_pack_first(histogram, 40, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "packs", "efficiency"), [({}, 40_778, 97.386), ({"leftovers": "best_fit"}, 40_558, 97.915)]
+)
+def test_squad_is_packed_as_published(options, packs, efficiency):
+    """The paper prints 40,808 packs and 97.310 %, by another version of the solver."""
+    packing = packed(partial(least_squares, **options), PUBLISHED_HISTOGRAMS["squad_1_1_384"], 384, 3)
+    assert packing.efficiency * 100 == pytest.approx(97.310 if not options else efficiency, abs=0.1)
+    assert (packing.packs, round(packing.efficiency * 100, 3)) == (packs, efficiency)
+
+
+@pytest.mark.slow
+def test_squad_has_less_padding_when_padding_is_what_is_minimised():
+    packing = packed(least_squares_padding, PUBLISHED_HISTOGRAMS["squad_1_1_384"], 384, 3)
+    assert (packing.packs, round(packing.efficiency * 100, 3)) == (40_271, 98.612)
+
+
+@pytest.mark.slow
+def test_wikipedia_is_packed_as_published():
+    packing = packed(least_squares, PUBLISHED_HISTOGRAMS["wikipedia_512"], 512, 3)
+    assert round(packing.efficiency * 100, 4) == 99.7463
+
+
+@pytest.mark.parametrize("packer", [least_squares, least_squares_padding])
+def test_too_many_strategies_are_refused_with_their_number_and_a_remedy(packer):
+    with pytest.raises(PackingError, match=r"512 slots in 959631 ways.*to 3 or less.*longest_pack_first"):
+        packer(LengthHistogram(counts=np.ones(512, dtype=np.int64)), 512, 8)
+
+
+@pytest.mark.parametrize("weight", [-0.1, float("nan"), float("inf")])
+def test_a_weight_that_is_no_weight_is_refused(weight):
+    with pytest.raises(PackingError, match=f"0 or more, found {weight}"):
+        least_squares(LengthHistogram(counts=np.array([1, 2])), 4, 2, weight=weight)
+
+
+@every_way
+def test_a_sequence_longer_than_a_pack_is_refused(packer):
+    with pytest.raises(PackingError, match="a sequence of 9 tokens does not fit into a pack of 8 slots"):
+        packer(LengthHistogram(counts=np.array([1, 0, 0, 0, 0, 0, 0, 0, 1])), 8, 3)

@@ -1,0 +1,326 @@
+"""`prepare` with masks drawn once: what lies in the columns, what decides it, and what is refused."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from pair_sources import pair_run
+from prepared_files import Recorder, StoppedError, contents, data_config, sentence_documents, write_jsonl
+
+from evenpack.batch import StepCounts
+from evenpack.config import validate
+from evenpack.data.batches.objectives import StoredMasksAndNextSentence
+from evenpack.data.batches.pipeline import packed_sources
+from evenpack.data.config import DataConfig, MaskingConfig
+from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.prepare import pairs as prepare_pairs
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepared import PreparedData, Split
+from evenpack.data.sequences import MaskedPairsView, SentencePairsView
+from evenpack.data.sequences.masking import masked_count
+from evenpack.engine.build import cost_weights
+from evenpack.engine.config import RunConfig
+from evenpack.engine.objective import build_denominators, build_objective
+from evenpack.errors import ConfigError, DataError
+
+LONGEST = 48
+MASKS: dict[str, Any] = {"share": 0.2, "max_predictions": 6}
+COLUMNS = ("mask_offsets", "mask_positions", "mask_labels", "most_masks")
+
+
+def config_of(corpus: Path, masks: dict[str, Any] | None, **changes: Any) -> DataConfig:
+    recipe = {"kind": "sentence_pairs", "max_sequence_length": LONGEST, "duplication_factor": 3, "seed": 5}
+    values = {
+        "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 150},
+        "recipe": {**recipe, "static_masks": masks, **changes.pop("recipe", {})},
+        "pack_length": 64,
+    }
+    sources = changes.pop("sources", {"wiki": {"kind": "jsonl", "path": corpus}})
+    return data_config(sources, **{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_jsonl(tmp_path_factory.mktemp("text") / "wiki.jsonl", ["", *sentence_documents(200, seed=1)])
+
+
+@pytest.fixture(scope="module")
+def plain(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("plain") / "data"
+    prepare(config_of(text_file, None), directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def masked(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not to be changed."""
+    directory = tmp_path_factory.mktemp("masked") / "data"
+    prepare(config_of(text_file, MASKS), directory)
+    return directory
+
+
+def view_of(directory: Path, config: DataConfig, split: Split = "train", source: str = "wiki") -> MaskedPairsView:
+    view = PreparedData.open(directory, config).view(source, split)
+    assert isinstance(view, MaskedPairsView)
+    return view
+
+
+def places_in_file(view: MaskedPairsView) -> np.ndarray:
+    """Of all masks among all tokens of the pairs."""
+    starts = np.cumsum(view.lengths(), dtype=np.int64) - view.lengths()
+    return np.repeat(starts, np.diff(view.mask_offsets)) + view.mask_positions
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("settings", [MASKS, {**MASKS, "whole_words": True, "mask_share": 0.5, "random_share": 0.3}])
+def test_labels_put_back_make_the_pairs_without_masks(
+    plain: Path, text_file: Path, tmp_path: Path, split: Split, settings: dict[str, Any]
+) -> None:
+    config = config_of(text_file, settings)
+    prepare(config, tmp_path)
+    view, original = view_of(tmp_path, config, split), PreparedData.open(plain, config_of(text_file, None))
+    before = original.view("wiki", split)
+    assert isinstance(before, SentencePairsView)
+    assert not isinstance(before, MaskedPairsView)
+    everything = np.arange(view.count)
+    tokens, places = view.gather(everything), places_in_file(view)
+    expected = before.gather(everything)
+    assert (tokens != expected).sum() > 100
+    restored = tokens.copy()
+    restored[places] = view.mask_labels
+    np.testing.assert_array_equal(restored, expected)
+    assert (np.diff(places) > 0).all()
+    vocabulary = original.masking_vocabulary
+    assert not vocabulary.special[view.mask_labels].any()
+    masking = MaskingConfig(**settings)
+    counts = masked_count(view.lengths().astype(np.int64), masking)
+    np.testing.assert_array_equal(np.diff(view.mask_offsets), counts)
+    assert counts.max() == 6
+    if split == "train":
+        share = (tokens[places] == vocabulary.mask_id).mean()
+        assert share == pytest.approx(masking.mask_share, abs=0.05)
+        kept = (tokens[places] == view.mask_labels).mean()
+        assert kept == pytest.approx(1 - masking.mask_share - masking.random_share, abs=0.05)
+    for name in ("first_segment_lengths", "next_sentence_labels"):
+        np.testing.assert_array_equal(getattr(view, name), getattr(before, name))
+
+
+def test_most_masks_are_those_of_the_pairs(masked: Path, text_file: Path) -> None:
+    view = view_of(masked, config_of(text_file, MASKS))
+    counts, lengths = np.diff(view.mask_offsets), view.lengths()
+    for length in range(LONGEST + 1):
+        assert view.most_masks[length] == counts[lengths == length].max(initial=0)
+    assert len(set(view.most_masks.tolist())) > 3
+
+
+def test_each_duplicate_and_each_source_has_masks_of_its_own(text_file: Path, tmp_path: Path) -> None:
+    """Documents of two sentences give the same pair in each pass; two sources of one text give the same pairs."""
+    sources = {name: {"kind": "jsonl", "path": text_file} for name in ("wiki", "again")}
+    recipe = {"short_target_probability": 0.0, "random_next_probability": 0.0}
+    config = config_of(text_file, MASKS, sources=sources, recipe=recipe)
+    prepare(config, tmp_path)
+    first, second = (view_of(tmp_path, config, source=source) for source in sources)
+    np.testing.assert_array_equal(first.lengths(), second.lengths())
+    assert (first.mask_positions != second.mask_positions).mean() > 0.5
+    masks_of_pairs: dict[bytes, list[bytes]] = {}
+    for number in range(first.count):
+        tokens, (begin, end) = first.gather(np.array([number])).copy(), first.mask_offsets[number : number + 2]
+        places = first.mask_positions[begin:end]
+        tokens[places] = first.mask_labels[begin:end]
+        if len(places) > 3:
+            masks_of_pairs.setdefault(tokens.tobytes(), []).append(places.tobytes())
+    twins = [masks for masks in masks_of_pairs.values() if len(masks) > 1]
+    assert len(twins) > 10
+    assert np.mean([len(set(masks)) == len(masks) for masks in twins]) > 0.9
+
+
+@pytest.mark.parametrize("processors", [1, 3])
+def test_neither_blocks_nor_threads_show_in_masks(
+    masked: Path, text_file: Path, tmp_path: Path, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 70)
+    monkeypatch.setattr(prepare_pairs, "_CHUNK_PAIRS", 13)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    prepare(config_of(text_file, MASKS), tmp_path / "data")
+    assert contents(tmp_path / "data") == contents(masked)
+
+
+class StopAtPairs(Recorder):
+    """Interrupts `prepare` at the n-th report of pairs."""
+
+    def __init__(self, reports: int) -> None:
+        super().__init__()
+        self.left = reports
+
+    def update(self, state: Any) -> None:
+        super().update(state)
+        self.left -= state.stage == "pairs"
+        if self.left == 0:
+            raise StoppedError
+
+
+@pytest.mark.parametrize("reports", [1, 2, 9])
+def test_interrupted_masks_are_gone_on_with(
+    masked: Path, text_file: Path, tmp_path: Path, reports: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)
+    monkeypatch.setattr(prepare_pairs, "COMMIT_SECONDS", 0.0)
+    config, directory = config_of(text_file, MASKS), tmp_path / "data"
+    with pytest.raises(StoppedError):
+        prepare(config, directory, progress=StopAtPairs(reports))
+    recorder = Recorder()
+    prepare(config, directory, progress=recorder)
+    assert next(state for state in recorder.states if state.stage == "pairs").bytes_resumed > 0
+    assert contents(directory) == contents(masked)
+
+
+def test_masks_of_other_settings_are_not_gone_on_with(
+    masked: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)
+    monkeypatch.setattr(prepare_pairs, "COMMIT_SECONDS", 0.0)
+    for number, other in enumerate((None, {**MASKS, "share": 0.1})):
+        with pytest.raises(StoppedError):
+            prepare(config_of(text_file, other), tmp_path / str(number), progress=StopAtPairs(5))
+        prepare(config_of(text_file, MASKS), tmp_path / str(number))
+        assert contents(tmp_path / str(number)) == contents(masked)
+
+
+def test_without_validation_there_are_no_masks_for_it(text_file: Path, tmp_path: Path) -> None:
+    config = config_of(text_file, MASKS, validation_fraction=0.0)
+    prepare(config, tmp_path)
+    view = view_of(tmp_path, config, "validation")
+    assert view.mask_offsets.tolist() == [0]
+    assert view.count == len(view.mask_labels) == 0
+
+
+def test_the_fingerprint_follows_the_masks(masked: Path, plain: Path, text_file: Path, tmp_path: Path) -> None:
+    found = {PreparedData.open(masked, config_of(text_file, MASKS)).fingerprint(1)}
+    found.add(PreparedData.open(plain, config_of(text_file, None)).fingerprint(1))
+    for number, settings in enumerate(({**MASKS, "share": 0.1}, {**MASKS, "random_share": 0.2})):
+        config = config_of(text_file, settings)
+        prepare(config, tmp_path / str(number))
+        prepared = PreparedData.open(tmp_path / str(number), config)
+        found.add(prepared.fingerprint(1))
+        names = prepared.manifest.files.keys()
+        assert {f"sources/wiki/{split}/{name}.npy" for split in ("train", "validation") for name in COLUMNS} <= names
+    assert len(found) == 4
+
+
+def test_a_set_without_masks_is_known_as_before_there_were_any(plain: Path, text_file: Path) -> None:
+    """Else sets that are prepared already, and checkpoints of runs over them, would be refused."""
+    assert "static_masks" not in (plain / "sources/wiki/train/view.json").read_text()
+    assert not list(plain.rglob("*mask*"))
+    prepared = PreparedData.open(plain, config_of(text_file, None))
+    tokenizer, files = prepared.manifest.tokenizer, prepared.manifest.files
+    content = {
+        "files": {name: record.checksum for name, record in files.items()},
+        "tokenizer": {
+            "vocabulary_size": tokenizer.vocabulary_size,
+            "end_of_text_id": tokenizer.end_of_text_id,
+            "checksum": tokenizer.checksum,
+        },
+        "recipe": {
+            "kind": "sentence_pairs",
+            "max_sequence_length": LONGEST,
+            "duplication_factor": 3,
+            "short_target_probability": 0.1,
+            "random_next_probability": 0.5,
+            "single_sentence_documents": "random_next",
+            "language": "en",
+            "seed": 5,
+        },
+        "pack_length": 64,
+        "mixture": [["wiki", 1]],
+        "seed": 1,
+    }
+    expected = xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+    assert prepared.fingerprint(1) == expected
+
+
+def test_other_settings_are_refused_by_name(masked: Path, plain: Path, text_file: Path) -> None:
+    other = config_of(text_file, {**MASKS, "share": 0.15})
+    message = r"data\.recipe\.static_masks\.share: prepared with 0\.2, this run has 0\.15"
+    for call in (prepare, lambda config, directory: PreparedData.open(directory, config)):
+        with pytest.raises(DataError, match=message):
+            call(other, masked)
+        with pytest.raises(DataError, match=r"static_masks\.share: prepared with 0\.2, this run has 'nothing'"):
+            call(config_of(text_file, None), masked)
+        with pytest.raises(DataError, match=r"static_masks\.share: prepared with 'nothing', this run has 0\.2"):
+            call(config_of(text_file, MASKS), plain)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_column_that_is_missing_or_cut_is_named_before_training(
+    masked: Path, text_file: Path, tmp_path: Path, column: str
+) -> None:
+    directory, config = tmp_path / "data", config_of(text_file, MASKS)
+    shutil.copytree(masked, directory)
+    path = directory / "sources/wiki/train" / f"{column}.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(
+        DataError, match=rf"train/{column}\.npy: expected {len(content)} bytes, found {len(content) - 1}"
+    ):
+        PreparedData.open(directory, config)
+    path.unlink()
+    with pytest.raises(DataError, match=rf"train/{column}\.npy: expected {len(content)} bytes, found no file"):
+        PreparedData.open(directory, config)
+    shape = np.load(masked / "sources/wiki/train" / f"{column}.npy").shape
+    path.write_bytes(content.replace(str(shape).encode(), f"({shape[0] - 1},)".encode().ljust(len(str(shape)))))
+    assert path.stat().st_size == len(content)
+    with pytest.raises(DataError, match="do not fit"):
+        packed_sources(PreparedData.open(directory, config), "train", seed=1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """Two sources in unequal shares, their masks stored."""
+    recipe = {"kind": "sentence_pairs", "max_sequence_length": LONGEST, "duplication_factor": 2, "static_masks": MASKS}
+    config = pair_run(tmp_path_factory.mktemp("pairs"), data={"recipe": recipe})
+    prepare(config.data, config.prepared_dir)
+    return config
+
+
+def changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+    values = config.model_dump()
+    for name, section in sections.items():
+        values[name] |= section
+    return validate(values, RunConfig, origin="test")
+
+
+def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
+    prepared = PreparedData.open(run.prepared_dir, run.data)
+    assert build_objective(run, prepared) == StoredMasksAndNextSentence(
+        vocabulary_size=prepared.vocabulary_size, reduction="token"
+    )
+    drawn = changed(run, data={"recipe": {**run.data.recipe.model_dump(), "static_masks": None}})
+    unpadded = {"training": {"layout": "unpadded"}}
+    assert cost_weights(changed(run, **unpadded), prepared) != cost_weights(changed(drawn, **unpadded), prepared)
+    with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks has them drawn once: leave\n? *masking out"):
+        changed(run, masking={"share": 0.2})
+
+
+def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig) -> None:
+    """Over a step of whole epochs of both sources, drawn two to one."""
+    run = changed(run, model={"loss_balancing": "expected"})
+    prepared = PreparedData.open(run.prepared_dir, run.data)
+    sources = packed_sources(prepared, "train", seed=run.run.seed)
+    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
+    packs = 3 * int(np.lcm(sources[0].plan.packs, sources[1].plan.packs))
+    planner = StepPlanner(
+        sources, prepared.weights, packs_per_step=packs, dealing=dealing, objective=build_objective(run, prepared)
+    )
+    counts = planner.plan(0).counts
+    run = changed(run, training={"packs_per_step": packs, "packs_per_micro_batch": packs})
+    denominators = build_denominators(run, prepared)
+    assert denominators(counts) == denominators(StepCounts(packs=1, sequences=2, tokens=3, targets=1))
+    assert denominators(counts).tokens == pytest.approx(counts.targets, rel=1e-12)
+    assert denominators(counts).next_sentence == pytest.approx(counts.sequences, rel=1e-12)
+    both = build_denominators(changed(run, model={"mlm_reduction": "sequence"}), prepared)(counts)
+    assert both.tokens == both.next_sentence == denominators(counts).next_sentence

@@ -1,0 +1,177 @@
+"""`prepare` called again: it goes on where it was, does nothing, or refuses what has changed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prepared_files import (
+    Recorder,
+    StopAfter,
+    StoppedError,
+    contents,
+    save_tokenizer,
+    sentences,
+    two_sources,
+    write_jsonl,
+)
+
+from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.prepare.prepare import prepare
+from evenpack.errors import DataError
+
+
+def test_a_second_call_does_nothing_and_says_so(corpus: Path, finished: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    recorder = Recorder()
+    manifest = prepare(two_sources(corpus), finished, progress=recorder)
+    assert manifest == Manifest.read(finished)
+    assert recorder.notes == [f"{finished} is prepared already: nothing to do"]
+    assert recorder.states == []
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_an_interrupted_call_is_gone_on_with_where_it_was(
+    corpus: Path, finished: Path, tmp_path: Path, small_batches: None
+) -> None:
+    config, directory = two_sources(corpus), tmp_path / "data"
+    with pytest.raises(StoppedError):
+        prepare(config, directory, progress=StopAfter(5))
+    assert not (directory / "manifest.json").exists()
+    recorder = Recorder()
+    prepare(config, directory, progress=recorder)
+    assert {state.stage for state in recorder.states} == {"tokens"}, "the tokenizer is not trained again"
+    assert recorder.states[0].documents > 40
+    assert recorder.states[0].bytes_resumed > 0
+    assert contents(directory) == contents(finished)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from evenpack.data.prepare import tokenise
+from evenpack.data.config import DataConfig
+from evenpack.data.prepare.prepare import prepare
+
+left = int(sys.argv[3])
+flush = os.fsync
+def kill_at(descriptor):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    flush(descriptor)
+
+os.fsync = kill_at
+tokenise.BATCH_TEXT_BYTES, tokenise.COMMIT_SECONDS = 10_000, 0.0
+prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_a_directory_that_was_killed_again_and_again_ends_up_byte_for_byte_the_same(
+    corpus: Path, finished: Path, tmp_path: Path
+) -> None:
+    config, directory = two_sources(corpus), tmp_path / "data"
+    killed = []
+    for flushes in (1, 4, 6, 15, 41, 50, 60, 80, 10_000):
+        arguments = [config.model_dump_json(), str(directory), str(flushes)]
+        status = subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=False).returncode
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+        assert not (directory / "manifest.json").exists()
+        killed.append(sorted(path.name for path in directory.rglob("*")))
+    assert len(killed) >= 6
+    assert any("tokens.bin.partial" in names for names in killed), "killed within a token file"
+    assert any("tokens.idx" in names and "tokens.bin.partial" in names for names in killed), "killed between sources"
+    assert any("view.json" in names for names in killed), "killed while plans were stored"
+    assert contents(directory) == contents(finished)
+
+
+def test_a_changed_data_section_is_refused_by_key(corpus: Path, finished: Path) -> None:
+    recipe = {"kind": "documents", "max_sequence_length": 32}
+    with pytest.raises(DataError) as caught:
+        prepare(two_sources(corpus, recipe=recipe, pack_length=64), finished)
+    message = str(caught.value)
+    assert "data.recipe.max_sequence_length: prepared with 64, this run has 32" in message
+    assert "data.pack_length: prepared with 128, this run has 64" in message
+    assert "data.sources" not in message
+    assert f"Choose another data.prepared_dir (or run.output_dir), or remove {finished}" in message
+
+
+def test_a_changed_section_is_refused_while_unfinished_too(
+    own_corpus: Path, tmp_path: Path, small_batches: None
+) -> None:
+    directory = tmp_path / "data"
+    with pytest.raises(StoppedError):
+        prepare(two_sources(own_corpus), directory, progress=StopAfter(5))
+    before = contents(directory)
+    with pytest.raises(DataError, match=r"data\.tokenizer\.vocabulary_size: prepared with 320, this run has 300"):
+        prepare(two_sources(own_corpus, tokenizer={"kind": "train", "vocabulary_size": 300}), directory)
+    write_jsonl(own_corpus / "code.jsonl", sentences(151, seed=2))
+    with pytest.raises(DataError, match=r"input file .*code\.jsonl has changed since"):
+        prepare(two_sources(own_corpus), directory)
+    assert contents(directory) == before
+
+
+def test_a_half_written_source_is_not_gone_on_with_from_another_text(
+    own_corpus: Path, corpus: Path, tmp_path: Path, small_batches: None
+) -> None:
+    directory = tmp_path / "data"
+    tokenizer = save_tokenizer(tmp_path / "tokenizer")
+    with pytest.raises(StoppedError):
+        prepare(two_sources(own_corpus, tokenizer=tokenizer), directory, progress=StopAfter(5))
+    before = contents(directory)
+    os.utime(own_corpus / "wiki.jsonl", ns=(1, 1))
+    with pytest.raises(DataError, match=r"wiki\.jsonl has changed since .*sources/wiki was prepared from it"):
+        prepare(two_sources(own_corpus, tokenizer=tokenizer), directory)
+    with pytest.raises(DataError, match=r"data\.sources\.wiki\.path: prepared with"):
+        prepare(two_sources(corpus, tokenizer=tokenizer), directory)
+    save_tokenizer(tmp_path / "tokenizer", seed=8)
+    shutil.copystat(corpus / "wiki.jsonl", own_corpus / "wiki.jsonl")
+    with pytest.raises(DataError, match=r"data\.tokenizer\.checksum: prepared with"):
+        prepare(two_sources(own_corpus, tokenizer=tokenizer), directory)
+    assert {name: content for name, content in contents(directory).items() if "tokenizer/" not in name} == {
+        name: content for name, content in before.items() if "tokenizer/" not in name
+    }
+
+
+def test_a_changed_input_file_is_refused_when_finished_and_a_missing_one_is_not_missed(
+    own_corpus: Path, tmp_path: Path
+) -> None:
+    config, directory = two_sources(own_corpus), tmp_path / "data"
+    prepare(config, directory)
+    path = own_corpus / "code.jsonl"
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(DataError, match=r"code\.jsonl has changed since .*\n.*now \d+ bytes, modified at 0\.000000"):
+        prepare(config, directory)
+    path.unlink()
+    prepare(config, directory)
+
+
+def test_a_recipe_may_change_before_the_directory_is_finished(corpus: Path, finished: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    concat = {"kind": "concat", "max_sequence_length": 64}
+    with pytest.raises(StoppedError):
+        prepare(two_sources(corpus, recipe=concat), directory, progress=StopAfter(2))
+    assert (directory / "sources" / "wiki" / "train" / "stream_starts.npy").exists()
+    strict = {"kind": "documents", "max_sequence_length": 64, "long_documents": "error"}
+    with pytest.raises(DataError, match=r"recipe\.long_documents is 'error'"):
+        prepare(two_sources(corpus, recipe=strict), directory)
+    recorder = Recorder()
+    prepare(two_sources(corpus), directory, progress=recorder)
+    first = recorder.states[0]
+    assert first.bytes_read == first.bytes_resumed == first.total_bytes, "the tokens were kept"
+    assert contents(directory) == contents(finished)
+
+
+def test_a_source_that_the_run_does_not_have_is_not_left_lying(corpus: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    config = two_sources(corpus, tokenizer=save_tokenizer(tmp_path / "tokenizer"))
+    with pytest.raises(StoppedError):
+        prepare(config, directory, progress=StopAfter(2))
+    with pytest.raises(DataError, match="sources/code was begun by an interrupted call"):
+        prepare(config.model_copy(update={"sources": {"wiki": config.sources["wiki"]}}), directory)

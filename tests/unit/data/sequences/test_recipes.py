@@ -1,0 +1,388 @@
+"""Recipes: every token is in one place, and arithmetic gives what plain loops over lists would."""
+
+import pickle
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenpack.data.config import ConcatRecipe, DocumentsRecipe
+from evenpack.data.sequences import RecipeLedger, SequenceView, build_view, length_chunks, open_view
+from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+from evenpack.errors import DataError
+
+Recipe = DocumentsRecipe | ConcatRecipe
+
+LENGTHS = [*range(1, 25), *[1, 8, 8, 1, 1, 1, 7, 9, 16, 17, 15, 24, 3, 3, 3, 40, 1, 2]]
+
+
+def write(prefix: Path, lengths: list[int]) -> TokenFile:
+    """Documents of these lengths; each token of the file has an id of its own."""
+    with TokenFileWriter(prefix, vocabulary_size=1_000_000) as writer:
+        writer.append(
+            np.arange(sum(lengths)), np.array(lengths), {"document_hashes": np.zeros(len(lengths), dtype=np.uint64)}
+        )
+        writer.finish()
+    return TokenFile(prefix)
+
+
+@pytest.fixture(scope="module")
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
+    return write(tmp_path_factory.mktemp("recipes") / "tokens", LENGTHS)
+
+
+@dataclass
+class Expected:
+    """Sequences as lists of segments, segments as lists of tokens."""
+
+    sequences: list[list[list[int]]]
+    cut: int = 0
+    too_short: int = 0
+    too_long: int = 0
+
+
+def expect(recipe: Recipe, documents: list[list[int]]) -> Expected:
+    expected = Expected(sequences=[])
+    kept = [document for document in documents if len(document) >= recipe.minimum_document_length]
+    expected.too_short = sum(map(len, documents)) - sum(map(len, kept))
+    longest = recipe.max_sequence_length
+    if isinstance(recipe, ConcatRecipe):
+        stream = [(token, index) for index, document in enumerate(kept) for token in document]
+        for start in range(0, len(stream), longest):
+            segments: list[list[int]] = []
+            before = None
+            for token, index in stream[start : start + longest]:
+                if before is None or (recipe.isolate_documents and index != before):
+                    segments.append([])
+                segments[-1].append(token)
+                before = index
+            expected.sequences.append(segments)
+        return expected
+    for document in kept:
+        if recipe.long_documents == "split":
+            expected.sequences += [[document[start : start + longest]] for start in range(0, len(document), longest)]
+        elif recipe.long_documents == "drop" and len(document) > longest:
+            expected.too_long += len(document)
+        else:
+            expected.sequences.append([document[:longest]])
+            expected.cut += len(document[longest:])
+    return expected
+
+
+def token_lists(token_file: TokenFile, documents: np.ndarray) -> list[list[int]]:
+    starts, lengths = token_file.spans(documents)
+    return [list(range(start, start + length)) for start, length in zip(starts, lengths, strict=True)]
+
+
+documents_recipes = st.builds(
+    DocumentsRecipe,
+    kind=st.just("documents"),
+    max_sequence_length=st.integers(2, 12),
+    long_documents=st.sampled_from(["split", "truncate", "drop"]),
+    minimum_document_length=st.integers(1, 10),
+)
+concat_recipes = st.builds(
+    ConcatRecipe,
+    kind=st.just("concat"),
+    max_sequence_length=st.integers(2, 12),
+    isolate_documents=st.booleans(),
+    minimum_document_length=st.integers(1, 10),
+)
+recipes = documents_recipes | concat_recipes
+splits = st.sets(st.integers(0, len(LENGTHS) - 1)).map(lambda ids: np.array(sorted(ids), dtype=np.int64))
+
+
+@given(recipe=recipes, split=splits, data=st.data())
+@settings(deadline=None, max_examples=300)
+def test_a_view_gives_what_plain_loops_give(
+    token_file: TokenFile, recipe: Recipe, split: np.ndarray, data: st.DataObject
+) -> None:
+    view = build_view(recipe, token_file, split)
+    expected = expect(recipe, token_lists(token_file, split)).sequences
+    asked = data.draw(st.lists(st.integers(0, max(len(expected) - 1, 0)), max_size=30 if expected else 0))
+    ids = np.array(asked, dtype=np.int64)
+    segments = [expected[index] for index in asked]
+    flat = [[token for segment in sequence for token in segment] for sequence in segments]
+
+    assert isinstance(view, SequenceView)
+    assert view.count == len(expected)
+    assert view.max_sequence_length == recipe.max_sequence_length
+    assert view.max_segments_per_sequence == max([len(sequence) for sequence in expected], default=1)
+    assert view.lengths().tolist() == [sum(map(len, sequence)) for sequence in expected]
+
+    offsets, lengths = view.locate(ids)
+    assert lengths.tolist() == [len(tokens) for tokens in flat]
+    assert token_file.gather(offsets, np.ones_like(offsets)).tolist() == [tokens[0] for tokens in flat]
+    segment_lengths, per_sequence = view.segments(ids)
+    assert segment_lengths.tolist() == [len(segment) for sequence in segments for segment in sequence]
+    assert per_sequence.tolist() == [len(sequence) for sequence in segments]
+    assert view.gather(ids).tolist() == [token for tokens in flat for token in tokens]
+    counts, squared_lengths = view.statistics(ids, lengths)
+    assert counts.tolist() == [len(sequence) for sequence in segments]
+    assert squared_lengths.tolist() == [sum(len(segment) ** 2 for segment in sequence) for sequence in segments]
+
+
+@given(recipe=recipes, split=splits)
+@settings(deadline=None, max_examples=200)
+def test_every_token_is_in_one_sequence_once_or_counted_as_cut_or_dropped(
+    token_file: TokenFile, recipe: Recipe, split: np.ndarray
+) -> None:
+    view = build_view(recipe, token_file, split)
+    documents = token_lists(token_file, split)
+    found = Counter(view.gather(np.arange(view.count)).tolist())
+    read = Counter(token for document in documents for token in document)
+    expected = expect(recipe, documents)
+
+    assert set(found.values()) <= {1}
+    assert found <= read
+    ledger = view.ledger
+    assert ledger.tokens_kept == found.total() == view.lengths().sum()
+    assert (ledger.tokens_read, ledger.documents_read) == (read.total(), len(split))
+    assert (read - found).total() == expected.cut + expected.too_short + expected.too_long
+    assert (ledger.tokens_cut, ledger.tokens_too_short, ledger.tokens_too_long) == (
+        expected.cut,
+        expected.too_short,
+        expected.too_long,
+    )
+    assert ledger.documents_kept == sum(any(token in found for token in document) for document in documents)
+    assert ledger.documents_too_short == sum(len(d) < recipe.minimum_document_length for d in documents)
+    assert ledger.sequences == len(expected.sequences)
+
+
+@pytest.mark.parametrize(
+    ("length", "pieces"), [(7, [7]), (8, [8]), (9, [8, 1]), (16, [8, 8]), (17, [8, 8, 1]), (40, [8] * 5)]
+)
+def test_a_document_is_split_into_as_few_full_pieces_as_hold_it(
+    token_file: TokenFile, length: int, pieces: list[int]
+) -> None:
+    document = LENGTHS.index(length)
+    view = build_view(DocumentsRecipe(kind="documents", max_sequence_length=8), token_file, np.array([document]))
+
+    offsets, lengths = view.locate(np.arange(view.count))
+
+    assert view.lengths().tolist() == lengths.tolist() == pieces
+    assert offsets.tolist() == [token_file.document_offsets[document] + 8 * piece for piece in range(len(pieces))]
+
+
+@given(recipe=recipes, split=splits, data=st.data())
+@settings(deadline=None, max_examples=200)
+def test_lengths_are_given_for_any_range_of_sequences(
+    token_file: TokenFile, recipe: Recipe, split: np.ndarray, data: st.DataObject
+) -> None:
+    view = build_view(recipe, token_file, split)
+    _, expected = view.locate(np.arange(view.count))
+    start = data.draw(st.integers(0, view.count))
+    stop = data.draw(st.integers(start, view.count))
+
+    assert view.lengths(start, stop).tolist() == expected[start:stop].tolist()
+    assert view.lengths(start).tolist() == expected[start:].tolist()
+
+    size = data.draw(st.integers(1, 9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evenpack.data.sequences.view._CHUNK_SEQUENCES", size)
+        chunks = [chunk.tolist() for chunk in length_chunks(view)]
+    assert chunks == [expected[begin : begin + size].tolist() for begin in range(0, view.count, size)]
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
+def test_the_lengths_do_not_depend_on_how_many_documents_are_read_at_once(
+    token_file: TokenFile, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr("evenpack.data.sequences.documents._CHUNK_DOCUMENTS", chunk)
+    view = build_view(
+        DocumentsRecipe(kind="documents", max_sequence_length=8, minimum_document_length=1),
+        token_file,
+        np.arange(len(LENGTHS)),
+    )
+
+    expected = [min(8, length - start) for length in LENGTHS for start in range(0, length, 8)]
+    assert view.lengths().tolist() == expected
+
+
+def test_the_stream_is_cut_exactly_and_joins_documents_that_are_no_neighbours(tmp_path: Path) -> None:
+    tokens = write(tmp_path / "tokens", [3, 100, 4, 1, 5])
+    view = build_view(
+        ConcatRecipe(kind="concat", max_sequence_length=5), tokens, np.array([0, 2, 3, 4])
+    )  # 100 tokens are another split's, the document of one is too short
+
+    assert view.lengths().tolist() == [5, 5, 2]
+    assert view.gather(np.array([0])).tolist() == [0, 1, 2, 103, 104]
+    assert view.gather(np.array([2, 1])).tolist() == [111, 112, 105, 106, 108, 109, 110]
+    assert [part.tolist() for part in view.segments(np.array([0, 1, 2]))] == [[3, 2, 2, 3, 2], [2, 2, 1]]
+    assert [part.tolist() for part in view.statistics(np.array([0, 1]), np.array([5, 5]))] == [[2, 2], [13, 13]]
+    assert view.max_segments_per_sequence == 2
+
+
+def test_a_cut_at_the_end_of_a_document_does_not_count_the_next_one(tmp_path: Path) -> None:
+    tokens = write(tmp_path / "tokens", [4, 2, 2, 8, 4])
+    view = build_view(ConcatRecipe(kind="concat", max_sequence_length=4), tokens, np.arange(5))
+
+    assert view.segments(np.arange(5))[1].tolist() == [1, 2, 1, 1, 1]
+    assert view.max_segments_per_sequence == 2
+
+
+def test_neighbouring_documents_are_one_slice(token_file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = np.array([0, 1, 2, 3, 4, 10, 11])
+    view = build_view(
+        ConcatRecipe(kind="concat", max_sequence_length=1 << 20, minimum_document_length=1), token_file, split
+    )
+    slices = []
+    gather = TokenFile.gather
+
+    def counted(self: TokenFile, offsets: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        slices.append(len(offsets))
+        return gather(self, offsets, lengths)
+
+    monkeypatch.setattr(TokenFile, "gather", counted)
+
+    assert len(view.gather(np.array([0]))) == sum(LENGTHS[index] for index in split)
+    assert slices == [2]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        DocumentsRecipe(kind="documents", max_sequence_length=8),
+        ConcatRecipe(kind="concat", max_sequence_length=8),
+        ConcatRecipe(kind="concat", max_sequence_length=8, isolate_documents=False),
+    ],
+)
+def test_only_gather_reads_tokens(token_file: TokenFile, monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
+    monkeypatch.setattr(token_file, "_tokens", None)
+    view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
+    ids = np.arange(view.count)
+
+    lengths = view.lengths()
+    view.locate(ids)
+    view.segments(ids)
+    view.statistics(ids, lengths)
+    with pytest.raises(TypeError):
+        view.gather(ids)
+
+
+@pytest.mark.parametrize("ids", [[-1], [0, 10_000]])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        DocumentsRecipe(kind="documents", max_sequence_length=8),
+        ConcatRecipe(kind="concat", max_sequence_length=8),
+        ConcatRecipe(kind="concat", max_sequence_length=8, isolate_documents=False),
+    ],
+)
+def test_a_sequence_that_there_is_not_is_an_error(token_file: TokenFile, recipe: Recipe, ids: list[int]) -> None:
+    view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
+    asked = np.array(ids)
+
+    for call in (view.locate, view.segments, view.gather, lambda asked: view.statistics(asked, asked)):
+        with pytest.raises(IndexError, match=f"asked for, there are {view.count}"):
+            call(asked)
+
+
+def test_a_document_that_is_too_long_can_be_refused_by_its_number(token_file: TokenFile) -> None:
+    recipe = DocumentsRecipe(kind="documents", max_sequence_length=8, long_documents="error")
+
+    assert build_view(recipe, token_file, np.arange(8)).count == 7
+    with pytest.raises(
+        DataError, match=r"document 9 of .*tokens has 10 tokens, the first of 2 above .*\(8\).*'split', 'truncate'"
+    ):
+        build_view(recipe, token_file, np.array([1, 2, 9, 10]))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        DocumentsRecipe(kind="documents", max_sequence_length=8, long_documents="truncate"),
+        ConcatRecipe(kind="concat", max_sequence_length=8),
+        ConcatRecipe(kind="concat", max_sequence_length=8, isolate_documents=False),
+    ],
+)
+@pytest.mark.parametrize("documents", [len(LENGTHS), 0])
+def test_a_stored_view_is_the_same_and_pickles_as_the_name_of_its_folder(
+    token_file: TokenFile, tmp_path: Path, recipe: Recipe, documents: int
+) -> None:
+    built = build_view(recipe, token_file, np.arange(documents))
+    built.save(tmp_path / "train")
+    opened = open_view(tmp_path / "train", token_file)
+    pickled = pickle.dumps(opened)
+
+    assert len(pickled) < 1000
+    for view in (opened, pickle.loads(pickled), pickle.loads(pickle.dumps(built))):
+        assert type(view) is type(built)
+        assert (view.recipe, view.ledger) == (built.recipe, built.ledger)
+        assert view.max_segments_per_sequence == built.max_segments_per_sequence
+        ids = np.arange(built.count)[::-1].copy()
+        assert view.lengths().tolist() == built.lengths().tolist()
+        assert view.gather(ids).tolist() == built.gather(ids).tolist()
+        assert view.segments(ids)[0].tolist() == built.segments(ids)[0].tolist()
+
+
+def test_a_stored_view_that_is_missing_torn_or_of_another_file_is_refused(
+    token_file: TokenFile, tmp_path: Path
+) -> None:
+    recipe = ConcatRecipe(kind="concat", max_sequence_length=8)
+    with pytest.raises(DataError, match="holds no stored view"):
+        open_view(tmp_path / "nowhere", token_file)
+
+    build_view(recipe, token_file, np.arange(len(LENGTHS))).save(tmp_path / "train")
+    other = write(tmp_path / "other", [1, 2, 3])
+    with pytest.raises(DataError, match=r"made for a token file of \d+ tokens, .*other has 6"):
+        open_view(tmp_path / "train", other)
+
+    starts = tmp_path / "train" / "stream_starts.npy"
+    whole = starts.read_bytes()
+    for torn in (whole[:-1], whole[:40], b""):
+        starts.write_bytes(torn)
+        with pytest.raises(DataError, match="is not whole"):
+            open_view(tmp_path / "train", token_file)
+    starts.unlink()
+    with pytest.raises(DataError, match="is not whole"):
+        open_view(tmp_path / "train", token_file)
+
+
+def test_a_view_stored_again_and_cut_short_is_neither_the_old_nor_a_mixture(
+    token_file: TokenFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_view(ConcatRecipe(kind="concat", max_sequence_length=8), token_file, np.arange(40)).save(tmp_path)
+    other = build_view(ConcatRecipe(kind="concat", max_sequence_length=9), token_file, np.arange(40))
+    save, saved = np.save, []
+
+    def save_two(file: object, array: np.ndarray) -> None:
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+        saved.append(save(file, array))
+
+    monkeypatch.setattr(np, "save", save_two)
+    with pytest.raises(KeyboardInterrupt):
+        other.save(tmp_path)
+
+    with pytest.raises(DataError, match="holds no stored view"):
+        open_view(tmp_path, token_file)
+
+
+def test_a_ledger_that_does_not_balance_cannot_be_made() -> None:
+    ledger = RecipeLedger(
+        documents_read=10,
+        documents_kept=7,
+        documents_too_short=2,
+        documents_too_long=1,
+        tokens_read=100,
+        tokens_kept=60,
+        tokens_cut=20,
+        tokens_too_short=5,
+        tokens_too_long=15,
+        sequences=9,
+    )
+    assert (ledger.documents_dropped, ledger.tokens_dropped) == (3, 20)
+
+    for name in ("tokens_read", "tokens_kept", "tokens_cut", "tokens_too_short", "tokens_too_long"):
+        with pytest.raises(ValueError, match="tokens read are not"):
+            replace(ledger, **{name: getattr(ledger, name) + 1})
+    for name in ("documents_read", "documents_kept", "documents_too_short", "documents_too_long"):
+        with pytest.raises(ValueError, match="documents read are not"):
+            replace(ledger, **{name: getattr(ledger, name) + 1})
+    with pytest.raises(ValueError, match="below zero: tokens_cut"):
+        replace(ledger, tokens_cut=-1, tokens_kept=81)

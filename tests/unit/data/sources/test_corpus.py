@@ -1,0 +1,226 @@
+"""Documents of every kind of source, and what is said when a source is wrong."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import xxhash
+import zstandard
+
+from evenpack.data.config import BuiltinSource, HubSource, JsonlSource, MegatronSource, TextSource
+from evenpack.data.sources.corpus import Document, open_corpus, source_inputs
+from evenpack.errors import DataError
+
+
+def texts(documents: list[Document]) -> list[str]:
+    return [document.text for document in documents]
+
+
+def read(source: JsonlSource | TextSource | BuiltinSource | HubSource, start: int = 0) -> list[Document]:
+    return list(open_corpus("wiki", source).documents(start))
+
+
+def jsonl(path: Path, text_key: str = "text") -> JsonlSource:
+    return JsonlSource(kind="jsonl", path=path, text_key=text_key)
+
+
+def text(path: Path, separator: str) -> TextSource:
+    return TextSource.model_validate({"kind": "text", "path": path, "document_separator": separator})
+
+
+def write_jsonl(path: Path, values: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"id": number, "text": value}) + "\n" for number, value in enumerate(values)))
+    return path
+
+
+def refusal(source: JsonlSource | TextSource | BuiltinSource | HubSource | MegatronSource) -> str:
+    """The message that reading the whole source ends in."""
+    with pytest.raises(DataError) as caught:
+        list(open_corpus("wiki", source).documents())
+    return str(caught.value)
+
+
+def test_each_line_of_jsonl_is_a_document_with_its_size_and_hash(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "zwölf", ""])
+    documents = read(jsonl(path))
+    assert texts(documents) == ["one", "zwölf", ""]
+    assert [document.text_bytes for document in documents] == [3, 6, 0]
+    assert documents[1].identity == xxhash.xxh3_64_intdigest("zwölf".encode())
+    assert documents[-1].bytes_read == path.stat().st_size == open_corpus("wiki", jsonl(path)).total_bytes
+
+
+def test_compressed_jsonl_of_many_frames_reads_like_the_plain_file(tmp_path: Path) -> None:
+    plain = write_jsonl(tmp_path / "plain.jsonl", [f"document {number} " * 50 for number in range(400)])
+    content = plain.read_bytes()
+    frames = [zstandard.compress(content[start : start + 1000]) for start in range(0, len(content), 1000)]
+    skippable = b"\x50\x2a\x4d\x18\x04\x00\x00\x00seek"
+    packed = tmp_path / "packed.jsonl.zst"
+    packed.write_bytes(skippable + b"".join(frames) + skippable)
+    assert texts(read(jsonl(packed))) == texts(read(jsonl(plain)))
+    assert read(jsonl(packed))[-1].bytes_read == packed.stat().st_size
+
+
+def test_gzip_of_several_members_reads_like_the_plain_file(tmp_path: Path) -> None:
+    plain = write_jsonl(tmp_path / "plain.jsonl", [f"document {number} " * 50 for number in range(400)])
+    content = plain.read_bytes()
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(b"".join(gzip.compress(content[start : start + 5000]) for start in range(0, len(content), 5000)))
+    assert texts(read(jsonl(packed))) == texts(read(jsonl(plain)))
+    assert read(jsonl(packed))[-1].bytes_read == packed.stat().st_size
+
+
+def test_a_frame_with_a_window_of_two_gibibytes_can_be_read(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=31)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path = tmp_path / "long.jsonl.zst"
+    path.write_bytes(compressor.compress(b'{"text": "far"}\n') + compressor.flush())
+    assert texts(read(jsonl(path))) == ["far"]
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 5, 9])
+def test_documents_from_a_number_on_are_the_tail_of_all(tmp_path: Path, start: int) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["a", "b", "c"])
+    write_jsonl(tmp_path / "b.jsonl", ["d", "e"])
+    (tmp_path / "t.txt").write_text("a\nb\n\nc\n\n\nd\n\ne\n\nf\n")
+    for source in (jsonl(tmp_path), text(tmp_path / "t.txt", "blank_line"), text(tmp_path / "t.txt", "line")):
+        assert read(source, start) == read(source)[start:]
+
+
+def test_documents_passed_over_are_not_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('not JSON\n{"text": "fine"}\n')
+    assert texts(read(jsonl(path), 1)) == ["fine"]
+
+
+def test_a_folder_is_read_in_sorted_order_without_hidden_or_foreign_files(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("sub/c.jsonl", "b.jsonl", "a.jsonl", ".hidden.jsonl", "notes.md"):
+        write_jsonl(tmp_path / name, [name])
+    assert texts(read(jsonl(tmp_path))) == ["a.jsonl", "b.jsonl", "sub/c.jsonl"]
+    assert read(jsonl(tmp_path))[-1].bytes_read == open_corpus("wiki", jsonl(tmp_path)).total_bytes
+    assert texts(read(jsonl(tmp_path / "*.jsonl"))) == ["a.jsonl", "b.jsonl"]
+    assert texts(read(jsonl(tmp_path / "**/*.jsonl"))) == ["a.jsonl", "b.jsonl", "sub/c.jsonl"]
+    assert [Path(file.path).name for file in source_inputs("wiki", jsonl(tmp_path))] == [
+        "a.jsonl",
+        "b.jsonl",
+        "c.jsonl",
+    ]
+
+
+def test_text_is_separated_by_file_blank_line_or_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n \r\n\r\nthree\n")
+    (tmp_path / "b.txt").write_text(" \n")
+    assert texts(read(text(tmp_path, "file"))) == ["one\ntwo\n \n\nthree"]
+    assert texts(read(text(tmp_path, "blank_line"))) == ["one\ntwo", "three"]
+    assert texts(read(text(tmp_path, "line"))) == ["one", "two", "three"]
+
+
+def test_blank_lines_of_jsonl_are_passed_over_but_counted_in_errors(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n\n  \n{"text": broken\n')
+    assert f"{path}, line 4: not a readable JSON line" in refusal(jsonl(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1, 2]", "expected a JSON object, found list"),
+        ('{"body": "x", "id": 1}', "no key 'text'; the keys there are: 'body', 'id'"),
+        ('{"text": 5}', "'text' must be a string, found int"),
+        ("[" * 100_000, "not a readable JSON line"),
+        ('{"text": ' + "9" * 5000 + "}", "not a readable JSON line"),
+        ('{"text": "\\ud800"}', "half of a surrogate pair at character 0"),
+    ],
+)
+def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    found = refusal(jsonl(path))
+    assert f"{path}, line 2: " in found
+    assert message in found
+
+
+@pytest.mark.parametrize("suffix", ["", ".zst", ".gz"])
+def test_invalid_utf8_is_named_with_line_and_byte(tmp_path: Path, suffix: str) -> None:
+    first = '{"text": "fünf"}\n'.encode()
+    content = first + b'{"text": "\xff"}\n'
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes({"": bytes, ".zst": zstandard.compress, ".gz": gzip.compress}[suffix](content))
+    found = refusal(jsonl(path))
+    assert f"{path}, line 2: invalid UTF-8: byte 0xff at byte {len(first) + 10} of the" in found
+    assert ("uncompressed" in found) == bool(suffix)
+
+
+def test_a_compressed_file_cut_off_in_a_frame_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    whole = zstandard.compress(b'{"text": "one"}\n' * 1000)
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    assert f"{path} ends in the middle of a zstd frame: it is truncated" in refusal(jsonl(path))
+    path.write_bytes(b"this is not zstd at all")
+    assert f"{path} is not readable zstd" in refusal(jsonl(path))
+
+
+def test_a_gzip_file_that_is_cut_off_or_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(b'{"text": "one"}\n' * 1000)
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    assert f"{path} ends in the middle of its gzip data: it is truncated" in refusal(jsonl(path))
+    path.write_bytes(whole[:-8] + b"\0" * 8)
+    assert f"{path} is not readable gzip: CRC check failed" in refusal(jsonl(path))
+    path.write_bytes(whole[:20] + b"\xff" * 20 + whole[40:])
+    assert f"{path} is not readable gzip" in refusal(jsonl(path))
+
+
+def test_a_source_without_a_usable_path_names_the_override(tmp_path: Path) -> None:
+    override = "data.sources.wiki.path=FILE"
+    assert override in refusal(JsonlSource(kind="jsonl"))
+    missing = refusal(jsonl(tmp_path / "missing.jsonl"))
+    assert "does not exist" in missing
+    assert override in missing
+    (tmp_path / "a.txt").write_text("text")
+    assert "holds no *.jsonl or *.jsonl.zst or *.jsonl.gz" in refusal(jsonl(tmp_path))
+    assert "no file matches it" in refusal(text(tmp_path / "*.rst", "file"))
+    assert "holds no text" in refusal(MegatronSource(kind="megatron"))
+
+
+def test_the_builtin_corpus_is_the_same_in_every_process_and_holds_no_document_twice() -> None:
+    script = (
+        "import sys\n"
+        "from evenpack.data.sources.corpus import open_corpus\n"
+        "from evenpack.data.config import BuiltinSource\n"
+        "tail = list(open_corpus('b', BuiltinSource(kind='builtin')).documents(100))\n"
+        "assert not {'pydoc_data.topics', 'this', 'antigravity', 'turtle'} & set(sys.modules)\n"
+        "print([document.identity for document in tail], tail[-1].bytes_read)\n"
+    )
+    documents = read(BuiltinSource(kind="builtin"))
+    identities = [document.identity for document in documents]
+    assert len(set(identities)) == len(documents) > 1550
+    assert sum(document.text_bytes for document in documents) > 1_500_000
+    assert min(map(len, texts(documents))) >= 30
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert other.stdout == f"{identities[100:]} {documents[-1].bytes_read}\n"
+
+
+def test_a_local_folder_is_read_through_datasets_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_jsonl(folder / "train.jsonl", [f"row {number}" for number in range(2500)])
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    source = HubSource(kind="hub", name=str(folder))
+    assert texts(read(source)) == [f"row {number}" for number in range(2500)]
+    assert texts(read(source, 2499)) == ["row 2499"]
+    assert read(source, 2499)[0].bytes_read == open_corpus("wiki", source).total_bytes > 2500 * len("row 1")
+    assert read(source, 2500) == []
+    assert capfd.readouterr() == ("", "")
+    assert [Path(file.path).name for file in source_inputs("wiki", source)] == ["train.jsonl"]
+    assert "no column 'body'; the columns there are: id, text" in refusal(
+        source.model_copy(update={"text_key": "body"})
+    )
+    assert "must be a string, found int" in refusal(source.model_copy(update={"text_key": "id"}))
+    assert "split='test') failed" in refusal(source.model_copy(update={"split": "test"}))

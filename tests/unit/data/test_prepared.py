@@ -1,0 +1,223 @@
+"""A prepared directory opened for a run: whole, of this run's data, and known by its fingerprint."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prepared_files import StopAfter, StoppedError, save_tokenizer, two_sources, write_jsonl
+
+from evenpack.data.config import DataConfig
+from evenpack.data.prepare.manifest import Manifest
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepared import PreparedData
+from evenpack.errors import DataError, NotPreparedError
+
+
+@pytest.fixture
+def own_finished(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the prepared directory that a test may change, elsewhere."""
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def with_source(config: DataConfig, name: str, **changes: Any) -> DataConfig:
+    """The config with one source changed."""
+    sources = {**config.sources, name: config.sources[name].model_copy(update=changes)}
+    return config.model_copy(update={"sources": sources})
+
+
+def drawn_ids(prepared: PreparedData, name: str, split: Any, seed: int) -> list[int]:
+    plan = prepared.plan(name, split, seed=seed)
+    return plan.draw(np.arange(plan.packs)).sequence_ids.tolist()
+
+
+def test_an_opened_set_tells_what_a_run_needs(corpus: Path, finished: Path) -> None:
+    prepared = PreparedData.open(finished, with_source(two_sources(corpus), "code", weight=3))
+    assert prepared.source_names == ("wiki", "code")
+    assert prepared.weights == (1, 3)
+    assert (prepared.vocabulary_size, prepared.end_of_text_id, prepared.pack_length) == (320, 0, 128)
+    assert (prepared.tokenizer_dir / "tokenizer.json").is_file()
+    assert prepared.view("wiki", "train").max_sequence_length == 64
+    assert prepared.plan("wiki", "train", seed=1).pack_length == 128
+
+
+def test_single_sequences_are_packs_of_one_in_a_stream_of_their_own(corpus: Path, finished: Path) -> None:
+    prepared = PreparedData.open(finished, two_sources(corpus))
+    lengths = prepared.view("wiki", "train").lengths()
+    plan = prepared.plan("wiki", "train", seed=1, batching="sequences")
+    assert (plan.packs, plan.max_sequences_per_pack) == (len(lengths), 1)
+    epochs = [plan.draw(np.arange(plan.packs) + epoch * plan.packs) for epoch in (0, 1)]
+    for drawn in epochs:
+        np.testing.assert_array_equal(np.sort(drawn.sequence_ids), np.arange(len(lengths)))
+        np.testing.assert_array_equal(drawn.lengths, lengths[drawn.sequence_ids])
+    assert (epochs[0].sequence_ids != epochs[1].sequence_ids).any()
+
+
+def test_the_summary_has_a_row_for_each_source_and_split(corpus: Path, finished: Path) -> None:
+    rows = Manifest.read(finished).summary()
+    assert [(row["source"], row["split"]) for row in rows] == [
+        ("wiki", "train"),
+        ("wiki", "validation"),
+        ("code", "train"),
+        ("code", "validation"),
+    ]
+    prepared = PreparedData.open(finished, two_sources(corpus))
+    for row in rows:
+        lengths = prepared.view(row["source"], row["split"]).lengths()
+        packs = prepared.plan(row["source"], row["split"], seed=0).packs
+        assert (row["sequences"], row["tokens"], row["packs"]) == (len(lengths), lengths.sum(), packs)
+        assert row["packing_efficiency"] == pytest.approx(lengths.sum() / (packs * 128))
+        assert row["padding_share"] == pytest.approx(1 - lengths.sum() / (packs * 128))
+        assert row["packing_factor"] == pytest.approx(len(lengths) / packs)
+
+
+def test_pickled_it_opens_the_same_files_again(corpus: Path, finished: Path) -> None:
+    prepared = PreparedData.open(finished, two_sources(corpus))
+    pickled = pickle.dumps(prepared)
+    assert len(pickled) < 5000
+    again = pickle.loads(pickled)
+    assert again.fingerprint(3) == prepared.fingerprint(3)
+    ids = np.arange(20)
+    np.testing.assert_array_equal(again.view("code", "train").gather(ids), prepared.view("code", "train").gather(ids))
+
+
+def test_each_source_and_seed_has_an_order_of_its_own_and_validation_one_for_all_seeds(
+    corpus: Path, own_corpus: Path, tmp_path: Path
+) -> None:
+    shutil.copy(own_corpus / "wiki.jsonl", own_corpus / "code.jsonl")  # equal sources: only their names differ
+    config = two_sources(own_corpus)
+    prepare(config, tmp_path / "data")
+    prepared = PreparedData.open(tmp_path / "data", config)
+    orders = {
+        (name, seed): tuple(drawn_ids(prepared, name, "train", seed)) for name in ("wiki", "code") for seed in (1, 2)
+    }
+    assert len(set(orders.values())) == 4
+    assert tuple(drawn_ids(prepared, "wiki", "train", 1)) == orders["wiki", 1]
+    assert drawn_ids(prepared, "wiki", "validation", 1) == drawn_ids(prepared, "wiki", "validation", 2)
+
+
+def test_a_directory_that_is_not_prepared_or_only_in_part_is_refused(
+    corpus: Path, tmp_path: Path, small_batches: None
+) -> None:
+    config = two_sources(corpus)
+    with pytest.raises(NotPreparedError, match=r"has not been prepared: run `evenpack prepare`"):
+        PreparedData.open(tmp_path / "data", config)
+    with pytest.raises(StoppedError):
+        prepare(config, tmp_path / "data", progress=StopAfter(3))
+    with pytest.raises(NotPreparedError, match=r"has not been prepared, or only in part: run `evenpack prepare`"):
+        PreparedData.open(tmp_path / "data", config)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sources/wiki/tokens.bin",
+        "sources/code/tokens.idx",
+        "sources/wiki/document_hashes.npy",
+        "sources/wiki/train/sorted_sequences.npy",
+        "sources/code/validation/packing.json",
+        "tokenizer/tokenizer.json",
+    ],
+)
+def test_a_file_that_is_cut_short_or_missing_is_named(corpus: Path, own_finished: Path, name: str) -> None:
+    path = own_finished / name
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size - 1)
+    with pytest.raises(DataError, match=rf"{name}: expected {size} bytes, found {size - 1}"):
+        PreparedData.open(own_finished, two_sources(corpus))
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{name}: expected {size} bytes, found no file"):
+        PreparedData.open(own_finished, two_sources(corpus))
+
+
+def test_a_manifest_of_another_format_is_refused(corpus: Path, own_finished: Path) -> None:
+    path = own_finished / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
+    with pytest.raises(DataError, match="broken or of another version of evenpack"):
+        PreparedData.open(own_finished, two_sources(corpus))
+
+
+def test_another_data_section_is_refused_by_key(corpus: Path, own_corpus: Path, finished: Path) -> None:
+    config = two_sources(corpus)
+    for changed, key in (
+        (
+            two_sources(corpus, validation_fraction=0.2),
+            r"data\.validation_fraction: prepared with 0\.1, this run has 0\.2",
+        ),
+        (two_sources(own_corpus), r"data\.sources\.code\.path"),
+        (with_source(config, "wiki", text_key="body"), r"data\.sources\.wiki\.text_key"),
+        (two_sources(corpus, packing={"algorithm": "none"}), r"data\.packing\.algorithm"),
+        (config.model_copy(update={"sources": {"wiki": config.sources["wiki"]}}), r"data\.sources\.code\.kind"),
+    ):
+        with pytest.raises(DataError, match=key):
+            PreparedData.open(finished, changed)
+
+
+def test_weights_places_and_left_out_paths_need_no_other_preparation(
+    corpus: Path, finished: Path, own_finished: Path
+) -> None:
+    config = two_sources(corpus)
+    expected = PreparedData.open(finished, config).fingerprint(1)
+    pathless = with_source(with_source(config, "wiki", path=None), "code", path=None)
+    assert PreparedData.open(own_finished, pathless).fingerprint(1) == expected
+    doubled = with_source(with_source(config, "wiki", weight=2), "code", weight=2)
+    assert PreparedData.open(finished, doubled).fingerprint(1) == expected
+
+
+def test_the_fingerprint_follows_what_decides_the_order(
+    corpus: Path, own_corpus: Path, finished: Path, tmp_path: Path
+) -> None:
+    config = two_sources(corpus)
+    prepared = PreparedData.open(finished, config)
+    turned = config.model_copy(update={"sources": dict(reversed(config.sources.items()))})
+    fingerprints = [
+        prepared.fingerprint(1),
+        prepared.fingerprint(2),
+        prepared.fingerprint(1, "sequences"),
+        PreparedData.open(finished, with_source(config, "code", weight=2)).fingerprint(1),
+        PreparedData.open(finished, turned).fingerprint(1),
+    ]
+    concat = {"kind": "concat", "max_sequence_length": 64}
+    for number, changed in enumerate(
+        (
+            two_sources(corpus, pack_length=64),
+            two_sources(corpus, packing={"algorithm": "none"}),
+            two_sources(corpus, recipe=concat),
+            two_sources(corpus, recipe={**concat, "isolate_documents": False}),
+            two_sources(corpus, tokenizer={"kind": "train", "vocabulary_size": 330}),
+        )
+    ):
+        prepare(changed, tmp_path / str(number))
+        fingerprints.append(PreparedData.open(tmp_path / str(number), changed).fingerprint(1))
+    texts = (own_corpus / "code.jsonl").read_text().splitlines()
+    write_jsonl(own_corpus / "code.jsonl", [json.loads(line)["text"] for line in texts[1:]])
+    prepare(two_sources(own_corpus), tmp_path / "shorter")
+    fingerprints.append(PreparedData.open(tmp_path / "shorter", two_sources(own_corpus)).fingerprint(1))
+    assert len(set(fingerprints)) == len(fingerprints) == 11
+
+
+def test_the_fingerprint_does_not_follow_times_and_places_of_files(
+    corpus: Path, own_corpus: Path, tmp_path: Path
+) -> None:
+    fingerprints = []
+    for number, folder in enumerate((corpus, own_corpus)):
+        for path in own_corpus.iterdir():
+            path.touch()
+        config = two_sources(folder, tokenizer=save_tokenizer(tmp_path / f"tokenizer{number}"))
+        prepare(config, tmp_path / f"data{number}")
+        fingerprints.append(PreparedData.open(tmp_path / f"data{number}", config).fingerprint(1))
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_a_path_is_the_same_from_wherever_it_is_given(
+    corpus: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = PreparedData.open(finished, two_sources(corpus)).fingerprint(1)
+    monkeypatch.chdir(corpus)
+    relative = two_sources(Path())
+    assert not relative.sources["wiki"].path.is_absolute()
+    assert PreparedData.open(finished, relative).fingerprint(1) == expected

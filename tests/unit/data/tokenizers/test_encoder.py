@@ -1,0 +1,93 @@
+"""What a tokenizer makes of a text or a pair, special tokens included."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import BertTokenizerFast
+from wordpiece import SPECIAL, WORDS, write_tokenizer_json, write_vocabulary
+
+from evenpack.data.config import TrainedTokenizer
+from evenpack.data.tokenizers import encoder
+from evenpack.data.tokenizers.encoder import load_encoder
+from evenpack.data.tokenizers.tokenizer import train_tokenizer
+from evenpack.errors import DataError
+
+TEXTS = ["the cats sat.", "", "The CAT", "the dog [SEP] on it"]
+
+
+def reference() -> BertTokenizerFast:
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *WORDS])}
+    return BertTokenizerFast(vocab=vocabulary, do_lower_case=True)
+
+
+def test_a_vocabulary_of_bert_encodes_as_transformers_does(tmp_path: Path) -> None:
+    found = load_encoder(write_vocabulary(tmp_path / "bert"))
+    tokenizer = reference()
+    plain = [text for text in TEXTS if "[" not in text]
+    assert found.lengths(plain).tolist() == [len(tokenizer(text)["input_ids"]) for text in plain] == [7, 2, 4]
+    pairs = [(first, second) for first in plain for second in plain]
+    together = tokenizer([first for first, _ in pairs], [second for _, second in pairs])["input_ids"]
+    assert found.lengths(pairs).tolist() == [len(ids) for ids in together]
+    assert found.lengths([("the cat", "it sat")]).tolist() == [7]
+
+
+def test_a_special_token_is_never_read_out_of_a_text(tmp_path: Path) -> None:
+    found = load_encoder(write_vocabulary(tmp_path / "bert"))
+    assert found.lengths(["[SEP]", "[PAD]"]).tolist() == [5, 5]  # [CLS] [ sep ] [SEP], the middle ones unknown
+
+
+def test_each_form_of_a_folder_gives_the_same_lengths(tmp_path: Path) -> None:
+    alone = write_tokenizer_json(tmp_path / "alone")
+    with_config = write_tokenizer_json(tmp_path / "with_config")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    (tmp_path / "with_config" / "tokenizer_config.json").write_text(json.dumps(config))
+    expected = load_encoder(write_vocabulary(tmp_path / "bert")).lengths(TEXTS).tolist()
+    assert load_encoder(alone).lengths(TEXTS).tolist() == expected
+    assert load_encoder(with_config).lengths(TEXTS).tolist() == expected
+
+
+def test_a_capital_letter_in_the_vocabulary_makes_it_cased(tmp_path: Path) -> None:
+    folder = tmp_path / "cased"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, "T", "t", "##he", "##t"]))
+    found = load_encoder(str(folder))
+    assert found.lengths(["tt", "The", "TT"]).tolist() == [4, 4, 3]  # TT is unknown
+
+
+def test_texts_are_encoded_in_batches_without_losing_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = load_encoder(write_vocabulary(tmp_path / "bert"))
+    texts = ["the cat " * (number * 7 % 5) for number in range(40)] + ["the " * 100]
+    whole = found.lengths(texts).tolist()
+    assert whole == [2 + 2 * (number * 7 % 5) for number in range(40)] + [102]
+    monkeypatch.setattr(encoder, "_BATCH_CHARACTERS", 50)
+    assert len(encoder._batches(texts)) > 5
+    assert found.lengths(texts).tolist() == whole
+    assert found.lengths([]).tolist() == []
+
+
+def test_a_tokenizer_of_a_run_adds_nothing_around_a_text(tmp_path: Path) -> None:
+    trained = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=300), ["the cat sat on the mat"] * 9)
+    trained.save(tmp_path / "trained")
+    texts = ["the cat", "a mat"]
+    ends = trained.encode_batch(texts).lengths
+    assert load_encoder(str(tmp_path / "trained")).lengths(texts).tolist() == (ends - 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "holds no vocab.json"),
+        ({"vocab.txt": "the\ncat\n"}, r"is no BERT vocabulary: its 2 entries lack"),
+        ({"vocab.txt": "\udcff"}, "is no readable WordPiece vocabulary"),
+        ({"tokenizer.json": "{}"}, "holds no readable tokenizer"),
+        ({"config.json": "{}"}, "AutoTokenizer.from_pretrained"),
+    ],
+)
+def test_a_folder_that_is_no_tokenizer_is_named(tmp_path: Path, files: dict[str, str], message: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, errors="surrogateescape")
+    with pytest.raises(DataError, match=message):
+        load_encoder(str(tmp_path))

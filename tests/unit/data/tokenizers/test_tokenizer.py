@@ -1,0 +1,236 @@
+"""Texts become tokens with their ends, and a vocabulary that is not whole is refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, GPT2Tokenizer
+
+from evenpack.data.config import Gpt2Tokenizer, HubTokenizer, TrainedTokenizer
+from evenpack.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, train_tokenizer
+from evenpack.errors import DataError
+
+TEXTS = [
+    "the cat sat on the mat, and the cat slept",
+    "",
+    "naïve café: 漢字 🙂\n\n  tabs\tand spaces  ",
+    "it's 2,024 o'clock",
+]
+
+
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small vocabulary in the two files of GPT-2, end-of-text last as there."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(TEXTS * 3, trainer=trainer)
+    folder = tmp_path_factory.mktemp("gpt2")
+    backend.model.save(str(folder))
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    vocabulary[END_OF_TEXT] = len(vocabulary)
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    return folder
+
+
+@pytest.fixture
+def broken_folder(gpt2_folder: Path, tmp_path: Path) -> Path:
+    """A copy to be broken."""
+    return Path(shutil.copytree(gpt2_folder, tmp_path / "broken"))
+
+
+def from_files(folder: Path | None) -> Tokenizer:
+    return load_tokenizer(Gpt2Tokenizer(kind="gpt2", path=folder))
+
+
+def documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """The tokens of each text, as `encode_batch` delimits them."""
+    encoded = tokenizer.encode_batch(texts)
+    parts = np.split(encoded.tokens, np.cumsum(encoded.lengths))
+    assert len(parts.pop()) == 0
+    return [part.tolist() for part in parts]
+
+
+def test_documents_are_encoded_as_transformers_encodes_them_and_end_in_end_of_text(gpt2_folder: Path) -> None:
+    reference = GPT2Tokenizer.from_pretrained(gpt2_folder)
+    tokenizer = from_files(gpt2_folder)
+    found = documents(tokenizer, TEXTS)
+    assert found == [[*reference.encode(text), reference.eos_token_id] for text in TEXTS]
+    assert max(len(tokens) for tokens in found) > 10
+    assert tokenizer.vocabulary_size == len(reference) == 301
+    assert tokenizer.decode(found[2]) == TEXTS[2] + END_OF_TEXT
+
+
+def test_openais_file_names_are_accepted(broken_folder: Path) -> None:
+    (broken_folder / "vocab.json").rename(broken_folder / "encoder.json")
+    (broken_folder / "merges.txt").rename(broken_folder / "vocab.bpe")
+    assert from_files(broken_folder).vocabulary_size == 301
+
+
+def test_a_vocabulary_without_padding_says_so_only_when_asked() -> None:
+    tokenizer = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=260), ["pack after pack"])
+    with pytest.raises(DataError, match="has no pad_token"):
+        _ = tokenizer.padding_id
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "trained", "loaded", "hub"])
+def test_special_tokens_written_in_a_text_stay_text(kind: str, gpt2_folder: Path, tmp_path: Path) -> None:
+    tokenizer = from_files(gpt2_folder)
+    if kind == "trained":
+        tokenizer = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=300), [f"a {END_OF_TEXT} b"] * 9)
+    if kind in ("loaded", "hub"):
+        tokenizer.save(tmp_path)
+        tokenizer = Tokenizer.load(tmp_path)
+    if kind == "hub":
+        tokenizer = load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path)))
+    text = f"before {END_OF_TEXT} after"
+    (found,) = documents(tokenizer, [text])
+    assert found.count(tokenizer.end_of_text_id) == 1
+    assert found[-1] == tokenizer.end_of_text_id
+    assert tokenizer.decode(found[:-1]) == text
+
+
+def test_a_saved_tokenizer_is_the_same_when_loaded_and_for_transformers(gpt2_folder: Path, tmp_path: Path) -> None:
+    tokenizer = from_files(gpt2_folder)
+    tokenizer.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.checksum == tokenizer.checksum
+    assert documents(loaded, TEXTS) == documents(tokenizer, TEXTS)
+    automatic = AutoTokenizer.from_pretrained(tmp_path)
+    assert [[*automatic.encode(text), automatic.eos_token_id] for text in TEXTS] == documents(tokenizer, TEXTS)
+    assert automatic.eos_token == END_OF_TEXT
+    assert len(automatic) == tokenizer.vocabulary_size
+    by_name = load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path)))
+    assert documents(by_name, TEXTS) == documents(tokenizer, TEXTS)
+
+
+def test_training_is_the_same_in_every_process() -> None:
+    script = (
+        "from evenpack.data.tokenizers.tokenizer import train_tokenizer\n"
+        "from evenpack.data.config import TrainedTokenizer\n"
+        "texts = ['%d apples and %d pears' % (n, n * n) for n in range(3000)]\n"
+        "print(train_tokenizer(TrainedTokenizer(kind='train', vocabulary_size=400), texts).checksum)\n"
+    )
+    checksums = {subprocess.check_output([sys.executable, "-c", script], text=True) for _ in range(2)}
+    texts = [f"{number} apples and {number * number} pears" for number in range(3000)]
+    trained = train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=400), texts)
+    assert checksums == {trained.checksum + "\n"}
+    assert trained.vocabulary_size == 400
+    assert trained.end_of_text_id == 0
+
+
+def test_training_on_too_little_text_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainedTokenizer(kind="train", vocabulary_size=5000)
+    assert train_tokenizer(config, ["apples and pears"] * 5).vocabulary_size < 300
+    assert "fewer than 5000" in caplog.text
+    with pytest.raises(DataError, match="no token beyond single bytes"):
+        train_tokenizer(config, [])
+
+
+def _without(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+
+
+def _vocabulary(folder: Path, change: Any) -> None:
+    path = folder / "vocab.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: _without(folder, "vocab.json"), "holds no vocab.json or encoder.json"),
+        (lambda folder: _without(folder, "merges.txt"), "holds no merges.txt or vocab.bpe"),
+        (lambda folder: (folder / "vocab.json").write_text("{}"), "vocab.json"),
+        (lambda folder: (folder / "vocab.json").write_text("{broken"), "form no byte-level BPE"),
+        (lambda folder: (folder / "merges.txt").write_text("#version: 0.2\n"), "its 0 merges never form 44 of the 301"),
+        (lambda folder: _vocabulary(folder, lambda v: {k: i for k, i in v.items() if k != END_OF_TEXT}), "lack 1"),
+        (lambda folder: _vocabulary(folder, lambda v: {k: i + 1 for k, i in v.items()}), "are not 0 to 300"),
+        (lambda folder: _vocabulary(folder, lambda v: {**v, "zebra": len(v)}), "'zebra' first"),
+        (shutil.rmtree, "does not exist"),
+    ],
+)
+def test_wrong_gpt2_files_are_refused_by_name(broken_folder: Path, spoil: Any, message: str) -> None:
+    spoil(broken_folder)
+    with pytest.raises(DataError, match=message) as caught:
+        from_files(broken_folder)
+    assert str(broken_folder) in str(caught.value)
+
+
+def test_a_tokenizer_without_path_names_the_override() -> None:
+    with pytest.raises(DataError, match=r"data\.tokenizer\.path=FOLDER"):
+        from_files(None)
+
+
+def _word_level(folder: Path, config: dict[str, str]) -> str:
+    """A vocabulary of whole words, with an unknown token, as a folder for AutoTokenizer."""
+    words = {"[UNK]": 0, "cat": 1, "the": 2, "</s>": 3}
+    backend = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    return str(folder)
+
+
+def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
+    name = _word_level(tmp_path / "words", {"eos_token": "</s>"})
+    tokenizer = load_tokenizer(HubTokenizer(kind="hub", name=name))
+    partly = tokenizer.encode_batch(["the zebra", "cat"])
+    assert partly.tokens.tolist() == [2, 0, 3, 1, 3]
+    assert partly.unknown_tokens == 1
+    assert not partly.says_nothing
+    assert tokenizer.encode_batch(["zebra lion", "tiger"]).says_nothing
+    assert tokenizer.encode_batch(["", "  "]).says_nothing
+
+
+def test_an_end_of_text_that_the_model_itself_finds_in_a_text_is_refused(tmp_path: Path) -> None:
+    name = _word_level(tmp_path / "words", {"eos_token": "</s>"})
+    tokenizer = load_tokenizer(HubTokenizer(kind="hub", name=name))
+    with pytest.raises(DataError, match="that begins 'cat </s> the'"):
+        tokenizer.encode_batch(["the cat", "cat </s> the"])
+
+
+def test_hub_tokenizers_that_cannot_serve_are_refused(tmp_path: Path) -> None:
+    for name, message in (
+        (_word_level(tmp_path / "endless", {}), "has no end-of-text token"),
+        (str(tmp_path / "nowhere"), "AutoTokenizer.from_pretrained"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_tokenizer(HubTokenizer(kind="hub", name=name))
+
+
+def test_truncation_and_padding_of_a_hub_tokenizer_are_switched_off(gpt2_folder: Path, tmp_path: Path) -> None:
+    from_files(gpt2_folder).save(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    found = documents(load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path))), TEXTS)
+    assert found == documents(from_files(gpt2_folder), TEXTS)
+
+
+def test_nothing_but_the_end_is_added_to_a_document(gpt2_folder: Path, tmp_path: Path) -> None:
+    from_files(gpt2_folder).save(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, backend.token_to_id(END_OF_TEXT))]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(HubTokenizer(kind="hub", name=str(tmp_path)))
+    assert documents(tokenizer, TEXTS) == documents(from_files(gpt2_folder), TEXTS)
+
+
+def test_an_empty_vocabulary_is_refused() -> None:
+    with pytest.raises(DataError, match="vocabulary is empty"):
+        Tokenizer(tokenizers.Tokenizer(models.BPE()), end_of_text=END_OF_TEXT, unknown=None)

@@ -1,0 +1,193 @@
+"""BERT's vocabularies: read, trained, saved, and refused where they are not whole."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepared_files import sentences
+from pydantic import ValidationError
+from transformers import AutoTokenizer, BertTokenizer
+
+from evenpack.data import config as data_config
+from evenpack.data.config import TrainedWordPieces
+from evenpack.data.sequences.sentences import split_sentences
+from evenpack.data.tokenizers import word_pieces
+from evenpack.data.tokenizers.tokenizer import (
+    SENTENCE_LENGTHS,
+    Tokenizer,
+    load_tokenizer,
+    tokenizer_inputs,
+    train_tokenizer,
+)
+from evenpack.errors import DataError
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES = ["the", "cat", "##s", "sat", "on", "mat", ".", ",", "un", "##known", "na", "##ive", "[", "]", "sep", "!"]
+TEXTS = ["The cats sat on the mat.", "", "Unknown, naïve [SEP] cat!", "字 the\n\n  cat zebra"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small uncased vocabulary."""
+    (tmp_path / "bert").mkdir()
+    write_vocabulary(tmp_path / "bert", [*SPECIAL, *PIECES])
+    return tmp_path / "bert"
+
+
+def write_vocabulary(folder: Path, entries: list[str]) -> None:
+    (folder / "vocab.txt").write_text("".join(f"{entry}\n" for entry in entries), encoding="utf-8")
+
+
+def from_files(folder: Path | None, **changes: object) -> Tokenizer:
+    return load_tokenizer(data_config.BertTokenizer.model_validate({"kind": "bert", "path": folder, **changes}))
+
+
+def documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    encoded = tokenizer.encode_batch(texts)
+    return [part.tolist() for part in np.split(encoded.tokens, np.cumsum(encoded.lengths))[:-1]]
+
+
+def test_text_is_encoded_as_transformers_encodes_it_and_special_tokens_stay_text(folder: Path) -> None:
+    reference = BertTokenizer.from_pretrained(folder)
+    tokenizer = from_files(folder)
+    # transformers reads [SEP] out of the text; here it is three tokens of text.
+    plain = [text for text in TEXTS if "[SEP]" not in text]
+    assert documents(tokenizer, plain) == [[*reference.encode(text, add_special_tokens=False), 3] for text in plain]
+    (found,) = documents(tokenizer, ["Unknown, naïve [SEP] cat!"])
+    assert tokenizer.decode(found) == "unknown, naive [ sep ] cat! [SEP]"
+    assert found.count(3) == 1
+    assert tokenizer.encode_batch(["zebra cat"]).unknown_tokens == 1
+    assert tokenizer.vocabulary_size == len(SPECIAL) + len(PIECES)
+
+
+def test_a_saved_tokenizer_is_the_same_and_transformers_reads_it(folder: Path, tmp_path: Path) -> None:
+    tokenizer = from_files(folder)
+    tokenizer.save(tmp_path / "saved")
+    loaded = Tokenizer.load(tmp_path / "saved")
+    assert loaded.checksum == tokenizer.checksum
+    assert loaded.pair_tokens == tokenizer.pair_tokens
+    assert loaded.padding_id == tokenizer.padding_id == 0
+    assert documents(loaded, TEXTS) == documents(tokenizer, TEXTS)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert theirs("cat", "mat")["input_ids"] == BertTokenizer.from_pretrained(folder)("cat", "mat")["input_ids"]
+    assert (theirs.mask_token_id, theirs.cls_token_id, theirs.sep_token_id, theirs.pad_token_id) == (4, 2, 3, 0)
+    assert documents(from_files(tmp_path / "saved"), TEXTS) == documents(tokenizer, TEXTS), "tokenizer.json is enough"
+    again = load_tokenizer(data_config.BertTokenizer(kind="bert", name=str(tmp_path / "saved")))
+    assert documents(again, TEXTS) == documents(tokenizer, TEXTS)
+    assert again.pair_tokens == tokenizer.pair_tokens
+
+
+def test_what_pairs_and_masks_need_is_known(folder: Path) -> None:
+    tokenizer = from_files(folder)
+    ids = tokenizer.pair_tokens
+    assert (ids.classification_id, ids.separator_id, ids.mask_id) == (2, 3, 4)
+    vocabulary = tokenizer.masking_vocabulary()
+    assert vocabulary.mask_id == 4
+    assert np.flatnonzero(vocabulary.special).tolist() == [0, 2, 3, 4]
+    assert np.flatnonzero(vocabulary.continues).tolist() == [7, 14, 16]
+    assert vocabulary.ordinary_ids.tolist() == [1, *range(5, 21)]
+
+
+def test_sentences_are_encoded_apart_and_empty_ones_left_out(folder: Path) -> None:
+    tokenizer = from_files(folder)
+    texts = ["The cats sat. The mat!\n\nOn the mat.", "", " \n ", "cat"]
+    split = [split_sentences(text, "en") for text in texts]
+    assert ["".join(sentences) for sentences in split] == texts
+    encoded = tokenizer.encode_sentences(split)
+    whole = tokenizer.encode_batch(texts)
+    np.testing.assert_array_equal(encoded.tokens, whole.tokens)
+    np.testing.assert_array_equal(encoded.lengths, whole.lengths)
+    assert encoded.lengths.tolist() == [13, 1, 1, 2]
+    assert encoded.columns[SENTENCE_LENGTHS].tolist() == [5, 3, 4, 1]
+    assert whole.columns == {}
+
+
+def test_abbreviations_do_not_end_a_sentence() -> None:
+    text = "Dr. Smith came at 3.5 p.m. to Washington. He left, e.g. for lunch!"
+    assert split_sentences(text, "en") == ["Dr. Smith came at 3.5 p.m. to Washington. ", "He left, e.g. for lunch!"]
+
+
+@pytest.mark.parametrize("missing", SPECIAL)
+def test_a_vocabulary_that_lacks_a_special_token_is_refused(folder: Path, missing: str) -> None:
+    write_vocabulary(folder, [entry for entry in [*SPECIAL, *PIECES] if entry != missing])
+    with pytest.raises(DataError, match=rf"is no BERT vocabulary: its 20 entries lack \[{missing[1:-1]}\]"):
+        from_files(folder)
+
+
+def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no tokenizer\.json or vocab\.txt"):
+        from_files(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        from_files(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"give data\.tokenizer\.path=FOLDER"):
+        from_files(None)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json is no readable WordPiece vocabulary"):
+        from_files(tmp_path)
+    with pytest.raises(ValidationError, match="path and name exclude each other"):
+        data_config.BertTokenizer(kind="bert", path=tmp_path, name="bert")
+
+
+def test_letters_that_contradict_the_case_are_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"has no capital letter, and data\.tokenizer\.lower_case is false"):
+        from_files(folder, lower_case=False)
+    write_vocabulary(folder, [*SPECIAL, *PIECES, "Cat"])
+    with pytest.raises(DataError, match=r"has capital letters \('Cat' first\), and .*lower_case is true"):
+        from_files(folder)
+    assert documents(from_files(folder, lower_case=False), ["Cat cat"]) == [[21, 6, 3]]
+
+
+def test_the_inputs_are_the_file_that_is_read(folder: Path, tmp_path: Path) -> None:
+    config = data_config.BertTokenizer(kind="bert", path=folder)
+    assert [Path(file.path).name for file in tokenizer_inputs(config)] == ["vocab.txt"]
+    from_files(folder).save(tmp_path / "saved")
+    config = data_config.BertTokenizer(kind="bert", path=tmp_path / "saved")
+    assert [Path(file.path).name for file in tokenizer_inputs(config)] == ["tokenizer.json"]
+    assert tokenizer_inputs(data_config.BertTokenizer(kind="bert", name="bert-base-uncased")) == ()
+
+
+_TRAIN = """
+from prepared_files import sentences
+from evenpack.data.config import TrainedWordPieces
+from evenpack.data.tokenizers.tokenizer import train_tokenizer
+print(train_tokenizer(TrainedWordPieces(kind="train_word_pieces", vocabulary_size=200), sentences(80, seed=9)).checksum)
+"""
+
+
+def test_a_vocabulary_is_trained_the_same_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    texts = sentences(80, seed=9)
+    config = TrainedWordPieces(kind="train_word_pieces", vocabulary_size=200)
+    trained = train_tokenizer(config, texts)
+    folder = Path(__file__).parents[3]
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", _TRAIN],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"PYTHONPATH": f"{folder}:{folder.parent}"},
+        ).stdout.strip()
+        for _ in range(2)
+    }
+    assert printed == {trained.checksum}, "a hash map's order shows"
+    assert trained.pair_tokens.separator_id == trained.end_of_text_id == 3
+    encoded = trained.encode_batch(texts)
+    assert encoded.unknown_tokens == 0
+    assert len(encoded.tokens) < sum(map(len, texts)) / 2, "words are more than letters"
+    assert trained.masking_vocabulary().continues.sum() > 20
+    with caplog.at_level(logging.WARNING):
+        assert train_tokenizer(config, ["ab ab"] * 3).vocabulary_size < 20
+    assert "entries, fewer than 200" in caplog.text
+
+
+def test_what_no_vocabulary_can_be_trained_on_is_refused() -> None:
+    config = TrainedWordPieces(kind="train_word_pieces", vocabulary_size=64)
+    with pytest.raises(DataError, match="have 0 different letters"):
+        train_tokenizer(config, ["", " \n"])
+    letters = "".join(chr(0x61 + n) for n in range(26)) + "0123456789"
+    with pytest.raises(DataError, match=r"have 36 different letters: .* needs more than 77 entries"):
+        train_tokenizer(config, [letters])
+    assert word_pieces.ROLES["sep_token"] == "[SEP]"

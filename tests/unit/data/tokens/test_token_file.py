@@ -1,0 +1,283 @@
+"""Token files: the layout against DeepSpeed's own code, bad files, and bulk reads."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from deepspeed.runtime.data_pipeline.data_sampling.indexed_dataset import (
+    MMapIndexedDataset,
+    MMapIndexedDatasetBuilder,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from token_files import all_documents, make_documents, write
+
+from evenpack.data.tokens import file as token_file_module
+from evenpack.data.tokens import index as token_index
+from evenpack.data.tokens.file import TokenFile, hash_documents
+from evenpack.errors import DataError
+
+VOCABULARIES = {"uint16": 50_257, "int32": 70_000}
+HEADER_BYTES = 34
+
+
+def write_with_deepspeed(prefix: Path, documents: list[list[np.ndarray]], dtype: type) -> None:
+    """Documents are lists of sentences."""
+    builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for sentences in documents:
+        for sentence in sentences:
+            builder.add_item_numpy(sentence.astype(dtype))
+        builder.end_document()
+    builder.finalize(f"{prefix}.idx")
+
+
+def patch(path: Path, position: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(content)
+
+
+# --- the layout ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", VOCABULARIES)
+def test_deepspeed_reads_what_we_write(tmp_path: Path, dtype: str) -> None:
+    documents = make_documents(50, vocabulary_size=VOCABULARIES[dtype])
+    write(tmp_path / "ours", documents, vocabulary_size=VOCABULARIES[dtype])
+
+    theirs = MMapIndexedDataset(str(tmp_path / "ours"), skip_warmup=True)
+
+    assert theirs.dtype == np.dtype(dtype)
+    assert len(theirs) == 50
+    assert theirs.doc_idx.tolist() == list(range(51))
+    assert theirs.sizes.tolist() == [len(document) for document in documents]
+    for index, document in enumerate(documents):
+        np.testing.assert_array_equal(theirs[index], document)
+
+
+@pytest.mark.parametrize("dtype", VOCABULARIES)
+def test_our_files_are_those_of_deepspeeds_builder_byte_for_byte(tmp_path: Path, dtype: str) -> None:
+    documents = make_documents(50, vocabulary_size=VOCABULARIES[dtype])
+    with pytest.MonkeyPatch.context() as patcher:
+        patcher.setattr(token_index, "_CHUNK", 7)  # many chunks, the last one not full
+        write(tmp_path / "ours", documents, vocabulary_size=VOCABULARIES[dtype])
+    write_with_deepspeed(tmp_path / "theirs", [[document] for document in documents], getattr(np, dtype))
+
+    for ending in ("bin", "idx"):
+        assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64, np.uint16, np.uint32, np.uint64])
+def test_we_read_what_deepspeed_writes_with_documents_of_several_sentences(tmp_path: Path, dtype: type) -> None:
+    rng = np.random.default_rng(3)
+    documents = [
+        [rng.integers(0, 100, length) for length in rng.integers(1, 9, sentences)] for sentences in (1, 3, 0, 2, 5, 0)
+    ]
+    write_with_deepspeed(tmp_path / "theirs", documents, dtype)
+
+    with pytest.MonkeyPatch.context() as patcher:
+        patcher.setattr(token_index, "_CHUNK", 4)
+        patcher.setattr(token_file_module, "_CHUNK_DOCUMENTS", 4)
+        tokens = TokenFile(tmp_path / "theirs")
+        found = all_documents(tokens)
+
+    expected = [[int(token) for sentence in sentences for token in sentence] for sentences in documents]
+    assert tokens.dtype == np.dtype(dtype)
+    assert found == expected
+    assert tokens.documents == 6
+    assert tokens.tokens == sum(len(document) for document in expected)
+    assert tokens.document_lengths.tolist() == [len(document) for document in expected]
+    starts, lengths = tokens.spans(np.array([5, 1, 1, 0]))
+    assert lengths.tolist() == [len(expected[index]) for index in (5, 1, 1, 0)]
+    assert starts.tolist() == [tokens.document_offsets[index] for index in (5, 1, 1, 0)]
+
+
+def test_the_uint16_of_megatron_is_told_from_the_uint64_of_deepspeed_by_the_size_of_the_file(tmp_path: Path) -> None:
+    document = np.arange(5)
+    write_with_deepspeed(tmp_path / "megatron", [[document]], np.uint16)
+    patch(tmp_path / "megatron.idx", 17, bytes([8]))
+    write_with_deepspeed(tmp_path / "deepspeed", [[document]], np.uint64)
+
+    for name, dtype in (("megatron", np.uint16), ("deepspeed", np.uint64)):
+        tokens = TokenFile(tmp_path / name)
+        assert tokens.dtype == dtype
+        assert all_documents(tokens) == [[0, 1, 2, 3, 4]]
+
+
+def test_a_file_without_documents_can_be_written_and_read(tmp_path: Path) -> None:
+    tokens = write(tmp_path / "empty", [])
+
+    assert (tokens.documents, tokens.tokens) == (0, 0)
+    assert tokens.document_offsets.tolist() == [0]
+    assert len(tokens.gather(np.array([], dtype=np.int64), np.array([], dtype=np.int64))) == 0
+    assert len(hash_documents(tokens)) == 0
+
+
+# --- bad files ----------------------------------------------------------------------------------------------------
+
+# Of the file that `three_documents` writes: 3 documents, 3 + 4 + 5 tokens of uint16, 94 bytes of index.
+LENGTHS_AT, POINTERS_AT, DOCUMENTS_AT = HEADER_BYTES, HEADER_BYTES + 12, HEADER_BYTES + 36
+
+
+@pytest.fixture
+def three_documents(tmp_path: Path) -> Path:
+    prefix = tmp_path / "corpus.v1"
+    write(prefix, [np.arange(3), np.arange(4), np.arange(5)])
+    return prefix
+
+
+def int64(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda index, data: index.unlink(), ["corpus.v1.idx does not exist", "without either ending"]),
+        (lambda index, data: data.unlink(), ["corpus.v1.bin does not exist"]),
+        (lambda index, data: os.truncate(index, 20), ["corpus.v1.idx", "20 bytes", "34"]),
+        (lambda index, data: os.truncate(index, 101), ["corpus.v1.idx", "101 bytes", "expected 102"]),
+        (lambda index, data: os.truncate(index, 0), ["corpus.v1.idx", "no index of a token file"]),
+        (lambda index, data: index.write_bytes(index.read_bytes() + b"\0"), ["103 bytes", "expected 102"]),
+        (lambda index, data: index.write_bytes(index.read_bytes() + b"\0\0\0"), ["multimodal"]),
+        (lambda index, data: patch(index, 0, b"PK\3\4"), ["no index of a token file", "expected b'MMIDIDX"]),
+        (lambda index, data: patch(index, 0, b"TNTIDX\0\0"), ["older", "'mmap'"]),
+        (lambda index, data: patch(index, 9, int64(2)), ["version 2", "expected version 1"]),
+        (lambda index, data: patch(index, 17, bytes([99])), ["token type code 99", "1 to 8"]),
+        (lambda index, data: patch(index, 17, bytes([4])), ["24 bytes", "describes 34 bytes of int32"]),
+        (lambda index, data: patch(index, 17, bytes([8])), []),
+        (lambda index, data: os.truncate(data, 22), ["corpus.v1.bin", "22 bytes", "describes 24 bytes"]),
+        (lambda index, data: os.truncate(data, 0), ["corpus.v1.bin", "0 bytes", "describes 24 bytes"]),
+        (lambda index, data: data.write_bytes(bytes(26)), ["26 bytes", "describes 24 bytes"]),
+        (lambda index, data: patch(index, LENGTHS_AT, b"\2"), ["sequence 0 has 2 tokens", "byte 4", "byte 6"]),
+        (lambda index, data: patch(index, POINTERS_AT, b"\2"), ["sequence 0", "byte 8"]),
+        (lambda index, data: patch(index, POINTERS_AT + 8, b"\4"), ["sequence 0", "byte 6", "byte 4"]),
+        (lambda index, data: patch(index, LENGTHS_AT, (-1).to_bytes(4, "little", signed=True)), ["-1 tokens"]),
+        (
+            lambda index, data: patch(index, LENGTHS_AT, np.array([-1, 8, 5, 0, 0, -2, -1], "<i4").tobytes()),
+            ["sequence 0 has -1 tokens"],  # with pointers that agree
+        ),
+        (
+            lambda index, data: patch(index, LENGTHS_AT, np.array([2, 4, 5, 2, 0], "<i4").tobytes()),
+            ["first sequence begins at byte 2, expected 0"],
+        ),
+        (lambda index, data: patch(index, DOCUMENTS_AT, int64(1)), ["sequences 1 to 3, expected 0 to 3"]),
+        (lambda index, data: patch(index, DOCUMENTS_AT + 24, int64(2)), ["sequences 0 to 2, expected 0 to 3"]),
+        (lambda index, data: patch(index, DOCUMENTS_AT + 8, int64(3)), ["document 1 ends before"]),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 2, 1 << 20])
+def test_a_file_that_is_cut_foreign_or_inconsistent_is_refused_with_the_finding(
+    three_documents: Path, damage: Callable[[Path, Path], Any], words: list[str], chunk: int
+) -> None:
+    index, data = (three_documents.with_name(f"{three_documents.name}.{ending}") for ending in ("idx", "bin"))
+    assert TokenFile(three_documents).documents == 3  # sound before
+
+    damage(index, data)
+    with pytest.MonkeyPatch.context() as patcher:
+        patcher.setattr(token_index, "_CHUNK", chunk)
+        if not words:  # Megatron-LM's code of the same type
+            assert TokenFile(three_documents).dtype == np.uint16
+            return
+        with pytest.raises(DataError) as caught:
+            TokenFile(three_documents)
+    for word in [*words, "corpus.v1"]:
+        assert word in str(caught.value)
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_gather_copies_what_slicing_would(numbers: TokenFile, data: st.DataObject) -> None:
+    slices = data.draw(
+        st.lists(
+            st.integers(0, numbers.tokens).flatmap(
+                lambda start: st.tuples(st.just(start), st.integers(0, numbers.tokens - start))
+            ),
+            max_size=20,
+        )
+    )
+    offsets, lengths = np.array(slices, dtype=np.int64).reshape(-1, 2).T
+
+    gathered = numbers.gather(offsets, lengths)
+
+    assert gathered.dtype == numbers.dtype
+    assert gathered.tolist() == [token for start, length in slices for token in range(start, start + length)]
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (999, 2), (1001, 0), (5, -1)])
+def test_gather_outside_the_file_is_an_error_and_never_shorter(numbers: TokenFile, offset: int, length: int) -> None:
+    with pytest.raises(IndexError, match="of 1000 tokens"):
+        numbers.gather(np.array([3, offset]), np.array([2, length]))
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
+    """Tokens 0 to 999, in ten documents."""
+    return write(tmp_path_factory.mktemp("numbers") / "tokens", np.split(np.arange(1000), 10))
+
+
+def test_a_pickled_file_is_its_path_and_opens_in_another_folder(
+    numbers: TokenFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(numbers.prefix.parent)
+    pickled = pickle.dumps(TokenFile(Path(numbers.prefix.name)))
+    monkeypatch.chdir(tmp_path)
+
+    assert len(pickled) < 500
+    assert pickle.loads(pickled).read(40, 45).tolist() == [40, 41, 42, 43, 44]
+
+
+def test_tokens_cannot_be_written_through_a_read(numbers: TokenFile) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        numbers.read(0, 5)[0] = 1
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_an_id_outside_the_vocabulary_of_a_ready_made_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    documents = [np.array([1, 2, 3]), np.array([4, 9, 1]), np.array([9, 2])]
+    write_with_deepspeed(tmp_path / "theirs", [[document] for document in documents], np.int32)
+    monkeypatch.setattr(token_file_module, "_CHUNK_TOKENS", chunk)
+    tokens = TokenFile(tmp_path / "theirs")
+
+    tokens.check_vocabulary(10)
+    with pytest.raises(DataError, match=r"document 1 holds token id 9, but the vocabulary has 9 entries"):
+        tokens.check_vocabulary(9)
+
+    patch(tmp_path / "theirs.bin", 4 * 6, b"\xff\xff\xff\xff")
+    with pytest.raises(DataError, match=r"document 2 holds token id -1"):
+        TokenFile(tmp_path / "theirs").check_vocabulary(10)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 1 << 20])
+def test_documents_without_the_end_of_text_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    documents = [[np.array([1, 2, 0])], [], [np.array([0]), np.array([3])], [np.array([4]), np.array([0])], []]
+    write_with_deepspeed(tmp_path / "theirs", documents, np.uint16)
+    monkeypatch.setattr(token_file_module, "_CHUNK_DOCUMENTS", chunk)
+
+    assert TokenFile(tmp_path / "theirs").ends_in(0).tolist() == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("chunk", [1, 50, 1 << 20])
+def test_document_hashes_depend_on_the_tokens_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    documents = [*make_documents(20, vocabulary_size=50_000), np.array([], dtype=np.int64)]
+    expected = [xxhash.xxh3_64_intdigest(document.astype("<u4").tobytes()) for document in documents]
+    monkeypatch.setattr(token_file_module, "_CHUNK_TOKENS", chunk)
+
+    for dtype in (np.uint16, np.int32, np.int64):
+        prefix = tmp_path / dtype.__name__
+        write_with_deepspeed(prefix, [[document] for document in documents], dtype)
+        assert hash_documents(TokenFile(prefix)).tolist() == expected

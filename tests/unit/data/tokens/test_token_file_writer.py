@@ -1,0 +1,364 @@
+"""Writing token files: what is refused, and that no kill, full disk or torn write changes a byte of the result."""
+
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from token_files import all_documents, hashes_of, make_documents, write
+
+from evenpack.data.tokens.file import TokenFile, TokenFileWriter, hashes_path, read_journal
+from evenpack.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("vocabulary_size", "dtype"), [(2, "uint16"), (65_535, "uint16"), (65_536, "int32"), (200_000, "int32")]
+)
+def test_the_narrowest_type_that_holds_the_vocabulary_is_written(
+    tmp_path: Path, vocabulary_size: int, dtype: str
+) -> None:
+    highest = vocabulary_size - 1
+    tokens = write(tmp_path / "tokens", [np.array([0, highest])], vocabulary_size=vocabulary_size)
+
+    assert tokens.dtype == np.dtype(dtype)
+    assert all_documents(tokens) == [[0, highest]]
+
+
+@pytest.mark.parametrize(("token", "place"), [(50_257, 0), (-1, 1), (70_000, 2)])
+def test_an_id_outside_the_vocabulary_is_not_written(tmp_path: Path, token: int, place: int) -> None:
+    good = make_documents(4, vocabulary_size=50_257)
+    bad = [document.copy() for document in good[:3]]
+    bad[place][-1] = token
+    with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
+        writer.append_documents(good, hashes_of(good))
+        with pytest.raises(DataError, match=rf"document {4 + place} .* token id {token}, .* 50257 entries"):
+            writer.append_documents(bad, hashes_of(bad))
+        writer.finish()
+
+    assert all_documents(TokenFile(tmp_path / "tokens")) == [document.tolist() for document in good]
+
+
+@pytest.mark.parametrize("lengths", [[2, 2], [2, 4], [5, 0], [6, -1]])
+def test_lengths_that_do_not_cover_the_tokens_are_refused(tmp_path: Path, lengths: list[int]) -> None:
+    with (
+        TokenFileWriter(tmp_path / "tokens", vocabulary_size=10) as writer,
+        pytest.raises(ValueError, match="5 tokens came for 2 documents"),
+    ):
+        writer.append(np.arange(5), np.array(lengths), {"document_hashes": np.zeros(2, dtype=np.uint64)})
+
+
+def test_the_record_of_a_finished_file_names_its_documents_checksums_and_the_callers_state(tmp_path: Path) -> None:
+    documents = make_documents(30, vocabulary_size=50_257)
+    with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
+        writer.append_documents(documents, hashes_of(documents))
+        record = writer.finish({"skipped": [1, 2]})
+
+    assert record == read_journal(tmp_path / "tokens")
+    assert (record.complete, record.documents, record.state) == (True, 30, {"skipped": [1, 2]})
+    assert record.tokens == sum(len(document) for document in documents)
+    for name, checksum in record.checksums.items():
+        assert xxhash.xxh3_128((tmp_path / name).read_bytes()).hexdigest() == checksum
+    assert sorted(record.checksums) == ["document_hashes.npy", "tokens.bin", "tokens.idx"]
+    assert {path.name for path in tmp_path.iterdir()} == {*record.checksums, "tokens.journal.json"}
+    np.testing.assert_array_equal(np.load(hashes_path(tmp_path / "tokens")), hashes_of(documents))
+
+
+DOCUMENTS = make_documents(30, vocabulary_size=50_257, seed=5)
+
+
+def write_in_batches(writer: TokenFileWriter) -> None:
+    """Ten documents a batch, from where the writer's state says."""
+    with writer:
+        for start in range(writer.state.get("next", 0), len(DOCUMENTS), 10):
+            batch = DOCUMENTS[start : start + 10]
+            writer.append_documents(batch, hashes_of(batch))
+            writer.commit({"next": start + 10})
+        writer.finish()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    write_in_batches(TokenFileWriter(directory / "tokens", vocabulary_size=50_257))
+    return contents(directory)
+
+
+class Killed(BaseException):
+    """Nobody catches it."""
+
+
+@dataclass
+class KillSwitch:
+    """Lets `left` changes of the file system happen, then ends everything."""
+
+    left: int
+    done: int = 0
+
+    def guard(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            if self.done == self.left:
+                raise Killed
+            self.done += 1
+            return original(*arguments, **options)
+
+        return guarded
+
+
+@pytest.mark.parametrize("older_file_there", [False, True])
+def test_a_kill_between_any_two_file_operations_leaves_old_or_new_and_is_resumed_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: dict[str, bytes], older_file_there: bool
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a place to be killed at; slow, and not needed here
+    older, newer = [[1, 2, 3]], [document.tolist() for document in DOCUMENTS]
+    readable, operations, finished = set(), 0, False
+    while not finished:
+        prefix = tmp_path / str(operations) / "tokens"
+        if older_file_there:
+            write(prefix, [np.array(older[0])])
+        switch = KillSwitch(left=operations)
+        with pytest.MonkeyPatch.context() as patcher:
+            for owner, name in ((Path, "replace"), (Path, "unlink"), (os, "fsync"), (os, "truncate")):
+                patcher.setattr(owner, name, switch.guard(getattr(owner, name)))
+            try:
+                write_in_batches(TokenFileWriter(prefix, vocabulary_size=50_257))
+                finished = True
+            except Killed:
+                operations += 1
+
+        if prefix.with_name("tokens.idx").exists():
+            found = all_documents(TokenFile(prefix))
+            assert found in (older, newer)
+            readable.add("older" if found == older else "newer")
+        else:
+            readable.add("none")
+        tear_what_is_not_committed(prefix)
+        writer = TokenFileWriter.resume(prefix, vocabulary_size=50_257)
+        if writer.complete and writer.documents == len(older):  # killed before anything was done
+            assert (operations, found) == (1, older)
+            writer = TokenFileWriter(prefix, vocabulary_size=50_257)
+        write_in_batches(writer)
+        assert contents(prefix.parent) == uninterrupted
+
+    assert operations > 30
+    assert readable == {"none", "newer", *(["older"] if older_file_there else [])}
+
+
+def tear_what_is_not_committed(prefix: Path) -> None:
+    """What a write leaves behind that was cut in the middle."""
+    journal = read_journal(prefix)
+    if journal is None or not journal.complete:
+        for path in prefix.parent.glob("*.partial"):
+            with path.open("ab") as file:
+                file.write(b"torn!")
+
+
+def test_everything_is_on_disk_before_a_journal_or_a_name_vouches_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: dict[int, int] = {}
+    vouched: list[str] = []
+    replace = Path.replace
+
+    def fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        flushed[status.st_ino] = status.st_size
+
+    def replace_checked(path: Path, target: Path) -> Path:
+        journal = target.name == "tokens.journal.json"
+        for file in [path, *(path.parent.glob("tokens.*.partial") if journal else [])]:
+            assert flushed.get(file.stat().st_ino) == file.stat().st_size, f"{file.name} before {target.name}"
+        vouched.append(target.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace_checked)
+    write_in_batches(TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257))
+
+    assert vouched == ["tokens.journal.json"] * 5 + ["tokens.bin", "document_hashes.npy", "tokens.idx"]
+
+
+WRITER_PROCESS = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from evenpack.data.tokens.file import TokenFileWriter
+from evenpack.errors import RunError
+
+prefix, batches, most_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
+try:
+    with TokenFileWriter.resume(prefix, vocabulary_size=50_257) as writer:
+        for index in range(writer.state.get("next", 0), batches):
+            sys.stdin.readline()  # one line, one batch; at the end of the input all that are left
+            rng = np.random.default_rng(index)
+            lengths = rng.integers(1, 400, 100)
+            tokens, hashes = rng.integers(0, 50_257, lengths.sum()), rng.integers(0, 1 << 64, 100, dtype=np.uint64)
+            writer.append(tokens, lengths, {"document_hashes": hashes})
+            if index % 3 == 2:
+                writer.commit({"next": index + 1})
+            print(index, flush=True)
+        writer.finish()
+except RunError as error:
+    sys.exit(f"{error}")
+"""
+
+
+def start_writer(prefix: Path, *, batches: int = 30, most_bytes: int = 1 << 30) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER_PROCESS, str(prefix), str(batches), str(most_bytes)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=1)
+
+
+@pytest.fixture(scope="module")
+def written_by_one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    directory = tmp_path_factory.mktemp("one_process")
+    _, errors = start_writer(directory / "tokens").communicate()
+    assert errors == ""
+    return contents(directory)
+
+
+def test_a_process_killed_again_and_again_ends_with_the_same_bytes_as_one_that_was_not(
+    tmp_path: Path, written_by_one_process: dict[str, bytes]
+) -> None:
+    chance = random.Random(7)
+    batches_seen = []
+    while len(batches_seen) < 5:  # each life gets a little further than its last commit
+        with start_writer(tmp_path / "tokens") as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            batches = chance.randint(3, 5)
+            process.stdin.write("\n" * batches)
+            batches_seen.append([int(process.stdout.readline()) for _ in range(batches)])
+            process.stdin.write("\n")
+            time.sleep(chance.random() * 0.003)  # somewhere in the next batch
+            process.kill()
+            process.wait()
+            assert process.returncode == -signal.SIGKILL
+        assert not (tmp_path / "tokens.idx").exists()
+
+    output, errors = start_writer(tmp_path / "tokens").communicate()
+
+    assert (output.split()[-1], errors) == ("29", "")
+    assert all(later[0] > earlier[0] for earlier, later in pairwise(batches_seen))
+    assert contents(tmp_path) == written_by_one_process
+
+
+def test_a_full_disk_is_an_error_of_the_run_and_the_write_goes_on_when_there_is_room(
+    tmp_path: Path, written_by_one_process: dict[str, bytes]
+) -> None:
+    process = start_writer(tmp_path / "tokens", most_bytes=500_000)
+    _, errors = process.communicate()
+
+    assert process.returncode == 1
+    assert "tokens could not be written" in errors
+    assert "1200 documents are safe; make room and run the same command again" in errors
+    assert not (tmp_path / "tokens.idx").exists()
+    assert not (tmp_path / "tokens.bin").exists()
+
+    _, errors = start_writer(tmp_path / "tokens").communicate()
+    assert errors == ""
+    assert contents(tmp_path) == written_by_one_process
+
+
+def test_a_write_that_takes_a_few_bytes_at_a_time_goes_on_until_all_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hesitant(io.FileIO):
+        def write(self, content: Any, /) -> int:
+            return super().write(content[:7])
+
+    monkeypatch.setattr("evenpack.data.tokens.writer.io.FileIO", Hesitant)
+    tokens = write(tmp_path / "tokens", DOCUMENTS)
+
+    assert all_documents(tokens) == [document.tolist() for document in DOCUMENTS]
+
+
+def test_a_new_writer_begins_anew_and_an_abandoned_one_leaves_nothing(tmp_path: Path) -> None:
+    for _ in range(2):
+        writer = TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257)
+        assert (writer.documents, writer.state) == (0, {})
+        writer.append_documents(DOCUMENTS, hashes_of(DOCUMENTS))
+        writer.commit({"next": 30})
+        writer.close()
+    (tmp_path / ".tokens.journal.json.123.partial").touch()  # of a process killed while it noted something
+
+    resumed = TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
+    assert (resumed.documents, resumed.state, resumed.complete) == (30, {"next": 30}, False)
+    resumed.abandon()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_goes_on_only_with_the_same_vocabulary_and_whole_partial_files(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
+        writer.append_documents(DOCUMENTS, hashes_of(DOCUMENTS))
+        writer.commit({})
+
+    with pytest.raises(DataError, match="vocabulary of 50257, now it is 70000"):
+        TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=70_000)
+
+    os.truncate(tmp_path / "tokens.sizes.partial", 119)
+    with pytest.raises(DataError, match=r"tokens.sizes.partial has 119 bytes, but .* noted 120; remove the folder"):
+        TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
+
+    (tmp_path / "tokens.sizes.partial").unlink()
+    with pytest.raises(DataError, match="has 0 bytes"):
+        TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
+
+    with pytest.raises(DataError, match="with the columns document_hashes, now they are document_hashes, marks"):
+        TokenFileWriter.resume(
+            tmp_path / "tokens", vocabulary_size=50_257, columns={"document_hashes": "<u8", "marks": "<i4"}
+        )
+
+    for text in ("{", "[]", '{"complete": true}'):
+        (tmp_path / "tokens.journal.json").write_text(text)
+        with pytest.raises(DataError, match="is no journal of a token file"):
+            TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
+
+
+def test_columns_of_any_number_of_values_grow_with_the_documents_and_are_cut_to_the_journal(tmp_path: Path) -> None:
+    columns = {"marks": "<i4", "flags": "|u1"}
+
+    def batch(number: int) -> dict[str, np.ndarray]:
+        return {"flags": np.array([number, 255], dtype=np.uint8), "marks": np.arange(number, dtype=np.int64)}
+
+    with TokenFileWriter(tmp_path / "tokens", vocabulary_size=100, columns=columns) as writer:
+        for number in (1, 2, 3):
+            writer.append(np.array([7, 8, 9]), np.array([1, 2]), batch(number))
+            if number == 2:
+                writer.commit({})
+        with pytest.raises(ValueError, match=r"columns \['flags', 'marks'\], got \['marks'\]"):
+            writer.append(np.array([7]), np.array([1]), {"marks": np.zeros(1, dtype=np.int64)})
+    with TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=100, columns=columns) as writer:
+        writer.append(np.array([7, 8, 9]), np.array([1, 2]), batch(4))
+        record = writer.finish()
+
+    assert record.column_values == {"marks": 7, "flags": 6}
+    assert sorted(record.checksums) == ["flags.npy", "marks.npy", "tokens.bin", "tokens.idx"]
+    marks, flags = np.load(tmp_path / "marks.npy"), np.load(tmp_path / "flags.npy")
+    assert (marks.tolist(), marks.dtype) == ([0, 0, 1, 0, 1, 2, 3], np.int32)
+    assert (flags.tolist(), flags.dtype) == ([1, 255, 2, 255, 4, 255], np.uint8)
+    assert all_documents(TokenFile(tmp_path / "tokens")) == [[7], [8, 9]] * 3
+
+
+def test_nothing_can_be_appended_to_a_closed_or_finished_writer(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
+        writer.finish()
+        with pytest.raises(ValueError, match="closed"):
+            writer.append_documents(DOCUMENTS, hashes_of(DOCUMENTS))

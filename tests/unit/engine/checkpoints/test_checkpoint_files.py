@@ -1,0 +1,420 @@
+"""What makes a checkpoint whole, which one is taken, and which are kept; one rank, files only."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenpack.engine.checkpoints.continuation import compare_run_files, require_fingerprint
+from evenpack.engine.checkpoints.files import (
+    TrainState,
+    checkpoint_name,
+    find_candidates,
+    find_changed_keys,
+    read_manifest,
+    remove_checkpoint,
+)
+from evenpack.engine.checkpoints.store import CheckpointStore, newest_whole
+from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.distributed import World
+from evenpack.errors import CheckpointError, RunError
+
+SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+WEIGHTS = {"embedding.weight": torch.arange(12.0).view(3, 4), "head.bias": torch.ones(3, dtype=torch.bfloat16)}
+
+
+class FileEngine:
+    """Writes and reads what a DeepSpeed engine of one rank does."""
+
+    def __init__(self, zero_stage: int = 0) -> None:
+        self.zero_stage = zero_stage
+        self.loaded: str | None = None
+        self.optimizer = torch.optim.AdamW([torch.ones(1, requires_grad=True)], weight_decay=0.5)
+
+    def zero_optimization_stage(self) -> int:
+        return self.zero_stage
+
+    def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> None:
+        assert not save_latest
+        states = {"module": WEIGHTS, "ds_config": {"train_batch_size": 8}, **client_state}
+        torch.save(states, Path(save_dir) / tag / "mp_rank_00_model_states.pt")
+        torch.save({"step": 1}, Path(save_dir) / tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+
+    def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]:
+        self.loaded = tag
+        return f"{load_dir}/{tag}", {}
+
+
+def train_state(step: int) -> TrainState:
+    return TrainState(
+        step=step,
+        fingerprint="f" * 32,
+        world_size=1,
+        zero_stage=0,
+        cost_weights=(1.0, 0.1 + 0.2),
+        config={"run": {"name": "small", "seed": 42}, "training": {"gradient_clipping": None}},
+    )
+
+
+def save_steps(directory: Path, *steps: int, keep: int = 9) -> CheckpointStore:
+    store = CheckpointStore(directory, SOLO, keep=keep)
+    for step in steps:
+        store.save(FileEngine(), train_state(step))
+    return store
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {"truncated": truncate, "one bit flipped": flip_a_bit, "gone": Path.unlink}
+
+
+class TestSave:
+    def test_what_was_saved_is_found_as_it_was(self, tmp_path: Path):
+        store = save_steps(tmp_path / "checkpoints", 200)
+        found = store.newest()
+        assert found is not None
+        assert found.path == tmp_path / "checkpoints" / "step_000200"
+        assert found.state == train_state(200)
+        assert names(tmp_path / "checkpoints") == ["latest", "step_000200"]
+        assert (tmp_path / "checkpoints" / "latest").read_text() == "step_000200\n"
+
+    def test_the_manifest_lists_every_other_file(self, tmp_path: Path):
+        save_steps(tmp_path, 1)
+        checkpoint = read_manifest(tmp_path / "step_000001")
+        assert [record.name for record in checkpoint.files] == [
+            "mp_rank_00_model_states.pt",
+            "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        ]
+        assert names(checkpoint.path) == sorted([*(record.name for record in checkpoint.files), "manifest.json"])
+
+    def test_the_newest_are_kept_and_latest_names_the_newest(self, tmp_path: Path):
+        save_steps(tmp_path, 1, 2, 10, 9_999_999, keep=2)
+        assert names(tmp_path) == ["latest", "step_000010", "step_9999999"]
+        assert (tmp_path / "latest").read_text() == "step_9999999\n"
+
+    def test_steps_are_ordered_as_numbers(self, tmp_path: Path):
+        save_steps(tmp_path, 999_999, 1_000_000)
+        assert [path.name for path in find_candidates(tmp_path)] == ["step_1000000", "step_999999"]
+
+    def test_a_broken_checkpoint_does_not_count_among_those_kept(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1, 2, 3, keep=3)
+        for step in (2, 3):
+            truncate(tmp_path / checkpoint_name(step) / "mp_rank_00_model_states.pt")
+        found = store.newest()
+        assert found is not None
+        assert found.step == 1
+        CheckpointStore(tmp_path, SOLO, keep=2).save(FileEngine(), train_state(4))
+        assert names(tmp_path) == ["latest", "step_000001", "step_000004"]
+
+    def test_later_steps_of_a_run_that_went_back_are_removed(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1, 5, keep=2)
+        flip_a_bit(tmp_path / "step_000005" / "mp_rank_00_model_states.pt")  # its size stays right
+        store.save(FileEngine(), train_state(3))
+        assert names(tmp_path) == ["latest", "step_000001", "step_000003"]
+
+    def test_the_same_step_can_be_saved_again(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1)
+        store.save(FileEngine(), replace(train_state(1), fingerprint="other"))
+        found = store.newest()
+        assert found is not None
+        assert found.state.fingerprint == "other"
+        assert names(tmp_path) == ["latest", "step_000001"]
+
+    def test_leftovers_of_killed_saves_are_removed_and_files_of_others_are_not(self, tmp_path: Path):
+        for leftover in (".step_000001.partial", ".step_000002.replaced", ".step_000003.removed", "step_3", "notes"):
+            (tmp_path / leftover / "inner").mkdir(parents=True)
+        (tmp_path / ".latest.123.partial").touch()
+        (tmp_path / ".latest.swp").touch()
+        save_steps(tmp_path, 7)
+        assert names(tmp_path) == [".latest.swp", "latest", "notes", "step_000007", "step_3"]
+
+    def test_a_full_disk_is_an_error_that_names_the_place_and_leaves_the_older_checkpoint(self, tmp_path: Path):
+        class FullDisk(FileEngine):
+            def save_checkpoint(self, save_dir: str, **_: Any) -> None:
+                (Path(save_dir) / "half").touch()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        store = save_steps(tmp_path, 1, keep=1)
+        with pytest.raises(RunError, match=rf"(?s)rank 0 .*{tmp_path}.*GB free.*No space left.*go(es)? on"):
+            store.save(FullDisk(), train_state(2))
+        found = store.newest()
+        assert found is not None
+        assert found.step == 1
+        assert (tmp_path / "latest").read_text() == "step_000001\n"
+
+    def test_everything_is_on_disk_before_what_makes_it_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        """A power cut keeps only what was flushed: the files, then the manifest, then the name, then `latest`."""
+        save_steps(tmp_path / "runs", 1)
+        events: list[str] = []
+        fsync, rename, replace_file, rmtree = os.fsync, os.rename, os.replace, shutil.rmtree
+
+        def note(event: str, path: Any) -> None:
+            name = str(Path(path).relative_to(tmp_path)).replace(f".{os.getpid()}.", ".PID.")
+            events.append(f"{event} {name}")
+
+        def note_fsync(descriptor: int) -> None:
+            note("flush", Path(f"/proc/self/fd/{descriptor}").readlink())
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", note_fsync)
+        monkeypatch.setattr(os, "rename", lambda old, new: (note("name", new), rename(old, new)))
+        monkeypatch.setattr(os, "replace", lambda old, new: (note("name", new), replace_file(old, new)))
+        monkeypatch.setattr(shutil, "rmtree", lambda path, **options: (note("delete", path), rmtree(path, **options)))
+        CheckpointStore(tmp_path / "runs", SOLO, keep=1).save(FileEngine(), train_state(2))
+        partial = "runs/.step_000002.partial"
+        first = events.index(f"flush {partial}/mp_rank_00_model_states.pt")
+        assert events[first:] == [
+            f"flush {partial}/mp_rank_00_model_states.pt",
+            f"flush {partial}/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            f"flush {partial}",
+            f"flush {partial}/.manifest.json.PID.partial",
+            f"name {partial}/manifest.json",
+            f"flush {partial}",
+            "name runs/step_000002",
+            "flush runs",
+            "flush runs/.latest.PID.partial",
+            "name runs/latest",
+            "flush runs",
+            "delete runs/.step_000001.removed",  # left by an earlier kill, perhaps
+            "name runs/.step_000001.removed",
+            "delete runs/.step_000001.removed",
+        ]
+
+
+class TestNewest:
+    def test_there_is_none_before_the_first_save(self, tmp_path: Path):
+        assert newest_whole(tmp_path / "checkpoints", SOLO) is None
+        (tmp_path / "checkpoints" / ".step_000001.partial").mkdir(parents=True)
+        assert newest_whole(tmp_path / "checkpoints", SOLO) is None
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    @pytest.mark.parametrize(
+        "name", ["manifest.json", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+    )
+    def test_a_damaged_file_is_named_and_the_older_checkpoint_taken(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
+    ):
+        store = save_steps(tmp_path, 1, 2)
+        DAMAGE[damage](tmp_path / "step_000002" / name)
+        found = store.newest()
+        assert found is not None
+        assert found.step == 1
+        (warning,) = caplog.records
+        assert warning.levelno == logging.WARNING
+        assert "step_000002" in caplog.text
+        assert name in caplog.text
+
+    def test_every_byte_of_the_manifest_counts(self, tmp_path: Path):
+        save_steps(tmp_path, 1)
+        path = tmp_path / "step_000001" / "manifest.json"
+        whole = path.read_bytes()
+        content = json.loads(whole)
+        for place in range(len(whole)):
+            changed = bytearray(whole)
+            changed[place] ^= 2
+            path.write_bytes(changed)
+            try:
+                found = read_manifest(tmp_path / "step_000001")
+            except CheckpointError:
+                continue
+            assert json.loads(bytes(changed)) == content  # white space only
+            assert found.state == train_state(1)
+
+    def test_expected_and_found_are_both_told(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        store = save_steps(tmp_path, 1, 2, 3)
+        short = read_manifest(tmp_path / "step_000003").files[0]
+        flipped = read_manifest(tmp_path / "step_000002").files[0]
+        truncate(tmp_path / "step_000003" / short.name)
+        flip_a_bit(tmp_path / "step_000002" / flipped.name)
+        assert store.newest() is not None
+        assert f"{short.name} has {short.size // 2} bytes, expected {short.size}" in caplog.text
+        assert f"expected {flipped.checksum} (seen by rank 0" in caplog.text
+
+    def test_a_directory_renamed_to_another_step_is_broken(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1, 2)
+        (tmp_path / "step_000002").rename(tmp_path / "step_000020")
+        found = store.newest()
+        assert found is not None
+        assert found.step == 1
+
+    def test_if_none_is_whole_the_run_does_not_start_from_zero(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1, 2)
+        truncate(tmp_path / "step_000001" / "manifest.json")
+        (tmp_path / "step_000002" / "mp_rank_00_model_states.pt").unlink()
+        with pytest.raises(CheckpointError) as caught:
+            store.newest()
+        for part in ("2 checkpoints", "step_000001: manifest.json", "step_000002: mp_rank_00", "move"):
+            assert part in str(caught.value)
+
+    def test_one_moved_aside_by_a_killed_save_still_counts(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1, 2)
+        (tmp_path / "step_000002").rename(tmp_path / ".step_000002.replaced")
+        found = store.newest()
+        assert found is not None
+        assert found.path.name == ".step_000002.replaced"
+        engine = FileEngine()
+        store.load(engine, found)
+        assert engine.loaded == ".step_000002.replaced"
+
+    def test_looking_changes_nothing(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1, 2)
+        truncate(tmp_path / "step_000002" / "manifest.json")
+        (tmp_path / ".step_000003.partial").mkdir()
+        before = names(tmp_path)
+        store.newest()
+        assert names(tmp_path) == before
+
+
+class TestLoad:
+    def test_another_zero_stage_is_refused(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1)
+        with pytest.raises(CheckpointError, match=r"ZeRO stage 0, this run has stage 1.*deepspeed\.zero_stage=0"):
+            store.load(FileEngine(zero_stage=1), read_manifest(tmp_path / "step_000001"))
+
+    def test_zero_1_with_other_ranks_is_refused_and_zero_0_is_not(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1)
+        checkpoint = read_manifest(tmp_path / "step_000001")
+        of_four = replace(checkpoint, state=replace(checkpoint.state, world_size=4))
+        store.load(FileEngine(), of_four)
+        of_four = replace(of_four, state=replace(of_four.state, zero_stage=1))
+        with pytest.raises(CheckpointError, match=r"saved by 4 ranks and this run has 1.*Go on with 4 ranks"):
+            store.load(FileEngine(zero_stage=1), of_four)
+
+    def test_a_model_of_another_shape_is_an_error_that_says_so(self, tmp_path: Path):
+        class OtherModel(FileEngine):
+            def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]:
+                raise RuntimeError("size mismatch for embedding.weight")
+
+        store = save_steps(tmp_path, 1)
+        with pytest.raises(CheckpointError, match=r"(?s)does not fit this run's model.*size mismatch"):
+            store.load(OtherModel(), read_manifest(tmp_path / "step_000001"))
+
+    def test_what_deepspeed_does_not_find_is_an_error(self, tmp_path: Path):
+        class Nothing(FileEngine):
+            def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]:
+                return None, None
+
+        store = save_steps(tmp_path, 1)
+        with pytest.raises(CheckpointError, match="nothing to load"):
+            store.load(Nothing(), read_manifest(tmp_path / "step_000001"))
+
+    def test_the_run_files_optimizer_settings_outlive_the_saved_ones(self, tmp_path: Path):
+        class RestoringEngine(FileEngine):
+            def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]:
+                (group,) = self.optimizer.param_groups
+                group.update(weight_decay=0.1, betas=(0.0, 0.0), params=[torch.zeros(1)])
+                return load_dir, {}
+
+        store, engine = save_steps(tmp_path, 1), RestoringEngine()
+        store.load(engine, read_manifest(tmp_path / "step_000001"))
+        (group,) = engine.optimizer.param_groups
+        assert (group["weight_decay"], group["betas"]) == (0.5, (0.9, 0.999))
+        assert group["params"] == [torch.zeros(1)]
+
+    def test_other_data_is_refused_with_both_fingerprints_and_a_way_out(self):
+        require_fingerprint(train_state(7), "f" * 32)
+        with pytest.raises(CheckpointError) as caught:
+            require_fingerprint(train_state(7), "e" * 32)
+        for part in ("step 7", "'small'", "seed 42", "f" * 32, "e" * 32, "run.output_dir"):
+            assert part in str(caught.value)
+
+
+class TestWeights:
+    def test_weights_come_out_as_they_went_in(self, tmp_path: Path):
+        save_steps(tmp_path, 1)
+        weights = load_model_weights(read_manifest(tmp_path / "step_000001"))
+        assert weights.keys() == WEIGHTS.keys()
+        for name, tensor in weights.items():
+            assert tensor.dtype == WEIGHTS[name].dtype
+            assert torch.equal(tensor, WEIGHTS[name])
+
+    def test_they_outlive_the_checkpoint(self, tmp_path: Path):
+        save_steps(tmp_path, 1)
+        path = tmp_path / "step_000001"
+        weights = load_model_weights(read_manifest(path))
+        file = path / "mp_rank_00_model_states.pt"
+        file.write_bytes(bytes(file.stat().st_size))
+        assert torch.equal(weights["embedding.weight"], WEIGHTS["embedding.weight"])
+
+    def test_code_in_the_file_is_not_run(self, tmp_path: Path):
+        class Evil:
+            def __reduce__(self) -> tuple[Any, ...]:
+                return (Path.touch, (tmp_path / "ran",))
+
+        save_steps(tmp_path, 1)
+        torch.save({"module": Evil()}, tmp_path / "step_000001" / "mp_rank_00_model_states.pt")
+        with pytest.raises(CheckpointError, match="not a file of weights"):
+            load_model_weights(read_manifest(tmp_path / "step_000001"))
+        assert not (tmp_path / "ran").exists()
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_a_damaged_file_is_named(self, tmp_path: Path, damage: str):
+        save_steps(tmp_path, 1)
+        path = tmp_path / "step_000001" / "mp_rank_00_model_states.pt"
+        checkpoint = read_manifest(path.parent)
+        if damage == "one bit flipped":
+            torch.save([1], path)
+        else:
+            DAMAGE[damage](path)
+        with pytest.raises(CheckpointError, match="mp_rank_00_model_states"):
+            load_model_weights(checkpoint)
+
+
+def test_a_kill_between_taking_the_name_and_deleting_leaves_no_checkpoint_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    save_steps(tmp_path, 1)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    assert not remove_checkpoint(tmp_path / "step_000001")
+    assert find_candidates(tmp_path) == []
+
+
+def test_keep_none_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="at least 1"):
+        CheckpointStore(tmp_path, SOLO, keep=0)
+
+
+def test_steps_of_another_size_are_refused_and_other_changes_are_told_once(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    state = replace(train_state(7), config={"training": {"packs_per_step": 64}, "optimizer": {"weight_decay": 0.1}})
+    compare_run_files(state, state.config)
+    assert not caplog.records
+    compare_run_files(state, state.config | {"optimizer": {"weight_decay": 0.2}})
+    adjusted = state.config["training"] | {"packing_adjustment": "fewer_accumulations"}
+    compare_run_files(state, state.config | {"training": adjusted})
+    (record,) = caplog.records
+    assert "since step 7" in record.getMessage()
+    assert "optimizer.weight_decay: 0.1 -> 0.2" in record.getMessage()
+    with pytest.raises(CheckpointError, match=r"7 steps of 64 packs.*is 128.*packs_per_step=64"):
+        compare_run_files(state, state.config | {"training": {"packs_per_step": 128}})
+
+
+def test_changed_keys_of_a_run_file_are_named_with_both_values():
+    saved = {"model": {"layers": 2, "positions": "learned"}, "steps": 10, "deepspeed": {"extra": {"a": 1}}}
+    present = {"model": {"layers": 4, "positions": "learned"}, "steps": 10, "deepspeed": {"extra": {}}, "new": [1]}
+    assert find_changed_keys(saved, present) == {
+        "deepspeed.extra.a": (1, None),
+        "model.layers": (2, 4),
+        "new": (None, [1]),
+    }
+    assert find_changed_keys(saved, saved) == {}

@@ -1,0 +1,226 @@
+"""Weights to begin with: where they are looked for, what of them is taken, and what is refused by name."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenpack.engine.checkpoints.continuation import compare_run_files
+from evenpack.engine.checkpoints.files import TrainState, checkpoint_name, commit_files, write_manifest
+from evenpack.engine.checkpoints.initial_weights import find_initial_weights, initialize
+from evenpack.engine.checkpoints.store import CHECKPOINTS
+from evenpack.engine.distributed import World
+from evenpack.errors import CheckpointError
+from evenpack.models.families import Model, new_model
+from evenpack.models.huggingface import to_huggingface
+from evenpack.models.model_config import BertConfig, Gpt2Config
+
+SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(56))]
+SHAPE: dict[str, Any] = {"kind": "bert", "preset": "tiny", "hidden_size": 16, "heads": 2}
+
+
+def make_model(*, seed: int = 1, vocabulary_size: int = len(WORDS), rows: int = 24, **section: Any) -> Model:
+    values = SHAPE | section
+    config = (BertConfig if values["kind"] == "bert" else Gpt2Config).model_validate(values)
+    return new_model(config, vocabulary_size=vocabulary_size, max_positions=rows, seed=seed)
+
+
+def write_words(folder: Path, words: list[str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    return folder
+
+
+def save_checkpoint(output_dir: Path, model: Model, step: int) -> Path:
+    """As DeepSpeed and `CheckpointStore` leave it, the optimizer's state left out."""
+    path = output_dir / CHECKPOINTS / checkpoint_name(step)
+    path.mkdir(parents=True)
+    torch.save({"module": model.state_dict()}, path / "mp_rank_00_model_states.pt")
+    config = {
+        "run": {"name": "phase1", "output_dir": str(output_dir)},
+        "data": {"prepared_dir": None},
+        "model": model.config.model_dump(mode="json"),
+    }
+    state = TrainState(
+        step=step, fingerprint="f" * 32, world_size=8, zero_stage=0, cost_weights=(0.0, 1.0), config=config
+    )
+    write_manifest(path, state, commit_files(path, ["mp_rank_00_model_states.pt"]))
+    return path
+
+
+@pytest.fixture
+def phase1(tmp_path: Path) -> Path:
+    """A run with two checkpoints, of models of different seeds."""
+    output_dir = tmp_path / "phase1"
+    write_words(output_dir / "data" / "tokenizer", WORDS)
+    save_checkpoint(output_dir, make_model(seed=100), 100)
+    save_checkpoint(output_dir, make_model(seed=200), 200)
+    return output_dir
+
+
+def begin(model: Model, path: Path, words: list[str] = WORDS) -> None:
+    initialize(model, path, tokenizer_dir=write_words(path.parent / "here", words), world=SOLO)
+
+
+def refusal(model: Model, path: Path, words: list[str] = WORDS) -> str:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CheckpointError) as caught:
+        begin(model, path, words)
+    assert str(caught.value).startswith("training.initialize_from: ")
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    return str(caught.value)
+
+
+def assert_same_weights(model: Model, expected: Model) -> None:
+    found, wanted = model.state_dict(), expected.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(("path", "seed", "step"), [("", 200, 200), ("checkpoints/step_000100", 100, 100)])
+def test_a_runs_newest_checkpoint_or_the_one_that_is_named_fills_the_model(
+    phase1: Path, caplog: pytest.LogCaptureFixture, path: str, seed: int, step: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = make_model()
+    begin(model, phase1 / path)
+    assert_same_weights(model, make_model(seed=seed))
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    place = phase1 / CHECKPOINTS / checkpoint_name(step)
+    assert record.getMessage() == f"initialised from {place} after step {step} of run 'phase1'"
+
+
+def test_a_broken_newest_checkpoint_is_passed_over_and_a_broken_named_one_refused(
+    phase1: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = phase1 / CHECKPOINTS / checkpoint_name(200)
+    content = bytearray((newest / "mp_rank_00_model_states.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / "mp_rank_00_model_states.pt").write_bytes(content)
+    model = make_model()
+    begin(model, phase1)
+    assert_same_weights(model, make_model(seed=100))
+    assert "step_000200 is broken and passed over" in caplog.text
+    assert "step_000200 is broken: mp_rank_00_model_states.pt has checksum" in refusal(model, newest)
+    (newest / "manifest.json").write_text("{}")
+    assert "step_000200 is no checkpoint that can be read" in refusal(model, newest)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_folder_of_transformers_fills_either_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    theirs = tmp_path / "theirs"
+    words = write_words(tmp_path / "words", WORDS)
+    to_huggingface(make_model(seed=7, kind=kind), theirs, tokenizer_dir=words, special_token_id=0)
+    model = make_model(kind=kind)
+    begin(model, theirs)
+    assert_same_weights(model, make_model(seed=7, kind=kind))
+    assert caplog.messages == [f"initialised from {theirs} (transformers)"]
+
+
+def test_too_few_positions_name_the_table_and_how_phase_1_is_to_be_trained(phase1: Path) -> None:
+    message = refusal(make_model(rows=32), phase1)
+    assert "positions.table.weight: expected shape (32, 16), found (24, 16)" in message
+    assert "train the earlier run with model.max_positions=32" in message
+    assert message.count("expected shape") == 1
+    more = refusal(make_model(rows=16), phase1)
+    assert "expected shape (16, 16), found (24, 16)" in more
+    assert "Set model.max_positions=24" in more
+
+
+def test_another_number_of_entries_is_another_vocabulary(phase1: Path) -> None:
+    message = refusal(make_model(vocabulary_size=70), phase1)
+    assert "token_embedding.weight: expected shape (70, 16), found (61, 16)" in message
+    assert "masked_token_head.decoder_bias: expected shape (70,), found (61,)" in message
+    assert "has 61 entries, this run's 70: prepare its data with the same tokenizer" in message
+
+
+def test_as_many_other_words_are_another_vocabulary(phase1: Path) -> None:
+    swapped = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
+    message = refusal(make_model(), phase1, swapped)
+    assert "id 59 is 'word54' in one and 'word55' in the other" in message
+    assert str(phase1 / "data" / "tokenizer") in message
+
+
+def test_a_vocabulary_that_cannot_be_compared_is_said_to_be_so(phase1: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    (phase1 / "data" / "tokenizer" / "vocab.txt").unlink()
+    begin(make_model(), phase1)
+    assert f"no tokenizer in {phase1 / 'data' / 'tokenizer'} to compare them by" in caplog.messages[0]
+    assert caplog.messages[1].startswith("initialised from")
+
+
+def test_missing_and_surplus_tensors_are_named(phase1: Path, tmp_path: Path) -> None:
+    message = refusal(make_model(next_sentence=False), phase1)
+    assert "next_sentence_head.pooler.weight: has no place here, found shape (16, 16)" in message
+    assert "next_sentence_head.classifier.bias: has no place here, found shape (2,)" in message
+    assert ", missing" not in message
+    save_checkpoint(tmp_path / "without", make_model(next_sentence=False), 1)
+    message = refusal(make_model(), tmp_path / "without")
+    assert "next_sentence_head.classifier.weight: expected shape (2, 16), missing" in message
+    assert "Give this run the model section" in message
+
+
+def test_hundreds_of_differences_become_a_few_lines(phase1: Path) -> None:
+    message = refusal(make_model(layers=12), phase1)
+    assert "blocks.2.attention.query_key_value.weight: expected shape (48, 16), missing" in message
+    assert message.splitlines()[25] == "  and 96 more"
+    assert len(message.splitlines()) == 27
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"heads": 4}, "with heads 2, this run has model.heads 4"),
+        ({"kind": "gpt2"}, "with kind bert, this run has model"),
+    ],
+)
+def test_what_shapes_do_not_tell_is_compared_too(phase1: Path, section: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(make_model(**section), phase1)
+
+
+def test_a_path_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "begun" / CHECKPOINTS).mkdir(parents=True)
+    for name, expected in (
+        ("none", "does not exist"),
+        ("file", "is no folder"),
+        ("empty", "holds none of these"),
+        ("begun", "has no checkpoint yet"),
+    ):
+        assert expected in refusal(make_model(), tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"expected a run's output_dir \(with checkpoints/\), one checkpoint"):
+        find_initial_weights(tmp_path / "empty")
+
+
+def test_a_folder_of_transformers_without_weights_is_refused(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    to_huggingface(make_model(), theirs, tokenizer_dir=None, special_token_id=0)
+    (theirs / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors does not exist"):
+        begin(make_model(), theirs)
+    values = json.loads((theirs / "config.json").read_text()) | {"hidden_act": "relu"}
+    (theirs / "config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="hidden_act must be 'gelu', found 'relu'"):
+        begin(make_model(), theirs)
+
+
+def test_a_run_that_goes_on_says_that_other_initial_weights_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    began: dict[str, Any] = {"training": {"packs_per_step": 8, "initialize_from": "runs/phase1"}}
+    state = TrainState(step=7, fingerprint="f" * 32, world_size=1, zero_stage=0, cost_weights=(0.0, 1.0), config=began)
+    for same in ("runs/phase1", None):  # a run file without the key asks for nothing
+        compare_run_files(state, {"training": began["training"] | {"initialize_from": same}})
+        assert not caplog.records
+    compare_run_files(state, {"training": began["training"] | {"initialize_from": "runs/other"}})
+    (message,) = caplog.messages
+    assert message.startswith("training.initialize_from is now runs/other and changes nothing")
+    assert "after step 7 and began with runs/phase1" in message

@@ -1,0 +1,141 @@
+"""BERT's shipped run files for 8 GPUs: that they divide, fit by the estimate, follow one another, and have a twin."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from evenpack.config import load_run_file
+from evenpack.data.packing import pack
+from evenpack.engine.checkpoints.files import find_changed_keys
+from evenpack.engine.config import RunConfig
+from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
+from evenpack.engine.packing_adjustment import adjust_to_packing
+from evenpack.models.cost import parameter_count
+from evenpack.models.memory import TrainingMemory, estimate_training_memory
+from evenpack.studies.lengths.published import published_histogram
+
+ROOT = Path(__file__).parents[3]
+GPUS = 8
+GPU_BYTES = 80e9
+BERT_VOCABULARY = 30_522
+PHASES = {"phase1": 128, "phase2": 512, "phase2_384": 384}
+NAMES = [f"bert_{size}_{phase}" for size in ("base", "large") for phase in PHASES]
+
+
+def load(name: str, overrides: list[str] | None = None) -> RunConfig:
+    return load_run_file(ROOT / "configs" / f"{name}.yaml", RunConfig, overrides or [])
+
+
+def twin_overrides(name: str) -> list[str]:
+    """As its header names them."""
+    header = (ROOT / "configs" / f"{name}.yaml").read_text()
+    (line,) = re.findall(r"^# Padded twin, the same sequences in each step: (.+)$", header, re.MULTILINE)
+    return line.split()
+
+
+def packed_and_twin(name: str) -> tuple[RunConfig, RunConfig]:
+    return load(name), load(name, twin_overrides(name))
+
+
+@cache
+def packing_factor(length: int, depth: int) -> float:
+    """Of Wikipedia, whose lengths the run files are written for."""
+    histogram = published_histogram(f"wikipedia_{length}")
+    return pack(histogram, algorithm="auto", pack_length=length, max_sequences_per_pack=depth).packing_factor
+
+
+def factor_of(config: RunConfig) -> float:
+    depth = config.data.packing.max_sequences_per_pack
+    assert depth is not None
+    return packing_factor(config.data.pack_length, depth)
+
+
+def memory(config: RunConfig) -> TrainingMemory:
+    """Of a micro-batch of average size; one of single rows holds as many more slots as a pack holds sequences."""
+    rows = config.training.packs_per_micro_batch
+    slots = rows * config.data.pack_length * (factor_of(config) if config.training.layout == "padded" else 1.0)
+    assert config.model.max_positions is not None
+    return estimate_training_memory(
+        config.model,
+        vocabulary_size=BERT_VOCABULARY,
+        max_positions=config.model.max_positions,
+        slots=round(slots),
+        head_rows=round(slots * 0.15),
+        optimizer=config.optimizer.kind,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
+    for config in packed_and_twin(name):
+        adjusted = adjust_to_packing(config, packing_factor=factor_of(config)).config
+        assert micro_batches_per_step(adjusted.training, GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
+            adjusted.training.packs_per_step
+        )
+        assert deepspeed_config(adjusted, GPUS)["train_batch_size"] == adjusted.training.packs_per_step
+        sequences = adjusted.training.packs_per_step * factor_of(config)
+        meant = 768 if name == "bert_large_phase2" else config.training.packs_per_step
+        assert sequences == pytest.approx(meant, rel=0.05), "the batch that the learning rate was chosen for"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_padded_twin_differs_in_layout_and_micro_batch_alone(name: str) -> None:
+    packed, padded = packed_and_twin(name)
+    changed = find_changed_keys(packed.model_dump(mode="json"), padded.model_dump(mode="json"))
+    assert changed["training.layout"] == ("packed", "padded")
+    assert changed.keys() <= {"training.layout", "training.packs_per_micro_batch"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_micro_batches_leave_a_third_of_the_gpu_free_by_the_estimate(name: str) -> None:
+    packed, padded = packed_and_twin(name)
+    for config in (packed, padded):
+        assert memory(config).total < 2 / 3 * GPU_BYTES
+    double = packed.model_copy(
+        update={
+            "training": packed.training.model_copy(
+                update={"packs_per_micro_batch": 4 * packed.training.packs_per_micro_batch}
+            )
+        }
+    )
+    assert memory(double).total > 2 / 3 * GPU_BYTES, "micro-batches are of a size that fills the GPU"
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_phase_2_takes_what_phase_1_leaves(size: str) -> None:
+    first = load(f"bert_{size}_phase1")
+    assert first.training.initialize_from is None
+    for phase in ("phase2", "phase2_384"):
+        second = load(f"bert_{size}_{phase}")
+        assert second.training.initialize_from == first.run.output_dir
+        assert second.model == first.model
+        assert second.data.tokenizer == first.data.tokenizer
+        assert first.model.max_positions is not None
+        assert first.model.max_positions >= second.positions_needed == PHASES[phase]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_all_have_in_common(name: str) -> None:
+    config = load(name)
+    assert config.optimizer.kind == "lamb"
+    assert (config.training.gradient_clipping, config.training.precision) == (1.0, "bf16_autocast")
+    assert (config.model.dropout, config.data.packing.max_sequences_per_pack) == (0.1, 3)
+    count = parameter_count(config.model, vocabulary_size=BERT_VOCABULARY, max_positions=512)
+    assert count == {"base": 110_106_428, "large": 336_226_108}[name.split("_")[1]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_documentation_shows_the_estimates_as_they_are(name: str) -> None:
+    text = (ROOT / "docs" / "bert.md").read_text()
+    for config in packed_and_twin(name):
+        found = memory(config)
+        states = found.total - found.activations
+        cells = [
+            f"`{name}`",
+            config.training.layout,
+            f"{config.training.packs_per_micro_batch}",
+            *(f"{value / 1e9:.1f}" for value in (states, found.activations, found.total)),
+        ]
+        assert f"| {' | '.join(cells)} |" in text

@@ -1,0 +1,120 @@
+"""What a run file asks of a model, and what losses are divided by: exactly, or by what a step holds on average."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pair_sources import pair_run
+from prepared_files import two_sources
+
+from evenpack.batch import StepCounts
+from evenpack.config import validate
+from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens
+from evenpack.data.batches.pipeline import evaluation_batches, packed_sources
+from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepared import PreparedData
+from evenpack.data.sequences.masking import masked_count
+from evenpack.engine.config import RunConfig
+from evenpack.engine.objective import build_denominators, build_objective
+
+PACKS_PER_STEP = 5
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """One prepared source, so that steps can make up whole epochs."""
+    folder = tmp_path_factory.mktemp("pairs")
+    config = pair_run(
+        folder,
+        data={"sources": {"wiki": {"kind": "jsonl", "path": str(folder / "wiki.jsonl")}}},
+        training={"packs_per_step": PACKS_PER_STEP, "packs_per_micro_batch": 1},
+    )
+    prepare(config.data, config.prepared_dir)
+    return config
+
+
+def opened(config: RunConfig, **model: str) -> tuple[RunConfig, PreparedData]:
+    values = config.model_dump()
+    values["model"] |= model
+    config = validate(values, RunConfig, origin="test")
+    return config, PreparedData.open(config.prepared_dir, config.data)
+
+
+def counts_of_whole_epochs(config: RunConfig, prepared: PreparedData) -> list[StepCounts]:
+    """Of as many steps as there are packs: together as many epochs as a step has packs."""
+    sources = packed_sources(prepared, "train", seed=config.run.seed)
+    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
+    objective = build_objective(config, prepared)
+    planner = StepPlanner(sources, [1], packs_per_step=PACKS_PER_STEP, dealing=dealing, objective=objective)
+    return [planner.plan(step).counts for step in range(sources[0].plan.packs)]
+
+
+def test_expected_denominators_are_what_steps_hold_on_average(config: RunConfig) -> None:
+    """Sequences to rounding. Masked tokens but for their rounding to whole ones, in sequences and in the full pack.
+
+    A sequence of length l has share * l + r masked tokens with |r| <= 1/2 (lengths from 5 on, the maximum is far), a
+    full pack of L slots share * L + R. The mean over steps divided by the expected number is therefore
+    (share + mean r / mean l) / (share + R / L).
+    """
+    config, prepared = opened(config, loss_balancing="expected")
+    steps = counts_of_whole_epochs(config, prepared)
+    expected = build_denominators(config, prepared)(steps[0])
+    assert expected == build_denominators(config, prepared)(steps[1]), "the same in every step"
+    sequences = [step.sequences for step in steps]
+    assert len(set(sequences)) > 1
+    assert np.mean(sequences) == pytest.approx(expected.next_sentence, rel=1e-12)
+    lengths = prepared.view("wiki", "train").lengths()
+    assert lengths.min() >= 5
+    share, pack_length = config.masking.share, config.data.pack_length
+    of_a_full_pack = 2 * int(masked_count(np.array([48]), config.masking)[0])
+    ratio = np.mean([step.targets for step in steps]) / expected.tokens
+    at_most = 0.5 / lengths.mean()
+    assert (share - at_most) * pack_length / of_a_full_pack <= ratio <= (share + at_most) * pack_length / of_a_full_pack
+    assert ratio == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_mean_over_sequences_is_divided_by_sequences(config: RunConfig) -> None:
+    counts = StepCounts(packs=5, sequences=9, tokens=300, targets=41)
+    for balancing in ("exact", "expected"):
+        run, prepared = opened(config, mlm_reduction="sequence", loss_balancing=balancing)
+        denominators = build_denominators(run, prepared)(counts)
+        assert denominators.tokens == denominators.next_sentence
+        assert (denominators.tokens == 9.0) == (balancing == "exact")
+    run, prepared = opened(config)
+    exact = build_denominators(run, prepared)(counts)
+    assert (exact.tokens, exact.next_sentence) == (41.0, 9.0)
+
+
+def test_each_model_gets_its_objective(config: RunConfig, corpus: Path, finished: Path) -> None:
+    run, prepared = opened(config, mlm_reduction="sequence")
+    objective = build_objective(run, prepared)
+    assert isinstance(objective, MaskedTokensAndNextSentence)
+    assert (objective.seed, objective.reduction, objective.masking) == (run.run.seed, "sequence", run.masking)
+    assert objective.vocabulary.mask_id == prepared.pair_tokens.mask_id
+    data = two_sources(corpus)
+    values = {**config.model_dump(), "data": data.model_dump(), "model": {"kind": "gpt2", "preset": "tiny"}}
+    gpt2 = validate(values, RunConfig, origin="test")
+    assert build_objective(gpt2, PreparedData.open(finished, data)) == NextTokens()
+
+
+def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> None:
+    of_seeds = []
+    for seed in (3, 4):
+        values = config.model_dump()
+        values["run"]["seed"] = seed
+        run, prepared = opened(validate(values, RunConfig, origin="test"))
+        batches = evaluation_batches(
+            prepared,
+            "wiki",
+            objective=build_objective(run, prepared),
+            packs_per_micro_batch=4,
+            form=run.batch_form,
+            rank=0,
+            ranks=1,
+            max_packs=None,
+            seed=seed,
+        )
+        of_seeds.append([(batch.tokens.tolist(), batch.targets.labels.tolist()) for batch in batches])
+    assert of_seeds[0] == of_seeds[1]
+    assert len(of_seeds[0]) > 2

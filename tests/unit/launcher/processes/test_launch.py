@@ -1,0 +1,186 @@
+"""The `deepspeed` command that a run becomes."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from evenpack.errors import ConfigError, RunError
+from evenpack.launcher.processes import launch
+from evenpack.launcher.processes.launch import WORKER_MODULE, hosts_of, local_devices, plan_launch
+from evenpack.launcher.processes.ranks import LaunchToken
+
+RUN = Path("run.yaml")
+
+
+@pytest.fixture
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "cuda_devices", lambda: 0)
+    monkeypatch.setattr(launch, "cpu_cores", lambda: 8)
+
+
+@pytest.fixture
+def hostfile(tmp_path: Path) -> Path:
+    path = tmp_path / "hosts"
+    path.write_text("# two machines\nnode-a slots=4\n\nnode-b slots=8  # the larger one\n")
+    return path
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_the_command_runs_the_worker_module_with_the_run_file_and_the_overrides() -> None:
+    plan = plan_launch(RUN, ["training.steps=5", "run.seed=1"], num_gpus=None, hostfile=None)
+    assert Path(plan.command[0]).parent == Path(sys.executable).parent
+    assert plan.command[-5:] == ("--module", WORKER_MODULE, "run.yaml", "training.steps=5", "run.seed=1")
+    assert plan.environment["DS_ACCELERATOR"] == "cpu"
+    assert plan.environment["PYTHONUNBUFFERED"] == "1"
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_a_cpu_gets_two_ranks_unless_another_number_is_asked_for_and_the_choice_is_said() -> None:
+    plan = plan_launch(RUN, [], num_gpus=None, hostfile=None)
+    assert plan.devices.ranks == 2
+    assert "--num_gpus=2" in plan.command
+    assert "4 of 8 cores each" in plan.devices.choice
+    assert plan_launch(RUN, [], num_gpus=5, hostfile=None).devices.ranks == 5
+
+
+def test_one_core_gets_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "cpu_cores", lambda: 1)
+    assert local_devices(None, cuda_count=0, environment={}).ranks == 1
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_two_runs_on_one_machine_get_two_ports_unless_one_is_named() -> None:
+    ports = {
+        part for _ in range(5) for part in plan_launch(RUN, [], num_gpus=1, hostfile=None).command if "port" in part
+    }
+    assert len(ports) > 1
+    named = plan_launch(RUN, [], num_gpus=1, hostfile=None, deepspeed_options="--master_port=1234").command
+    assert [part for part in named if "port" in part] == ["--master_port=1234"]
+
+
+def test_all_gpus_are_taken_or_as_many_as_asked_for() -> None:
+    assert local_devices(None, cuda_count=8, environment={}).options == ("--num_gpus=8",)
+    assert local_devices(3, cuda_count=8, environment={}).options == ("--num_gpus=3",)
+    assert local_devices(3, cuda_count=8, environment={}).kind == "cuda"
+
+
+def test_the_devices_that_cuda_visible_devices_names_are_taken_and_no_others() -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "4, 6,7"}
+    assert local_devices(None, cuda_count=3, environment=environment).options == ("--include=localhost:4,6,7",)
+    assert local_devices(2, cuda_count=3, environment=environment).options == ("--include=localhost:4,6",)
+
+
+def test_devices_by_uuid_are_refused_since_deepspeed_would_take_others() -> None:
+    with pytest.raises(ConfigError, match="by number only"):
+        local_devices(None, cuda_count=1, environment={"CUDA_VISIBLE_DEVICES": "GPU-8a56"})
+
+
+def test_more_gpus_than_there_are_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="this machine shows 2 CUDA devices"):
+        local_devices(3, cuda_count=2, environment={})
+    with pytest.raises(ConfigError, match="at least 1"):
+        local_devices(0, cuda_count=2, environment={})
+
+
+def test_gpus_are_left_alone_where_deepspeed_is_told_to_use_the_cpu() -> None:
+    assert local_devices(None, cuda_count=2, environment={"DS_ACCELERATOR": "cpu"}).kind == "cpu"
+
+
+def test_a_hostfile_gives_its_slots_or_the_number_asked_for_on_each_machine(hostfile: Path) -> None:
+    devices = hosts_of(hostfile, None)
+    assert (devices.ranks, devices.options) == (12, (f"--hostfile={hostfile}",))
+    assert hosts_of(hostfile, 2).ranks == 4
+    assert hosts_of(hostfile, 2).options == (f"--hostfile={hostfile}", "--num_gpus=2")
+
+
+def test_a_hostfile_run_leaves_port_and_accelerator_to_the_other_machines(hostfile: Path) -> None:
+    plan = plan_launch(RUN, ["run.seed=1"], num_gpus=None, hostfile=hostfile)
+    assert not [part for part in plan.command if "master_port" in part]
+    assert "DS_ACCELERATOR" not in plan.environment
+    assert plan.devices.kind == "hosts"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("node-a slots=four\n", "line 1: expected 'NAME slots=N', found 'node-a slots=four'"),
+        ("node-a slots=4\nnode-b\n", "line 2: expected"),
+        ("node-a slots=0\n", "line 1: expected"),
+        ("node-a slots=4\nnode-a slots=4\n", "line 2: node-a is named twice"),
+        ("# nobody\n", "names no machine"),
+    ],
+)
+def test_a_wrong_hostfile_is_refused_with_the_line(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        hosts_of(path, None)
+
+
+def test_a_missing_hostfile_is_refused_though_deepspeed_would_run_here_instead(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        plan_launch(RUN, [], num_gpus=None, hostfile=tmp_path / "nowhere")
+
+
+def test_more_ranks_than_a_machine_of_the_hostfile_has_slots_is_an_error(hostfile: Path) -> None:
+    with pytest.raises(ConfigError, match=r"smallest machine of .* has 4 slots"):
+        hosts_of(hostfile, 5)
+
+
+def test_an_override_that_a_remote_shell_would_interpret_is_refused(hostfile: Path) -> None:
+    with pytest.raises(ConfigError, match="write it into the run file instead"):
+        plan_launch(RUN, ["run.name=a;b"], num_gpus=None, hostfile=hostfile)
+
+
+@pytest.mark.parametrize("option", ["--num_gpus=4", "--include localhost:0", "-H hosts", "--no_python"])
+def test_options_that_decide_which_ranks_there_are_cannot_be_smuggled_in(option: str) -> None:
+    with pytest.raises(ConfigError, match="use --num-gpus and --hostfile instead"):
+        plan_launch(RUN, [], num_gpus=None, hostfile=None, deepspeed_options=option)
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_further_options_reach_deepspeed_before_the_module() -> None:
+    options = "--enable_each_rank_log 'my logs' --bind_cores_to_rank"
+    command = plan_launch(RUN, [], num_gpus=1, hostfile=None, deepspeed_options=options).command
+    start = command.index("--enable_each_rank_log")
+    assert command[start : start + 4] == ("--enable_each_rank_log", "my logs", "--bind_cores_to_rank", "--module")
+    with pytest.raises(ConfigError, match="No closing quotation"):
+        plan_launch(RUN, [], num_gpus=1, hostfile=None, deepspeed_options="--x 'y")
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_a_hostfile_that_deepspeed_would_find_by_itself_is_kept_from_a_local_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tmp_path / "hostfile"
+    found.write_text("node-a slots=4\n")
+    monkeypatch.setattr(launch, "_DEEPSPEED_HOSTFILE", found)
+    assert "--hostfile=/dev/null" in plan_launch(RUN, [], num_gpus=1, hostfile=None).command
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_the_shell_line_is_the_command_as_a_user_could_type_it() -> None:
+    plan = plan_launch(Path("my run.yaml"), [], num_gpus=1, hostfile=None)
+    words = shlex.split(plan.shell_line())
+    assert words[:2] == ["PYTHONUNBUFFERED=1", "DS_ACCELERATOR=cpu"]
+    assert tuple(words[2:]) == plan.command
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_the_token_is_no_prefix_of_an_option_of_deepspeed() -> None:
+    from deepspeed.launcher.runner import parse_args
+
+    plan = plan_launch(RUN, ["run.seed=1"], num_gpus=1, hostfile=None)
+    token = LaunchToken.of_this_process()
+    parsed = parse_args(plan.command_of(token)[1:])
+    assert parsed.user_script == WORKER_MODULE
+    assert parsed.user_args == ["run.yaml", "run.seed=1", f"--evenpack-run={token}"]
+
+
+def test_without_deepspeed_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(launch.sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(RunError, match="-m pip install deepspeed"):
+        launch.find_deepspeed()

@@ -1,0 +1,170 @@
+"""What ranks say about themselves, and who failed first."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evenpack.errors import RunError
+from evenpack.launcher.processes.ranks import (
+    Failure,
+    LaunchToken,
+    ProcessIdentity,
+    RankFolder,
+    RankPlace,
+    RankStatus,
+    held_output_dir,
+    plain_run_id,
+)
+
+ALONE = RankPlace(rank=0, world_size=1, local_rank=0, local_world_size=1, launched=False)
+
+
+def status(run_id: str = "run", rank: int = 0) -> RankStatus:
+    place = RankPlace(rank=rank, world_size=4, local_rank=rank, local_world_size=4, launched=True)
+    return RankStatus.starting(run_id, place)
+
+
+def folder(tmp_path: Path, run_id: str = "run") -> RankFolder:
+    found = RankFolder(tmp_path, run_id)
+    found.path.mkdir(exist_ok=True)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 1, 0, 1, False)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"}, (5, 8, 1, 4, True)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, (5, 8, 1, 4, True)),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "2",
+                "OMPI_COMM_WORLD_SIZE": "6",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+            (2, 6, 0, 2, True),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (1, 2, 1, 2, True)),
+    ],
+)
+def test_the_place_comes_from_whichever_launcher_there_was(
+    environment: dict[str, str], expected: tuple[int, int, int, int, bool]
+) -> None:
+    place = RankPlace.of_environment(environment)
+    assert (place.rank, place.world_size, place.local_rank, place.local_world_size, place.launched) == expected
+
+
+def test_the_ranks_of_a_machine_are_numbered_one_after_another() -> None:
+    place = RankPlace(rank=9, world_size=12, local_rank=1, local_world_size=4, launched=True)
+    assert list(place.local_ranks()) == [8, 9, 10, 11]
+
+
+def test_a_process_is_alive_until_it_ends_and_a_zombie_is_not() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    identity = ProcessIdentity.of(process.pid)
+    assert identity is not None
+    assert identity.is_alive()
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, not yet reaped: a zombie
+    assert ProcessIdentity.of(process.pid) == identity
+    assert not identity.is_alive()
+    process.communicate()
+    assert not identity.is_alive()
+    assert ProcessIdentity.of(process.pid) is None
+
+
+def test_another_process_with_the_same_pid_is_not_the_same() -> None:
+    assert not ProcessIdentity(pid=os.getpid(), session=os.getsid(0) + 1).is_alive()
+
+
+def test_a_token_survives_the_command_line_whatever_the_host_is_called() -> None:
+    token = LaunchToken(host="fe80::1", process=ProcessIdentity(pid=7, session=8), run_id="abc")
+    assert LaunchToken.parse(str(token)) == token
+    with pytest.raises(ValueError, match="not enough values"):
+        LaunchToken.parse("abc")
+
+
+def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
+    ended = status(rank=3).ended("stopped", exit_code=75, step=12)
+    folder(tmp_path).write_status(ended)
+    assert folder(tmp_path).read_status(3) == ended
+    assert folder(tmp_path).read_statuses() == {3: ended}
+
+
+def test_what_another_run_has_left_is_not_seen_and_removed_when_asked_to(tmp_path: Path) -> None:
+    earlier = folder(tmp_path, "earlier")
+    earlier.write_status(status("earlier"))
+    earlier.claim_failure(Failure.of(status("earlier").ended("failed", exit_code=1, error="x")))
+    now = folder(tmp_path)
+    now.write_status(status(rank=1))
+    assert list(now.read_statuses()) == [1]
+    assert now.read_failure() is None
+    now.remove_earlier()
+    assert sorted(path.name for path in now.path.iterdir()) == ["rank_1.json"]
+
+
+def test_a_half_written_status_is_no_status(tmp_path: Path) -> None:
+    (folder(tmp_path).path / "rank_0.json").write_text('{"run_id": "run", "ra')
+    assert folder(tmp_path).read_status(0) is None
+    assert folder(tmp_path).read_statuses() == {}
+
+
+def test_the_first_failure_stays_whoever_claims_one_later(tmp_path: Path) -> None:
+    first = Failure.of(status(rank=2).ended("failed", exit_code=1, error="first"))
+    later = Failure.of(status(rank=0).ended("failed", exit_code=1, error="later"))
+    assert folder(tmp_path).claim_failure(first) == first
+    assert folder(tmp_path).claim_failure(later) == first
+    assert folder(tmp_path).read_failure() == first
+    assert len(list(folder(tmp_path).path.iterdir())) == 1
+
+
+def test_an_output_directory_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+    with (
+        held_output_dir(tmp_path / "out"),
+        pytest.raises(RunError, match="another run is writing into"),
+        held_output_dir(tmp_path / "out", patience_seconds=0.3),
+    ):
+        pass
+    with held_output_dir(tmp_path / "out", patience_seconds=0.0):
+        pass
+
+
+def test_an_output_directory_held_by_a_process_is_free_once_it_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys; from evenpack.launcher.processes.ranks import held_output_dir\n"
+        "with held_output_dir(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(RunError), held_output_dir(tmp_path, patience_seconds=0.0):
+        pass
+    holder.kill()
+    holder.communicate()
+    with held_output_dir(tmp_path, patience_seconds=0.0):
+        pass
+
+
+def test_an_output_directory_that_cannot_be_made_is_an_error_of_the_user() -> None:
+    with pytest.raises(RunError, match="/dev/null/out cannot be written"), held_output_dir(Path("/dev/null/out")):
+        pass
+
+
+def test_children_of_one_launcher_share_a_run_id_and_lone_processes_do_not() -> None:
+    launched = RankPlace.of_environment({"RANK": "0"})
+    assert plain_run_id(launched) == plain_run_id(launched)
+    assert plain_run_id(ALONE) != plain_run_id(ALONE)
+
+
+def test_status_files_are_plain_json(tmp_path: Path) -> None:
+    folder(tmp_path).write_status(status())
+    values = json.loads((tmp_path / "ranks" / "rank_0.json").read_text())
+    assert values["process"]["pid"] == os.getpid()
+    assert values["state"] == "running"

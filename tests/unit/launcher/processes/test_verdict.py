@@ -1,0 +1,97 @@
+"""How a run ended, judged from what its ranks have left."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
+from evenpack.launcher.processes.ranks import Failure, RankPlace, RankStatus, State
+from evenpack.launcher.processes.verdict import LaunchResult, describe_exit, judge, killed
+
+
+def rank(number: int, state: State, *, exit_code: int | None = None, error: str | None = None) -> RankStatus:
+    place = RankPlace(rank=number, world_size=2, local_rank=number, local_world_size=2, launched=True)
+    begun = RankStatus.starting("run", place)
+    return begun if exit_code is None else begun.ended(state, exit_code=exit_code, step=9, error=error)
+
+
+def verdict(*statuses: RankStatus, failure: Failure | None = None, code: int = 0, ranks: int = 2) -> LaunchResult:
+    by_rank = {status.rank: status for status in statuses}
+    return judge(by_rank, failure, ranks=ranks, launcher_code=code, folder=Path("out/ranks"))
+
+
+def test_a_run_whose_ranks_all_finish_has_finished() -> None:
+    result = verdict(rank(0, "finished", exit_code=0), rank(1, "finished", exit_code=0))
+    assert result == LaunchResult(state="finished", exit_code=0, message="")
+
+
+def test_a_stopped_run_has_its_own_code_whatever_deepspeed_returns() -> None:
+    result = verdict(rank(0, "stopped", exit_code=75), rank(1, "stopped", exit_code=75), code=-15)
+    assert (result.state, result.exit_code) == ("stopped", EXIT_STOPPED)
+    assert "after step 9" in result.message
+
+
+def test_a_rank_that_died_without_a_word_is_named_though_deepspeed_returns_0() -> None:
+    result = verdict(rank(0, "finished", exit_code=0), rank(1, "running"), code=0)
+    assert result.exit_code == 1
+    assert result.message.startswith("rank 1 on")
+    assert "died without a word (exit code 0)" in result.message
+
+
+def test_the_signal_comes_from_the_code_of_deepspeed() -> None:
+    result = verdict(rank(0, "running"), rank(1, "finished", exit_code=0), code=247)
+    assert "rank 0 on" in result.message
+    assert "killed by SIGKILL; the kernel does that when memory runs out" in result.message
+
+
+def test_the_rank_that_failed_first_is_named_and_not_its_victims() -> None:
+    victim = rank(0, "failed", exit_code=1, error="connection closed")
+    first = Failure.of(rank(1, "failed", exit_code=1, error="ZeroDivisionError: by zero"))
+    result = verdict(victim, rank(1, "failed", exit_code=1, error="ZeroDivisionError: by zero"), failure=first, code=1)
+    assert (result.exit_code, result.state) == (1, "failed")
+    assert "rank 1 on" in result.message
+    assert result.message.endswith("failed: ZeroDivisionError: by zero")
+
+
+def test_an_error_of_the_user_that_all_ranks_have_needs_no_more_words() -> None:
+    both = [rank(number, "failed", exit_code=EXIT_BAD_INPUT, error="wrong key") for number in (0, 1)]
+    assert verdict(*both, code=2) == LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message="")
+
+
+def test_an_error_of_the_user_on_one_rank_names_it() -> None:
+    first = rank(1, "failed", exit_code=EXIT_BAD_INPUT, error="truncated")
+    result = verdict(rank(0, "failed", exit_code=137, error="ended because"), first, failure=Failure.of(first), code=2)
+    assert result.exit_code == EXIT_BAD_INPUT
+    assert "rank 1 on" in result.message
+
+
+def test_a_launcher_that_ends_before_any_rank_has_started_is_to_blame_itself() -> None:
+    result = verdict(code=3)
+    assert result.exit_code == 1
+    assert "ended (exit code 3) before any rank had started" in result.message
+
+
+def test_ranks_that_have_left_no_word_where_it_is_looked_for_are_no_success() -> None:
+    result = verdict(rank(0, "finished", exit_code=0), ranks=3)
+    assert result.exit_code == 1
+    assert "no word from rank 1, 2" in result.message
+
+
+def test_a_killed_run_ends_with_the_code_of_the_signal() -> None:
+    assert killed(signal.SIGINT).exit_code == 130
+    assert killed(signal.SIGTERM).exit_code == 143
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (0, "exit code 0"),
+        (1, "exit code 1"),
+        (-15, "killed by SIGTERM"),
+        (245, "killed by SIGSEGV"),
+        (75, "exit code 75"),
+    ],
+)
+def test_codes_of_deepspeed_are_translated(code: int, expected: str) -> None:
+    assert describe_exit(code) == expected

@@ -1,0 +1,465 @@
+"""The command line: arguments in, results out, errors as messages."""
+
+import dataclasses
+import errno
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evenpack.errors import CheckpointError
+from evenpack.launcher.cli import app as cli
+from evenpack.launcher.cli.subject_options import SubjectOptions
+from evenpack.launcher.processes import launch
+from evenpack.studies.lengths import read_histogram
+from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
+from evenpack.studies.lengths.published import published_histogram
+
+COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show", "study imbalance")
+
+RUN = {
+    "run": {"name": "tiny", "output_dir": "OUT"},
+    "data": {
+        "sources": {"text": {"kind": "text", "path": "text.txt", "document_separator": "line"}},
+        "validation_fraction": 0.1,
+        "tokenizer": {"kind": "train", "vocabulary_size": 300},
+        "recipe": {"kind": "documents", "max_sequence_length": 32},
+        "pack_length": 32,
+    },
+    "model": {"kind": "gpt2", "preset": "tiny"},
+    "training": {"packs_per_step": 8, "packs_per_micro_batch": 2, "steps": 6, "precision": "fp32"},
+    "optimizer": {"learning_rate": 1e-3},
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> dict[str, object]:
+        values: dict[str, object] = json.loads(self.out)
+        return values
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def evenpack(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line in this process."""
+    monkeypatch.setattr(launch, "cuda_devices", lambda: 0)
+
+    def run(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["evenpack", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return Done(code=exit_.value.code or 0, out=captured.out, err=captured.err)
+
+    return run
+
+
+@pytest.fixture
+def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run over a small text, not prepared; the folder is the current one."""
+    monkeypatch.chdir(tmp_path)
+    lines = [" ".join(f"word{(i * j) % 23}" for j in range(1 + i % 17)) for i in range(200)]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    return tmp_path / "run.yaml"
+
+
+@pytest.fixture
+def prepared(run_file: Path, evenpack: Command) -> Path:
+    assert evenpack("prepare", run_file).code == 0
+    return run_file
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(command: str, evenpack: Command) -> None:
+    done = evenpack(*command.split(), "--help")
+    assert done.code == 0
+    assert f"  evenpack {command}" in done.out.partition("Example")[2]
+    assert "--json" in done.out
+
+
+def test_the_command_line_answers_without_importing_what_is_heavy() -> None:
+    script = (
+        "import sys; from evenpack.launcher.cli import app as cli\n"
+        "sys.argv = ['evenpack', '--help']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'deepspeed', 'transformers', 'numpy', 'pydantic', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "prepare" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tarin", "run.yaml"], "No such command 'tarin'"),
+        (["prepare", "run.yaml", "--fast"], "No such option: --fast"),
+        (["prepare"], "Missing argument"),
+        (["train", "run.yaml", "-n", "two"], "Invalid value for '--num-gpus'"),
+    ],
+)
+def test_what_the_command_line_does_not_know_is_refused(arguments: list[str], message: str, evenpack: Command) -> None:
+    done = evenpack(*arguments)
+    assert done.code == 2
+    assert message in done.err
+    assert done.out == ""
+
+
+def test_a_call_without_arguments_shows_the_commands(evenpack: Command) -> None:
+    done = evenpack()
+    assert "inspect" in done.out + done.err
+
+
+def test_config_show_prints_a_run_file_that_means_the_same(run_file: Path, evenpack: Command) -> None:
+    shown = evenpack("config", "show", run_file, "training.steps=9", "run.seed=7")
+    assert shown.code == 0
+    values = yaml.safe_load(shown.out)
+    assert (values["training"]["steps"], values["run"]["seed"]) == (9, 7)
+    (run_file.parent / "again.yaml").write_text(shown.out)
+    again = evenpack("config", "show", run_file.parent / "again.yaml", "--json")
+    assert again.json() == values
+
+
+def test_prepare_says_what_came_of_every_source_and_does_nothing_the_second_time(
+    run_file: Path, evenpack: Command
+) -> None:
+    first = evenpack("prepare", run_file, "--json")
+    assert first.code == 0
+    assert first.json()["directory"] == "OUT/data"
+    assert {(row["source"], row["split"]) for row in first.json()["splits"]} == {
+        ("text", "train"),
+        ("text", "validation"),
+    }
+    assert "tokenising" in first.err
+    second = evenpack("prepare", run_file)
+    assert "nothing to do" in second.err
+    assert "efficiency" in second.out
+
+
+def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, evenpack: Command) -> None:
+    plot = prepared.parent / "figures" / "lengths.png"
+    done = evenpack("inspect", prepared, "--plot", plot)
+    assert done.code == 0
+    assert plot.exists()
+    for word in ("Sources", "Lengths of tiny", "longest_pack_first", "padding"):
+        assert word in done.out
+    values = evenpack("inspect", prepared, "--source", "text", "--json").json()
+    train = next(row for row in values["splits"] if row["split"] == "train")
+    assert values["lengths"]["sequences"] == train["sequences"]
+    assert values["packings"][-2]["packs"] == train["packs"]
+    assert sum(values["histogram"]) == train["sequences"]
+
+
+def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPatch, evenpack: Command) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"5 3 8\n2\n")))
+    values = evenpack("inspect", "-", "--pack-length", "10", "--json").json()
+    assert values["origin"] == "standard input"
+    assert values["lengths"]["tokens"] == 18
+    assert values["packings"][-1]["packs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run.yaml", "--name", "x"], "a run's sources have --source"),
+        (["run.yaml", "--source", "txt"], "did you mean 'text'"),
+        (["lengths.txt", "run.seed=1"], "is no run file"),
+        (["lengths.txt", "--source", "x"], "is no run file"),
+        (["lengths.txt", "--pack-length", "0"], "at least 1"),
+        (["lengths.txt", "--pack-length", "6"], "do not fit into a pack of 6"),
+        (["lengths.txt", "--pack-length", "6"], "(--pack-length, --long)"),
+        (["lengths.txt", "--pack-length", "6", "--long", "cut"], "known: error, truncate, drop, split"),
+        (["lengths.txt", "--long", "split"], "--long split needs a --pack-length"),
+        (["lengths.txt", "--column", "n"], "--column says nothing about lengths.txt"),
+        (["run.yaml", "--column", "n"], "--column says nothing about run.yaml, which is a run"),
+        (["run.yaml", "--histogram"], "--histogram says nothing about run.yaml"),
+        (["nothing.txt"], "No such file"),
+    ],
+)
+def test_inspect_refuses_what_does_not_go_together(
+    arguments: list[str], message: str, prepared: Path, evenpack: Command
+) -> None:
+    (prepared.parent / "lengths.txt").write_text("3 7\n")
+    done = evenpack("inspect", *arguments)
+    assert done.code == 2
+    assert message in done.err
+
+
+@pytest.mark.parametrize("command", ["inspect", "study packing"])
+def test_what_is_done_to_long_sequences_is_told(command: str, tmp_path: Path, evenpack: Command) -> None:
+    source = tmp_path / "lengths.txt"
+    source.write_text("3 7 9 12\n")
+    expected = {"truncate": (1 + 3 + 6, [3, 6, 6, 6]), "drop": (7 + 9 + 12, [3]), "split": (0, [1, 3, 3, 6, 6, 6, 6])}
+    words = {"truncate": "cut", "drop": "left out", "split": "split"}
+    for policy, (lost, after) in expected.items():
+        arguments = (*command.split(), source, "--pack-length", "6", "--long", policy)
+        values = evenpack(*arguments, "--json").json()
+        assert values["long_sequences"] == {"policy": policy, "sequences": 3, "tokens_lost": lost}
+        assert values["packings"][0]["packs"] == len(after)
+        assert f"3 sequences longer than 6 were {words[policy]}: {lost} tokens lost" in evenpack(*arguments).out
+    fitting = evenpack(*command.split(), source, "--json").json()
+    assert fitting["long_sequences"] == {"policy": "error", "sequences": 0, "tokens_lost": 0}
+    assert "were" not in evenpack(*command.split(), source).out
+
+
+def test_a_prepared_run_can_be_looked_at_in_shorter_packs(prepared: Path, evenpack: Command) -> None:
+    whole = evenpack("inspect", prepared, "--json").json()
+    cut = evenpack("inspect", prepared, "--pack-length", "16", "--long", "truncate", "--json").json()
+    too_long = sum(whole["histogram"][16:])
+    assert cut["long_sequences"]["sequences"] == too_long > 0
+    assert cut["lengths"]["tokens"] + cut["long_sequences"]["tokens_lost"] == whole["lengths"]["tokens"]
+    assert cut["lengths"]["longest"] == cut["pack_length"] == 16
+
+
+def test_clusters_can_be_simulated_on_a_prepared_run(prepared: Path, evenpack: Command) -> None:
+    values = evenpack(
+        "study", "imbalance", prepared, "--devices", "2", "--steps", "30", "--batch", "3", "--json"
+    ).json()
+    simulation = values["simulation"]
+    assert (values["origin"], simulation["pack_length"], simulation["options"]["batch"]) == ("tiny", 32, 3)
+    assert {row["devices"] for row in simulation["rows"]} == {2}
+    assert max(row["speed_up"] for row in simulation["rows"]) > 1.2
+
+
+def test_commands_on_lengths_have_every_option_on_inputs(evenpack: Command) -> None:
+    for command in ("inspect", "study packing", "study imbalance"):
+        shown = evenpack(*command.split(), "--help").out
+        for field in dataclasses.fields(SubjectOptions):
+            assert f"--{field.name.replace('_', '-')} " in shown, (command, field.name)
+
+
+def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: Path, evenpack: Command) -> None:
+    done = evenpack("train", prepared, "training.steps=10", "--num-gpus", "2", "--dry-run", "--json")
+    assert done.code == 0
+    values = done.json()
+    assert values["command"][-3:] == ["evenpack.launcher.worker", str(prepared), "training.steps=10"]
+    plan = values["plan"]
+    assert (plan["ranks"], plan["micro_batches_per_rank"], plan["steps"]) == (2, 2, 10)
+    assert plan["deepspeed"]["gradient_accumulation_steps"] == 2
+    assert plan["tokens"] == pytest.approx(10 * 8 * 32 * plan["packing_efficiency"])
+    assert not (prepared.parent / "OUT" / "ranks").exists()
+    text = evenpack("train", prepared, "--dry-run")
+    assert "gradient accumulation" in text.out
+    assert " ".join(values["command"][-3:-1]) in text.out
+
+
+def test_train_refuses_before_it_starts_anything(run_file: Path, evenpack: Command) -> None:
+    missing = evenpack("train", run_file)
+    assert missing.code == 2
+    assert "run `evenpack prepare`" in missing.err
+    evenpack("prepare", run_file)
+    uneven = evenpack("train", run_file, "-n", "3")
+    assert uneven.code == 2
+    assert "number of ranks can be 1, 2, 4" in uneven.err.replace("\n", " ")
+    extra = evenpack("train", run_file, "deepspeed.extra.train_batch_size=3")
+    assert extra.code == 2
+    assert "training.packs_per_step" in extra.err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export"])
+def test_without_a_checkpoint_there_is_nothing_to_evaluate_or_export(
+    command: str, prepared: Path, evenpack: Command
+) -> None:
+    arguments = [prepared, *(["exported"] if command == "export" else [])]
+    done = evenpack(command, *arguments)
+    assert done.code == 2
+    assert "run `evenpack train` with this run file first" in done.err
+
+
+def test_an_error_is_a_message_without_traceback(evenpack: Command) -> None:
+    done = evenpack("prepare", "nowhere.yaml")
+    assert (done.code, done.out, done.err) == (2, "", "error: run file nowhere.yaml does not exist\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS])
+def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
+    number: int, evenpack: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, "No room", "out/tokens.bin")
+
+    monkeypatch.setattr(cli, "load", fail)
+    done = evenpack("prepare", "run.yaml")
+    assert done.code == 2
+    assert done.err.startswith("error: out/tokens.bin cannot be written: No room")
+
+
+def test_any_other_error_keeps_its_traceback(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "gone", "x")
+
+    monkeypatch.setattr(cli, "load", fail)
+    with pytest.raises(FileNotFoundError):
+        evenpack("prepare", "run.yaml")
+
+
+def test_doctor_fails_where_a_probe_fails(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenpack.kernels.isolation import IsolationResult
+    from evenpack.launcher import doctor
+
+    for deviation, code in ((0.0, 0), (0.5, 1)):
+        result = IsolationResult(max_deviation=deviation, control_deviation=9.0, tolerance=1e-6)
+        monkeypatch.setattr(doctor, "probe_isolation", lambda backend, result=result, **request: result)
+        assert evenpack("doctor", "--json").code == code
+    shown = evenpack("doctor")
+    assert "FAILED" in shown.out
+    assert "it needs a CUDA device" in shown.out or "passed" in shown.out
+
+
+def test_what_is_printed_meanwhile_never_reaches_the_json(
+    run_file: Path, evenpack: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evenpack.data.prepare import prepare as module
+
+    original = module.prepare
+
+    def noisy(*arguments: object, **options: object) -> object:
+        print("chatter of a library")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, "prepare", noisy)
+    done = evenpack("prepare", run_file, "--json")
+    assert "chatter" in done.err
+    assert set(done.json()) == {"directory", "vocabulary_size", "splits"}
+
+
+def test_checkpoint_errors_are_errors_of_the_user(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise CheckpointError("step_000010 is broken")
+
+    monkeypatch.setattr(cli, "load", fail)
+    assert evenpack("evaluate", "run.yaml").err == "error: step_000010 is broken\n"
+
+
+def test_study_packing_prints_its_rows_as_json_and_names_a_wrong_depth(evenpack: Command) -> None:
+    done = evenpack(
+        "study", "packing", "squad_1_1_384", "--depths", "2,none", "--algorithms", "longest_pack_first", "--json"
+    )
+    assert done.code == 0
+    packs = [(row["depth_limit"], row["packs"]) for row in done.json()["packings"]]  # type: ignore[attr-defined]
+    assert packs == [(2, 45_335), (None, 40_631)]
+    refused = evenpack("study", "packing", "squad_1_1_384", "--depths", "0")
+    assert refused.code == 2
+    assert "'0' is neither a number of 1 or more nor 'none'" in " ".join(refused.err.split())
+
+
+def test_several_inputs_are_inspected_side_by_side(evenpack: Command, tmp_path: Path) -> None:
+    done = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--plot", tmp_path / "depths.png", "--json")
+    curves = done.json()["curves"]
+    assert list(curves) == ["squad_1_1_384", "wikipedia_128"]
+    assert curves["squad_1_1_384"][-1]["packs"] == 40_631
+    assert (tmp_path / "depths.png").exists()
+    refused = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--pack-lengths", "400")
+    assert refused.code == 2
+    assert "--pack-lengths" in refused.err
+
+
+def test_inspect_compares_pack_lengths_and_recommends(evenpack: Command) -> None:
+    done = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "512", "--json").json()
+    assert list(dict.fromkeys(row["pack_length"] for row in done["pack_lengths"])) == [384, 512]
+    assert [row["pack_length"] for row in done["pack_lengths_auto"]] == [384, 512]
+    assert done["recommendation"]["pack_length"] == 512
+    shown = evenpack("inspect", "squad_1_1_384", "--pack-lengths", "392").out
+    assert "Recommended: data.pack_length=384 (longer packs, up to 392 slots, would be less than 1 point" in shown
+
+
+def test_a_study_can_pack_a_sample(evenpack: Command) -> None:
+    arguments = ("study", "packing", "squad_1_1_384", "--depths", "none", "--algorithms", "first_fit_decreasing")
+    row = evenpack(*arguments, "--sample", "1000", "--json").json()["packings"][0]
+    assert round(row["packs"] * row["packing_factor"]) == 1000
+    refused = evenpack(*arguments, "--sample", "100000")
+    assert "must have 1 to 88641 sequences, found 100000" in " ".join(refused.err.split())
+
+
+def test_lengths_are_held_against_a_published_histogram(evenpack: Command, tmp_path: Path) -> None:
+    source = tmp_path / "lengths.txt"
+    source.write_text("40 200 200 511\n")
+    found = evenpack("inspect", source, "--against", "wikipedia_512", "--json").json()["against"]
+    first, second = read_histogram(str(source)), published_histogram("wikipedia_512")
+    assert found == {
+        "origin": "wikipedia_512",
+        "sequences": 16_279_552,
+        "mean_length": pytest.approx(second.tokens / 16_279_552),
+        "longest": 512,
+        "total_variation": pytest.approx(total_variation(first, second)),
+        "largest_cdf_gap": pytest.approx(largest_cdf_gap(first, second)),
+    }
+    shown = evenpack("inspect", source, "--against", "wikipedia_512").out
+    assert "Lengths against those of wikipedia_512" in shown
+    assert f"{total_variation(first, second):.4f}" in shown
+    assert f"{largest_cdf_gap(first, second):.4f}" in shown
+    assert "against" not in evenpack("inspect", source, "--json").json()
+
+
+def test_a_runs_lengths_as_they_are_packed_are_held_against_a_file(prepared: Path, evenpack: Command) -> None:
+    values = evenpack("inspect", prepared, "--json").json()
+    file = prepared.parent / "same.json"
+    file.write_text(json.dumps([2 * count for count in values["histogram"]]))  # type: ignore[attr-defined]
+    same = evenpack("inspect", prepared, "--against", file, "--json").json()["against"]
+    assert (same["total_variation"], same["largest_cdf_gap"]) == (0.0, 0.0)  # type: ignore[index]
+    cut = evenpack("inspect", prepared, "--pack-length", "16", "--long", "truncate", "--against", file, "--json").json()
+    share = sum(values["histogram"][16:]) / sum(values["histogram"])  # type: ignore[index, arg-type]
+    assert cut["against"]["total_variation"] == pytest.approx(share) != 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["squad_1_1_384", "wikipedia_128", "--against", "wikipedia_512"], "one input with wikipedia_512, and 2 were"),
+        (["squad_1_1_384", "--against", "run.yaml"], "run.yaml is a run: make it INPUT instead"),
+        (["-", "--against", "-"], "would read standard input twice"),
+        (["squad_1_1_384", "--against", "wikipedia_500"], "--against wikipedia_500: wikipedia_500 cannot be read"),
+        (["squad_1_1_384", "--against", "zero.txt"], "--against zero.txt: "),
+    ],
+)
+def test_what_cannot_be_held_against_lengths_is_refused(
+    arguments: list[str], message: str, prepared: Path, evenpack: Command
+) -> None:
+    (prepared.parent / "zero.txt").write_text("5 0 7\n")
+    done = evenpack("inspect", *arguments)
+    assert done.code == 2
+    assert message in " ".join(done.err.split())
+
+
+def test_a_study_is_printed_and_saved(evenpack: Command, tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("3\n5\n8\n")
+    saved = tmp_path / "new" / "study.json"
+    done = evenpack("study", "packing", lengths, "--algorithms", "longest_pack_first", "--save", saved)
+    assert done.code == 0
+    assert "longest_pack_first" in done.out
+    assert f"Wrote {saved}" in done.out.replace("\n", "")
+    as_json = evenpack("study", "packing", lengths, "--algorithms", "longest_pack_first", "--json").json()
+    written = json.loads(saved.read_text())
+    for document in (as_json, written):
+        for row in document["packings"]:
+            del row["cpu_seconds"]
+    assert written == as_json
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("study.txt", "--save writes a JSON file: give a name like"), ("file/study.json", "is no folder")],
+)
+def test_a_file_that_cannot_be_saved_is_refused_before_the_work(
+    name: str, message: str, evenpack: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = evenpack("study", "packing", tmp_path / "missing.txt", "--save", tmp_path / name)
+    assert done.code == 2
+    assert message in done.err

@@ -1,0 +1,181 @@
+"""The published inference against independent integration, draws and the published figures."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, stats
+from scipy.stats.distributions import rv_frozen
+
+from evenpack.errors import ConfigError
+from evenpack.studies.imbalance.reference import (
+    PUBLISHED_CLUSTER,
+    PUBLISHED_DEVICES,
+    reference_curve,
+    single_device_gumbel,
+    single_device_gumbel_by_moments,
+)
+from evenpack.studies.statistics.laws import GeneralisedExtremeValue, Gumbel, Law, Normal, expected_minima
+
+POWERS = [2**power for power in range(12)]
+PUBLISHED_ROW = [2.12, 1.90, 1.76, 1.65, 1.57, 1.51, 1.46, 1.41, 1.37, 1.34, 1.30, 1.28]
+LAWS = [
+    pytest.param(Gumbel(location=1.94, scale=0.318), stats.gumbel_r(1.94, 0.318), id="gumbel"),
+    pytest.param(Normal(location=1.7, scale=0.2), stats.norm(1.7, 0.2), id="normal"),
+    pytest.param(GeneralisedExtremeValue(location=1.6, scale=0.1, shape=-0.2), stats.genextreme(0.2, 1.6, 0.1), id="-"),
+    pytest.param(GeneralisedExtremeValue(location=1.6, scale=0.1, shape=0.1), stats.genextreme(-0.1, 1.6, 0.1), id="+"),
+]
+
+
+def _integral(function: Callable[[float], float], frozen: rv_frozen, devices: float | int) -> float:
+    """Over all of the line, cut where a minimum of so many draws has its mass."""
+    shares = -np.expm1(np.log([1 - 1e-12, 0.999, 0.5, 1e-3, 1e-9, 1e-25]) / devices)
+    cuts = np.where(shares < 0.9, frozen.ppf(shares), frozen.isf(1 - shares)).tolist()
+    edges = [*cuts, min(cuts[-1] + 50.0, float(frozen.support()[1]))]
+    return sum(
+        integrate.quad(function, low, high, epsabs=1e-10, limit=500)[0] for low, high in itertools.pairwise(edges)
+    )
+
+
+def _by_density(frozen: rv_frozen, devices: float | int) -> float:
+    """E[min] = integral of s n f(s) (1 - F(s))^(n - 1)."""
+
+    def integrand(speed_up: float) -> float:
+        log_density = math.log(devices) + frozen.logpdf(speed_up) + (devices - 1) * _log_survival(frozen, speed_up)
+        return speed_up * math.exp(log_density) if math.isfinite(log_density) else 0.0
+
+    return _integral(integrand, frozen, devices)
+
+
+def _by_survival(frozen: rv_frozen, devices: float | int) -> float:
+    """E[min] = low + integral of (1 - F(s))^n from `low` on, below which there is next to nothing."""
+    low = float(frozen.ppf(-math.expm1(math.log(1 - 1e-12) / devices)))
+    return low + _integral(lambda speed_up: math.exp(devices * _log_survival(frozen, speed_up)), frozen, devices)
+
+
+def _log_survival(frozen: rv_frozen, speed_up: float) -> float:
+    share = float(frozen.cdf(speed_up))
+    return math.log1p(-share) if share < 0.9 else float(frozen.logsf(speed_up))
+
+
+@pytest.mark.parametrize(("law", "frozen"), LAWS)
+@pytest.mark.parametrize("devices", [0.5, 1, 2, 8, 100, 2048, 2**20])
+def test_the_expected_minimum_is_that_of_two_other_integrals(law: Law, frozen: rv_frozen, devices: float | int) -> None:
+    (expected,) = expected_minima(law, [devices])
+    assert expected == pytest.approx(_by_density(frozen, devices), abs=1e-7)
+    assert expected == pytest.approx(_by_survival(frozen, devices), abs=1e-7)
+
+
+def test_the_expected_minimum_has_known_values() -> None:
+    standard = Gumbel(location=0.0, scale=1.0)
+    # E[min of 2] = 2 E[X] - E[max of 2], and the maximum of Gumbels is a Gumbel shifted by ln 2.
+    assert expected_minima(standard, [1, 2]) == pytest.approx([np.euler_gamma, np.euler_gamma - math.log(2.0)])
+    assert expected_minima(Normal(location=0.0, scale=1.0), [1, 2, 3]) == pytest.approx(
+        [0.0, -1 / math.sqrt(math.pi), -1.5 / math.sqrt(math.pi)], abs=1e-12
+    )
+
+
+def test_shape_zero_is_the_gumbel() -> None:
+    counts = [1, 8, 2048]
+    gumbel = expected_minima(Gumbel(location=1.6, scale=0.13), counts)
+    assert expected_minima(GeneralisedExtremeValue(location=1.6, scale=0.13, shape=0.0), counts) == pytest.approx(
+        gumbel
+    )
+
+
+def test_a_mean_that_does_not_exist_is_infinite() -> None:
+    heavy = GeneralisedExtremeValue(location=1.6, scale=0.1, shape=0.3)
+    assert np.isinf(expected_minima(heavy, [0.25, 0.299, 0.301, 1])).tolist() == [True, True, False, False]
+
+
+def test_a_minimum_falls_with_every_device_up_to_a_million() -> None:
+    for law in (Gumbel(location=1.94, scale=0.318), Normal(location=1.7, scale=0.2)):
+        expected = expected_minima(law, [2**power for power in range(21)])
+        assert (np.diff(expected) < -1e-3).all()
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8, 4096])
+def test_one_device_solves_both_equations_of_the_paper(devices: int) -> None:
+    cluster = PUBLISHED_CLUSTER
+    single = single_device_gumbel(cluster, devices)
+    frozen = stats.gumbel_r(single.location, single.scale)
+    median = cluster.location - cluster.scale * math.log(math.log(2.0))
+    assert devices * frozen.logsf(median) == pytest.approx(math.log(0.5))
+    assert devices * frozen.logsf(cluster.location) == pytest.approx(math.log(1 - math.exp(-1.0)))
+
+
+def test_one_device_is_what_scipy_solves_for() -> None:
+    cluster = PUBLISHED_CLUSTER
+    median = cluster.location - cluster.scale * math.log(math.log(2.0))
+
+    def equations(parameters: np.ndarray) -> list[float]:
+        frozen = stats.gumbel_r(*parameters)
+        return [0.5 - frozen.sf(median) ** 8, 1 - math.exp(-1.0) - frozen.sf(cluster.location) ** 8]
+
+    solved = optimize.root(equations, [cluster.location, cluster.scale])
+    assert solved.success
+    single = single_device_gumbel(cluster, PUBLISHED_DEVICES)
+    assert [single.location, single.scale] == pytest.approx(solved.x.tolist(), abs=1e-8)
+    assert [single.location, single.scale] == pytest.approx([1.94, 0.318], abs=0.001)
+
+
+def test_the_curve_is_the_published_one_and_draws_agree() -> None:
+    curve = reference_curve(PUBLISHED_CLUSTER, PUBLISHED_DEVICES, POWERS)
+    assert [row.devices for row in curve.rows] == POWERS
+    assert [row.expected for row in curve.rows] == pytest.approx(PUBLISHED_ROW, abs=0.01)
+    for row in curve.rows:
+        assert 0 < row.monte_carlo_error < 0.002
+        assert abs(row.monte_carlo - row.expected) < 4 * row.monte_carlo_error
+        assert row.real_minima is not None
+        assert row.real_minima_error is not None
+        assert 0 < row.real_minima_error < 0.005
+        assert abs(row.real_minima - row.expected) < 4 * row.real_minima_error
+
+
+def test_the_error_at_the_fitted_count_is_reported() -> None:
+    curve = reference_curve(PUBLISHED_CLUSTER, PUBLISHED_DEVICES, [8])
+    assert curve.expected_at_fitted == pytest.approx(1.654, abs=5e-4)
+    assert curve.fitted_mean == pytest.approx(1.678, abs=5e-4)
+    assert curve.model_error_at_fitted == pytest.approx(-0.024, abs=1e-3)
+
+
+def test_other_inferences_have_no_error_at_the_fitted_count_and_part_from_there() -> None:
+    rows = {row.devices: row for row in reference_curve(PUBLISHED_CLUSTER, PUBLISHED_DEVICES, [1, 8, 2048]).rows}
+    assert rows[8].by_moments == pytest.approx(PUBLISHED_CLUSTER.mean)
+    assert rows[8].direct == pytest.approx(PUBLISHED_CLUSTER.mean)
+    assert rows[8].spread == pytest.approx(1.678 - 1.654, abs=1e-3)
+    assert rows[1].spread > rows[8].spread
+    assert rows[2048].spread > rows[8].spread
+
+
+def test_moments_of_real_minima_are_those_of_the_cluster() -> None:
+    single = single_device_gumbel_by_moments(PUBLISHED_CLUSTER, 8)
+    minima = np.random.default_rng(1).gumbel(single.location, single.scale, (400_000, 8)).min(axis=1)
+    assert minima.mean() == pytest.approx(PUBLISHED_CLUSTER.mean, abs=0.002)
+    assert minima.std() == pytest.approx(math.pi / math.sqrt(6) * PUBLISHED_CLUSTER.scale, abs=0.002)
+
+
+def test_of_one_device_everything_is_the_cluster_itself() -> None:
+    for infer in (single_device_gumbel, single_device_gumbel_by_moments):
+        single = infer(PUBLISHED_CLUSTER, 1)
+        assert [single.location, single.scale] == pytest.approx([1.6038, 0.1288])
+
+
+def test_a_million_devices_have_no_real_minima_but_draws() -> None:
+    (row,) = reference_curve(PUBLISHED_CLUSTER, PUBLISHED_DEVICES, [2**20]).rows
+    assert row.real_minima is None
+    assert abs(row.monte_carlo - row.expected) < 4 * row.monte_carlo_error
+
+
+@pytest.mark.parametrize("counts", [[], [0], [8, -1]])
+def test_counts_that_are_no_positive_integers_are_refused(counts: list[int]) -> None:
+    with pytest.raises(ConfigError, match="positive integers"):
+        reference_curve(PUBLISHED_CLUSTER, PUBLISHED_DEVICES, counts)
+
+
+@pytest.mark.parametrize(("location", "scale"), [(math.nan, 1.0), (1.0, 0.0), (1.0, -0.1), (1.0, math.inf)])
+def test_a_gumbel_without_sense_is_refused(location: float, scale: float) -> None:
+    with pytest.raises(ConfigError, match="scale above 0"):
+        Gumbel(location=location, scale=scale)

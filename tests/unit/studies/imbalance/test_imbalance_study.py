@@ -1,0 +1,287 @@
+"""`study imbalance`: crossings, and the command with its three sources."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from matplotlib.figure import Figure
+from tiny_run import tiny_gpt2_run
+
+from evenpack.launcher.cli import app as cli
+from evenpack.launcher.imbalance_view import ProgressLines
+from evenpack.models.model_config import BertConfig, Gpt2Config
+from evenpack.studies.imbalance import forecast_from_log, read_step_log
+from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
+from evenpack.studies.imbalance.crossings import Crossing, find_crossings
+from evenpack.studies.imbalance.plots import _draw_forecast
+from evenpack.studies.imbalance.simulation import SimulationProgress
+from evenpack.studies.imbalance.step_cost import estimate_for, find_cost
+from evenpack.studies.imbalance.step_times import StepTimes
+
+ARRIVAL = Scheme(layout="unpadded", policy="arrival")
+DEVICES = (1, 4, 16)
+QUICK = ("--steps", "30", "--batch", "4")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`evenpack study imbalance` in this process: exit code, standard output, standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evenpack", "study", "imbalance", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exit_.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def steps(mean_seconds: float, *, spread: float = 0.0) -> StepTimes:
+    """100 steps that are one spread above and below their mean in turn; nothing to correct."""
+    seconds = mean_seconds + spread * np.resize([1.0, -1.0], 100)
+    return StepTimes(step=seconds, slowest=seconds, mean=seconds, excess_work=np.zeros((100, 2)), sequences=1.0)
+
+
+def crossing(arrival: list[float], packs: list[float], *, spread: float = 0.0) -> Crossing:
+    """Of un-padding by arrival against balanced packs, from seconds a step on DEVICES."""
+    times = {(scheme, devices): steps(1.0) for scheme in SCHEMES for devices in DEVICES}
+    for devices, of_arrival, of_packs in zip(DEVICES, arrival, packs, strict=True):
+        times[ARRIVAL, devices] = steps(of_arrival, spread=spread)
+        times[BALANCED_PACKS, devices] = steps(of_packs)
+    found = [one for one in find_crossings(times) if one.against == BALANCED_PACKS.label]
+    return next(one for one in found if (one.layout, one.policy) == ("unpadded", "arrival"))
+
+
+def test_a_crossing_is_interpolated_in_the_logarithm_of_devices() -> None:
+    """ln ratios 0.2, -0.2, -0.4: zero half-way from 1 to 4 devices, at 2."""
+    found = crossing([np.exp(-0.2), np.exp(0.2), np.exp(0.4)], [1.0, 1.0, 1.0])
+    assert (found.layout, found.policy, found.verdict) == ("unpadded", "arrival", "falls behind")
+    assert found.devices == pytest.approx(2.0)
+    assert found.low == found.high == found.devices
+
+
+def test_the_interval_of_a_crossing_is_where_the_bounds_cross() -> None:
+    """The error of ln(rate) is 0.02 x sqrt(100 / 99) / sqrt(100) of each mean: bounds at value ± 1.96 times that."""
+    found = crossing([0.9, 1.1, 1.3], [1.0, 1.0, 1.0], spread=0.05)
+    ratios = -np.log([0.9, 1.1])
+    reaches = 1.959964 * 0.05 / np.array([0.9, 1.1]) * np.sqrt(100 / 99) / 10
+    zeros = [4.0 ** (bound[0] / (bound[0] - bound[1])) for bound in (ratios - reaches, ratios, ratios + reaches)]
+    assert [found.low, found.devices, found.high] == pytest.approx(zeros)
+    assert found.low < found.devices < found.high
+
+
+@pytest.mark.parametrize(
+    ("arrival", "spread", "verdict"),
+    [
+        ([0.9, 0.9, 0.95], 0.0, "ahead everywhere"),
+        ([1.1, 1.2, 1.3], 0.0, "behind everywhere"),
+        ([1.1, 1.0, 0.9], 0.0, "gets ahead"),
+        ([1.001, 0.999, 1.001], 0.2, "undecided"),
+        ([1.001, 1.1, 1.2], 0.2, "behind everywhere"),
+    ],
+)
+def test_what_does_not_cross_is_said_in_words(arrival: list[float], spread: float, verdict: str) -> None:
+    found = crossing(arrival, [1.0, 1.0, 1.0], spread=spread)
+    assert found.verdict == verdict
+    assert (found.devices is None) == (verdict != "gets ahead")
+    if verdict == "gets ahead":
+        assert found.devices == pytest.approx(4.0)
+
+
+def test_every_scheme_but_the_base_is_held_against_both_kinds_of_packs() -> None:
+    times = {(scheme, devices): steps(1.0) for scheme in SCHEMES for devices in DEVICES}
+    found = find_crossings(times)
+    others = [scheme for scheme in SCHEMES if scheme.layout != "packed" and scheme != BASELINE]
+    expected = [
+        (packs.label, scheme.layout, scheme.policy) for packs in (BALANCED_PACKS, DENSE_PACKS) for scheme in others
+    ]
+    assert [(one.against, one.layout, one.policy) for one in found] == expected
+    assert {one.verdict for one in found} == {"undecided"}
+
+
+def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    random = np.random.default_rng(0)
+    log.write_text("seq/s\n" + "\n".join(f"{100 * rate:.3f}" for rate in random.gumbel(1.6, 0.12, 200)))
+    code, out, _ = study(
+        "squad_1_1_384", "--devices", "1,8", *QUICK, "--log", log, "--padded-baseline", "100", "--json"
+    )  # fmt: skip
+    assert code == 0
+    values: dict[str, Any] = json.loads(out)
+    simulation = values["simulation"]
+    assert values["origin"] == "squad_1_1_384"
+    assert values["devices"] == [1, 8]
+    rows = {(row["layout"], row["policy"], row["dense"], row["devices"]) for row in simulation["rows"]}
+    assert rows == {(one.layout, one.policy, one.dense, devices) for one in SCHEMES for devices in (1, 8)}
+    assert simulation["cost"]["estimated"] is True
+    assert simulation["packs_per_micro_batch"] == 2
+    assert len(simulation["crossings"]) == 2 * 6
+    reference = values["reference"]
+    assert reference["single"]["location"] == pytest.approx(1.94, abs=0.01)
+    assert reference["single"]["scale"] == pytest.approx(0.318, abs=0.001)
+    assert [row["expected"] for row in reference["rows"]] == pytest.approx([2.12, 1.65], abs=0.01)
+    assert values["log"]["steps_used"] == 190
+    assert values["log"]["rows"][1]["best"]["expected"] == pytest.approx(1.6 + 0.12 * np.euler_gamma, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (BertConfig(kind="bert", preset="large"), "bert_large_estimate"),
+        (Gpt2Config(kind="gpt2", preset="xl"), "gpt2_xl_estimate"),
+    ],
+)
+def test_a_model_is_estimated_as_the_shipped_estimates_are(model: BertConfig | Gpt2Config, name: str) -> None:
+    found, shipped = estimate_for(model), find_cost(name)
+    assert found.per_slot == pytest.approx(shipped.per_slot, rel=1e-12)
+    assert found.per_squared_length == pytest.approx(shipped.per_squared_length, rel=1e-12)
+    assert (found.causal, found.origin) == (shipped.causal, shipped.origin)
+
+
+def test_a_run_is_simulated_with_its_own_model(study: Command, tmp_path: Path) -> None:
+    config = tiny_gpt2_run(tmp_path)
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    code, out, _ = study(run_file, "--devices", "2", *QUICK, "--json")
+    assert code == 0
+    cost = json.loads(out)["simulation"]["cost"]
+    assert cost["causal"] is True
+    assert "ESTIMATE, not measured: gpt2 tiny on NVIDIA H100" in cost["origin"]
+    assert cost["per_slot"] / cost["per_squared_length"] == pytest.approx(12 * 32 + 1, rel=1e-6)
+
+
+def test_tables_name_the_estimate_every_scheme_and_what_crosses(study: Command, tmp_path: Path) -> None:
+    plot = tmp_path / "new" / "figure.png"
+    arguments = ("squad_1_1_384", "--devices", "1..4", *QUICK, "--all-reduce-bytes", "1e9", "--bandwidth", "50")
+    code, out, err = study(*arguments, "--noise", "--accumulation", "2", "--zero-stage", "2", "--plot", plot)
+    assert code == 0, err
+    for words in (
+        "ESTIMATE, not measured: bert large",
+        "1e+09 bytes in a ring at 50 GB/s, not overlapped",
+        "devices wait in every micro-batch",
+        "published (BERT, 512): unpadded arrival",
+        "gives 1.6541 back at 8 devices: -0.0240",
+        f"Drew {plot}",
+    ):
+        assert words in out, words
+    for scheme in SCHEMES:
+        assert len(re.findall(rf"^{scheme.label}  ", out, flags=re.MULTILINE)) >= 4, scheme.label
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_number_of_devices_and_a_log_can_be_drawn(study: Command, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("seq/s\n" + "\n".join(f"{100 + 10 * (number % 7)}" for number in range(100)))
+    plot = tmp_path / "figure.png"
+    options = ("--log", log, "--padded-baseline", "80", "--log-devices", "2", "--plot", plot)
+    code, out, err = study("squad_1_1_384", "--devices", "2", *QUICK, *options, "--reference-scale", "0.2")
+    assert code == 0, err
+    assert "reference: unpadded arrival" in out
+    assert "log.csv: CSV: seq/s; 90 of 100 steps used" in out
+    assert "cut 10 steps, lines 2 to 11: warm-up" in out
+    assert plot.exists()
+
+
+def heavy_tailed_log(path: Path) -> Path:
+    """Steps of 64 devices, generalised extreme values of shape 0.3: one device's mean is infinite."""
+    uniform = np.random.default_rng(3).random(600)
+    rates = 125 * (1 + 0.1 * ((-np.log(uniform)) ** -0.3 - 1) / 0.3)
+    path.write_text("seq/s\n" + "\n".join(f"{rate:.3f}" for rate in rates))
+    return path
+
+
+def test_the_log_is_shown_by_every_method_with_its_range(study: Command, tmp_path: Path) -> None:
+    log = heavy_tailed_log(tmp_path / "log.csv")
+    arguments = ("squad_1_1_384", "--devices", "1,64,128", *QUICK, "--log", log)
+    options = ("--log-devices", "64", "--padded-baseline", "100")
+    _, out, _ = study(*arguments, *options)
+    _, as_json, _ = study(*arguments, *options, "--json")
+    rows = json.loads(as_json)["log"]["rows"]
+    shown = out.split("From the log: expected speed-up by each law and method")[1].split("\n\n")[0]
+    lines = {line[:39].strip(): line[39:].split() for line in shown.splitlines()}
+    assert lines["generalised extreme value (lowest AIC)"][0] == "inf"
+    assert rows[0]["best"]["expected"] is None
+    for method in ("gumbel", "normal", "reference"):
+        of_method = [next(one for one in row["estimates"] if one["method"] == method) for row in rows]
+        assert lines[method] == [f"{one['expected']:.3f}" for one in of_method], method
+    assert lines["empirical"][0] == "-"
+    assert lines["lowest, with 95 % intervals"] == [f"{row['lowest']:.3f}" for row in rows]
+    assert lines["highest, with 95 % intervals"] == ["inf", *(f"{row['highest']:.3f}" for row in rows[1:])]
+    assert lines["extrapolated"] == ["yes", "no", "no"]
+
+
+def test_a_log_that_runs_off_to_infinity_leaves_the_rest_readable(tmp_path: Path) -> None:
+    forecast = forecast_from_log(
+        read_step_log(heavy_tailed_log(tmp_path / "log.csv")),
+        log_devices=64,
+        padded_baseline=100.0,
+        counts=[1, 16, 64, 128],
+        rounds=20,
+    )
+    axes = Figure().subplots()
+    axes.plot([1, 128], [1.0, 2.5])
+    limits = axes.get_ylim()
+    _, height, _ = _draw_forecast(axes, forecast)
+    assert axes.get_ylim() == limits
+    assert height == forecast.rows[-1].best.expected
+    _, line = axes.lines
+    assert np.isnan(line.get_ydata()[0])
+    assert line.get_ydata()[2:] == pytest.approx([row.best.expected for row in forecast.rows[2:]])
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[band[:, 0] == 1.0][:, 1].max() > limits[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devices", "0"], "'0' is no positive integer"),
+        (["--devices", "1,x"], "'x' is no positive integer"),
+        (["--steps", "3"], "--steps must be 30 or more"),
+        (["--pack-length", "256"], "do not fit into a pack of 256"),
+        (["--cost-model", "h100"], "neither a file nor one that comes with evenpack"),
+        (["--bandwidth", "3"], "go together"),
+        (["--log", "LOG"], "give them as --padded-baseline SEQ/S"),
+        (["--log", "LOG", "--padded-baseline", "0"], "above 0"),
+        (["--log", "LOG", "--padded-baseline", "9"], "fewer|at least 50"),
+        (["--log", "LOG", "--padded-baseline", "9", "--log-warmup", "-1"], "--log-warmup must be 0"),
+        (["--log", "none.csv", "--padded-baseline", "9"], "cannot read the log none.csv"),
+        (["--padded-baseline", "9"], "--padded-baseline says something about a log"),
+        (["--reference-scale", "0"], "a scale above 0"),
+        (["--reference-devices", "0"], "--reference-devices must be 1 or more, not 0"),
+        (["--log-devices", "-3"], "--log-devices must be 1 or more, not -3"),
+        (["--log", "EMPTY", "--padded-baseline", "9"], "or one that --log-column names"),
+        (["--plot", "figure.svg"], "a plot is a PNG file"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_simulated(
+    arguments: list[str], message: str, study: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "LOG").write_text("seq/s\n" + "100\n" * 20)
+    (tmp_path / "EMPTY").touch()
+    monkeypatch.chdir(tmp_path)
+    code, out, err = study("squad_1_1_384", *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(message, err.replace("\n", " ")), err
+    assert "simulating" not in err
+
+
+def test_progress_tells_share_rate_and_time_to_go(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    progress = ProgressLines(clock=lambda: now[0])
+    for seconds, share, sequences in ((1.0, 0.01, 10), (6.0, 0.25, 300_000), (7.0, 0.3, 310_000), (12.0, 0.5, 900_000)):
+        now[0] = seconds
+        progress(SimulationProgress(share=share, sequences=sequences))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "simulating: 25 %  50.0k sequences/s  18s to go",
+        "simulating: 50 %  75.0k sequences/s  12s to go",
+    ]

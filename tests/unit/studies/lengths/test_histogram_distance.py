@@ -1,0 +1,48 @@
+"""Distances of histograms: by hand, by loops, and as distances should be."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenpack.data.packing import LengthHistogram
+from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
+
+
+def histogram(*counts: int) -> LengthHistogram:
+    return LengthHistogram(counts=np.array(counts, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "variation", "gap"),
+    [
+        ((1, 2, 1), (10, 20, 10), 0.0, 0.0),
+        ((1, 0), (0, 1), 1.0, 1.0),
+        ((1,), (0, 0, 0, 1), 1.0, 1.0),
+        ((2, 0, 2), (0, 4), 1.0, 0.5),
+        ((1, 1, 1, 1), (2, 0, 2, 0), 0.5, 0.25),
+    ],
+)
+def test_cases_that_are_solved_by_hand(
+    first: tuple[int, ...], second: tuple[int, ...], variation: float, gap: float
+) -> None:
+    for pair in ((histogram(*first), histogram(*second)), (histogram(*second), histogram(*first))):
+        assert total_variation(*pair) == pytest.approx(variation)
+        assert largest_cdf_gap(*pair) == pytest.approx(gap)
+
+
+counts = st.lists(st.integers(0, 30), min_size=1, max_size=20).filter(any)
+
+
+@given(first=counts, second=counts)
+def test_the_gap_is_kolmogorovs_and_the_variation_is_the_greatest_difference_of_any_set(
+    first: list[int], second: list[int]
+) -> None:
+    samples = [[length for length, count in enumerate(values) for _ in range(count)] for values in (first, second)]
+    up_to = [[sum(found <= length for found in sample) / len(sample) for length in range(20)] for sample in samples]
+    gap = largest_cdf_gap(histogram(*first), histogram(*second))
+    variation = total_variation(histogram(*first), histogram(*second))
+    assert gap == pytest.approx(max(abs(a - b) for a, b in zip(*up_to, strict=True)))
+    shares = [np.pad(np.array(values) / sum(values), (0, 20 - len(values))) for values in (first, second)]
+    assert variation == pytest.approx(np.maximum(shares[0] - shares[1], 0).sum())
+    assert 0 <= gap <= variation + 1e-12 <= 1 + 1e-9

@@ -1,0 +1,84 @@
+"""The pictures of docs/packing.md are what the packers do today."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from evenpack.data.packing import ALGORITHMS
+
+ROOT = Path(__file__).parents[4]
+PICTURES = ROOT / "docs" / "packing"
+RESULTS = ROOT / "benchmarks" / "results"
+NAMES = sorted([*ALGORITHMS, "sorted_batches"])
+BY_A_SOLVER = {"cutting_stock", "least_squares", "least_squares_padding"}
+"""Of equally good mixtures, another machine's linear algebra may choose another."""
+
+
+def draw(*arguments: str) -> None:
+    script = str(ROOT / "scripts" / "draw_packing.py")
+    done = subprocess.run(
+        [sys.executable, script, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # this checkout, wherever evenpack is installed from
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    draw("algorithms", str(folder))
+    return folder
+
+
+def test_each_algorithm_has_a_picture_that_the_document_shows(drawn: Path) -> None:
+    assert sorted(path.stem for path in drawn.iterdir()) == NAMES
+    document = (ROOT / "docs" / "packing.md").read_text(encoding="utf-8")
+    shown = re.findall(r"!\[[^\]]+\]\(packing/(\w+)\.svg\)", document)
+    assert sorted(shown) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_committed_picture_is_what_the_code_draws(drawn: Path, name: str) -> None:
+    now = (drawn / f"{name}.svg").read_text(encoding="utf-8")
+    committed = (PICTURES / f"{name}.svg").read_text(encoding="utf-8")
+    if name in BY_A_SOLVER:
+        now, committed = (re.findall("<text.*?</text>", picture)[0] for picture in (now, committed))
+        assert "packs" in now
+    assert now == committed, f"docs/packing/{name}.svg is out of date: run `python scripts/draw_packing.py algorithms`"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_drawn_beyond_the_edge(drawn: Path, name: str) -> None:
+    picture = ElementTree.parse(drawn / f"{name}.svg").getroot()
+    width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
+    boxes = picture.findall("{*}rect")[1:]
+    assert boxes
+    for box in boxes:
+        assert float(box.attrib["x"]) + float(box.attrib["width"]) <= width
+        assert float(box.attrib["y"]) + float(box.attrib["height"]) <= height
+    for words in picture.findall("{*}text"):
+        assert float(words.attrib["y"]) < height
+
+
+def test_the_certified_table_can_be_drawn_anew(tmp_path: Path) -> None:
+    newest = max(RESULTS.glob("packing_cpu_*.json"))
+    draw("certified", str(newest), str(tmp_path / "certified.png"))
+    assert (tmp_path / "certified.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_table_that_meets_every_bound_can_be_drawn(tmp_path: Path) -> None:
+    row = {"histogram": "even", "depth": None, "packs": 100, "lower_bound": 100, "cpu_seconds": 0.001}
+    rows = [{**row, "algorithm": "longest_pack_first"}, {**row, "algorithm": "cutting_stock"}]
+    (tmp_path / "even.json").write_text(json.dumps(rows))
+    draw("certified", str(tmp_path / "even.json"), str(tmp_path / "even.png"))
+    assert (tmp_path / "even.png").exists()
