@@ -3,9 +3,9 @@
     python benchmarks/balance.py [--histogram FILE.json --key wikipedia_512] [--json]
 
 Consecutive steps of packs (longest pack first, in the shuffled order of a plan) are given to the ranks as they come,
-that is at random; dearest pack first to the cheapest rank that has room; and by `deal`. The figure is the dearest
-rank's sum of length² over the mean rank's, averaged over the steps. Accumulating, where the ranks wait for each other
-in every micro-batch, the dearest ranks of all micro-batches are added up.
+that is at random; most expensive pack first to the cheapest rank that has room; and by `assign_by_cost`. The figure is
+the most expensive rank's sum of length² over the mean rank's, averaged over the steps. Accumulating, where the ranks
+wait for each other in every micro-batch, the most expensive ranks of all micro-batches are added up.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from collections.abc import Callable
 import length_histograms
 import numpy as np
 
-from evenpack.data.order.balance import deal
+from evenpack.data.order.balance import assign_by_cost
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.packing import pack
 
-Dealer = Callable[[np.ndarray, int, int], np.ndarray]
+Assigner = Callable[[np.ndarray, int, int], np.ndarray]
 
 
 def main() -> None:
@@ -43,12 +43,12 @@ def main() -> None:
         "packs_per_rank": share,
         "steps": len(steps),
     }
-    for dealer in (at_random, dearest_to_cheapest, balanced):
-        report |= measure(dealer, steps, ranks, 1)
+    for assigner in (at_random, most_expensive_to_cheapest, balanced):
+        report |= measure(assigner, steps, ranks, 1)
     report["random_to_balanced"] = round(float(report["at_random"]) / float(report["balanced"]), 3)
     packs = ranks * share * arguments.accumulation
-    for dealer in (at_random, balanced, balanced_in_each_micro_batch):
-        found = measure(dealer, [pack_costs(plan, step, packs) for step in range(10)], ranks, arguments.accumulation)
+    for assigner in (at_random, balanced, balanced_in_each_micro_batch):
+        found = measure(assigner, [pack_costs(plan, step, packs) for step in range(10)], ranks, arguments.accumulation)
         report |= {f"accumulating_{figure}": value for figure, value in found.items()}
     length_histograms.print_report(report, as_json=arguments.json)
 
@@ -58,15 +58,15 @@ def pack_costs(plan: PackPlan, step: int, packs: int) -> np.ndarray:
     return np.add.reduceat(drawn.lengths**2, drawn.offsets[:-1]).astype(np.float64)
 
 
-def measure(dealer: Dealer, steps: list[np.ndarray], ranks: int, micro_batches: int) -> dict[str, float]:
+def measure(assigner: Assigner, steps: list[np.ndarray], ranks: int, micro_batches: int) -> dict[str, float]:
     imbalances = []
     start = time.process_time()
-    all_dealt = [dealer(costs, ranks, micro_batches) for costs in steps]
+    all_assigned = [assigner(costs, ranks, micro_batches) for costs in steps]
     seconds = (time.process_time() - start) / len(steps)
-    for costs, dealt in zip(steps, all_dealt, strict=True):
-        sums = costs[dealt].sum(axis=2)
+    for costs, assigned in zip(steps, all_assigned, strict=True):
+        sums = costs[assigned].sum(axis=2)
         imbalances.append(sums.max(axis=0).sum() / sums.mean(axis=0).sum())
-    name = dealer.__name__
+    name = assigner.__name__
     return {
         name: round(float(np.mean(imbalances)), 4),
         f"{name}_worst_step": round(max(imbalances), 4),
@@ -79,14 +79,14 @@ def at_random(costs: np.ndarray, ranks: int, micro_batches: int) -> np.ndarray:
 
 
 def balanced(costs: np.ndarray, ranks: int, micro_batches: int) -> np.ndarray:
-    return deal(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=False)
+    return assign_by_cost(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=False)
 
 
 def balanced_in_each_micro_batch(costs: np.ndarray, ranks: int, micro_batches: int) -> np.ndarray:
-    return deal(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=True)
+    return assign_by_cost(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=True)
 
 
-def dearest_to_cheapest(costs: np.ndarray, ranks: int, micro_batches: int) -> np.ndarray:
+def most_expensive_to_cheapest(costs: np.ndarray, ranks: int, micro_batches: int) -> np.ndarray:
     heap = [(0.0, rank) for rank in range(ranks)]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for index in np.argsort(-costs, kind="stable").tolist():

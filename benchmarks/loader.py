@@ -62,7 +62,7 @@ def _dataset(config: RunConfig) -> MicroBatchDataset:
         rank=0,
         per_micro_batch_balance=False,
         batching=config.training.batching,
-        dealing=config.training.policy,
+        assignment=config.training.policy,
         cost_weights=(0.0, 1.0),
         loader_workers=0,
     )

@@ -34,7 +34,7 @@ from evenpack.config import load_run_file
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.order.plan import PackPlan, sort_by_length
-from evenpack.data.order.step_plan import Dealing, PackedSource, StepPlanner
+from evenpack.data.order.step_plan import Assignment, PackedSource, StepPlanner
 from evenpack.data.order.step_shape import BatchForm
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.prepared import PreparedData
@@ -125,7 +125,7 @@ def kinds_of_rows(config: RunConfig, prepared: PreparedData, *, longest: int | N
 
 
 def _repacked(source: PackedSource, sequence_ids: np.ndarray, algorithm: str) -> PackedSource:
-    """The same file, of which only these sequences are drawn, packed anew."""
+    """The same file, of which only these sequences are drawn, packed again."""
     lengths = source.view.lengths()[sequence_ids]
     histogram = LengthHistogram.from_lengths(lengths, longest=source.plan.pack_length)
     packing = pack(histogram, algorithm, pack_length=source.plan.pack_length)
@@ -136,7 +136,7 @@ def _repacked(source: PackedSource, sequence_ids: np.ndarray, algorithm: str) ->
 def _rows(config: RunConfig, prepared: PreparedData, source: PackedSource, form: BatchForm) -> Rows:
     objective = build_objective(config, prepared)
     training = config.training
-    dealing = Dealing(
+    assignment = Assignment(
         ranks=1,
         micro_batches=training.items_per_step // training.items_per_micro_batch,
         per_micro_batch=False,
@@ -152,7 +152,9 @@ def _rows(config: RunConfig, prepared: PreparedData, source: PackedSource, form:
         padding_token=prepared.padding_id,
         vocabulary_size=prepared.vocabulary_size,
     )
-    planner = StepPlanner([source], [1], packs_per_step=training.items_per_step, dealing=dealing, objective=objective)
+    planner = StepPlanner(
+        [source], [1], packs_per_step=training.items_per_step, assignment=assignment, objective=objective
+    )
     return Rows(planner=planner, collator=collator)
 
 

@@ -6,7 +6,7 @@ Times are CPU seconds, medians. Each part runs in a process of its own, so that 
 
 - lengths to plan: histogram, sort, packing and PackPlan of a memory-mapped file of lengths, against numpy's stable
   argsort of the same lengths alone.
-- step: 65,536 packs drawn in one call and dealt to 64 ranks, against drawing them pack by pack.
+- step: 65,536 packs drawn in one call and assigned to 64 ranks, against drawing them pack by pack.
 - first batch: a plan opened and 64 packs drawn at 0 % and at 99 % of an epoch of 1e9 packs; the index of sequences is a
   sparse file of its true size.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 import length_histograms
 import numpy as np
 
-from evenpack.data.order.balance import deal
+from evenpack.data.order.balance import assign_by_cost
 from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import LengthHistogram, pack
 
@@ -103,21 +103,21 @@ def plan_steps(histogram: LengthHistogram) -> Figures:
     packing = pack(histogram, pack_length=len(histogram.counts))
     sequence_ids = np.arange(histogram.sequences, dtype=np.int32)
     plan = PackPlan(packing, sequence_ids, key=1)
-    draws, deals = [], []
+    draws, assigns = [], []
     for step in range(11):
         start = time.process_time()
         drawn = plan.draw(np.arange(step * STEP_PACKS, (step + 1) * STEP_PACKS))
         costs = np.add.reduceat(drawn.lengths**2, drawn.offsets[:-1]).astype(np.float64)
         drawn_at = time.process_time()
-        deal(costs, ranks=RANKS, micro_batches=1, per_micro_batch=False)
+        assign_by_cost(costs, ranks=RANKS, micro_batches=1, per_micro_batch=False)
         draws.append(drawn_at - start)
-        deals.append(time.process_time() - drawn_at)
+        assigns.append(time.process_time() - drawn_at)
     alone = [median_seconds(partial(plan.draw, np.array([place])), 3) for place in range(100)]
     together = statistics.median(draws)
     return {
         "step_draw_seconds": round(together, 4),
-        "step_deal_seconds": round(statistics.median(deals), 4),
-        "step_seconds": round(statistics.median(np.add(draws, deals).tolist()), 4),
+        "step_assign_seconds": round(statistics.median(assigns), 4),
+        "step_seconds": round(statistics.median(np.add(draws, assigns).tolist()), 4),
         "pack_by_pack_to_bulk_draw": round(statistics.mean(alone) * STEP_PACKS / together),
     }
 

@@ -12,7 +12,7 @@ from svg import COLOURS, PADDING, document, rectangle, text
 from evenpack.config import load_run_file
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.batches.pipeline import packed_sources
-from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.order.step_plan import Assignment, StepPlanner
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 
@@ -27,13 +27,13 @@ LEFT, RIGHT, TOP = 24, 444, 64
 def main() -> None:
     config = load_run_file(Path(sys.argv[1]), RunConfig, sys.argv[2:])
     prepared = PreparedData.open(config.prepared_dir, config.data)
-    dealing = Dealing(
+    assignment = Assignment(
         ranks=RANKS, micro_batches=1, per_micro_batch=False, cost_per_token=0.0, cost_per_squared_length=1.0
     )
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    plan = StepPlanner(sources, prepared.weights, packs_per_step=PACKS, dealing=dealing, objective=NextTokens()).plan(
-        STEP
-    )
+    plan = StepPlanner(
+        sources, prepared.weights, packs_per_step=PACKS, assignment=assignment, objective=NextTokens()
+    ).plan(STEP)
     scale = WIDTH / prepared.pack_length
     parts: list[str] = []
     number = 0

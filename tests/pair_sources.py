@@ -113,7 +113,7 @@ def _masked_view(view: SentencePairsView, masks: Sequence[Mapping[int, int]]) ->
     return MaskedPairsView(
         recipe=view.recipe.model_copy(update={"static_masks": MaskingConfig()}),
         token_file=view.token_file,
-        ledger=view.ledger,
+        accounting=view.accounting,
         max_segments_per_sequence=1,
         directory=None,
         first_segment_lengths=view.first_segment_lengths,
@@ -130,7 +130,7 @@ def _pairs_view(pairs: Sequence[Pair], longest: int) -> SentencePairsView:
     return SentencePairsView(
         recipe=SentencePairsRecipe(kind="sentence_pairs", max_sequence_length=longest),
         token_file=TokensInMemory([pair.tokens for pair in pairs]),
-        ledger=lengths.ledger,
+        accounting=lengths.accounting,
         max_segments_per_sequence=1,
         directory=None,
         first_segment_lengths=np.array([pair.first_length for pair in pairs], dtype=np.uint16),

@@ -7,7 +7,7 @@ import numpy as np
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.order.step_plan import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.sequences.accounting import RecipeLedger
+from evenpack.data.sequences.accounting import TokenAccounting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class ListView:
         return max(len(segments) for segments in self.sequences)
 
     @property
-    def ledger(self) -> RecipeLedger:
+    def accounting(self) -> TokenAccounting:
         tokens = int(self.lengths().sum())
-        return RecipeLedger(
+        return TokenAccounting(
             documents_read=self.count,
             documents_kept=self.count,
             documents_too_short=0,

@@ -25,7 +25,7 @@ class Contender:
     pip_options: str = ""
     limits_depth: bool = False
     moves_tokens: bool = False
-    """Its packs are made of tokens; the others deal with numbers of sequences or with lengths."""
+    """Its packs are made of tokens; the others assign with numbers of sequences or with lengths."""
     most_sequences: int | None = None
     """More would take it hours."""
 

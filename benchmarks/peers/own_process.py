@@ -86,7 +86,7 @@ def _answer(connection: Connection, limit_seconds: float) -> Any:
     try:
         answer = connection.recv()
     except EOFError:
-        raise PackerFailedError("the process died; perhaps for want of memory") from None
+        raise PackerFailedError("the process died; perhaps without memory") from None
     if isinstance(answer, BaseException):
         raise PackerFailedError(str(answer))
     return answer

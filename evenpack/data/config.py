@@ -138,7 +138,7 @@ class DocumentsRecipe(Section):
     """Tokens, end-of-text included."""
     long_documents: Literal["split", "truncate", "drop", "error"] = "split"
     minimum_document_length: int = Field(default=2, ge=1)
-    """Tokens, end-of-text included; shorter documents are dropped and counted in the ledger."""
+    """Tokens, end-of-text included; shorter documents are dropped and counted."""
 
 
 class ConcatRecipe(Section):
@@ -149,7 +149,7 @@ class ConcatRecipe(Section):
     isolate_documents: bool = True
     """Documents within a cut do not see each other and positions restart; false is GPT-2's own way."""
     minimum_document_length: int = Field(default=2, ge=1)
-    """Tokens, end-of-text included; shorter documents are dropped and counted in the ledger."""
+    """Tokens, end-of-text included; shorter documents are dropped and counted."""
 
 
 class MaskingConfig(Section):

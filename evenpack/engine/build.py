@@ -43,7 +43,7 @@ class Run:
     checkpoints: CheckpointStore
     fingerprint: str
     cost_weights: tuple[float, float]
-    """a and b of the cost of a pack or a sequence, a·tokens + b·Σ length², by which cost_balanced deals."""
+    """a and b of the cost of a pack or a sequence, a·tokens + b·Σ length², by which cost_balanced assigns."""
     first_step: int
     """Updates done before: 0, or those of the checkpoint."""
 
@@ -142,7 +142,7 @@ def pipeline_settings(
         loader_workers=training.loader_workers,
         pin_memory=world.device.type == "cuda",
         batching=training.batching,
-        dealing=training.policy,
+        assignment=training.policy,
     )
 
 

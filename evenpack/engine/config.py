@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from evenpack.config import Section
 from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
-from evenpack.data.order.step_shape import POLICIES, BatchForm, Batching, DealingPolicy, Layout, default_policy
+from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, BatchForm, Batching, Layout, default_policy
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.model_config import BertConfig, ModelConfig, study_switches
 
@@ -95,7 +95,7 @@ class TrainingSection(Section):
     """How a micro-batch is laid out; the three hold the same sequences and give the same loss."""
     batching: Batching = "packs"
     """What a step counts. `sequences`, un-padded or padded, is what training without packing does."""
-    dealing: DealingPolicy | None = None
+    assignment: AssignmentPolicy | None = None
     """How a step's packs or sequences are divided among ranks and micro-batches: it says who computes what, and
     changes no step. Null: cost_balanced, or arrival for padded sequences."""
     packs_per_step: int | None = Field(default=None, ge=1)
@@ -106,7 +106,7 @@ class TrainingSection(Section):
     sequences_per_step: int | None = Field(default=None, ge=1)
     """The same where batching is sequences."""
     sequences_per_micro_batch: int | None = Field(default=None, ge=1)
-    """The same where batching is sequences; on average, where dealing is max_tokens."""
+    """The same where batching is sequences; on average, where assignment is max_tokens."""
     steps: int = Field(ge=1)
     """Length of the learning-rate schedule, in optimizer updates."""
     stop_after_steps: int | None = Field(default=None, ge=1)
@@ -129,8 +129,8 @@ class TrainingSection(Section):
     packing factor. lamb_betas: steps and warm-up fall by it, and LAMB's betas are raised to its power."""
     cost_weights: tuple[float, float] | None = None
     """a and b of the cost of a pack or a sequence, a · tokens + b · Σ length², in any one unit, by which cost_balanced
-    deals: `study throughput` measures them. Null: by the model's floating-point operations. A checkpoint fixes them for
-    its layout."""
+    assigns: `study throughput` measures them. Null: by the model's floating-point operations. A checkpoint fixes them
+    for its layout."""
     initialize_from: Path | None = None
     """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
     checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""
@@ -147,14 +147,14 @@ class TrainingSection(Section):
 
     @property
     def items_per_micro_batch(self) -> int:
-        """Packs or sequences that a rank computes at once; on average, where dealing is max_tokens."""
+        """Packs or sequences that a rank computes at once; on average, where assignment is max_tokens."""
         count: int = getattr(self, f"{self.batching}_per_micro_batch")
         return count
 
     @property
-    def policy(self) -> DealingPolicy:
-        """The dealing that is asked for, or what null stands for."""
-        return self.dealing or default_policy(self.batching, self.layout)
+    def policy(self) -> AssignmentPolicy:
+        """The assignment that is asked for, or what null stands for."""
+        return self.assignment or default_policy(self.batching, self.layout)
 
     @model_validator(mode="after")
     def _check_counts(self) -> "TrainingSection":
@@ -171,7 +171,7 @@ class TrainingSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_dealing(self) -> "TrainingSection":
+    def _check_assignment(self) -> "TrainingSection":
         policies = POLICIES.get((self.batching, self.layout))
         if policies is None:
             raise ValueError(
@@ -179,8 +179,8 @@ class TrainingSection(Section):
             )
         if self.policy not in policies:
             raise ValueError(
-                f"dealing {self.dealing} is not for batching {self.batching} in layout {self.layout}: that can have "
-                f"{', '.join(policies)}"
+                f"assignment {self.assignment} is not for batching {self.batching} in layout {self.layout}: that can "
+                f"have {', '.join(policies)}"
             )
         if self.batching == "sequences" and self.packing_adjustment != "none":
             raise ValueError(
@@ -205,7 +205,7 @@ class RunConfig(Section):
     model: ModelConfig
     attention: AttentionConfig = AttentionConfig()
     masking: MaskingConfig = MaskingConfig()
-    """Of BERT, for masks that are drawn anew in each epoch."""
+    """Of BERT, for masks that are drawn again in each epoch."""
     training: TrainingSection
     optimizer: OptimizerSection
     schedule: ScheduleSection = ScheduleSection()

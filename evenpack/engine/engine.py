@@ -20,7 +20,7 @@ from evenpack.engine.optimizers.norms import total_norm
 from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.models.losses import LossSums, scaled_loss
 
-Phase = Literal["begin", "forward", "backward", "exchange", "update"]
+Phase = Literal["begin", "forward", "backward", "all_reduce", "update"]
 """Of a step, in this order; forward and backward take turns, once for each micro-batch."""
 
 _DROPOUT = 3
@@ -74,11 +74,11 @@ class TrainingEngine:
         """Update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
 
         Nothing here waits for the device (at ZeRO 1 DeepSpeed does once, to look at the gradient norm). An update
-        with a gradient norm that is not finite is no sane one: the caller must look at it.
+        with a gradient norm that is not finite is invalid: the caller must look at it.
         """
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
         gradient_norm = self.reduce_gradients()
-        self.observer("exchange")
+        self.observer("all_reduce")
         rate = learning_rate(
             step + 1,
             peak=self.config.optimizer.learning_rate,

@@ -74,7 +74,7 @@ def evaluate_model(
 ) -> dict[str, SourceEvaluation]:
     """Evaluates `model`, called as `model(batch) -> LossSums`, on each source's validation packs, by source name.
 
-    All ranks call it with the same weights and get the same answer. Packs are dealt over the ranks one by one and
+    All ranks call it with the same weights and get the same answer. Packs are assigned over the ranks one by one and
     a rank may have a batch fewer than another: a forward pass up to ZeRO 1 holds no collective that could wait for it.
     Sums are kept in float64 and added over ranks once. The model is left in the mode in which it came.
 

@@ -83,7 +83,7 @@ def attend_windows(
     causal: bool,
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
-    """One SDPA call a window, the windows behind one another."""
+    """One SDPA call a window, the windows concatenated."""
     sizes = [window.tokens for window in windows]
     outputs = []
     # split and not slices: the backward of a slice fills a whole [T, H, D] with zeros, for every window again

@@ -145,7 +145,7 @@ def _layout_table(study: ThroughputStudy) -> RenderableType:
         "step, s (middle half)": lambda row: _spread(row.step_seconds),
         "forward, s": lambda row: f"{row.forward_seconds:.4g}",
         "backward, s": lambda row: f"{row.backward_seconds:.4g}",
-        "exchange and clipping, s": lambda row: f"{row.exchange_seconds:.4g}",
+        "exchange and clipping, s": lambda row: f"{row.all_reduce_seconds:.4g}",
         "optimizer, s": lambda row: f"{row.update_seconds:.4g}",
         "loader, s (beside the step)": lambda row: f"{row.loader_seconds:.4g}",
         "slots/s": lambda row: f"{row.slots_per_second.median:,.4g}",
@@ -191,7 +191,7 @@ def cost_model_table(model: CostModel) -> RenderableType:
         + ("" if model.repeat_noise is None else f", of repeats {console.percent(model.repeat_noise)}"),
         "measured": f"{model.samples} micro-batches; layers: {origin.layers}, and nothing is scaled to another number",
         "for the run file": "training.cost_weights="
-        f"[{model.dealing_weights[0]:.4g}, {model.dealing_weights[1]:.4g}] (unpadded; packed: [0, 1])",
+        f"[{model.assignment_weights[0]:.4g}, {model.assignment_weights[1]:.4g}] (unpadded; packed: [0, 1])",
     }
     return console.pairs(rows, title="Cost model: forward and backward of a micro-batch")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.order.step_shape import Batching, DealingPolicy
+from evenpack.data.order.step_shape import AssignmentPolicy, Batching
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
@@ -27,7 +27,7 @@ class TrainingPlan:
     """What the next two count."""
     items_per_step: int
     items_per_micro_batch: int
-    dealing: DealingPolicy
+    assignment: AssignmentPolicy
     micro_batches_per_rank: int
     """In each step; DeepSpeed's gradient accumulation."""
     steps: int
@@ -66,7 +66,7 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
         batching=training.batching,
         items_per_step=training.items_per_step,
         items_per_micro_batch=training.items_per_micro_batch,
-        dealing=training.policy,
+        assignment=training.policy,
         micro_batches_per_rank=settings["gradient_accumulation_steps"],
         steps=training.steps,
         slots_per_step=training.items_per_step * item.row_slots if has_fixed_rows else None,

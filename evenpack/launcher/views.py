@@ -194,7 +194,7 @@ def plan_table(plan: TrainingPlan) -> Table:
         | {
             "step": f"{plan.items_per_step} {plan.batching} = {plan.ranks} ranks x {plan.micro_batches_per_rank} "
             f"micro-batches (gradient accumulation) x {plan.items_per_micro_batch} {plan.batching}",
-            "dealing": plan.dealing,
+            "assignment": plan.assignment,
             "steps": plan.steps,
             "slots a step": "as many as its sequences need" if plan.slots_per_step is None else plan.slots_per_step,
             "tokens a step": f"{plan.tokens_per_step:,.0f} on average",

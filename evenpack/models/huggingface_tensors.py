@@ -16,7 +16,7 @@ class TensorName:
 
     ours: str
     theirs: tuple[str, ...]
-    """Several: ours holds them behind one another, in equal shares of its first dimension."""
+    """Several: ours holds them concatenated, in equal shares of its first dimension."""
     is_transposed: bool
     """Whether a matrix is stored as input x output there."""
 

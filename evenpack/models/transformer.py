@@ -74,7 +74,7 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draws all weights anew from `seed`: normal, biases zero, norms one.
+        """Draws all weights again from `seed`: normal, biases zero, norms one.
 
         Numbers are drawn on the CPU and copied, because devices draw differently from one seed.
         """

@@ -122,7 +122,7 @@ class CostModel(Section):
         return expected + self.per_sequence * sequences
 
     @property
-    def dealing_weights(self) -> tuple[float, float]:
+    def assignment_weights(self) -> tuple[float, float]:
         """a and b for `training.cost_weights` of a layout whose slots follow the sequences."""
         return self.per_token, self.per_squared_length
 

@@ -72,7 +72,7 @@ def _collect(answers: list[Connection], deadline: float) -> list[tuple[bool, Any
             try:
                 reports[rank] = pickle.loads(connection.recv_bytes())
             except EOFError:
-                reports[rank] = (False, "died without a word")
+                reports[rank] = (False, "exited without an error message")
             if not reports[rank][0]:
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
     return reports

@@ -14,7 +14,7 @@ from pair_sources import pair_run
 from tiny_training import changed, never
 
 from evenpack.data.batches.pipeline import packed_sources
-from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.order.step_plan import Assignment, StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
@@ -107,12 +107,14 @@ def sequences_of_step(config: RunConfig) -> list[MaskedPair]:
     prepared = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(prepared, "train", seed=config.run.seed)
     objective = build_objective(config, prepared)
-    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
+    assignment = Assignment(
+        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
+    )
     planner = StepPlanner(
         sources,
         prepared.weights,
         packs_per_step=config.training.packs_per_step,
-        dealing=dealing,
+        assignment=assignment,
         objective=objective,
     )
     packs = planner.plan(STEP).packs

@@ -277,7 +277,7 @@ def refusal(world: World, directory: Path, engine: "TrainingEngine") -> str:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two processes did that then died, what two others did after them, and what one alone did."""
     directory = tmp_path_factory.mktemp("runs")
-    with pytest.raises(RanksFailed, match="rank 1: died without a word"):
+    with pytest.raises(RanksFailed, match="rank 1: exited without an error message"):
         run_ranks(train_throughout_then_die, 2, directory)
     throughout = {stage: torch.load(directory / f"throughout_{stage}.pt") for stage in STAGES}
     after = run_ranks(resume_at_the_same_size, 2, directory)

@@ -45,7 +45,7 @@ def test_a_rank_that_raises_is_reported_with_its_traceback():
 
 
 def test_a_rank_that_is_killed_is_reported():
-    with pytest.raises(RanksFailed, match="rank 1: died without a word"):
+    with pytest.raises(RanksFailed, match="rank 1: exited without an error message"):
         run_ranks(die_on_rank_1, 2)
 
 

@@ -9,7 +9,7 @@ from pair_sources import pair_run
 from tiny_training import changed, never
 
 from evenpack.data.batches.pipeline import packed_sources
-from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.order.step_plan import Assignment, StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
@@ -53,9 +53,11 @@ def stored_counts(config: RunConfig) -> list[int]:
     """Of each step, added up from the column."""
     prepared = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
+    assignment = Assignment(
+        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
+    )
     planner = StepPlanner(
-        sources, prepared.weights, packs_per_step=8, dealing=dealing, objective=build_objective(config, prepared)
+        sources, prepared.weights, packs_per_step=8, assignment=assignment, objective=build_objective(config, prepared)
     )
     counts = []
     for step in range(STEPS):

@@ -22,7 +22,7 @@ def test_phases_by_events_add_up_to_the_step(tmp_path: Path) -> None:
         assert world.device.type == "cuda"
         found = study_throughput(config, world, options, progress=lambda *_: None)
     for row in found.layouts:
-        phases = row.forward_seconds + row.backward_seconds + row.exchange_seconds + row.update_seconds
+        phases = row.forward_seconds + row.backward_seconds + row.all_reduce_seconds + row.update_seconds
         assert 0.5 * phases < row.step_seconds.median < 2.0 * phases
         assert 0 < row.peak_memory_bytes <= torch.cuda.get_device_properties(0).total_memory
         assert row.mfu is None or 0.0 < row.mfu.median < 1.0

@@ -265,7 +265,7 @@ def test_a_truncated_checkpoint_is_passed_over_and_if_there_is_no_other_refused(
 def test_a_checkpoint_of_other_data_or_another_seed_is_not_gone_on_with(trained: Path) -> None:
     code, message = work("run.seed=7")
     assert code == 2
-    assert "choose another run.output_dir to start anew" in message.replace("\n", " ")
+    assert "choose another run.output_dir to start again" in message.replace("\n", " ")
     assert [path.name for path in (trained / "out" / "checkpoints").glob("step*")] == ["step_000002"]
 
 

@@ -88,7 +88,7 @@ def test_a_killed_rank_ends_the_run_and_is_named_though_the_others_wait_for_ever
     assert end(process, seconds=75) == 1
     assert time.monotonic() - started < 75
     assert "rank 1 on" in fake_run.result()["message"]
-    assert "died without a word (killed by SIGKILL" in fake_run.result()["message"]
+    assert "exited without an error message (killed by SIGKILL" in fake_run.result()["message"]
     assert fake_run.living() == []
 
 

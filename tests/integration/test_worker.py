@@ -126,7 +126,7 @@ def test_a_rank_that_dies_before_it_has_said_anything_is_missed(fake_run: FakeRu
     launcher = fake_run.start(["-c", script])
     assert exit_codes([launcher], seconds=40) == [EXIT_ENDED_BY_GUARD]
     assert "rank 1 on" in fake_run.errors()
-    assert "died without a word" in fake_run.errors()
+    assert "exited without an error message" in fake_run.errors()
 
 
 @training("hang")

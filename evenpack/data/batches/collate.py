@@ -12,7 +12,7 @@ from evenpack.data.batches.placement import Placement, Placer
 from evenpack.data.batches.task import SequenceContent, rounded_size
 from evenpack.data.order.permutation import derive_key, hash64
 from evenpack.data.order.step_plan import PackedSource, PackSelection
-from evenpack.data.order.step_shape import BatchForm, DealingPolicy
+from evenpack.data.order.step_shape import AssignmentPolicy, BatchForm
 from evenpack.errors import DataError
 
 
@@ -33,7 +33,7 @@ class Collator:
         packs_per_micro_batch: int,
         padding_token: int,
         vocabulary_size: int,
-        dealing: DealingPolicy = "cost_balanced",
+        assignment: AssignmentPolicy = "cost_balanced",
     ) -> None:
         """Raises: ConfigError if the sequences of a source do not serve the objective."""
         for source in sources:
@@ -49,9 +49,9 @@ class Collator:
             rows=packs_per_micro_batch,
             max_sequence_length=max(source.view.max_sequence_length for source in sources),
             looks_both_ways=objective.looks_both_ways,
-            dealing=dealing,
+            assignment=assignment,
         )
-        self.sizes_follow = dealing == "max_tokens"
+        self.sizes_follow = assignment == "max_tokens"
         self.max_sequences = self.rows * max(source.plan.max_sequences_per_pack for source in sources)
         self.max_targets = self.rows * max(objective.most_targets_of_a_pack(source) for source in sources)
         segments_per_pack = max(
@@ -62,7 +62,7 @@ class Collator:
     def collate(self, packs: PackSelection, step_counts: StepCounts) -> PackedBatch:
         """Reads the packs' tokens and lays them out.
 
-        At most `packs_per_micro_batch` packs, unless they were dealt by `max_tokens`; fewer leave padding.
+        At most `packs_per_micro_batch` packs, unless they were assigned by `max_tokens`; fewer leave padding.
         """
         content, segment_lengths, segments_per_sequence = self._read(packs)
         placement = self.placer.place(packs, segment_lengths, segments_per_sequence)
@@ -147,7 +147,7 @@ class Collator:
 
 
 def order_hash(packs: PackSelection) -> int:
-    """Sum mod 2**64 of hash(source, pack, slot, sequence id): equal for equal content, however it was dealt."""
+    """Sum mod 2**64 of hash(source, pack, slot, sequence id): equal for equal content, however it was assigned."""
     starts = packs.offsets[:-1]
     sizes = packs.offsets[1:] - starts
     pack_keys = derive_key(packs.sources.astype(np.uint64), packs.stream_positions.astype(np.uint64))

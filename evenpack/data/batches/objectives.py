@@ -113,7 +113,7 @@ class NextTokens:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedTokensAndNextSentence:
-    """Tokens masked anew in each epoch, and whether the second half of a pair follows the first (BERT)."""
+    """Tokens masked again in each epoch, and whether the second half of a pair follows the first (BERT)."""
 
     masking: MaskingConfig
     vocabulary: MaskingVocabulary

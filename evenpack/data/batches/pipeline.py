@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective
-from evenpack.data.order.step_plan import Dealing, PackedSource, StepPlan, StepPlanner
-from evenpack.data.order.step_shape import BatchForm, Batching, DealingPolicy
+from evenpack.data.order.step_plan import Assignment, PackedSource, StepPlan, StepPlanner
+from evenpack.data.order.step_shape import AssignmentPolicy, BatchForm, Batching
 from evenpack.data.prepared import PreparedData
 
 Split = Literal["train", "validation"]
@@ -39,7 +39,7 @@ class PipelineSettings:
     loader_workers: int
     pin_memory: bool = False
     batching: Batching = "packs"
-    dealing: DealingPolicy = "cost_balanced"
+    assignment: AssignmentPolicy = "cost_balanced"
 
     @property
     def micro_batches(self) -> int:
@@ -77,19 +77,19 @@ class MicroBatchDataset(Dataset[PackedBatch]):
             form=settings.form,
             objective=settings.objective,
             packs_per_micro_batch=settings.packs_per_micro_batch,
-            dealing=settings.dealing,
+            assignment=settings.assignment,
         )
         self.planner = StepPlanner(
             sources,
             prepared.weights,
             packs_per_step=settings.packs_per_step,
-            dealing=Dealing(
+            assignment=Assignment(
                 ranks=settings.ranks,
                 micro_batches=settings.micro_batches,
                 per_micro_batch=settings.per_micro_batch_balance,
                 cost_per_token=settings.cost_weights[0],
                 cost_per_squared_length=settings.cost_weights[1],
-                policy=settings.dealing,
+                policy=settings.assignment,
                 layout=settings.form.layout,
             ),
             objective=settings.objective,
@@ -156,9 +156,9 @@ def evaluation_batches(
         form=form,
         objective=fixed,
         packs_per_micro_batch=packs_per_micro_batch,
-        dealing="arrival",
+        assignment="arrival",
     )
-    planner = StepPlanner(packed, [1], packs_per_step=1, dealing=_UNDEALT, objective=fixed)
+    planner = StepPlanner(packed, [1], packs_per_step=1, assignment=_UNASSIGNED, objective=fixed)
     packs = packed[0].plan.packs if max_packs is None else min(max_packs, packed[0].plan.packs)
     mine = np.arange(rank, packs, ranks)
     for first in range(0, len(mine), packs_per_micro_batch):
@@ -188,7 +188,9 @@ def packed_sources(
 _MOST_PREFETCHED = 32
 """Micro-batches a worker; each holds six shared-memory files open, and 1,024 are a usual limit."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_UNDEALT = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
+_UNASSIGNED = Assignment(
+    ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
+)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
 
@@ -199,7 +201,7 @@ def _collator(
     form: BatchForm,
     objective: Objective,
     packs_per_micro_batch: int,
-    dealing: DealingPolicy,
+    assignment: AssignmentPolicy,
 ) -> Collator:
     return Collator(
         sources,
@@ -209,7 +211,7 @@ def _collator(
         packs_per_micro_batch=packs_per_micro_batch,
         padding_token=prepared.end_of_text_id,
         vocabulary_size=prepared.vocabulary_size,
-        dealing=dealing,
+        assignment=assignment,
     )
 
 

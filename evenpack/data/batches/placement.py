@@ -1,9 +1,9 @@
 """Where the sequences of a batch lie, in one of three layouts.
 
     packed      one row of `pack_length` slots for each pack; always rows x pack_length slots
-    unpadded    whole sequences behind one another; slots follow the real tokens, so ranks differ
+    unpadded    whole sequences concatenated; slots follow the real tokens, so ranks differ
     padded      one row for each sequence, as a rectangle of `max_sequence_length` columns, or as many as the longest
-                sequence needs where near lengths were dealt together
+                sequence needs where near lengths were assigned together
 
 In a rectangle a sequence's padding lies behind it. A causal model cannot see it from the sequence, so there it belongs
 to the sequence's last segment, and costs what it costs in padded training. A model that looks both ways would see it:
@@ -17,7 +17,7 @@ from jaxtyping import Int64
 
 from evenpack.data.order.assignment import padded_width
 from evenpack.data.order.step_plan import PackSelection
-from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, BatchForm, DealingPolicy
+from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, AssignmentPolicy, BatchForm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Placer:
     max_sequence_length: int
     looks_both_ways: bool
     """Whether the model sees what lies behind a token."""
-    dealing: DealingPolicy = "cost_balanced"
+    assignment: AssignmentPolicy = "cost_balanced"
 
     @property
     def max_segment_length(self) -> int:
@@ -102,7 +102,7 @@ class Placer:
     ) -> tuple[Int64[np.ndarray, " M"], int, Int64[np.ndarray, " P"]]:
         """First slot of each sequence, the number of slots, and where segments of padding begin."""
         if self.form.layout == "padded":
-            width = int(padded_width(self.dealing, packs.lengths.max(keepdims=True), self.max_sequence_length)[0])
+            width = int(padded_width(self.assignment, packs.lengths.max(keepdims=True), self.max_sequence_length)[0])
             starts = np.arange(len(packs.sequence_ids)) * width
             short = packs.lengths < (width if self.looks_both_ways else 0)
             return starts, len(starts) * width, (starts + packs.lengths)[short]

@@ -2,7 +2,8 @@
 
     arrival             as they come, equal counts
     sorted              sorted by length and cut into runs of equal counts, so that a micro-batch holds near lengths
-    sorted_serpentine   sorted by length and dealt to and fro over all micro-batches, one each: near sums of lengths
+    sorted_serpentine   sorted by length and assigned back and forth over all micro-batches, one each:
+                        near sums of lengths
     cost_balanced       `balance.py`: equal counts, nearly equal cost
     max_tokens          unequal counts, nearly equal slots: arrival cut by cumulated tokens, or, for rectangles, sorted
                         and cut so that the largest rectangle (of `padded_width`) is as small as it can be
@@ -19,16 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from evenpack.data.order.balance import deal
-from evenpack.data.order.step_shape import POLICIES, DealingPolicy, Layout
+from evenpack.data.order.balance import assign_by_cost
+from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Layout
 from evenpack.errors import ConfigError
 
-__all__ = ["PADDED_WIDTH_MULTIPLE", "POLICIES", "DealingPolicy", "Shares", "deal_step", "padded_width"]
+__all__ = ["PADDED_WIDTH_MULTIPLE", "POLICIES", "AssignmentPolicy", "Shares", "assign_step", "padded_width"]
 
 PADDED_WIDTH_MULTIPLE = 8
 """Rectangles that follow their longest sequence are filled up to a multiple of this, for tensor cores."""
 
-_FITTED: tuple[DealingPolicy, ...] = ("sorted", "max_tokens")
+_FITTED: tuple[AssignmentPolicy, ...] = ("sorted", "max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,8 +46,8 @@ class Shares:
         return self.items[self.offsets[number] : self.offsets[number + 1]]
 
 
-def deal_step(
-    policy: DealingPolicy,
+def assign_step(
+    policy: AssignmentPolicy,
     lengths: Int64[np.ndarray, " items"],
     costs: Float64[np.ndarray, " items"],
     *,
@@ -63,13 +64,13 @@ def deal_step(
         per_micro_batch: ranks wait for each other in each micro-batch; only `cost_balanced` makes a difference.
         layout: of the micro-batches; only `max_tokens` makes a difference.
 
-    Raises: ConfigError where the items do not suffice, or cannot be dealt in equal counts by a policy that does so;
+    Raises: ConfigError where the items do not suffice, or cannot be assigned in equal counts by a policy that does so;
     ValueError for a length below 1, or a cost that is negative or not finite.
     """
     shares = ranks * micro_batches
     if policy == "cost_balanced":
-        dealt = deal(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
-        return _equal_shares(dealt.reshape(-1), shares)
+        assigned = assign_by_cost(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
+        return _equal_shares(assigned.reshape(-1), shares)
     _require_divisible(policy, len(lengths), ranks, micro_batches)
     if lengths.min() < 1:
         raise ValueError(f"item {lengths.argmin()} of a step must have 1 token or more, found {lengths.min()}")
@@ -83,16 +84,16 @@ def deal_step(
     offsets = np.arange(shares + 1) * (len(lengths) // shares)
     if policy == "max_tokens":
         offsets = _cut_into_rectangles(_filled_up(lengths[order]), shares)
-    return _deal_runs(order, offsets, ranks, micro_batches)
+    return _assign_runs(order, offsets, ranks, micro_batches)
 
 
 def padded_width(
-    policy: DealingPolicy, longest: Int64[np.ndarray, "*shares"], max_sequence_length: int
+    policy: AssignmentPolicy, longest: Int64[np.ndarray, "*shares"], max_sequence_length: int
 ) -> Int64[np.ndarray, "*shares"]:
     """Slots of each row of a padded micro-batch whose longest sequence has `longest` tokens.
 
-    It follows the longest where near lengths are dealt together; else it is `max_sequence_length`, as usual in padded
-    training: the shape is always the same then.
+    It follows the longest where near lengths are assigned together; else it is `max_sequence_length`, as usual in
+    padded training: the shape is always the same then.
     """
     if policy not in _FITTED:
         return np.full_like(longest, max_sequence_length)
@@ -100,14 +101,14 @@ def padded_width(
     return width
 
 
-def _require_divisible(policy: DealingPolicy, items: int, ranks: int, micro_batches: int) -> None:
+def _require_divisible(policy: AssignmentPolicy, items: int, ranks: int, micro_batches: int) -> None:
     shares = max(ranks, 0) * max(micro_batches, 0)
     if shares and items >= shares and (policy == "max_tokens" or items % shares == 0):
         return
     how = "with one or more for each" if policy == "max_tokens" else "equally"
     raise ConfigError(
-        f"a step of {items} items cannot be dealt {how} to {ranks} ranks x {micro_batches} micro-batches by {policy}; "
-        f"choose a step of a multiple of {max(shares, 1)} items"
+        f"a step of {items} items cannot be assigned {how} to {ranks} ranks x {micro_batches} micro-batches by "
+        f"{policy}; choose a step of a multiple of {max(shares, 1)} items"
     )
 
 
@@ -126,7 +127,7 @@ def _longest_first(lengths: Int64[np.ndarray, " items"]) -> Int64[np.ndarray, " 
     return np.argsort((longest - lengths).astype(narrow), kind="stable")
 
 
-def _to_and_fro(ranks: int, micro_batches: int) -> Int64[np.ndarray, " shares"]:
+def _back_and_forth(ranks: int, micro_batches: int) -> Int64[np.ndarray, " shares"]:
     """All shares, micro-batch index by index: over the ranks upwards, then downwards, and so on."""
     rank = np.tile(np.arange(ranks), (micro_batches, 1))
     rank[1::2] = rank[1::2, ::-1].copy()
@@ -138,17 +139,17 @@ def _serpentine(order: Int64[np.ndarray, " items"], ranks: int, micro_batches: i
     layers = order.reshape(-1, ranks * micro_batches).copy()
     layers[1::2] = layers[1::2, ::-1].copy()
     by_share = np.empty_like(layers)
-    by_share[:, _to_and_fro(ranks, micro_batches)] = layers
+    by_share[:, _back_and_forth(ranks, micro_batches)] = layers
     return _equal_shares(np.ascontiguousarray(by_share.T).reshape(-1), ranks * micro_batches)
 
 
-def _deal_runs(
+def _assign_runs(
     order: Int64[np.ndarray, " items"], cuts: Int64[np.ndarray, " shares_plus_1"], ranks: int, micro_batches: int
 ) -> Shares:
     """Gives each share a run of `order`: ranks get neighbouring runs in each micro-batch, the longest in the first."""
     if micro_batches == 1:
         return Shares(items=order, offsets=cuts)
-    run_of_share = np.argsort(_to_and_fro(ranks, micro_batches))
+    run_of_share = np.argsort(_back_and_forth(ranks, micro_batches))
     sizes = np.diff(cuts)[run_of_share]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     places = np.repeat(cuts[run_of_share] - offsets[:-1], sizes) + np.arange(len(order))

@@ -1,12 +1,12 @@
 """Deals the packs of a step to ranks: equal counts, and nearly equal cost, so that no rank waits for another.
 
 Packs are laid out by falling cost in a serpentine (to ranks 0, 1, ..., n - 1, n - 1, ..., 1, 0, 0, ...). Then the ranks
-are paired, the dearest half with the cheapest, and every pair exchanges the two packs that even it out best; a few
-rounds of that, each with other partners and all pairs at once.
+are paired, the most expensive half with the cheapest, and every pair exchanges the two packs that even it out best; a
+few rounds of that, each with other partners and all pairs at once.
 
-Over 64 ranks x 8 packs this leaves the dearest rank 0.2 % above the mean on Wikipedia at 512 slots and 0.1 % at 2048,
-where dealing the dearest pack to the cheapest rank leaves 1.4 % and 0.8 %, and dealing at random 27 % and 46 %
-(`benchmarks/balance.py`).
+Over 64 ranks x 8 packs this leaves the most expensive rank 0.2 % above the mean on Wikipedia at 512 slots and 0.1 % at
+2048, where assigning the most expensive pack to the cheapest rank leaves 1.4 % and 0.8 %, and assignment at random 27 %
+and 46 % (`benchmarks/balance.py`).
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ _ROUNDS = 32
 """Over 64 ranks x 8 packs 16 leave 0.3 % instead of 0.2 %, 64 still 0.1 % (512 slots)."""
 
 _GOOD_ENOUGH = 10_000
-"""Exchanges end where the dearest rank is above the mean by one part in this."""
+"""Exchanges end where the most expensive rank is above the mean by one part in this."""
 
 _CANDIDATES = 16
 """Items of a rank that a round looks at, others each time. 32 take longer and are no better for 32 sequences a rank."""
@@ -27,41 +27,43 @@ _DIFFERENCES_AT_ONCE = 1 << 15
 """Of costs, that a round compares: 256 KB stay in a core's cache."""
 
 _UNITS = float(1 << 40)
-"""Costs are rounded to this fraction of the dearest. Sums of whole numbers are the same in any order of addition, so
-that all ranks deal alike, whatever vector units their processors have."""
+"""Costs are rounded to this fraction of the most expensive. Sums of whole numbers are the same in any order of addition,
+so that all ranks assign alike, whatever vector units their processors have."""
 
 _PLACE_BITS = 22
 """A cost of 40 bits and a place of so many fit into one number: 4 million packs."""
 
 
-def deal(
+def assign_by_cost(
     costs: Float64[np.ndarray, " packs"], *, ranks: int, micro_batches: int, per_micro_batch: bool
 ) -> Int64[np.ndarray, "ranks micro_batches packs_per_micro_batch"]:
     """Divides the packs 0, 1, ... of a step; a permutation of them, the same for the same arguments.
 
     With `per_micro_batch` the ranks' costs are nearly equal in each micro-batch index (they wait for each other there),
-    otherwise over the whole step. A rank computes its dearest packs first, so that its peak of memory comes first.
+    otherwise over the whole step. A rank computes its most expensive packs first, so that
+    its peak of memory comes first.
 
-    Raises: ConfigError where the packs cannot be dealt equally; ValueError for a cost that is negative or not finite.
+    Raises: ConfigError where the packs cannot be assigned equally; ValueError for a cost that is negative or not
+    finite.
     """
     shares = ranks * micro_batches
     if ranks < 1 or micro_batches < 1 or len(costs) == 0 or len(costs) % shares:
         raise ConfigError(
-            f"a step of {len(costs)} packs cannot be dealt equally to {ranks} ranks x {micro_batches} micro-batches; "
-            f"choose packs_per_step as a multiple of {max(shares, 1)}"
+            f"a step of {len(costs)} packs cannot be assigned equally to {ranks} ranks x {micro_batches} "
+            f"micro-batches; choose packs_per_step as a multiple of {max(shares, 1)}"
         )
     wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
     if len(wrong):
         raise ValueError(f"the cost of pack {wrong[0]} must be finite and 0 or more, found {costs[wrong[0]]}")
     units = np.rint(costs / (costs.max() or 1.0) * _UNITS).astype(np.int64)
     # Packs of neighbouring cost share a micro-batch index: there is the less to even out within each.
-    packs = _dearest_first(units)
+    packs = _most_expensive_first(units)
     groups = micro_batches if per_micro_batch else 1
     by_group: Int64[np.ndarray, "groups ranks share"] = packs[_partition(units[packs], groups, ranks)]
     return by_group.swapaxes(0, 1).reshape(ranks, micro_batches, -1)
 
 
-def _dearest_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarray, " packs"]:
+def _most_expensive_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarray, " packs"]:
     """The packs by falling cost, those of equal cost in order.
 
     Cost and place are sorted as one number, which numpy does several times faster than it sorts places by cost.
@@ -104,7 +106,7 @@ def _exchange(
     number: int,
     worth_it: Int64[np.ndarray, " groups"],
 ) -> None:
-    """One round: pairs of ranks exchange an item each where that brings the dearer one down; in place.
+    """One round: pairs of ranks exchange an item each where that brings the more expensive one down; in place.
 
     Row i holds the items of rank i % ranks in group i // ranks. Of two ranks, the items whose difference is nearest to
     half the ranks' difference even them out best. Ranks of a group that differ by `worth_it` or less are left alone.

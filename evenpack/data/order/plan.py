@@ -2,7 +2,7 @@
 
 A plan holds the strategies with their cumulated counts and the sequence ids sorted by length, nothing else. The stream
 runs over the epochs: position n is pack n % packs of epoch n // packs. In each epoch the order of packs is a keyed
-permutation, and so are the sequences of each length, hence pack-mates are drawn anew. Every pack of every epoch is
+permutation, and so are the sequences of each length, hence pack-mates are drawn again. Every pack of every epoch is
 found in the same time, and every sequence finds its pack.
 
 Words: a *class* is all sequences of one length; a *member* is the place of a sequence in its class, before the epoch's

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.batch import StepCounts
-from evenpack.data.order.assignment import Shares, deal_step
+from evenpack.data.order.assignment import Shares, assign_step
 from evenpack.data.order.mixture import Mixture
 from evenpack.data.order.plan import DrawnPacks, PackPlan
-from evenpack.data.order.step_shape import DealingPolicy, Layout
+from evenpack.data.order.step_shape import AssignmentPolicy, Layout
 from evenpack.data.sequences import SequenceView
 
 
@@ -32,7 +32,7 @@ class PackedSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dealing:
+class Assignment:
     """How a step is divided; changes no pack of it."""
 
     ranks: int
@@ -42,7 +42,7 @@ class Dealing:
     """Balance each micro-batch index over the ranks (ZeRO 2 and 3 synchronise there), not only the step."""
     cost_per_token: float
     cost_per_squared_length: float
-    policy: DealingPolicy = "cost_balanced"
+    policy: AssignmentPolicy = "cost_balanced"
     layout: Layout = "packed"
 
 
@@ -120,14 +120,14 @@ class StepPlanner:
         weights: Sequence[int],
         *,
         packs_per_step: int,
-        dealing: Dealing,
+        assignment: Assignment,
         objective: TargetCounter,
     ) -> None:
         self.objective = objective
         self.sources = tuple(sources)
         self.mixture = Mixture(weights)
         self.packs_per_step = packs_per_step
-        self.dealing = dealing
+        self.assignment = assignment
 
     def plan(self, step: int) -> StepPlan:
         """Plans the step (counted from 0) over all ranks. Reads lengths, never tokens."""
@@ -135,16 +135,16 @@ class StepPlanner:
         packs = self.select(*self.mixture.draws(first, first + self.packs_per_step))
         targets, squared_lengths = self._statistics(packs)
         tokens = _sum_by_pack(packs.lengths, packs.offsets)
-        costs = self.dealing.cost_per_token * tokens
-        costs = costs + self.dealing.cost_per_squared_length * _sum_by_pack(squared_lengths, packs.offsets)
-        shares = deal_step(
-            self.dealing.policy,
+        costs = self.assignment.cost_per_token * tokens
+        costs = costs + self.assignment.cost_per_squared_length * _sum_by_pack(squared_lengths, packs.offsets)
+        shares = assign_step(
+            self.assignment.policy,
             tokens,
             costs,
-            ranks=self.dealing.ranks,
-            micro_batches=self.dealing.micro_batches,
-            per_micro_batch=self.dealing.per_micro_batch,
-            layout=self.dealing.layout,
+            ranks=self.assignment.ranks,
+            micro_batches=self.assignment.micro_batches,
+            per_micro_batch=self.assignment.per_micro_batch,
+            layout=self.assignment.layout,
         )
         counts = StepCounts(
             packs=packs.packs,
@@ -152,7 +152,9 @@ class StepPlanner:
             tokens=int(tokens.sum()),
             targets=int(targets.sum()),
         )
-        return StepPlan(step=step, packs=packs, counts=counts, shares=shares, micro_batches=self.dealing.micro_batches)
+        return StepPlan(
+            step=step, packs=packs, counts=counts, shares=shares, micro_batches=self.assignment.micro_batches
+        )
 
     def select(self, sources: Int64[np.ndarray, " N"], stream_positions: Int64[np.ndarray, " N"]) -> PackSelection:
         """The packs at the given places of their sources' streams."""

@@ -24,11 +24,11 @@ class BatchForm:
 
 
 Batching = Literal["packs", "sequences"]
-"""What a step counts, and what is dealt whole: packs of the plan, or single sequences."""
+"""What a step counts, and what is assigned whole: packs of the plan, or single sequences."""
 
-DealingPolicy = Literal["arrival", "sorted", "sorted_serpentine", "cost_balanced", "max_tokens"]
+AssignmentPolicy = Literal["arrival", "sorted", "sorted_serpentine", "cost_balanced", "max_tokens"]
 
-POLICIES: dict[tuple[Batching, Layout], tuple[DealingPolicy, ...]] = {
+POLICIES: dict[tuple[Batching, Layout], tuple[AssignmentPolicy, ...]] = {
     ("packs", "packed"): ("arrival", "cost_balanced"),
     ("packs", "unpadded"): ("arrival", "cost_balanced"),
     ("packs", "padded"): ("arrival", "cost_balanced"),
@@ -38,8 +38,8 @@ POLICIES: dict[tuple[Batching, Layout], tuple[DealingPolicy, ...]] = {
 """What can be had together. Single sequences in the packed layout would be packs of one: that is `padded`."""
 
 
-def default_policy(batching: Batching, layout: Layout) -> DealingPolicy:
-    """What deals a step where the run file names no policy.
+def default_policy(batching: Batching, layout: Layout) -> AssignmentPolicy:
+    """What assigns a step where the run file names no policy.
 
     Cost tells nothing about single sequences in a rectangle as wide as the longest can be: all cost nearly the same.
     """

@@ -126,8 +126,8 @@ class _Program:
     def _worthwhile(self, best: BestPacks) -> Iterable[Strategy]:
         """For each length a strategy that holds it and is worth more than the pack that it takes, if there is one.
 
-        It need not be the best one: the best ones of many lengths share the few shorter lengths whose prices are a
-        trifle too high, and would all have to wait for the same sequences.
+        It need not be the best one: the best ones of many lengths share the few shorter lengths whose prices are
+        slightly too high, and would all have to wait for the same sequences.
         """
         gains = best.values_with() - 1
         for index in np.flatnonzero(gains > _LEAST_GAIN).tolist():

@@ -80,7 +80,7 @@ class Packing:
 
     @property
     def slot_lengths(self) -> Int64[np.ndarray, " slots"]:
-        """The lengths of all strategies behind one another."""
+        """The lengths of all strategies concatenated."""
         return np.fromiter(chain.from_iterable(self.strategies), dtype=np.int64)
 
     @property

@@ -9,7 +9,7 @@ from pydantic import ValidationError, model_validator
 from evenpack.config import Section
 from evenpack.data.config import DataConfig
 from evenpack.data.packing import Packing
-from evenpack.data.sequences import RecipeLedger
+from evenpack.data.sequences import TokenAccounting
 from evenpack.data.sources.input_files import InputFile
 from evenpack.errors import DataError, NotPreparedError
 from evenpack.files import file_checksum, write_text
@@ -62,7 +62,7 @@ class PackingSummary(Section):
 class SplitRecord(Section):
     """One split of one source."""
 
-    ledger: RecipeLedger
+    accounting: TokenAccounting
     packing: PackingSummary | None
     """None where there is no sequence."""
 
@@ -86,7 +86,7 @@ class SourceRecord(Section):
     @model_validator(mode="after")
     def _check_conservation(self) -> "SourceRecord":
         for name in ("documents", "tokens"):
-            splits = sum(getattr(split.ledger, f"{name}_read") for split in (self.train, self.validation))
+            splits = sum(getattr(split.accounting, f"{name}_read") for split in (self.train, self.validation))
             if splits != getattr(self, name):
                 raise ValueError(f"the token file has {getattr(self, name)} {name}, the splits account for {splits}")
         return self
@@ -140,12 +140,12 @@ class Manifest(Section):
             {
                 "source": name,
                 "split": split,
-                "documents": record.ledger.documents_kept,
-                "sequences": record.ledger.sequences,
+                "documents": record.accounting.documents_kept,
+                "sequences": record.accounting.sequences,
                 "packs": record.packing.packs if record.packing else 0,
-                "tokens": record.ledger.tokens_kept,
-                "tokens_cut": record.ledger.tokens_cut,
-                "tokens_dropped": record.ledger.tokens_dropped,
+                "tokens": record.accounting.tokens_kept,
+                "tokens_cut": record.accounting.tokens_cut,
+                "tokens_dropped": record.accounting.tokens_dropped,
                 "packing_efficiency": record.packing.efficiency if record.packing else 0.0,
                 "packing_factor": record.packing.packing_factor if record.packing else 0.0,
                 "padding_share": 1 - record.packing.efficiency if record.packing else 0.0,

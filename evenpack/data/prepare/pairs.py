@@ -21,7 +21,7 @@ from jaxtyping import Int64, Integer
 from evenpack.data.config import SentencePairsRecipe
 from evenpack.data.prepare.in_order import mapped
 from evenpack.data.prepare.tokenise import SourceReporter
-from evenpack.data.sequences import PAIRS, MaskedPairsView, RecipeLedger, SentencePairsView
+from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
 from evenpack.data.sequences.mask_drawing import DrawnMasks, MaskDrawing
 from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing, PairSpans
 from evenpack.data.sequences.sentences import SentenceIndex
@@ -95,7 +95,7 @@ def write_pairs(
     Raises: DataError if a document has one sentence and the policy is `error`, or if there is no other document to
     take a random next segment from; RunError if the disk is full.
     """
-    kept, ledger = _choose(index, documents, settings, reporter.source)
+    kept, accounting = _choose(index, documents, settings, reporter.source)
     prefix = folder / PAIRS
     threads = threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS)
     with TokenFileWriter.resume(prefix, vocabulary_size=settings.vocabulary_size, columns=settings.columns) as writer:
@@ -112,14 +112,14 @@ def write_pairs(
             _begin_masks(settings, writer, state)
             _append_all(index, kept, settings, writer, state, reporter=reporter, threads=threads)
         state = writer.finish(None if writer.complete else state).state
-    ledger |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
-    return _view(settings, folder, ledger)
+    accounting |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
+    return _view(settings, folder, accounting)
 
 
 def _choose(
     index: SentenceIndex, documents: Int64[np.ndarray, " documents"], settings: PairSettings, source: str
 ) -> tuple[Int64[np.ndarray, " kept"], dict[str, int]]:
-    """The documents that pairs are made of, and what the ledger says of the others."""
+    """The documents that pairs are made of, and what the accounting says of the others."""
     recipe = settings.recipe
     sentences = index.first_sentences[documents + 1] - index.first_sentences[documents]
     _, tokens = index.token_file.spans(documents)
@@ -256,7 +256,7 @@ def _begin_masks(settings: PairSettings, writer: TokenFileWriter, state: dict[st
         state["masks"] = 0
 
 
-def _view(settings: PairSettings, folder: Path, ledger: dict[str, int]) -> SentencePairsView:
+def _view(settings: PairSettings, folder: Path, accounting: dict[str, int]) -> SentencePairsView:
     recipe, token_file = settings.recipe, TokenFile(folder / PAIRS)
     columns = {name: _mapped(column_path(token_file.prefix, name)) for name in settings.columns}
     kind: type[SentencePairsView] = SentencePairsView
@@ -269,11 +269,11 @@ def _view(settings: PairSettings, folder: Path, ledger: dict[str, int]) -> Sente
     return kind(
         recipe=recipe,
         token_file=token_file,
-        ledger=RecipeLedger(
+        accounting=TokenAccounting(
             tokens_kept=token_file.tokens,
             tokens_special=SPECIAL_TOKENS * token_file.documents,
             sequences=token_file.documents,
-            **ledger,
+            **accounting,
         ),
         max_segments_per_sequence=1,
         directory=None,

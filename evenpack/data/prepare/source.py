@@ -171,12 +171,12 @@ class SourcePreparation:
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
             splits[split] = self._split(split, make_view(split, written.token_file, np.flatnonzero(chosen)))
         if splits["train"].packing is None:
-            ledger = splits["train"].ledger
+            accounting = splits["train"].accounting
             raise DataError(
                 f"source '{self.name}' leaves no sequence to train on: of {written.token_file.documents} documents "
-                f"{int(is_held_out.sum())} are held out for validation, {ledger.documents_too_short} are shorter than "
-                f"minimum_document_length or empty, {ledger.documents_too_long} longer than max_sequence_length and "
-                f"{ledger.documents_single_sentence} of a single sentence; change "
+                f"{int(is_held_out.sum())} are held out for validation, {accounting.documents_too_short} are shorter "
+                f"than minimum_document_length or empty, {accounting.documents_too_long} longer than "
+                f"max_sequence_length and {accounting.documents_single_sentence} of a single sentence; change "
                 "data.recipe or data.validation_fraction, or give it more documents"
             )
         record = SourceRecord(
@@ -195,7 +195,7 @@ class SourcePreparation:
     def _documents_view(
         self, split: str, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
     ) -> SequenceView:
-        """Quickly made anew after an interruption."""
+        """Quickly made again after an interruption."""
         folder, recipe = self.folder / split, self.config.recipe
         assert not isinstance(recipe, SentencePairsRecipe), "pairs have a maker of their own"
         if folder.exists():
@@ -259,9 +259,9 @@ class SourcePreparation:
     def _split(self, split: str, view: SequenceView) -> SplitRecord:
         folder = self.folder / split
         if view.count == 0:
-            return SplitRecord(ledger=view.ledger, packing=None)
+            return SplitRecord(accounting=view.accounting, packing=None)
         packing = store_plan(folder, view, self.config.packing, pack_length=self.config.pack_length)
-        return SplitRecord(ledger=view.ledger, packing=PackingSummary.of(packing))
+        return SplitRecord(accounting=view.accounting, packing=PackingSummary.of(packing))
 
     def _files(self, written: _WrittenTokens) -> dict[str, FileRecord]:
         """Every file by a name that does not depend on where it lies."""

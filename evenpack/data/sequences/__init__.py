@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.data.config import ConcatRecipe, DocumentsRecipe
-from evenpack.data.sequences.accounting import RecipeLedger
+from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.sequences.concat import ConcatView, build_concat
 from evenpack.data.sequences.documents import DocumentsView, build_documents
 from evenpack.data.sequences.sentence_pairs import PAIRS, MaskedPairsView, SentencePairsView
@@ -24,7 +24,7 @@ from evenpack.data.tokens.file import TokenFile
 __all__ = [
     "PAIRS",
     "MaskedPairsView",
-    "RecipeLedger",
+    "TokenAccounting",
     "SentencePairsView",
     "SequenceView",
     "build_view",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeLedger:
+class TokenAccounting:
     """The accounts of one recipe over one split of one source; they balance or the constructor raises ValueError."""
 
     documents_read: int
@@ -42,7 +42,7 @@ class RecipeLedger:
     def __post_init__(self) -> None:
         negative = [field.name for field in fields(self) if getattr(self, field.name) < 0]
         if negative:
-            raise ValueError(f"ledger entries below zero: {', '.join(negative)} in {self}")
+            raise ValueError(f"accounting entries below zero: {', '.join(negative)} in {self}")
         if self.documents_read != self.documents_kept + self.documents_dropped:
             raise ValueError(f"documents read are not those kept and dropped: {self}")
         added = self.tokens_borrowed + self.tokens_special

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
 from evenpack.data.config import ConcatRecipe
-from evenpack.data.sequences.accounting import RecipeLedger
+from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.sequences.view import StoredView
 from evenpack.data.tokens.file import TokenFile
 
@@ -106,7 +106,7 @@ def build_concat(recipe: ConcatRecipe, token_file: TokenFile, documents: Int64[n
     if recipe.isolate_documents and len(begins):
         ends = np.append(begins[1:], tokens_kept)
         longest = int(_count_pieces(stream_starts, first_documents, np.arange(len(begins)), ends).max())
-    ledger = RecipeLedger(
+    accounting = TokenAccounting(
         documents_read=len(documents),
         documents_kept=len(stream_starts) - 1,
         documents_too_short=int(too_short.sum()),
@@ -121,7 +121,7 @@ def build_concat(recipe: ConcatRecipe, token_file: TokenFile, documents: Int64[n
     return ConcatView(
         recipe=recipe,
         token_file=token_file,
-        ledger=ledger,
+        accounting=accounting,
         max_segments_per_sequence=longest,
         directory=None,
         documents=documents[~too_short],

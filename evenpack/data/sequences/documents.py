@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
 from evenpack.data.config import DocumentsRecipe
-from evenpack.data.sequences.accounting import RecipeLedger
+from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.sequences.view import WholeSequencesView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
@@ -65,7 +65,7 @@ def build_documents(
         pieces = -(-kept_lengths // recipe.max_sequence_length)
     room = pieces * recipe.max_sequence_length
     first_sequences = np.append(0, np.cumsum(pieces))
-    ledger = RecipeLedger(
+    accounting = TokenAccounting(
         documents_read=len(documents),
         documents_kept=int(kept.sum()),
         documents_too_short=int(too_short.sum()),
@@ -80,7 +80,7 @@ def build_documents(
     return DocumentsView(
         recipe=recipe,
         token_file=token_file,
-        ledger=ledger,
+        accounting=accounting,
         max_segments_per_sequence=1,
         directory=None,
         documents=documents[kept],

@@ -52,7 +52,7 @@ class MaskDrawing:
         first_starts: Int64[np.ndarray, " K"],
         pass_number: int,
     ) -> DrawnMasks:
-        """Masks pairs that lie behind one another; `first_starts` are the places that their A was taken from."""
+        """Masks pairs that lie concatenated; `first_starts` are the places that their A was taken from."""
         offsets = np.append(0, np.cumsum(lengths))
         source_keys = np.full(len(lengths), self.source_key, dtype=np.uint64)
         keys = masking_keys(self.seed, np.full(len(lengths), pass_number), source_keys, first_starts)

@@ -5,7 +5,7 @@ beside it nor on ranks, packs or resume, and how many there are is a function of
 every rank can count the targets of a step without reading a token.
 
 Each sequence's ordinary tokens are put into a random order, and the first of them are taken. With `whole_words` the
-words are put into a random order, each with its tokens behind one another; so at most the last one taken is cut.
+words are put into a random order, each with its tokens concatenated; so at most the last one taken is cut.
 
 Source: Devlin et al., "BERT" (2019), section 3.1 and appendix A.1. There a random token may be a special one; here it
 never is.
@@ -108,7 +108,7 @@ def mask_sequences(
     config: MaskingConfig,
     vocabulary: MaskingVocabulary,
 ) -> MaskedTokens:
-    """Masks N sequences that lie behind one another; `offsets` are their bounds. `tokens` stays as it is.
+    """Masks N sequences that lie concatenated; `offsets` are their bounds. `tokens` stays as it is.
 
     `sequence_keys` are those of `masking_keys`: keys near one another would draw alike.
 

@@ -17,7 +17,7 @@ from jaxtyping import Int32, Int64, Integer
 from pydantic import TypeAdapter
 
 from evenpack.data.config import ConcatRecipe, DocumentsRecipe, Recipe, SentencePairsRecipe
-from evenpack.data.sequences.accounting import RecipeLedger
+from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 from evenpack.files import atomic_open, fsync_directory, write_json
@@ -46,7 +46,7 @@ class SequenceView(Protocol):
         """Exact, and at least 1."""
 
     @property
-    def ledger(self) -> RecipeLedger: ...
+    def accounting(self) -> TokenAccounting: ...
 
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         """Tokens of the sequences `start` to `stop`, by default of all; takes memory for those asked for alone."""
@@ -63,7 +63,7 @@ class SequenceView(Protocol):
         """The lengths of all segments, sequence by sequence, and how many each sequence has."""
 
     def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        """The tokens of the sequences, behind one another, in the token file's type."""
+        """The tokens of the sequences, concatenated, in the token file's type."""
 
     def statistics(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
@@ -89,7 +89,7 @@ class StoredView:
 
     recipe: DocumentsRecipe | ConcatRecipe | SentencePairsRecipe
     token_file: TokenFile
-    ledger: RecipeLedger
+    accounting: TokenAccounting
     max_segments_per_sequence: int
     directory: Path | None
     """Where the arrays are stored and mapped from; None: in memory only."""
@@ -100,7 +100,7 @@ class StoredView:
 
     @property
     def count(self) -> int:
-        return self.ledger.sequences
+        return self.accounting.sequences
 
     def save(self, directory: Path) -> None:
         """Stores the view. The description goes first and comes last, so that a folder with one is whole."""
@@ -111,7 +111,7 @@ class StoredView:
         description = {
             "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
             "token_file_tokens": self.token_file.tokens,
-            "ledger": asdict(self.ledger),
+            "accounting": asdict(self.accounting),
             "max_segments_per_sequence": self.max_segments_per_sequence,
         }
         write_json(directory / _DESCRIPTION, description)
@@ -185,7 +185,7 @@ def open_stored(kind: type[ViewT], directory: Path, token_file: TokenFile) -> Vi
     return kind(
         recipe=TypeAdapter(Recipe).validate_python(description["recipe"]),
         token_file=token_file,
-        ledger=RecipeLedger(**description["ledger"]),
+        accounting=TokenAccounting(**description["accounting"]),
         max_segments_per_sequence=description["max_segments_per_sequence"],
         directory=directory,
         **arrays,

@@ -94,7 +94,7 @@ class TokenFile:
     def gather(
         self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
     ) -> Integer[np.ndarray, " tokens"]:
-        """Copies K slices of the file behind one another, in the file's own type.
+        """Copies K slices of the file concatenated, in the file's own type.
 
         Raises: IndexError if a slice leaves the file.
         """

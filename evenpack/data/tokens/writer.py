@@ -38,7 +38,7 @@ class TokenFileWriter:
     """
 
     def __init__(self, prefix: Path, *, vocabulary_size: int, columns: Mapping[str, str] = HASH_COLUMN) -> None:
-        """Begins anew: what an earlier writer left unfinished under this name is removed.
+        """Begins again: what an earlier writer left unfinished under this name is removed.
 
         `columns`: numpy's name of each column's type, little-endian.
         """
@@ -51,7 +51,7 @@ class TokenFileWriter:
     def resume(
         cls, prefix: Path, *, vocabulary_size: int, columns: Mapping[str, str] = HASH_COLUMN
     ) -> "TokenFileWriter":
-        """Goes on from the journal, or begins anew if there is none. `state` says where the caller was.
+        """Goes on from the journal, or begins again if there is none. `state` says where the caller was.
 
         Raises: DataError if the journal is of another vocabulary or other columns, or the partial files are shorter
         than it says.
@@ -113,7 +113,7 @@ class TokenFileWriter:
         lengths: Integer[np.ndarray, " documents"],
         columns: Mapping[str, Integer[np.ndarray, " _"]],
     ) -> None:
-        """Adds documents that lie behind one another in `tokens`, and what belongs to them in each column.
+        """Adds documents that lie concatenated in `tokens`, and what belongs to them in each column.
 
         Raises: DataError naming the document with a token id outside the vocabulary; RunError if the disk is full.
         """

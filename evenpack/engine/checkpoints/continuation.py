@@ -35,7 +35,7 @@ def require_fingerprint(state: TrainState, fingerprint: str) -> None:
             f"{batching}) was trained on data with fingerprint {state.fingerprint}, this run's data, seed and "
             f"training.batching have {fingerprint}: going on would repeat some documents and leave others out. Restore "
             "the run file's data section, its seed, its batching and the prepared data with which the run began, or "
-            "choose another run.output_dir to start anew."
+            "choose another run.output_dir to start again."
         )
 
 
@@ -53,7 +53,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
     if keeps_weights and changed.pop(_COST_WEIGHTS, None) is not None:
         log.info(
-            "%s is now %s and changes nothing: the run goes on dealing by %s, with which it began. Choose another "
+            "%s is now %s and changes nothing: the run goes on assigning by %s, with which it began. Choose another "
             "run.output_dir to begin with others.",
             _COST_WEIGHTS,
             config["training"][_COST_WEIGHTS.partition(".")[2]],
@@ -70,7 +70,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
         raise CheckpointError(
             "the checkpoint is of another network or optimizer than the run file asks for:\n"
             + "\n".join(lines)
-            + "\nRestore these values, or choose another run.output_dir to start anew."
+            + "\nRestore these values, or choose another run.output_dir to start again."
         )
     if changed:
         lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
@@ -89,7 +89,7 @@ def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
         raise CheckpointError(
             f"the checkpoint has done {state.step} steps of {saved.get('batching', 'packs')}, this run's "
             f"training.batching is {batching}: the order of sequences is another, so documents would be repeated or "
-            "left out. Restore it, or choose another run.output_dir to start anew."
+            "left out. Restore it, or choose another run.output_dir to start again."
         )
     remedy = f"Set training.{key}={before}"
     if training.get("packing_adjustment") == "fewer_accumulations":
@@ -97,12 +97,12 @@ def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
     raise CheckpointError(
         f"the checkpoint has done {state.step} steps of {before} {batching}, this run's training.{key} is "
         f"{now}: step {state.step + 1} would not begin at the {batching.removesuffix('s')} that comes next, and "
-        f"documents would be repeated or left out. {remedy}, or choose another run.output_dir to start anew."
+        f"documents would be repeated or left out. {remedy}, or choose another run.output_dir to start again."
     )
 
 
 def kept_cost_weights(state: TrainState, layout: str | None) -> tuple[float, float] | None:
-    """a and b by which the run goes on dealing; None in another layout, whose slots do not follow the same lengths."""
+    """a and b by which the run goes on assigning; None in another layout, whose slots follow other lengths."""
     return state.cost_weights if state.config.get("training", {}).get("layout", layout) == layout else None
 
 

@@ -49,7 +49,7 @@ class TrainState:
     world_size: int
     zero_stage: int
     cost_weights: tuple[float, float]
-    """a and b of the attention cost a·tokens + b·Σ length², by which packs are dealt to ranks."""
+    """a and b of the attention cost a·tokens + b·Σ length², by which packs are assigned to ranks."""
     config: dict[str, Any]
     """The resolved run file, as JSON values."""
 

@@ -107,7 +107,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"checkpoint {checkpoint.path} is whole, but does not fit this run's model or optimizer: {error}\n"
                 "Restore the model and optimizer sections with which it was saved (they stand in its manifest.json), "
-                "or choose another run.output_dir to start anew."
+                "or choose another run.output_dir to start again."
             ) from error
         if path is None:
             raise CheckpointError(f"DeepSpeed found nothing to load in {checkpoint.path}")
@@ -162,13 +162,13 @@ class CheckpointStore:
             raise CheckpointError(
                 f"checkpoint {checkpoint.path} was saved at ZeRO stage {state.zero_stage}, this run has stage {stage}: "
                 f"the optimizer's state is laid out differently. Set deepspeed.zero_stage={state.zero_stage}, "
-                "or choose another run.output_dir to start anew."
+                "or choose another run.output_dir to start again."
             )
         if stage > 0 and state.world_size != self._world.size:
             raise CheckpointError(
                 f"checkpoint {checkpoint.path} was saved by {state.world_size} ranks and this run has "
                 f"{self._world.size}: at ZeRO stage {stage} each rank's file holds its share of the optimizer's state. "
-                f"Go on with {state.world_size} ranks, or choose another run.output_dir to start anew; "
+                f"Go on with {state.world_size} ranks, or choose another run.output_dir to start again; "
                 "evaluate and export read it with any number of ranks."
             )
 

@@ -148,7 +148,7 @@ def trust_ratios(parameters: list[Tensor], updates: list[Tensor]) -> list[Float[
 
 
 def _parts(tensors: list[Tensor], count: int) -> list[Tensor]:
-    """Each tensor as `count` equal views along its first dimension, behind one another."""
+    """Each tensor as `count` equal views along its first dimension, concatenated."""
     return [part for tensor in tensors for part in tensor.chunk(count)] if count > 1 else tensors
 
 

@@ -32,7 +32,7 @@ class MetricsLog:
 
     @classmethod
     def resume(cls, path: Path, *, step: int) -> "MetricsLog":
-        """Opens the log of a run that goes on after `step`; 0 starts it anew."""
+        """Opens the log of a run that goes on after `step`; 0 starts it again."""
         cut_back(path, step=step)
         return cls(path)
 

@@ -30,7 +30,7 @@ class RankTimes:
         self._squared_lengths += sum(batch.squared_lengths for batch in micro_batches)
 
     def gather(self) -> dict[str, Any]:
-        """All ranks' since the last time, and begins anew; every rank calls it, after one step or more.
+        """All ranks' since the last time, and begins again; every rank calls it, after one step or more.
 
         Each value is a list in the order of ranks, but `steps`, which all of them did. Sums over these steps, and of
         `compute_seconds` also the longest step and the standard deviation over steps (of all of them, not a sample).

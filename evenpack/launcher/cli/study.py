@@ -156,7 +156,7 @@ def study_forecast(
     run_file: RunFile,
     overrides: Overrides = None,
     *,
-    ranks: Annotated[str, typer.Option(help="Numbers of ranks to foretell.")] = "2,4,8",
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks to predict.")] = "2,4,8",
     layouts: Annotated[str, typer.Option(help="As those of study throughput.")] = "unpadded/arrival",
     steps: Annotated[int, typer.Option(help="Steps timed at each number of ranks.")] = 30,
     fit_steps: Annotated[int, typer.Option(help="Steps of one rank that the forecasts are made from.")] = 120,
@@ -172,7 +172,7 @@ def study_forecast(
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check on one device how well one rank's times foretell how long several ranks wait.
+    """Check on one device how well one rank's times predict how long several ranks wait.
 
     Times the micro-batches of n ranks one after another, takes the slowest of each step, and compares that with what
     the times of a single rank, over other sequences, let expect.

@@ -59,7 +59,7 @@ def run_training(
 
 
 def _try_to_draw(config: RunConfig) -> Path | None:
-    """A run is no worse for want of a plot."""
+    """A run is no worse without a plot."""
     try:
         return draw_loss(config)
     except ConfigError as error:

@@ -73,7 +73,7 @@ class Guard(threading.Thread):
         self._finished.set()
 
     def first_failure(self) -> Failure | None:
-        """The rank that failed first, if one has; a neighbour that died without a word is reported on its behalf."""
+        """The rank that failed first, if one has; for a neighbour that was killed this rank reports it."""
         failure = self._folder.read_failure()
         if failure is None:
             failure = self._neighbours.find_dead()

@@ -161,7 +161,7 @@ class Failure:
     rank: int
     host: str
     error: str | None
-    """None: it died without a word, and a neighbour writes this for it."""
+    """None: it exited without an error message, and a neighbour writes this for it."""
     exit_code: int | None
     at: float
     """Seconds since 1970."""
@@ -180,7 +180,7 @@ class Failure:
 
     def describe(self) -> str:
         """A clause for messages."""
-        how = f"failed: {self.error}" if self.error is not None else "died without a word"
+        how = f"failed: {self.error}" if self.error is not None else "exited without an error message"
         return f"rank {self.rank} on {self.host} {how}"
 
 

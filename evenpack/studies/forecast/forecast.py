@@ -1,14 +1,14 @@
-"""How well one rank's times foretell how long several ranks wait for the slowest: checked on one device.
+"""How well one rank's times predict how long several ranks wait for the slowest: checked on one device.
 
 The micro-batches of n ranks are timed one by one, and the slowest rank of each step is taken. Next to that stand
-forecasts from the times of a run on one rank alone, over sequences that none of the steps to be foretold holds:
+forecasts from the times of a run on one rank alone, over sequences that none of the steps to be predicted holds:
 
     order statistics   the expected maximum of n draws from the times as they were measured
     fitted law         the same of the normal, Gumbel or generalised extreme value law that fits them best (AIC)
     cost model         the mean maximum over simulated steps: the lengths that each rank would get, the fitted cost of a
                        micro-batch, and noise as large as the model leaves unexplained
 
-The first two take ranks for independent draws of one law. That is so where sequences are dealt as they come; where a
+The first two take ranks for independent draws of one law. That is so where sequences are assigned as they come; where a
 step is sorted or balanced over its ranks the law depends on their number, and only the last can follow.
 """
 
@@ -39,7 +39,7 @@ _SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastOptions:
-    """What to time and to foretell."""
+    """What to time and to predict."""
 
     forms: tuple[Form, ...]
     ranks: tuple[int, ...]
@@ -87,7 +87,7 @@ class RanksRow:
 
 @dataclass(frozen=True, kw_only=True)
 class FormForecast:
-    """One layout and dealing."""
+    """One layout and assignment."""
 
     form: str
     one_rank_seconds: float
@@ -223,7 +223,7 @@ def _time_in_turn(
     seconds = {ranks: np.zeros((options.steps, ranks)) for ranks in options.ranks}
     seconds[1] = np.zeros((options.fit_steps, 1))
     times: list[MicroBatchTimes] = []
-    behind = options.steps * max(options.ranks)  # one rank gets what comes after all that is to be foretold
+    behind = options.steps * max(options.ranks)  # one rank gets what comes after all that is to be predicted
     for number in range(options.warmup):
         timer.time_step(virtual.share(1, behind + options.fit_steps + number, 0))
     for done, turn in enumerate(np.random.default_rng(_SEED).permutation(len(turns)), start=1):

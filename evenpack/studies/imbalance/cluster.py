@@ -1,4 +1,4 @@
-"""One step of a simulated cluster: items are drawn and dealt, micro-batches cost what they hold, ranks wait."""
+"""One step of a simulated cluster: items are drawn and assigned, micro-batches cost what they hold, ranks wait."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from evenpack.data.order.assignment import Shares, deal_step, padded_width
-from evenpack.data.order.step_shape import POLICIES, UNPADDED_SLOT_MULTIPLE, Batching, DealingPolicy, Layout
+from evenpack.data.order.assignment import Shares, assign_step, padded_width
+from evenpack.data.order.step_shape import POLICIES, UNPADDED_SLOT_MULTIPLE, AssignmentPolicy, Batching, Layout
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.drawing import ItemKinds, squared_padding
 from evenpack.studies.imbalance.step_cost import StepCost
@@ -21,7 +21,7 @@ class Scheme:
     """A layout, who computes what of it, and what attention computes."""
 
     layout: Layout
-    policy: DealingPolicy
+    policy: AssignmentPolicy
     dense: bool = False
     """Of packs: the whole square is computed and then masked, as PackedBERT does, not each sequence's own square."""
 
@@ -31,14 +31,14 @@ class Scheme:
 
     @property
     def batching(self) -> Batching:
-        """What is dealt."""
+        """What is assigned."""
         return "packs" if self.layout == "packed" else "sequences"
 
 
 BASELINE = Scheme(layout="padded", policy="arrival")
 BALANCED_PACKS = Scheme(layout="packed", policy="cost_balanced")
 DENSE_PACKS = Scheme(layout="packed", policy="arrival", dense=True)
-"""All cost the same, however they are dealt."""
+"""All cost the same, however they are assigned."""
 
 _LAYOUTS: tuple[tuple[Batching, Layout], ...] = (
     ("packs", "packed"),
@@ -135,7 +135,7 @@ class Cluster:
         return devices * self.options.accumulation * of_micro_batch
 
     def kinds(self, batching: Batching) -> ItemKinds:
-        """Of what is dealt."""
+        """Of what is assigned."""
         return self.packs if batching == "packs" else self.sequences
 
     def _draw(self, generator: np.random.Generator, devices: int) -> dict[Batching, "_Draw"]:
@@ -163,10 +163,10 @@ class Cluster:
     ) -> tuple[float, float, float]:
         devices, micro_batches = noise.shape
         waits_often = self.options.zero_stage >= 2
-        shares = deal_step(
+        shares = assign_step(
             scheme.policy,
             draw.tokens,
-            self._dealing_costs(scheme, draw),
+            self._assignment_costs(scheme, draw),
             ranks=devices,
             micro_batches=micro_batches,
             per_micro_batch=waits_often,
@@ -178,8 +178,8 @@ class Cluster:
         mean = float(seconds.sum()) / devices + self.cost.per_step
         return slowest + self.options.all_reduce_seconds(devices), slowest, mean
 
-    def _dealing_costs(self, scheme: Scheme, draw: "_Draw") -> Float64[np.ndarray, " items"]:
-        """What training deals by (`cost_weights` in engine/build.py): all packs have the same slots."""
+    def _assignment_costs(self, scheme: Scheme, draw: "_Draw") -> Float64[np.ndarray, " items"]:
+        """What training assigns by (`cost_weights` in engine/build.py): all packs have the same slots."""
         if scheme.policy != "cost_balanced":
             return np.zeros(len(draw.items))
         kinds = self.kinds(scheme.batching)
@@ -193,21 +193,21 @@ class Cluster:
     ) -> Float64[np.ndarray, " shares"]:
         """Of each share of a step's `items` (their kinds), without noise, as `placement.py` would lay them out."""
         kinds, longest = self.kinds(scheme.batching), self.max_sequence_length
-        starts, dealt = shares.offsets[:-1], items[shares.items]
+        starts, assigned = shares.offsets[:-1], items[shares.items]
         counts = np.diff(shares.offsets)
-        tokens = np.add.reduceat(kinds.tokens[dealt], starts)
-        squared = np.add.reduceat(kinds.squared_lengths[dealt], starts)
+        tokens = np.add.reduceat(kinds.tokens[assigned], starts)
+        squared = np.add.reduceat(kinds.squared_lengths[assigned], starts)
         sequences = counts
         if scheme.layout == "packed":
             slots = counts * self.pack_length
-            squared = squared + np.add.reduceat(kinds.padding_squared_lengths[dealt], starts)
+            squared = squared + np.add.reduceat(kinds.padding_squared_lengths[assigned], starts)
             squared = counts * self.pack_length**2 if scheme.dense else squared
-            sequences = np.add.reduceat(kinds.sequences[dealt], starts)
+            sequences = np.add.reduceat(kinds.sequences[assigned], starts)
         elif scheme.layout == "unpadded":
             slots = -(-tokens // UNPADDED_SLOT_MULTIPLE) * UNPADDED_SLOT_MULTIPLE
             squared = squared + squared_padding(slots - tokens, longest)
         else:
-            width = padded_width(scheme.policy, np.maximum.reduceat(kinds.tokens[dealt], starts), longest)
+            width = padded_width(scheme.policy, np.maximum.reduceat(kinds.tokens[assigned], starts), longest)
             slots = counts * width
             # Behind a sequence of length l lies padding of width - l: a segment of its own where the model looks
             # both ways, with l² + (width - l)² = 2 l² - 2 width l + width² for both.
@@ -217,7 +217,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Draw:
-    """What a step is to deal."""
+    """What a step is to assign."""
 
     items: Int64[np.ndarray, " items"]
     """Their kinds."""

@@ -31,7 +31,7 @@ class Crossing:
 
 
 def find_crossings(times: Mapping[tuple[Scheme, int], StepTimes]) -> tuple[Crossing, ...]:
-    """Of every scheme without packs against packs dealt by cost, and against packs with dense attention."""
+    """Of every scheme without packs against packs assigned by cost, and against packs with dense attention."""
     counts = sorted({devices for _, devices in times})
     return tuple(
         _crossing(scheme, packs, counts, times)

@@ -1,4 +1,4 @@
-"""What simulated steps are dealt: single sequences or packs, drawn independently of one another."""
+"""What simulated steps are assigned: single sequences or packs, drawn independently of one another."""
 
 from dataclasses import dataclass
 

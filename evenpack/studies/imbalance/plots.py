@@ -105,7 +105,7 @@ def _draw_waiting(axes: Any, simulation: Simulation) -> None:
     write_title(
         axes,
         f"{_counted(arrival.devices)} wait {100 * arrival.wait_share:.2g} % of their time un-padded by arrival,\n"
-        f"{100 * packs.wait_share:.2g} % on packs dealt by cost",
+        f"{100 * packs.wait_share:.2g} % on packs assigned by cost",
     )
 
 
@@ -190,11 +190,11 @@ def _finding(simulation: Simulation) -> str:
     if first is last:
         return (
             f"On {_counted(last.devices)} un-padding by arrival has {last.speed_up:.2f} times padding's speed,\n"
-            f"packs dealt by cost {packs.speed_up:.2f} times"
+            f"packs assigned by cost {packs.speed_up:.2f} times"
         )
     return (
         f"Un-padding by arrival falls from {first.speed_up:.2f} times padding's speed on {_counted(first.devices)}\n"
-        f"to {last.speed_up:.2f} on {_counted(last.devices)}; packs dealt by cost reach {packs.speed_up:.2f} there"
+        f"to {last.speed_up:.2f} on {_counted(last.devices)}; packs assigned by cost reach {packs.speed_up:.2f} there"
     )
 
 

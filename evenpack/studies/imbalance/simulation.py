@@ -126,7 +126,7 @@ def simulate(
     largest = max(cluster.items_per_step(batching, max(counts)) for batching in ("sequences", "packs"))
     if largest > MOST_SEQUENCES:
         raise ConfigError(
-            f"a step of {max(counts):,} devices would deal {largest:,} sequences or packs, and up to "
+            f"a step of {max(counts):,} devices would assign {largest:,} sequences or packs, and up to "
             f"{MOST_SEQUENCES:,} are simulated: lower --devices, --batch, --packs or --accumulation"
         )
     times = _run(cluster, sorted({1, *counts}), processes, progress)

@@ -80,7 +80,7 @@ class PeakMemory:
         self._device = device
 
     def reset(self) -> None:
-        """Begins anew, where the system can do that."""
+        """Begins again, where the system can do that."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             return

@@ -1,4 +1,4 @@
-"""What is measured side by side: one run's sequences in different layouts, dealings and packs."""
+"""What is measured side by side: one run's sequences in different layouts, assignments and packs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any
 from evenpack.config import nearest, validate
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.config import PackingConfig
-from evenpack.data.order.step_shape import POLICIES, BatchForm, Batching, DealingPolicy, Layout
+from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, BatchForm, Batching, Layout
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import cost_weights, pipeline_settings
 from evenpack.engine.config import RunConfig
@@ -22,11 +22,11 @@ DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, None)
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How steps are formed, dealt and laid out."""
+    """How steps are formed, assigned and laid out."""
 
     batching: Batching
     layout: Layout
-    policy: DealingPolicy | None
+    policy: AssignmentPolicy | None
     """None: what a run file that names none gets."""
 
     @property
@@ -86,7 +86,7 @@ def formed(config: RunConfig, form: Form) -> RunConfig:
         training={
             "batching": form.batching,
             "layout": form.layout,
-            "dealing": form.policy,
+            "assignment": form.policy,
             f"{form.batching}_per_step": training.items_per_step,
             f"{form.batching}_per_micro_batch": training.items_per_micro_batch,
             f"{other}_per_step": None,

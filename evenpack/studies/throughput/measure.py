@@ -30,7 +30,7 @@ class MeasuredStep:
     """From when all ranks are ready until all are done; without the loader."""
     forward_seconds: float
     backward_seconds: float
-    exchange_seconds: float
+    all_reduce_seconds: float
     """Averaging gradients over the ranks, their norm, clipping."""
     update_seconds: float
     """The optimizer."""
@@ -92,7 +92,7 @@ class StepTimer:
             step_seconds=step_seconds,
             forward_seconds=seconds["forward"],
             backward_seconds=seconds["backward"],
-            exchange_seconds=seconds["exchange"],
+            all_reduce_seconds=seconds["all_reduce"],
             update_seconds=seconds["update"],
             loader_seconds=loader_seconds,
             packs=counts.packs,

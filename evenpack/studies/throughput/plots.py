@@ -8,7 +8,7 @@ from evenpack.studies.plots import COLOURS, figure_as_png, write_title
 from evenpack.studies.throughput.clock import Spread
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
-_PHASES = ("forward", "backward", "exchange", "update")
+_PHASES = ("forward", "backward", "all_reduce", "update")
 _PANEL_INCHES = 4.2
 _BAR_INCHES = 0.95
 """Of width: the longest word of a layout's name stays beside its neighbour's."""

@@ -64,7 +64,7 @@ class LayoutRow:
     forward_seconds: float
     """This and the phases below are medians of rank 0."""
     backward_seconds: float
-    exchange_seconds: float
+    all_reduce_seconds: float
     update_seconds: float
     loader_seconds: float
     """What a run without loader workers would wait; see `MeasuredStep`."""
@@ -190,7 +190,7 @@ def _layout_row(timer: StepTimer, name: str, steps: Sequence[MeasuredStep]) -> L
         step_seconds=Spread.of([step.step_seconds for step in steps]),
         forward_seconds=median([step.forward_seconds for step in steps]),
         backward_seconds=median([step.backward_seconds for step in steps]),
-        exchange_seconds=median([step.exchange_seconds for step in steps]),
+        all_reduce_seconds=median([step.all_reduce_seconds for step in steps]),
         update_seconds=median([step.update_seconds for step in steps]),
         loader_seconds=median([step.loader_seconds for step in steps]),
         slots_per_second=rate([step.slots for step in steps]),
@@ -276,7 +276,7 @@ def _fit(
 ) -> tuple[CostModel | None, str | None]:
     """What rank 0 has measured."""
     alone = world.size == 1
-    per_step = float(np.median([step.update_seconds + (step.exchange_seconds if alone else 0.0) for step in steps]))
+    per_step = float(np.median([step.update_seconds + (step.all_reduce_seconds if alone else 0.0) for step in steps]))
     try:
         everything = MicroBatchTimes.concatenate(times)
         return fit_cost_model(everything, per_step=per_step, measured_on=origin), None

@@ -11,7 +11,7 @@ from evenpack.batch import StepCounts
 from evenpack.config import validate
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens
 from evenpack.data.batches.pipeline import evaluation_batches, packed_sources
-from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.order.step_plan import Assignment, StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.masking import masked_count
@@ -44,9 +44,11 @@ def opened(config: RunConfig, **model: str) -> tuple[RunConfig, PreparedData]:
 def counts_of_whole_epochs(config: RunConfig, prepared: PreparedData) -> list[StepCounts]:
     """Of as many steps as there are packs: together as many epochs as a step has packs."""
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
+    assignment = Assignment(
+        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
+    )
     objective = build_objective(config, prepared)
-    planner = StepPlanner(sources, [1], packs_per_step=PACKS_PER_STEP, dealing=dealing, objective=objective)
+    planner = StepPlanner(sources, [1], packs_per_step=PACKS_PER_STEP, assignment=assignment, objective=objective)
     return [planner.plan(step).counts for step in range(sources[0].plan.packs)]
 
 

@@ -154,7 +154,7 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     model.write(path)
     assert CostModel.read(path) == model
-    assert model.dealing_weights == (model.per_token, model.per_squared_length)
+    assert model.assignment_weights == (model.per_token, model.per_squared_length)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator, order_hash
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.permutation import derive_key
-from evenpack.data.order.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
+from evenpack.data.order.step_plan import Assignment, PackedSource, PackSelection, StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, BatchForm, Layout
 from evenpack.errors import DataError
 
@@ -28,8 +28,10 @@ sequence_lists = st.lists(
 
 
 def select(source: PackedSource, packs: int) -> PackSelection:
-    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0)
-    planner = StepPlanner([source], [1], packs_per_step=packs, dealing=dealing, objective=NextTokens())
+    assignment = Assignment(
+        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
+    )
+    planner = StepPlanner([source], [1], packs_per_step=packs, assignment=assignment, objective=NextTokens())
     return planner.select(np.zeros(packs, dtype=np.int64), np.arange(packs))
 
 
@@ -124,8 +126,10 @@ def test_slots_of_each_layout() -> None:
 def test_sources_keep_their_tokens_apart() -> None:
     first = packed_source([[5], [4], [3]], pack_length=12, longest=12, first_token=1000)
     second = packed_source([[7], [6, 2]], pack_length=12, longest=12, first_token=5000)
-    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0)
-    planner = StepPlanner([first, second], [1, 1], packs_per_step=4, dealing=dealing, objective=NextTokens())
+    assignment = Assignment(
+        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
+    )
+    planner = StepPlanner([first, second], [1, 1], packs_per_step=4, assignment=assignment, objective=NextTokens())
     plan = planner.plan(0)
     both = Collator(
         [first, second],
@@ -157,7 +161,7 @@ def test_the_order_hash_counts_source_pack_slot_and_sequence() -> None:
     assert order_hash(packs) == sum(map(int, plain)) % 2**64
 
 
-def test_the_order_hash_is_the_same_however_packs_are_dealt_and_differs_for_other_packs() -> None:
+def test_the_order_hash_is_the_same_however_packs_are_assigned_and_differs_for_other_packs() -> None:
     source = packed_source([[length] for length in range(1, 13)] * 3, pack_length=12, longest=12)
     packs = select(source, packs=8)
     whole = order_hash(packs)

@@ -21,7 +21,7 @@ from pair_sources import (
 from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
-from evenpack.data.order.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
+from evenpack.data.order.step_plan import Assignment, PackedSource, PackSelection, StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, BatchForm, Layout
 from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
 
@@ -43,11 +43,11 @@ def planner(
     micro_batches: int = 1,
     weights: Sequence[int] | None = None,
 ) -> StepPlanner:
-    dealing = Dealing(
+    assignment = Assignment(
         ranks=ranks, micro_batches=micro_batches, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
     )
     return StepPlanner(
-        sources, weights or [1] * len(sources), packs_per_step=packs, dealing=dealing, objective=objective
+        sources, weights or [1] * len(sources), packs_per_step=packs, assignment=assignment, objective=objective
     )
 
 

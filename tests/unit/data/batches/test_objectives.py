@@ -10,7 +10,7 @@ from sources import packed_source
 from evenpack.batch import CausalTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens, Objective
-from evenpack.data.order.step_plan import Dealing, PackedSource, StepPlanner
+from evenpack.data.order.step_plan import Assignment, PackedSource, StepPlanner
 from evenpack.data.order.step_shape import BatchForm
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError
@@ -26,8 +26,10 @@ PAIRS = pair_source(
 
 def collate(source: PackedSource, objective: Objective, form: BatchForm) -> PackedBatch:
     """Two packs in three rows."""
-    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
-    packs = StepPlanner([source], [1], packs_per_step=2, dealing=dealing, objective=objective).plan(0).packs
+    assignment = Assignment(
+        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
+    )
+    packs = StepPlanner([source], [1], packs_per_step=2, assignment=assignment, objective=objective).plan(0).packs
     collator = Collator(
         [source],
         form=form,

@@ -1,4 +1,4 @@
-"""Dealing: every pack once, equal counts, and as little waiting as can be."""
+"""Assignment: every pack once, equal counts, and as little waiting as can be."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 
 from evenpack.data.order import balance
-from evenpack.data.order.balance import deal
+from evenpack.data.order.balance import assign_by_cost
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError
 
@@ -23,9 +23,9 @@ def sampled_steps(name: str, packs: int, *, steps: int) -> np.ndarray:
     return costs[np.random.default_rng(1).choice(len(costs), size=(steps, packs), p=chances)]
 
 
-def imbalance(costs: np.ndarray, dealt: np.ndarray) -> float:
-    """Dearest rank over mean rank, in the whole step."""
-    sums = costs[dealt].sum(axis=(1, 2))
+def imbalance(costs: np.ndarray, assigned: np.ndarray) -> float:
+    """Most expensive rank over mean rank, in the whole step."""
+    sums = costs[assigned].sum(axis=(1, 2))
     return float(sums.max() / sums.mean())
 
 
@@ -37,34 +37,34 @@ def imbalance(costs: np.ndarray, dealt: np.ndarray) -> float:
     data=st.data(),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_pack_is_dealt_once_in_equal_counts(ranks, micro_batches, share, per_micro_batch, data):
+def test_every_pack_is_assigned_once_in_equal_counts(ranks, micro_batches, share, per_micro_batch, data):
     packs = ranks * micro_batches * share
     costs = np.array(data.draw(st.lists(COST, min_size=packs, max_size=packs)))
     given_costs = costs.copy()
-    dealt = deal(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
-    assert dealt.shape == (ranks, micro_batches, share)
-    np.testing.assert_array_equal(np.sort(dealt, axis=None), np.arange(packs))
+    assigned = assign_by_cost(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
+    assert assigned.shape == (ranks, micro_batches, share)
+    np.testing.assert_array_equal(np.sort(assigned, axis=None), np.arange(packs))
     np.testing.assert_array_equal(costs, given_costs)
-    again = deal(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
-    np.testing.assert_array_equal(dealt, again)
+    again = assign_by_cost(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
+    np.testing.assert_array_equal(assigned, again)
 
 
 @given(costs=st.lists(st.integers(0, 5) | st.integers(0, 1 << 40), min_size=1, max_size=60), few=st.booleans())
 @settings(deadline=None)
-def test_the_dearest_come_first_and_equals_keep_their_order(costs, few):
+def test_the_most_expensive_come_first_and_equals_keep_their_order(costs, few):
     units = np.array(costs)
     with pytest.MonkeyPatch.context() as patched:
         if few:
             patched.setattr(balance, "_PLACE_BITS", 0)
-        found = balance._dearest_first(units)
+        found = balance._most_expensive_first(units)
     assert found.tolist() == sorted(range(len(costs)), key=lambda pack: -costs[pack])
 
 
 def test_places_and_costs_of_the_largest_step_fit_into_one_number():
-    """2^22 packs, the dearest first and last: the largest key has 62 bits."""
+    """2^22 packs, the most expensive first and last: the largest key has 62 bits."""
     units = np.full(1 << balance._PLACE_BITS, 0)
     units[[0, -1]] = 1 << 40
-    found = balance._dearest_first(units)
+    found = balance._most_expensive_first(units)
     assert found[:2].tolist() == [0, len(units) - 1]
     np.testing.assert_array_equal(found[2:], np.arange(1, len(units) - 1))
 
@@ -73,8 +73,8 @@ def test_places_and_costs_of_the_largest_step_fit_into_one_number():
 @settings(max_examples=60, deadline=None)
 def test_ranks_differ_by_one_pack_at_most(ranks, share, data, per_micro_batch):
     costs = np.array(data.draw(st.lists(st.floats(0, 1e6), min_size=ranks * share, max_size=ranks * share)))
-    dealt = deal(costs, ranks=ranks, micro_batches=1, per_micro_batch=per_micro_batch)
-    sums = costs[dealt].sum(axis=(1, 2))
+    assigned = assign_by_cost(costs, ranks=ranks, micro_batches=1, per_micro_batch=per_micro_batch)
+    sums = costs[assigned].sum(axis=(1, 2))
     assert sums.max() - sums.min() <= (costs.max() - costs.min()) * (1 + 1e-9)
 
 
@@ -84,12 +84,12 @@ def test_ranks_differ_by_one_pack_at_most(ranks, share, data, per_micro_batch):
     costs=st.lists(st.integers(0, 20), min_size=20, max_size=20),
 )
 @settings(max_examples=200, deadline=None)
-def test_exchanges_only_bring_the_dearest_rank_down(ranks, share, costs):
+def test_exchanges_only_bring_the_most_expensive_rank_down(ranks, share, costs):
     costs = np.array(costs[: ranks * share], dtype=np.float64)
     serpentine = -np.sort(-costs).reshape(share, ranks)
     serpentine[1::2] = serpentine[1::2, ::-1].copy()
-    dealt = deal(costs, ranks=ranks, micro_batches=1, per_micro_batch=False)
-    assert costs[dealt].sum(axis=(1, 2)).max() <= serpentine.sum(axis=0).max()
+    assigned = assign_by_cost(costs, ranks=ranks, micro_batches=1, per_micro_batch=False)
+    assert costs[assigned].sum(axis=(1, 2)).max() <= serpentine.sum(axis=0).max()
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,19 @@ def test_exchanges_only_bring_the_dearest_rank_down(ranks, share, costs):
 )
 def test_sixty_four_ranks_hardly_wait(name, random_exceeds, allowed):
     steps = sampled_steps(name, 64 * 8, steps=40)
-    dealt = [imbalance(costs, deal(costs, ranks=64, micro_batches=1, per_micro_batch=False)) for costs in steps]
+    assigned = [
+        imbalance(costs, assign_by_cost(costs, ranks=64, micro_batches=1, per_micro_batch=False)) for costs in steps
+    ]
     as_they_come = [imbalance(costs, np.arange(512).reshape(64, 1, 8)) for costs in steps]
     assert np.mean(as_they_come) > random_exceeds
-    assert np.mean(dealt) < allowed
+    assert np.mean(assigned) < allowed
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(2, 512), (16, 300)])
 def test_many_packs_a_rank_are_evened_out_to_the_last_ten_thousandth(ranks, share):
     for costs in sampled_steps("wikipedia_512", ranks * share, steps=5):
-        dealt = deal(costs, ranks=ranks, micro_batches=1, per_micro_batch=False)
-        assert imbalance(costs, dealt) < 1.0001
+        assigned = assign_by_cost(costs, ranks=ranks, micro_batches=1, per_micro_batch=False)
+        assert imbalance(costs, assigned) < 1.0001
 
 
 @pytest.mark.parametrize("name", ["wikipedia_512", "wikipedia_2048"])
@@ -115,8 +117,8 @@ def test_ranks_are_even_in_each_micro_batch_where_they_wait_in_each(name):
     def waiting(per_micro_batch: bool) -> float:
         found = []
         for costs in sampled_steps(name, 64 * 4 * 8, steps=10):
-            dealt = deal(costs, ranks=64, micro_batches=4, per_micro_batch=per_micro_batch)
-            sums = costs[dealt].sum(axis=2)
+            assigned = assign_by_cost(costs, ranks=64, micro_batches=4, per_micro_batch=per_micro_batch)
+            sums = costs[assigned].sum(axis=2)
             found.append(sums.max(axis=0).sum() / sums.mean(axis=0).sum())
         return float(np.mean(found))
 
@@ -126,46 +128,46 @@ def test_ranks_are_even_in_each_micro_batch_where_they_wait_in_each(name):
 
 def test_one_pack_a_micro_batch_puts_equals_side_by_side():
     costs = np.array([5.0, 1.0, 5.0, 1.0, 3.0, 3.0])
-    dealt = deal(costs, ranks=2, micro_batches=3, per_micro_batch=True)
-    np.testing.assert_array_equal(costs[dealt[:, :, 0]], [[5.0, 3.0, 1.0]] * 2)
+    assigned = assign_by_cost(costs, ranks=2, micro_batches=3, per_micro_batch=True)
+    np.testing.assert_array_equal(costs[assigned[:, :, 0]], [[5.0, 3.0, 1.0]] * 2)
 
 
 @pytest.mark.parametrize("per_micro_batch", [False, True])
-def test_the_dearest_packs_of_a_rank_come_first(per_micro_batch):
+def test_the_most_expensive_packs_of_a_rank_come_first(per_micro_batch):
     costs = sampled_steps("wikipedia_512", 8 * 4 * 2, steps=1)[0]
-    dealt = deal(costs, ranks=8, micro_batches=4, per_micro_batch=per_micro_batch)
-    rank_costs = costs[dealt].reshape(8, -1)
+    assigned = assign_by_cost(costs, ranks=8, micro_batches=4, per_micro_batch=per_micro_batch)
+    rank_costs = costs[assigned].reshape(8, -1)
     assert (np.diff(rank_costs, axis=1) <= 0).all()
 
 
 @pytest.mark.parametrize("scale", [2.0**-60, 3.0, 1e9])
 def test_the_unit_of_cost_does_not_count(scale):
     costs = sampled_steps("wikipedia_2048", 8 * 4 * 4, steps=1)[0]
-    one, other = (deal(c, ranks=8, micro_batches=4, per_micro_batch=True) for c in (costs, costs * scale))
+    one, other = (assign_by_cost(c, ranks=8, micro_batches=4, per_micro_batch=True) for c in (costs, costs * scale))
     np.testing.assert_array_equal(one, other)
 
 
-def test_packs_of_equal_cost_are_dealt_by_index():
-    dealt = deal(np.ones(6), ranks=3, micro_batches=1, per_micro_batch=False)
-    assert dealt.reshape(3, 2).tolist() == [[0, 5], [1, 4], [2, 3]]
+def test_packs_of_equal_cost_are_assigned_by_index():
+    assigned = assign_by_cost(np.ones(6), ranks=3, micro_batches=1, per_micro_batch=False)
+    assert assigned.reshape(3, 2).tolist() == [[0, 5], [1, 4], [2, 3]]
 
 
 @pytest.mark.parametrize(
     ("packs", "ranks", "micro_batches", "message"),
     [
-        (10, 4, 1, "10 packs cannot be dealt equally to 4 ranks x 1 micro-batches.*multiple of 4"),
+        (10, 4, 1, "10 packs cannot be assigned equally to 4 ranks x 1 micro-batches.*multiple of 4"),
         (8, 4, 3, "multiple of 12"),
         (0, 2, 1, "a step of 0 packs"),
         (4, 0, 1, "0 ranks"),
         (4, 2, 0, "0 micro-batches"),
     ],
 )
-def test_what_cannot_be_dealt_equally_is_refused(packs, ranks, micro_batches, message):
+def test_what_cannot_be_assigned_equally_is_refused(packs, ranks, micro_batches, message):
     with pytest.raises(ConfigError, match=message):
-        deal(np.ones(packs), ranks=ranks, micro_batches=micro_batches, per_micro_batch=False)
+        assign_by_cost(np.ones(packs), ranks=ranks, micro_batches=micro_batches, per_micro_batch=False)
 
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
 def test_a_cost_that_is_no_cost_is_refused(cost):
     with pytest.raises(ValueError, match="cost of pack 1 must be finite and 0 or more"):
-        deal(np.array([1.0, cost]), ranks=2, micro_batches=1, per_micro_batch=False)
+        assign_by_cost(np.array([1.0, cost]), ranks=2, micro_batches=1, per_micro_batch=False)

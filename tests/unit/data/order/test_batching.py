@@ -1,4 +1,4 @@
-"""Steps of packs or of single sequences: what a run file may ask for, and that dealing changes no step."""
+"""Steps of packs or of single sequences: what a run file may ask for, and that assignment changes no step."""
 
 from itertools import product
 from typing import Any
@@ -10,8 +10,8 @@ from sources import packed_source
 from evenpack.config import validate
 from evenpack.data.batches.collate import order_hash
 from evenpack.data.batches.objectives import NextTokens
-from evenpack.data.order.assignment import POLICIES, DealingPolicy
-from evenpack.data.order.step_plan import Dealing, StepPlan, StepPlanner
+from evenpack.data.order.assignment import POLICIES, AssignmentPolicy
+from evenpack.data.order.step_plan import Assignment, StepPlan, StepPlanner
 from evenpack.data.order.step_shape import Layout
 from evenpack.engine.checkpoints.continuation import compare_run_files, require_fingerprint
 from evenpack.engine.checkpoints.files import TrainState
@@ -54,13 +54,13 @@ def test_items_are_packs_or_sequences() -> None:
     [
         (OF_PACKS, "cost_balanced"),
         ({**OF_PACKS, "layout": "padded"}, "cost_balanced"),
-        ({**OF_PACKS, "dealing": "arrival"}, "arrival"),
+        ({**OF_PACKS, "assignment": "arrival"}, "arrival"),
         (OF_SEQUENCES, "cost_balanced"),
         ({**OF_SEQUENCES, "layout": "padded"}, "arrival"),
-        ({**OF_SEQUENCES, "layout": "padded", "dealing": "max_tokens"}, "max_tokens"),
+        ({**OF_SEQUENCES, "layout": "padded", "assignment": "max_tokens"}, "max_tokens"),
     ],
 )
-def test_null_stands_for_a_dealing_that_suits(training: dict[str, Any], policy: str) -> None:
+def test_null_stands_for_a_assignment_that_suits(training: dict[str, Any], policy: str) -> None:
     assert run_config(**training).training.policy == policy
 
 
@@ -77,9 +77,12 @@ def test_null_stands_for_a_dealing_that_suits(training: dict[str, Any], policy: 
         ({**OF_PACKS, "sequences_per_micro_batch": 3}, "leave sequences_per_micro_batch out, or null (found 3)"),
         ({**OF_SEQUENCES, "layout": "packed"}, "batching sequences has no layout packed"),
         ({**OF_SEQUENCES, "sequences_per_micro_batch": 5}, "sequences_per_micro_batch (5) must divide"),
-        ({**OF_SEQUENCES, "dealing": "sorted"}, "that can have arrival, sorted_serpentine, cost_balanced, max_tokens"),
-        ({**OF_PACKS, "dealing": "max_tokens"}, "dealing max_tokens is not for batching packs in layout packed"),
-        ({**OF_PACKS, "dealing": "sorter"}, "'sorted_serpentine'"),
+        (
+            {**OF_SEQUENCES, "assignment": "sorted"},
+            "that can have arrival, sorted_serpentine, cost_balanced, max_tokens",
+        ),
+        ({**OF_PACKS, "assignment": "max_tokens"}, "assignment max_tokens is not for batching packs in layout packed"),
+        ({**OF_PACKS, "assignment": "sorter"}, "'sorted_serpentine'"),
         ({**OF_SEQUENCES, "packing_adjustment": "fewer_accumulations"}, "set packing_adjustment=none"),
         ({**OF_SEQUENCES, "packing_adjustment": "lamb_betas"}, "packing_adjustment lamb_betas is for packs"),
         ({**OF_PACKS, "log_rank_times_every_steps": 0}, "greater than or equal to 1"),
@@ -120,13 +123,13 @@ def state(training: dict[str, Any], fingerprint: str = "f") -> TrainState:
 def test_a_run_goes_on_with_steps_of_the_same_kind_and_size() -> None:
     before_there_was_a_choice = state({"packs_per_step": 64})
     compare_run_files(before_there_was_a_choice, {"training": {"batching": "packs", "packs_per_step": 64}})
-    of_sequences = state({"batching": "sequences", "sequences_per_step": 24, "dealing": None})
-    another_dealing = {"batching": "sequences", "sequences_per_step": 24, "dealing": "max_tokens"}
-    compare_run_files(of_sequences, {"training": another_dealing})
+    of_sequences = state({"batching": "sequences", "sequences_per_step": 24, "assignment": None})
+    another_assignment = {"batching": "sequences", "sequences_per_step": 24, "assignment": "max_tokens"}
+    compare_run_files(of_sequences, {"training": another_assignment})
     with pytest.raises(CheckpointError, match=r"7 steps of 24 sequences.*is 48.*sequence that.*sequences_per_step=24"):
-        compare_run_files(of_sequences, {"training": {**another_dealing, "sequences_per_step": 48}})
+        compare_run_files(of_sequences, {"training": {**another_assignment, "sequences_per_step": 48}})
     with pytest.raises(CheckpointError, match=r"7 steps of packs, this run's training\.batching is sequences"):
-        compare_run_files(before_there_was_a_choice, {"training": another_dealing})
+        compare_run_files(before_there_was_a_choice, {"training": another_assignment})
     with pytest.raises(CheckpointError, match=r"\(seed 1, steps of packs\).*data, seed and training\.batching have g"):
         require_fingerprint(before_there_was_a_choice, "g")
 
@@ -134,10 +137,10 @@ def test_a_run_goes_on_with_steps_of_the_same_kind_and_size() -> None:
 RANKS, MICRO_BATCHES = 3, 2
 
 
-def step_plan(policy: DealingPolicy, layout: Layout, step: int, *, ranks: int = RANKS) -> StepPlan:
+def step_plan(policy: AssignmentPolicy, layout: Layout, step: int, *, ranks: int = RANKS) -> StepPlan:
     lengths = np.random.default_rng(1).integers(1, 33, size=100)
     source = packed_source([[int(length)] for length in lengths], pack_length=32, longest=32, algorithm="none")
-    dealing = Dealing(
+    assignment = Assignment(
         ranks=ranks,
         micro_batches=MICRO_BATCHES,
         per_micro_batch=False,
@@ -146,11 +149,11 @@ def step_plan(policy: DealingPolicy, layout: Layout, step: int, *, ranks: int = 
         policy=policy,
         layout=layout,
     )
-    return StepPlanner([source], [1], packs_per_step=36, dealing=dealing, objective=NextTokens()).plan(step)
+    return StepPlanner([source], [1], packs_per_step=36, assignment=assignment, objective=NextTokens()).plan(step)
 
 
 @pytest.mark.parametrize("step", [0, 2, 10**9])  # the third step crosses the end of an epoch
-def test_every_dealing_has_the_same_set_and_the_same_hash(step: int) -> None:
+def test_every_assignment_has_the_same_set_and_the_same_hash(step: int) -> None:
     alone = step_plan("arrival", "unpadded", step, ranks=1)
     divisions = set()
     for layout, policies in ((layout, policies) for (batching, layout), policies in POLICIES.items()):

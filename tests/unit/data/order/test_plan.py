@@ -1,4 +1,4 @@
-"""The plan: every sequence once an epoch, pack-mates drawn anew, any place of the stream at once."""
+"""The plan: every sequence once an epoch, pack-mates drawn again, any place of the stream at once."""
 
 import tracemalloc
 from collections import Counter

@@ -9,7 +9,7 @@ from pair_sources import pair_run
 
 from evenpack.config import validate
 from evenpack.data.batches.pipeline import packed_sources
-from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.order.step_plan import Assignment, StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
@@ -59,7 +59,7 @@ def test_validation_is_the_same_whatever_a_step_counts(packs: RunConfig) -> None
 def test_the_plan_counts_sequences(packs: RunConfig) -> None:
     config = of_sequences(packs, "padded")
     plan = plan_training(config, ranks=2)
-    assert (plan.items_per_step, plan.batching, plan.dealing) == (PER_STEP, "sequences", "arrival")
+    assert (plan.items_per_step, plan.batching, plan.assignment) == (PER_STEP, "sequences", "arrival")
     assert plan.slots_per_step == PER_STEP * 48
     assert plan.packing_factor == 1.0
     data = PreparedData.open(config.prepared_dir, config.data)
@@ -88,7 +88,7 @@ def test_expected_denominators_are_what_steps_of_sequences_hold_on_average(packs
         packed_sources(data, "train", seed=1, batching="sequences"),
         data.weights,
         packs_per_step=PER_STEP,
-        dealing=Dealing(
+        assignment=Assignment(
             ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
         ),
         objective=build_objective(config, data),

@@ -8,7 +8,7 @@ from sources import packed_source
 
 from evenpack.data.batches.collate import order_hash
 from evenpack.data.batches.objectives import NextTokens
-from evenpack.data.order.step_plan import Dealing, PackedSource, StepPlan, StepPlanner
+from evenpack.data.order.step_plan import Assignment, PackedSource, StepPlan, StepPlanner
 
 PACKS_PER_STEP = 16
 
@@ -25,14 +25,16 @@ def sources(key: int = 7) -> list[PackedSource]:
 
 
 def planner(ranks: int = 1, micro_batches: int = 1, *, per_micro_batch: bool = False, key: int = 7) -> StepPlanner:
-    dealing = Dealing(
+    assignment = Assignment(
         ranks=ranks,
         micro_batches=micro_batches,
         per_micro_batch=per_micro_batch,
         cost_per_token=1.0,
         cost_per_squared_length=0.1,
     )
-    return StepPlanner(sources(key), [3, 1], packs_per_step=PACKS_PER_STEP, dealing=dealing, objective=NextTokens())
+    return StepPlanner(
+        sources(key), [3, 1], packs_per_step=PACKS_PER_STEP, assignment=assignment, objective=NextTokens()
+    )
 
 
 def content(plan: StepPlan) -> tuple[bytes, ...]:

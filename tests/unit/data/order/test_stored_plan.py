@@ -9,7 +9,7 @@ from sources import ListView
 
 from evenpack.data.config import PackingConfig
 from evenpack.data.order.stored_plan import open_plan, store_plan
-from evenpack.data.sequences import RecipeLedger
+from evenpack.data.sequences import TokenAccounting
 
 LONGEST = 40
 
@@ -22,9 +22,9 @@ class CountedView(ListView):
         return 1_000_003
 
     @property
-    def ledger(self) -> RecipeLedger:
+    def accounting(self) -> TokenAccounting:
         """Of no sequence: a check of types reads it, which must not take memory."""
-        return ListView(sequences=[], max_sequence_length=LONGEST).ledger
+        return ListView(sequences=[], max_sequence_length=LONGEST).accounting
 
     def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         ids = np.arange(start, self.count if stop is None else stop, dtype=np.int32)

@@ -36,18 +36,18 @@ def test_the_ledger_accounts_for_every_token_read(corpus: Path, tmp_path: Path) 
         assert source.documents == len(encoded.lengths)
         assert source.tokens == len(encoded.tokens)
         assert source.text_bytes == sum(len(text.encode()) for text in texts_of(config, name))
-        ledgers = [source.train.ledger, source.validation.ledger]
-        kept = sum(ledger.tokens_kept for ledger in ledgers)
-        cut = sum(ledger.tokens_cut for ledger in ledgers)
+        accounts = [source.train.accounting, source.validation.accounting]
+        kept = sum(accounting.tokens_kept for accounting in accounts)
+        cut = sum(accounting.tokens_cut for accounting in accounts)
         assert kept == int(np.minimum(encoded.lengths, 64)[encoded.lengths >= 2].sum())
         assert cut == int(np.maximum(encoded.lengths - 64, 0).sum()) > 0
-        assert kept + cut + sum(ledger.tokens_dropped for ledger in ledgers) == source.tokens
+        assert kept + cut + sum(accounting.tokens_dropped for accounting in accounts) == source.tokens
         for split in (source.train, source.validation):
             assert split.packing is not None
-            assert split.packing.tokens == split.ledger.tokens_kept
+            assert split.packing.tokens == split.accounting.tokens_kept
             assert split.packing.padding == split.packing.packs * 128 - split.packing.tokens
-    empty = manifest.sources["wiki"].train.ledger, manifest.sources["wiki"].validation.ledger
-    assert sum(ledger.documents_too_short for ledger in empty) == 1
+    empty = manifest.sources["wiki"].train.accounting, manifest.sources["wiki"].validation.accounting
+    assert sum(accounting.documents_too_short for accounting in empty) == 1
 
 
 def test_each_training_sequence_is_in_exactly_one_pack_of_an_epoch(corpus: Path, finished: Path) -> None:

@@ -17,7 +17,7 @@ from evenpack.config import validate
 from evenpack.data.batches.objectives import StoredMasksAndNextSentence
 from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.config import DataConfig, MaskingConfig
-from evenpack.data.order.step_plan import Dealing, StepPlanner
+from evenpack.data.order.step_plan import Assignment, StepPlanner
 from evenpack.data.prepare import pairs as prepare_pairs
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData, Split
@@ -311,10 +311,12 @@ def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig)
     run = changed(run, model={"loss_balancing": "expected"})
     prepared = PreparedData.open(run.prepared_dir, run.data)
     sources = packed_sources(prepared, "train", seed=run.run.seed)
-    dealing = Dealing(ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0)
+    assignment = Assignment(
+        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
+    )
     packs = 3 * int(np.lcm(sources[0].plan.packs, sources[1].plan.packs))
     planner = StepPlanner(
-        sources, prepared.weights, packs_per_step=packs, dealing=dealing, objective=build_objective(run, prepared)
+        sources, prepared.weights, packs_per_step=packs, assignment=assignment, objective=build_objective(run, prepared)
     )
     counts = planner.plan(0).counts
     run = changed(run, training={"packs_per_step": packs, "packs_per_micro_batch": packs})

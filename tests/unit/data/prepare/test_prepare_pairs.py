@@ -164,21 +164,21 @@ def test_the_ledger_accounts_for_every_token(made: Path, text_file: Path) -> Non
     held_out = held_out_by_hand(np.load(made / "sources" / "wiki" / "document_hashes.npy"))
     empty_held_out = bool(held_out[0])
     for split, passes, chosen in (("train", 3, ~held_out), ("validation", 1, held_out)):
-        ledger, view = getattr(record, split).ledger, view_of(made, pairs_config(text_file), split)
-        assert ledger.passes == passes
-        assert ledger.tokens_read == token_file.document_lengths[chosen].sum()
-        assert ledger.documents_too_short == int(empty_held_out == (split == "validation"))
-        assert ledger.tokens_kept == view.lengths().sum() == TokenFile(made / f"sources/wiki/{split}/pairs").tokens
-        assert ledger.tokens_special == 3 * view.count == 3 * ledger.sequences
-        assert ledger.tokens_borrowed > ledger.tokens_cut > 0
+        accounting, view = getattr(record, split).accounting, view_of(made, pairs_config(text_file), split)
+        assert accounting.passes == passes
+        assert accounting.tokens_read == token_file.document_lengths[chosen].sum()
+        assert accounting.documents_too_short == int(empty_held_out == (split == "validation"))
+        assert accounting.tokens_kept == view.lengths().sum() == TokenFile(made / f"sources/wiki/{split}/pairs").tokens
+        assert accounting.tokens_special == 3 * view.count == 3 * accounting.sequences
+        assert accounting.tokens_borrowed > accounting.tokens_cut > 0
         random = view.next_sentence_labels == 1
         second = view.lengths() - view.first_segment_lengths - 1
-        assert second[random].sum() <= ledger.tokens_borrowed
+        assert second[random].sum() <= accounting.tokens_borrowed
         own = view.lengths().sum() - 3 * view.count - second[random].sum()
         text = token_file.document_lengths[chosen].sum() - chosen.sum()
         lost = passes * text - own
-        borrowed_and_cut = ledger.tokens_borrowed - second[random].sum()
-        assert lost + borrowed_and_cut == ledger.tokens_cut
+        borrowed_and_cut = accounting.tokens_borrowed - second[random].sum()
+        assert lost + borrowed_and_cut == accounting.tokens_cut
 
 
 def test_each_pass_draws_anew_and_validation_is_gone_through_once(made: Path, text_file: Path, tmp_path: Path) -> None:
@@ -345,16 +345,16 @@ def test_what_the_disk_still_has_to_take_is_estimated_from_the_pairs() -> None:
 def test_documents_of_one_sentence_follow_the_policy(tmp_path: Path) -> None:
     texts = sentence_documents(60, seed=3) + [f"Only {word} here." for word in ("one", "two", "three", "four")]
     corpus = write_jsonl(tmp_path / "wiki.jsonl", texts)
-    ledgers = {}
+    accounts = {}
     for policy in ("random_next", "drop"):
         config = pairs_config(corpus, recipe={"single_sentence_documents": policy}, validation_fraction=0.0)
-        ledgers[policy] = prepare(config, tmp_path / policy).sources["wiki"].train.ledger
-    single = ledgers["drop"].documents_single_sentence
+        accounts[policy] = prepare(config, tmp_path / policy).sources["wiki"].train.accounting
+    single = accounts["drop"].documents_single_sentence
     assert 4 <= single < 20
-    assert ledgers["drop"].documents_kept + single == ledgers["random_next"].documents_kept == 64
-    assert ledgers["drop"].tokens_dropped == 3 * ledgers["drop"].tokens_single_sentence > 3 * 4 * single
-    assert ledgers["drop"].tokens_document_ends == 64 - single
-    assert ledgers["random_next"].tokens_dropped == 0
+    assert accounts["drop"].documents_kept + single == accounts["random_next"].documents_kept == 64
+    assert accounts["drop"].tokens_dropped == 3 * accounts["drop"].tokens_single_sentence > 3 * 4 * single
+    assert accounts["drop"].tokens_document_ends == 64 - single
+    assert accounts["random_next"].tokens_dropped == 0
     index = SentenceIndex.open(TokenFile(tmp_path / "drop/sources/wiki/tokens"))
     is_single = np.diff(index.first_sentences) == 1
     assert is_single.sum() == single

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenpack.data.config import ConcatRecipe, DocumentsRecipe
-from evenpack.data.sequences import RecipeLedger, SequenceView, build_view, length_chunks, open_view
+from evenpack.data.sequences import SequenceView, TokenAccounting, build_view, length_chunks, open_view
 from evenpack.data.tokens.file import TokenFile, TokenFileWriter
 from evenpack.errors import DataError
 
@@ -139,18 +139,18 @@ def test_every_token_is_in_one_sequence_once_or_counted_as_cut_or_dropped(
 
     assert set(found.values()) <= {1}
     assert found <= read
-    ledger = view.ledger
-    assert ledger.tokens_kept == found.total() == view.lengths().sum()
-    assert (ledger.tokens_read, ledger.documents_read) == (read.total(), len(split))
+    accounting = view.accounting
+    assert accounting.tokens_kept == found.total() == view.lengths().sum()
+    assert (accounting.tokens_read, accounting.documents_read) == (read.total(), len(split))
     assert (read - found).total() == expected.cut + expected.too_short + expected.too_long
-    assert (ledger.tokens_cut, ledger.tokens_too_short, ledger.tokens_too_long) == (
+    assert (accounting.tokens_cut, accounting.tokens_too_short, accounting.tokens_too_long) == (
         expected.cut,
         expected.too_short,
         expected.too_long,
     )
-    assert ledger.documents_kept == sum(any(token in found for token in document) for document in documents)
-    assert ledger.documents_too_short == sum(len(d) < recipe.minimum_document_length for d in documents)
-    assert ledger.sequences == len(expected.sequences)
+    assert accounting.documents_kept == sum(any(token in found for token in document) for document in documents)
+    assert accounting.documents_too_short == sum(len(d) < recipe.minimum_document_length for d in documents)
+    assert accounting.sequences == len(expected.sequences)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_stored_view_is_the_same_and_pickles_as_the_name_of_its_folder(
     assert len(pickled) < 1000
     for view in (opened, pickle.loads(pickled), pickle.loads(pickle.dumps(built))):
         assert type(view) is type(built)
-        assert (view.recipe, view.ledger) == (built.recipe, built.ledger)
+        assert (view.recipe, view.accounting) == (built.recipe, built.accounting)
         assert view.max_segments_per_sequence == built.max_segments_per_sequence
         ids = np.arange(built.count)[::-1].copy()
         assert view.lengths().tolist() == built.lengths().tolist()
@@ -364,7 +364,7 @@ def test_a_view_stored_again_and_cut_short_is_neither_the_old_nor_a_mixture(
 
 
 def test_a_ledger_that_does_not_balance_cannot_be_made() -> None:
-    ledger = RecipeLedger(
+    accounting = TokenAccounting(
         documents_read=10,
         documents_kept=7,
         documents_too_short=2,
@@ -376,13 +376,13 @@ def test_a_ledger_that_does_not_balance_cannot_be_made() -> None:
         tokens_too_long=15,
         sequences=9,
     )
-    assert (ledger.documents_dropped, ledger.tokens_dropped) == (3, 20)
+    assert (accounting.documents_dropped, accounting.tokens_dropped) == (3, 20)
 
     for name in ("tokens_read", "tokens_kept", "tokens_cut", "tokens_too_short", "tokens_too_long"):
         with pytest.raises(ValueError, match="tokens read are not"):
-            replace(ledger, **{name: getattr(ledger, name) + 1})
+            replace(accounting, **{name: getattr(accounting, name) + 1})
     for name in ("documents_read", "documents_kept", "documents_too_short", "documents_too_long"):
         with pytest.raises(ValueError, match="documents read are not"):
-            replace(ledger, **{name: getattr(ledger, name) + 1})
+            replace(accounting, **{name: getattr(accounting, name) + 1})
     with pytest.raises(ValueError, match="below zero: tokens_cut"):
-        replace(ledger, tokens_cut=-1, tokens_kept=81)
+        replace(accounting, tokens_cut=-1, tokens_kept=81)

@@ -22,7 +22,7 @@ from pair_sources import (
 from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective, StoredMasksAndNextSentence
-from evenpack.data.order.step_plan import Dealing, PackedSource, PackSelection, StepPlanner
+from evenpack.data.order.step_plan import Assignment, PackedSource, PackSelection, StepPlanner
 from evenpack.data.order.step_shape import BatchForm, Layout
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.static_masks import StaticMasks, most_masks_by_length
@@ -69,10 +69,12 @@ def objective(reduction: str = "token", vocabulary_size: int = VOCABULARY_SIZE) 
 def planner(
     sources: Sequence[PackedSource], asked: Objective, *, ranks: int = 1, micro_batches: int = 1
 ) -> StepPlanner:
-    dealing = Dealing(
+    assignment = Assignment(
         ranks=ranks, micro_batches=micro_batches, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
     )
-    return StepPlanner(sources, [1] * len(sources), packs_per_step=PACKS_PER_STEP, dealing=dealing, objective=asked)
+    return StepPlanner(
+        sources, [1] * len(sources), packs_per_step=PACKS_PER_STEP, assignment=assignment, objective=asked
+    )
 
 
 def collator(sources: Sequence[PackedSource], asked: Objective, *, rows: int, layout: Layout = "packed") -> Collator:

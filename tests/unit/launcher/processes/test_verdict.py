@@ -36,7 +36,7 @@ def test_a_rank_that_died_without_a_word_is_named_though_deepspeed_returns_0() -
     result = verdict(rank(0, "finished", exit_code=0), rank(1, "running"), code=0)
     assert result.exit_code == 1
     assert result.message.startswith("rank 1 on")
-    assert "died without a word (exit code 0)" in result.message
+    assert "exited without an error message (exit code 0)" in result.message
 
 
 def test_the_signal_comes_from_the_code_of_deepspeed() -> None:

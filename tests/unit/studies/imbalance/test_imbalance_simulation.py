@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from evenpack.data.batches.placement import Placer
-from evenpack.data.order.assignment import deal_step
+from evenpack.data.order.assignment import assign_step
 from evenpack.data.order.step_plan import PackSelection
 from evenpack.data.order.step_shape import POLICIES, BatchForm
 from evenpack.data.packing import LengthHistogram, pack
@@ -322,10 +322,10 @@ def test_un_padding_by_arrival_beats_masked_packs_on_one_device_and_loses_from_t
     assert speed_ups[512] < 1.5
 
 
-def test_better_dealing_keeps_un_padding_fast(wikipedia: Simulation) -> None:
+def test_better_assignment_keeps_un_padding_fast(wikipedia: Simulation) -> None:
     last = {(row.layout, row.policy): row for row in wikipedia.rows if row.devices == 512 and not row.dense}
-    dealt = [last["unpadded", policy].speed_up for policy in POLICIES["sequences", "unpadded"]]
-    arrival, serpentine, balanced, max_tokens = dealt
+    assigned = [last["unpadded", policy].speed_up for policy in POLICIES["sequences", "unpadded"]]
+    arrival, serpentine, balanced, max_tokens = assigned
     assert arrival < max_tokens < serpentine
     assert serpentine == pytest.approx(balanced, rel=0.01)
     assert last["packed", "cost_balanced"].speed_up == pytest.approx(balanced, rel=0.01)
@@ -380,7 +380,7 @@ def test_ranges_that_run_backwards_and_clusters_beyond_reason_are_refused() -> N
 def test_a_step_that_no_memory_would_hold_is_refused(options: dict[str, int]) -> None:
     histogram = published_histogram("squad_1_1_384")
     packing = pack(histogram, pack_length=384)
-    with pytest.raises(ConfigError, match=r"a step of 4 devices would deal 8,388,608 sequences or packs"):
+    with pytest.raises(ConfigError, match=r"a step of 4 devices would assign 8,388,608 sequences or packs"):
         simulate(
             histogram,
             packing,
@@ -489,7 +489,7 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
     kinds = make_cluster(histogram, packing, cost=PER_SLOT, options=options).kinds(scheme.batching)
     items = generator.choice(len(kinds.tokens), size=3 * 2 * (3 if scheme.layout == "packed" else 5))
     contents = packing.strategies if scheme.layout == "packed" else [(int(length),) for length in kinds.tokens]
-    shares = deal_step(
+    shares = assign_step(
         scheme.policy,
         kinds.tokens[items],
         kinds.tokens[items].astype(np.float64),
@@ -510,7 +510,7 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
             rows=packs.packs,
             max_sequence_length=90,
             looks_both_ways=not causal,
-            dealing=scheme.policy,
+            assignment=scheme.policy,
         )
         placed = placer.place(packs, packs.lengths, np.ones_like(packs.lengths))
         segments = np.diff([*placed.segment_starts, placed.slots])

@@ -90,7 +90,7 @@ def test_a_study_measures_each_layout_and_depth(found: ThroughputStudy, config: 
     assert padded.padding_share > packed.padding_share > 0.0
     assert padded.sequences_per_pack == packed.sequences_per_pack > 1.0
     for row in found.layouts:
-        phases = row.forward_seconds + row.backward_seconds + row.exchange_seconds + row.update_seconds
+        phases = row.forward_seconds + row.backward_seconds + row.all_reduce_seconds + row.update_seconds
         assert 0.5 * phases < row.step_seconds.median < 2.0 * phases
         slots = row.tokens_per_second.median / (1.0 - row.padding_share)
         assert row.slots_per_second.median == pytest.approx(slots, rel=0.2)
@@ -259,7 +259,7 @@ def test_each_part_of_an_update_counts_in_its_phase(
     slow = timer.time_step_of(packed.dataset, 1)
     assert slow.forward_seconds < plain.forward_seconds + 0.2
     assert slow.backward_seconds == pytest.approx(plain.backward_seconds + 2 * 0.3, abs=0.2)
-    assert slow.exchange_seconds == pytest.approx(plain.exchange_seconds + 0.4, abs=0.2)
+    assert slow.all_reduce_seconds == pytest.approx(plain.all_reduce_seconds + 0.4, abs=0.2)
     assert slow.update_seconds == pytest.approx(plain.update_seconds + 0.5, abs=0.2)
     assert slow.step_seconds > 1.5
 
@@ -278,9 +278,9 @@ def test_phases_are_what_passes_between_marks(monkeypatch: pytest.MonkeyPatch) -
     clock = PhaseClock(torch.device("cpu"))
     ticks = iter([10.0, 11.0, 13.0, 14.0, 18.0])
     monkeypatch.setattr(clock, "now", lambda: next(ticks))
-    for phase in ("begin", "forward", "backward", "exchange", "update"):
+    for phase in ("begin", "forward", "backward", "all_reduce", "update"):
         clock(phase)  # type: ignore[arg-type]
-    assert clock.take() == [("forward", 1.0), ("backward", 2.0), ("exchange", 1.0), ("update", 4.0)]
+    assert clock.take() == [("forward", 1.0), ("backward", 2.0), ("all_reduce", 1.0), ("update", 4.0)]
     assert clock.take() == []
 
 
@@ -328,7 +328,7 @@ def known_step(seconds: float, *, sequences: int = 8) -> MeasuredStep:
         step_seconds=seconds,
         forward_seconds=0.0,
         backward_seconds=0.0,
-        exchange_seconds=0.0,
+        all_reduce_seconds=0.0,
         update_seconds=0.0,
         loader_seconds=0.0,
         packs=8,
@@ -435,7 +435,7 @@ def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
     compare_run_files(state, {"training": training | {"cost_weights": [3.0, 4.0]}})
     (message,) = caplog.messages
     assert message.startswith("training.cost_weights is now [3.0, 4.0] and changes nothing")
-    assert "dealing by [1.0, 2.0]" in message
+    assert "assigning by [1.0, 2.0]" in message
 
 
 def test_a_run_that_goes_on_in_another_layout_deals_by_the_weights_of_that(

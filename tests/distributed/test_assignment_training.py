@@ -1,4 +1,4 @@
-"""Steps of single sequences, GPT-2 and BERT: one loss and one gradient under every layout and dealing, exact resume."""
+"""Steps of single sequences, GPT-2 and BERT: one loss under every layout and assignment, exact resume."""
 
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -55,11 +55,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     return {"gpt2": of_sequences(gpt2), "bert": of_sequences(bert)}
 
 
-def of_sequences(config: RunConfig, layout: str = "unpadded", dealing: str | None = None, **training: Any) -> RunConfig:
+def of_sequences(
+    config: RunConfig, layout: str = "unpadded", assignment: str | None = None, **training: Any
+) -> RunConfig:
     values = {
         "batching": "sequences",
         "layout": layout,
-        "dealing": dealing,
+        "assignment": assignment,
         "packs_per_step": None,
         "packs_per_micro_batch": None,
         "sequences_per_step": PER_STEP,
@@ -83,7 +85,7 @@ class Measured:
 
 
 Measures = dict[tuple[str, str, str], Measured]
-"""By model, layout and dealing."""
+"""By model, layout and assignment."""
 
 
 def measure(world: World, configs: dict[str, RunConfig]) -> Measures:
@@ -119,7 +121,9 @@ def alone(prepared: dict[str, RunConfig]) -> Measures:
     return found
 
 
-def test_layouts_and_dealings_give_one_loss_and_one_gradient(prepared: dict[str, RunConfig], alone: Measures) -> None:
+def test_layouts_and_assignments_give_one_loss_and_one_gradient(
+    prepared: dict[str, RunConfig], alone: Measures
+) -> None:
     together = run_ranks(measure, 2, prepared)
     for name in ("gpt2", "bert"):
         expected = alone[name, "unpadded", "arrival"]
@@ -137,7 +141,7 @@ def test_layouts_and_dealings_give_one_loss_and_one_gradient(prepared: dict[str,
 
 
 @pytest.mark.parametrize(("name", "longest"), [("gpt2", 32), ("bert", 48)])
-def test_rows_are_as_wide_as_the_dealing_says(alone: Measures, name: str, longest: int) -> None:
+def test_rows_are_as_wide_as_the_assignment_says(alone: Measures, name: str, longest: int) -> None:
     by_arrival, by_sorting, by_slots = (alone[name, "padded", way] for way in ("arrival", "sorted", "max_tokens"))
     assert by_arrival.slots == [PER_STEP // 4 * longest] * 4
     widths = [slots // (PER_STEP // 4) for slots in by_sorting.slots]
@@ -158,12 +162,12 @@ def test_index_arrays_follow_the_micro_batch_where_counts_vary(alone: Measures) 
 def runs(prepared: dict[str, RunConfig], folder: Path) -> dict[str, RunConfig]:
     """Pairs of runs that are to end alike: `straight ...` and `stopped ...`."""
     found = {}
-    for name, layout, dealing in TRAINED:
+    for name, layout, assignment in TRAINED:
         every = 2 if name == "bert" else None
         times = {"steps": 4, "evaluate_every_steps": every, "log_rank_times_every_steps": 3}
-        config = changed(of_sequences(prepared[name], layout, dealing, **times), model={"dropout": 0.1})
+        config = changed(of_sequences(prepared[name], layout, assignment, **times), model={"dropout": 0.1})
         for kind in ("straight", "stopped"):
-            label = f"{kind} {name} {layout} {dealing}"
+            label = f"{kind} {name} {layout} {assignment}"
             found[label] = changed(config, run={"output_dir": folder / label.replace(" ", "_")})
     return found
 
@@ -220,7 +224,7 @@ def test_a_stopped_run_of_sequences_goes_on_bit_for_bit(trained: dict[str, RunCo
     assert all(torch.equal(weights[1][name], tensor) for name, tensor in weights[0].items())
 
 
-def test_layouts_and_dealings_train_over_the_same_sequences(trained: dict[str, RunConfig]) -> None:
+def test_layouts_and_assignments_train_over_the_same_sequences(trained: dict[str, RunConfig]) -> None:
     one, other = (records(trained[" ".join(["straight", *way])]) for way in TRAINED[:2])
     assert [record["order_hash"] for record in one] == [record["order_hash"] for record in other]
     assert [record["slots"] for record in one] != [record["slots"] for record in other]
@@ -245,15 +249,15 @@ def test_ranks_tell_what_they_did_since_they_last_told(trained: dict[str, RunCon
     assert [record.get("ranks", {}).get("steps") for record in resumed] == [None, 2, 1, 1]
 
 
-def test_another_batching_or_step_is_refused_and_another_dealing_is_not(trained: dict[str, RunConfig]) -> None:
+def test_another_batching_or_step_is_refused_and_another_assignment_is_not(trained: dict[str, RunConfig]) -> None:
     config = trained[" ".join(["straight", *TRAINED[0]])]
     packs = {"packs_per_step": 8, "packs_per_micro_batch": 2, "sequences_per_step": None}
-    of_packs = {**packs, "sequences_per_micro_batch": None, "batching": "packs", "dealing": None, "layout": "packed"}
+    of_packs = {**packs, "sequences_per_micro_batch": None, "batching": "packs", "assignment": None, "layout": "packed"}
     others = [
         changed(config, training=of_packs),
         changed(config, training={"sequences_per_step": 2 * PER_STEP}),
     ]
-    longer = changed(config, training={"dealing": "sorted_serpentine", "steps": 5})
+    longer = changed(config, training={"assignment": "sorted_serpentine", "steps": 5})
     batching, size = run_ranks(try_others, 1, others, longer)[0]
     assert "steps of sequences) was trained on data with fingerprint" in batching
     assert "4 steps of 24 sequences, this run's training.sequences_per_step is 48" in size

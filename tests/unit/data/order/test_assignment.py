@@ -1,4 +1,4 @@
-"""Dealing policies: every item once, no empty share, and what each policy promises beside that."""
+"""Assignment policies: every item once, no empty share, and what each policy promises beside that."""
 
 import itertools
 import math
@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 
-from evenpack.data.order.assignment import POLICIES, DealingPolicy, Shares, deal_step, padded_width
-from evenpack.data.order.balance import deal
+from evenpack.data.order.assignment import POLICIES, AssignmentPolicy, Shares, assign_step, padded_width
+from evenpack.data.order.balance import assign_by_cost
 from evenpack.data.order.step_shape import Batching, Layout, default_policy
 from evenpack.errors import ConfigError
 
 EQUAL_COUNTS = ("arrival", "sorted", "sorted_serpentine", "cost_balanced")
-EVERY_WAY = [(policy, layout) for policy in get_args(DealingPolicy) for layout in get_args(Layout)]
+EVERY_WAY = [(policy, layout) for policy in get_args(AssignmentPolicy) for layout in get_args(Layout)]
 
 
-def dealt(
-    policy: DealingPolicy,
+def assigned(
+    policy: AssignmentPolicy,
     lengths: list[int] | np.ndarray,
     ranks: int = 1,
     micro_batches: int = 1,
@@ -31,7 +31,7 @@ def dealt(
     per_micro_batch: bool = False,
 ) -> Shares:
     values = np.array(lengths, dtype=np.int64)
-    return deal_step(
+    return assign_step(
         policy,
         values,
         values.astype(np.float64) ** 2,
@@ -53,7 +53,7 @@ def wikipedia_lengths(count: int, *, seed: int = 1) -> np.ndarray:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """Lengths of a step that any policy can deal, ranks, micro-batches."""
+    """Lengths of a step that any policy can assign, ranks, micro-batches."""
     ranks, micro_batches = draw(st.integers(1, 6)), draw(st.integers(1, 5))
     items = ranks * micro_batches * draw(st.integers(1, 7))
     return draw(st.lists(st.integers(1, 70_000), min_size=items, max_size=items)), ranks, micro_batches
@@ -62,11 +62,11 @@ def steps(draw: st.DrawFn) -> tuple[list[int], int, int]:
 @pytest.mark.parametrize(("policy", "layout"), EVERY_WAY)
 @given(step=steps(), wait=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_each_item_is_dealt_once_and_no_share_is_empty(policy, layout, step, wait):
+def test_each_item_is_assigned_once_and_no_share_is_empty(policy, layout, step, wait):
     lengths, ranks, micro_batches = step
     items = len(lengths)
     given_lengths = list(lengths)
-    shares = dealt(policy, lengths, ranks, micro_batches, layout=layout, per_micro_batch=wait)
+    shares = assigned(policy, lengths, ranks, micro_batches, layout=layout, per_micro_batch=wait)
     assert lengths == given_lengths
     np.testing.assert_array_equal(np.sort(shares.items), np.arange(items))
     assert shares.offsets[[0, -1]].tolist() == [0, items]
@@ -74,58 +74,63 @@ def test_each_item_is_dealt_once_and_no_share_is_empty(policy, layout, step, wai
     assert (np.diff(shares.offsets) >= 1).all()
     if policy in EQUAL_COUNTS:
         assert (np.diff(shares.offsets) == items // (ranks * micro_batches)).all()
-    again = dealt(policy, lengths, ranks, micro_batches, layout=layout, per_micro_batch=wait)
+    again = assigned(policy, lengths, ranks, micro_batches, layout=layout, per_micro_batch=wait)
     np.testing.assert_array_equal(again.items, shares.items)
     np.testing.assert_array_equal(again.offsets, shares.offsets)
 
 
 def test_arrival_gives_each_rank_the_next_items_micro_batch_by_micro_batch():
-    shares = dealt("arrival", [5, 1, 4, 2, 8, 3, 7, 6], ranks=2, micro_batches=2)
+    shares = assigned("arrival", [5, 1, 4, 2, 8, 3, 7, 6], ranks=2, micro_batches=2)
     assert lengths_of_shares(shares, [5, 1, 4, 2, 8, 3, 7, 6]) == [[5, 1], [4, 2], [8, 3], [7, 6]]
 
 
 def test_sorted_puts_near_lengths_together_and_the_longest_first():
     lengths = [1, 9, 5, 3, 8, 2, 6, 4]
-    assert lengths_of_shares(dealt("sorted", lengths, ranks=4), lengths) == [[9, 8], [6, 5], [4, 3], [2, 1]]
+    assert lengths_of_shares(assigned("sorted", lengths, ranks=4), lengths) == [[9, 8], [6, 5], [4, 3], [2, 1]]
     # Both ranks start with a long run, and the rank that had the longer one ends with the shorter.
-    by_share = lengths_of_shares(dealt("sorted", lengths, ranks=2, micro_batches=2), lengths)
+    by_share = lengths_of_shares(assigned("sorted", lengths, ranks=2, micro_batches=2), lengths)
     assert by_share == [[9, 8], [2, 1], [6, 5], [4, 3]]
 
 
-def test_a_serpentine_goes_to_and_fro_over_ranks_and_micro_batches():
+def test_a_serpentine_goes_back_and_forth_over_ranks_and_micro_batches():
     lengths = [1, 2, 3, 4, 5, 6, 7, 8]
-    assert lengths_of_shares(dealt("sorted_serpentine", lengths, ranks=4), lengths) == [[8, 1], [7, 2], [6, 3], [5, 4]]
-    by_share = lengths_of_shares(dealt("sorted_serpentine", lengths, ranks=2, micro_batches=2), lengths)
+    assert lengths_of_shares(assigned("sorted_serpentine", lengths, ranks=4), lengths) == [
+        [8, 1],
+        [7, 2],
+        [6, 3],
+        [5, 4],
+    ]
+    by_share = lengths_of_shares(assigned("sorted_serpentine", lengths, ranks=2, micro_batches=2), lengths)
     assert by_share == [[8, 1], [5, 4], [7, 2], [6, 3]]
 
 
 def test_items_of_one_length_keep_their_order():
-    np.testing.assert_array_equal(dealt("sorted", [3, 3, 3, 3], ranks=2).items, [0, 1, 2, 3])
+    np.testing.assert_array_equal(assigned("sorted", [3, 3, 3, 3], ranks=2).items, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("per_micro_batch", [False, True])
 def test_cost_balanced_is_what_balance_deals(per_micro_batch):
     lengths = wikipedia_lengths(4 * 3 * 8)
-    shares = dealt("cost_balanced", lengths, 4, 3, per_micro_batch=per_micro_batch)
+    shares = assigned("cost_balanced", lengths, 4, 3, per_micro_batch=per_micro_batch)
     costs = lengths.astype(np.float64) ** 2
-    expected = deal(costs, ranks=4, micro_batches=3, per_micro_batch=per_micro_batch)
+    expected = assign_by_cost(costs, ranks=4, micro_batches=3, per_micro_batch=per_micro_batch)
     np.testing.assert_array_equal(shares.items.reshape(4, 3, 8), expected)
 
 
 def test_constant_tokens_cuts_arrival_where_it_is_nearest_to_equal_shares():
     lengths = [4, 4, 1, 1, 6, 2, 2, 4]
     # 24 tokens, so cuts are wanted at 8 and 16; 10 + 6 is met exactly, too.
-    assert lengths_of_shares(dealt("max_tokens", lengths, ranks=3), lengths) == [[4, 4], [1, 1, 6], [2, 2, 4]]
-    assert lengths_of_shares(dealt("max_tokens", [2, 9, 5, 4], ranks=2), [2, 9, 5, 4]) == [[2, 9], [5, 4]]
-    assert lengths_of_shares(dealt("max_tokens", [9, 8, 2, 1], ranks=2), [9, 8, 2, 1]) == [[9], [8, 2, 1]]
-    assert lengths_of_shares(dealt("max_tokens", [1, 1, 100], ranks=3), [1, 1, 100]) == [[1], [1], [100]]
-    assert lengths_of_shares(dealt("max_tokens", [100, 1, 1], ranks=3), [100, 1, 1]) == [[100], [1], [1]]
+    assert lengths_of_shares(assigned("max_tokens", lengths, ranks=3), lengths) == [[4, 4], [1, 1, 6], [2, 2, 4]]
+    assert lengths_of_shares(assigned("max_tokens", [2, 9, 5, 4], ranks=2), [2, 9, 5, 4]) == [[2, 9], [5, 4]]
+    assert lengths_of_shares(assigned("max_tokens", [9, 8, 2, 1], ranks=2), [9, 8, 2, 1]) == [[9], [8, 2, 1]]
+    assert lengths_of_shares(assigned("max_tokens", [1, 1, 100], ranks=3), [1, 1, 100]) == [[1], [1], [100]]
+    assert lengths_of_shares(assigned("max_tokens", [100, 1, 1], ranks=3), [100, 1, 1]) == [[100], [1], [1]]
 
 
 @given(ranks=st.integers(1, 8), lengths=st.lists(st.integers(1, 512), min_size=8, max_size=80))
 @settings(max_examples=150, deadline=None)
 def test_constant_tokens_is_within_the_longest_of_equal_shares(ranks, lengths):
-    sums = [sum(share) for share in lengths_of_shares(dealt("max_tokens", lengths, ranks), lengths)]
+    sums = [sum(share) for share in lengths_of_shares(assigned("max_tokens", lengths, ranks), lengths)]
     # Each cut is at most half an item off, unless a share would be empty: then it holds one item.
     assert max(sums) <= sum(lengths) / ranks + max(lengths)
 
@@ -145,30 +150,30 @@ def least_rectangle(lengths: list[int], shares: int) -> int:
 @given(ranks=st.integers(1, 5), lengths=st.lists(st.integers(1, 90), min_size=5, max_size=10))
 @settings(max_examples=300, deadline=None)
 def test_no_cut_has_a_smaller_largest_rectangle(ranks, lengths):
-    by_share = lengths_of_shares(dealt("max_tokens", lengths, ranks, layout="padded"), lengths)
+    by_share = lengths_of_shares(assigned("max_tokens", lengths, ranks, layout="padded"), lengths)
     assert max(map(slots, by_share)) == least_rectangle(lengths, ranks)
     assert [length for share in by_share for length in share] == sorted(lengths, reverse=True)
 
 
 def test_largest_rectangles_are_cut_again_where_shares_are_left_over():
     # Within 16 slots one row of 16 and two of 8 would do; the third share comes from the one that can be halved.
-    assert lengths_of_shares(dealt("max_tokens", [16, 8, 8], 3, layout="padded"), [16, 8, 8]) == [[16], [8], [8]]
+    assert lengths_of_shares(assigned("max_tokens", [16, 8, 8], 3, layout="padded"), [16, 8, 8]) == [[16], [8], [8]]
     lengths = [48, 12, 12, 11, 9, 8, 8]
-    by_share = lengths_of_shares(dealt("max_tokens", lengths, 4, layout="padded"), lengths)
+    by_share = lengths_of_shares(assigned("max_tokens", lengths, 4, layout="padded"), lengths)
     assert by_share == [[48], [12], [12, 11], [9, 8, 8]], "three rows of 12, filled up to 16, were 48 slots, too"
 
 
 def test_rectangles_hold_nearly_the_same_number_of_slots():
     lengths = wikipedia_lengths(64 * 32)
-    by_share = lengths_of_shares(dealt("max_tokens", lengths, 64, layout="padded"), lengths)
+    by_share = lengths_of_shares(assigned("max_tokens", lengths, 64, layout="padded"), lengths)
     found = np.array([slots(share) for share in by_share])
-    in_sorted_runs = [slots(share) for share in lengths_of_shares(dealt("sorted", lengths, 64), lengths)]
+    in_sorted_runs = [slots(share) for share in lengths_of_shares(assigned("sorted", lengths, 64), lengths)]
     assert found.max() < 1.05 * found.mean() < 0.6 * max(in_sorted_runs)
 
 
 def test_ranks_get_neighbouring_rectangles_in_each_micro_batch():
     lengths = wikipedia_lengths(2 * 4 * 32)
-    shares = dealt("max_tokens", lengths, 2, 4, layout="padded")
+    shares = assigned("max_tokens", lengths, 2, 4, layout="padded")
     longest = np.array([max(share) for share in lengths_of_shares(shares, lengths)]).reshape(2, 4)
     assert (np.diff(longest, axis=1) <= 0).all()
     assert longest[:, 1:].max(axis=0).max() <= longest[:, :-1].min(axis=0).max()
@@ -182,21 +187,23 @@ def test_a_rectangle_is_as_wide_as_its_longest_row_needs():
 
 
 @pytest.mark.parametrize("policy", EQUAL_COUNTS)
-def test_a_step_that_cannot_be_dealt_equally_is_refused(policy):
-    with pytest.raises(ConfigError, match=r"7 (items|packs) cannot be dealt equally to 2 ranks x 2 .* multiple of 4"):
-        dealt(policy, [1] * 7, ranks=2, micro_batches=2)
+def test_a_step_that_cannot_be_assigned_equally_is_refused(policy):
+    with pytest.raises(
+        ConfigError, match=r"7 (items|packs) cannot be assigned equally to 2 ranks x 2 .* multiple of 4"
+    ):
+        assigned(policy, [1] * 7, ranks=2, micro_batches=2)
 
 
 def test_constant_tokens_needs_only_one_item_for_each_share():
-    assert len(dealt("max_tokens", [1] * 7, ranks=2, micro_batches=2).offsets) == 5
-    with pytest.raises(ConfigError, match=r"3 items cannot be dealt with one or more for each to 2 ranks x 2"):
-        dealt("max_tokens", [1] * 3, ranks=2, micro_batches=2)
+    assert len(assigned("max_tokens", [1] * 7, ranks=2, micro_batches=2).offsets) == 5
+    with pytest.raises(ConfigError, match=r"3 items cannot be assigned with one or more for each to 2 ranks x 2"):
+        assigned("max_tokens", [1] * 3, ranks=2, micro_batches=2)
 
 
 @pytest.mark.parametrize("policy", ["arrival", "sorted", "sorted_serpentine", "max_tokens"])
 def test_an_item_without_tokens_is_refused(policy):
     with pytest.raises(ValueError, match="item 1 of a step must have 1 token or more, found 0"):
-        dealt(policy, [1, 0], ranks=2)
+        assigned(policy, [1, 0], ranks=2)
 
 
 def test_every_batching_has_a_default_among_its_policies():
