@@ -27,8 +27,8 @@ _DIFFERENCES_AT_ONCE = 1 << 15
 """Of costs, that a round compares: 256 KB stay in a core's cache."""
 
 _UNITS = float(1 << 40)
-"""Costs are rounded to this fraction of the most expensive. Sums of whole numbers are the same in any order of addition,
-so that all ranks assign alike, whatever vector units their processors have."""
+"""Costs are rounded to this fraction of the most expensive. Sums of whole numbers are the same in any order, so
+that all ranks assign alike, whatever vector units their processors have."""
 
 _PLACE_BITS = 22
 """A cost of 40 bits and a place of so many fit into one number: 4 million packs."""
