@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
 from evenpack.engine.config import RunConfig
 from evenpack.errors import CheckpointError
@@ -19,8 +20,8 @@ _PACKING_ADJUSTMENT = "training.packing_adjustment"
 _INITIAL_WEIGHTS = "training.initialize_from"
 """Of no use to a run that has a checkpoint."""
 
-_COST_WEIGHTS = "training.cost_weights"
-"""Those of the checkpoint hold, while the layout is the same."""
+_COST_MODEL = "training.cost_model"
+"""The weights of the checkpoint hold, while the layout is the same."""
 
 
 def require_fingerprint(state: TrainState, fingerprint: str) -> None:
@@ -51,13 +52,13 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     changed.pop(_PACKING_ADJUSTMENT, None)
     _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
-    if keeps_weights and changed.pop(_COST_WEIGHTS, None) is not None:
+    if keeps_weights and changed.pop(_COST_MODEL, None) is not None:
         log.info(
-            "%s is now %s and changes nothing: the run goes on assigning by %s, with which it began. Choose another "
-            "run.output_dir to begin with others.",
-            _COST_WEIGHTS,
-            config["training"][_COST_WEIGHTS.partition(".")[2]],
-            list(state.cost_weights),
+            "%s is now %s and changes nothing: the run goes on assigning by the weights with which it began (%s). "
+            "Choose another run.output_dir to begin with others.",
+            _COST_MODEL,
+            config["training"][_COST_MODEL.partition(".")[2]],
+            state.cost_weights,
         )
     _require_step_size(state, config["training"])
     network = {
@@ -101,8 +102,8 @@ def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
     )
 
 
-def kept_cost_weights(state: TrainState, layout: str | None) -> tuple[float, float] | None:
-    """a and b by which the run goes on assigning; None in another layout, whose slots follow other lengths."""
+def kept_cost_weights(state: TrainState, layout: str | None) -> CostWeights | None:
+    """By which the run goes on assigning; None in another layout, whose slots follow other lengths."""
     return state.cost_weights if state.config.get("training", {}).get("layout", layout) == layout else None
 
 

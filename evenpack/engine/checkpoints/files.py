@@ -23,6 +23,7 @@ from typing import Any
 
 import xxhash
 
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.errors import CheckpointError
 from evenpack.files import file_checksum, fsync_directory, fsync_file, write_json
 
@@ -32,7 +33,7 @@ PARTIAL = "partial"
 REPLACED = "replaced"
 REMOVED = "removed"
 
-_FORMAT = 1
+_FORMAT = 2
 _VISIBLE = re.compile(r"step_(\d{6,})")
 _REPLACED = re.compile(rf"\.step_(\d{{6,}})\.{REPLACED}")
 _HIDDEN = re.compile(rf"\.step_\d+\.({PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\.\d+\.partial")
@@ -48,8 +49,8 @@ class TrainState:
     """Of the prepared data and the seed: which packs form which step."""
     world_size: int
     zero_stage: int
-    cost_weights: tuple[float, float]
-    """a and b of the attention cost a·tokens + b·Σ length², by which packs are assigned to ranks."""
+    cost_weights: CostWeights
+    """By which packs or sequences are assigned to ranks."""
     config: dict[str, Any]
     """The resolved run file, as JSON values."""
 
@@ -58,13 +59,13 @@ class TrainState:
             raise ValueError(f"step {self.step} or world size {self.world_size} is out of range")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"cost_weights": list(self.cost_weights)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainState":
         """Raises: KeyError, TypeError or ValueError if `values` did not come from `to_json`."""
-        tokens, squared_lengths = (float(weight) for weight in values["cost_weights"])
-        return cls(**(values | {"cost_weights": (tokens, squared_lengths)}))
+        weights = {name: float(weight) for name, weight in values["cost_weights"].items()}
+        return cls(**(values | {"cost_weights": CostWeights(**weights)}))
 
 
 @dataclass(frozen=True, kw_only=True)

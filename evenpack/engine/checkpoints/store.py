@@ -33,6 +33,7 @@ from evenpack.engine.checkpoints.files import (
     write_manifest,
 )
 from evenpack.engine.distributed import World
+from evenpack.engine.sharding import sharding_at
 from evenpack.errors import CheckpointError, RunError
 from evenpack.files import fsync_directory, write_text
 
@@ -157,20 +158,11 @@ class CheckpointStore:
                 log.warning("could not delete all of %s; the next save will try again", path)
 
     def _require_fitting(self, engine: CheckpointableEngine, checkpoint: Checkpoint) -> None:
-        state, stage = checkpoint.state, engine.zero_optimization_stage()
-        if state.zero_stage != stage:
-            raise CheckpointError(
-                f"checkpoint {checkpoint.path} was saved at ZeRO stage {state.zero_stage}, this run has stage {stage}: "
-                f"the optimizer's state is laid out differently. Set deepspeed.zero_stage={state.zero_stage}, "
-                "or choose another run.output_dir to start again."
-            )
-        if stage > 0 and state.world_size != self._world.size:
-            raise CheckpointError(
-                f"checkpoint {checkpoint.path} was saved by {state.world_size} ranks and this run has "
-                f"{self._world.size}: at ZeRO stage {stage} each rank's file holds its share of the optimizer's state. "
-                f"Go on with {state.world_size} ranks, or choose another run.output_dir to start again; "
-                "evaluate and export read it with any number of ranks."
-            )
+        sharding = sharding_at(engine.zero_optimization_stage())
+        sharding.require_same_stage(checkpoint.state.zero_stage, checkpoint.path)
+        sharding.require_resumable(
+            saved_ranks=checkpoint.state.world_size, ranks=self._world.size, checkpoint=checkpoint.path
+        )
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

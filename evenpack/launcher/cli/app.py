@@ -155,8 +155,8 @@ def evaluate(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson 
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         trained = load_trained_model(config, device)
-        evaluations = evaluate_model(trained.model, trained.prepared, config, trained.world)
-        sources = evaluations_to_json(trained.prepared, evaluations)
+        evaluations = evaluate_model(trained.model, trained.run, trained.world)
+        sources = evaluations_to_json(trained.run.prepared, evaluations)
         report.value = {"checkpoint": trained.checkpoint.path, "step": trained.checkpoint.step, "sources": sources}
         report.shown.append(views.evaluation_table(sources, title=f"After step {trained.checkpoint.step:,}"))
 
@@ -242,7 +242,7 @@ def export(
         from evenpack.models.huggingface import to_huggingface
 
         trained = load_trained_model(config, torch.device("cpu"))
-        tokenizer = trained.prepared.tokenizer_dir if trained.prepared.tokenizer_dir.is_dir() else None
+        tokenizer = trained.run.prepared.tokenizer_dir if trained.run.prepared.tokenizer_dir.is_dir() else None
         to_huggingface(trained.model, directory, tokenizer_dir=tokenizer, special_token_id=trained.special_token_id)
         report.value = {"directory": directory, "step": trained.checkpoint.step, "tokenizer": tokenizer is not None}
         note = "with its tokenizer" if tokenizer else "without a tokenizer: its tokens came ready made"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.continuation import compare_run_files, require_fingerprint
 from evenpack.engine.checkpoints.files import (
     TrainState,
@@ -59,7 +60,7 @@ def train_state(step: int) -> TrainState:
         fingerprint="f" * 32,
         world_size=1,
         zero_stage=0,
-        cost_weights=(1.0, 0.1 + 0.2),
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
         config={"run": {"name": "small", "seed": 42}, "training": {"gradient_clipping": None}},
     )
 
