@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from evenpack.config import Section
+from evenpack.config import Section, UserPath
 from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, BatchForm, Batching, Layout, default_policy
 from evenpack.kernels.config import AttentionConfig
@@ -16,7 +16,7 @@ class RunSection(Section):
     """Name, place and seed."""
 
     name: str = Field(min_length=1)
-    output_dir: Path
+    output_dir: UserPath
     """Metrics, summary and checkpoints; on several nodes a folder that all of them see."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
     """Of the order of packs, the weights and dropout."""
@@ -131,7 +131,7 @@ class TrainingSection(Section):
     """a and b of the cost of a pack or a sequence, a · tokens + b · Σ length², in any one unit, by which cost_balanced
     assigns: `study throughput` measures them. Null: by the model's floating-point operations. A checkpoint fixes them
     for its layout."""
-    initialize_from: Path | None = None
+    initialize_from: UserPath | None = None
     """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
     checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""
     loader_workers: int = Field(default=1, ge=0, le=64)

@@ -98,7 +98,7 @@ def megatron_prefix(name: str, source: MegatronSource) -> Path:
     """The common prefix of a token file's pair. Raises: DataError if it is not given or leads to no pair."""
     if source.path is None:
         raise DataError(f"source '{name}' has no path: give data.sources.{name}.path=PREFIX (of PREFIX.bin and .idx)")
-    prefix = source.path.expanduser().absolute()
+    prefix = source.path.absolute()
     for path in (bin_path(prefix), index_path(prefix)):
         if not path.is_file():
             raise DataError(
@@ -115,7 +115,6 @@ def find_files(name: str, path: Path | None, *, suffixes: tuple[str, ...] | None
     override = f"data.sources.{name}.path=FILE"
     if path is None:
         raise DataError(f"source '{name}' has no path: give {override} (a file, a folder or a pattern)")
-    path = path.expanduser()
     if path.is_file():
         return (path,)
     if path.is_dir():
