@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from evenpack.config import Section, UserPath
-from evenpack.data.limits import MOST_SLOTS
+from evenpack.data.limits import MOST_SLOTS, MOST_VOCABULARY
 
 
 class _SourceBase(Section):
@@ -119,8 +119,8 @@ class ExternalTokenizer(Section):
     """Tokens come ready made (Megatron sources): only their vocabulary is known."""
 
     kind: Literal["external"]
-    vocabulary_size: int = Field(ge=2)
-    end_of_text_id: int = Field(ge=0)
+    vocabulary_size: int = Field(ge=2, le=MOST_VOCABULARY)
+    end_of_text_id: int = Field(ge=0, lt=MOST_VOCABULARY)
 
 
 TokenizerConfig = Annotated[
@@ -156,7 +156,7 @@ class MaskingConfig(Section):
 
     share: float = Field(default=0.15, gt=0.0, le=1.0)
     """Of a sequence's tokens, special ones counted."""
-    max_predictions: int = Field(default=76, ge=1)
+    max_predictions: int = Field(default=76, ge=1, le=1 << 16)
     """Most masked tokens of a sequence."""
     mask_share: float = Field(default=0.8, ge=0.0, le=1.0)
     """Of the masked tokens, how many become [MASK]."""
@@ -203,7 +203,7 @@ class PackingConfig(Section):
 
     algorithm: str = "auto"
     """`auto` or a name of `evenpack.data.packing.ALGORITHMS`."""
-    max_sequences_per_pack: int | None = Field(default=None, ge=1)
+    max_sequences_per_pack: int | None = Field(default=None, ge=1, le=MOST_SLOTS)
     options: dict[str, int | float | str] = Field(default_factory=dict)
     """Of the algorithm, e.g. {weight: 0.09} of `least_squares`; docs/packing.md lists them."""
 

@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from evenpack.config import Section, UserPath
 from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
+from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, BatchForm, Batching, Layout, default_policy
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.model_config import BertConfig, ModelConfig, study_switches
@@ -98,16 +99,16 @@ class TrainingSection(Section):
     assignment: AssignmentPolicy | None = None
     """How a step's packs or sequences are divided among ranks and micro-batches: it says who computes what, and
     changes no step. Null: cost_balanced, or arrival for padded sequences."""
-    packs_per_step: int | None = Field(default=None, ge=1)
+    packs_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs of one optimizer update over all ranks; never changes with the world size."""
-    packs_per_micro_batch: int | None = Field(default=None, ge=1)
+    packs_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs that a rank computes at once: the memory knob. Accumulation is derived. Divides packs_per_step, or what
     fewer_accumulations makes of it."""
-    sequences_per_step: int | None = Field(default=None, ge=1)
+    sequences_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """The same where batching is sequences."""
-    sequences_per_micro_batch: int | None = Field(default=None, ge=1)
+    sequences_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """The same where batching is sequences; on average, where assignment is max_tokens."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=MOST_STEPS)
     """Length of the learning-rate schedule, in optimizer updates."""
     stop_after_steps: int | None = Field(default=None, ge=1)
     """Stop at this absolute step and go on later; null: `steps`."""

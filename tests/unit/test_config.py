@@ -96,6 +96,29 @@ def test_a_wrong_override_is_refused_and_explained(run_file: Path, override: str
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.packs_per_step=1000000000000",
+        "training.packs_per_step=100000000",
+        "training.packs_per_micro_batch=100000000",
+        "training.steps=1000000000000000000",
+        "model.max_positions=1000000000000",
+        "model.layers=1000000000000",
+        "model.hidden_size=1000000000000",
+        "model.heads=1000000000000",
+        "masking.max_predictions=1000000000000",
+        "data.packing.max_sequences_per_pack=1000000000000",
+        "data.tokenizer={kind: external, vocabulary_size: 1000000000000, end_of_text_id: 0}",
+    ],
+)
+def test_a_number_that_no_machine_could_serve_is_refused_before_anything_is_built(
+    run_file: Path, override: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"Input should be less than or equal to [0-9]+, found 10+$"):
+        load_run_file(run_file, RunConfig, [override])
+
+
 def test_an_unknown_key_in_the_file_names_the_nearest_one(tmp_path: Path) -> None:
     values = run_values()
     values["data"]["sources"]["wiki"]["txt_key"] = "body"
