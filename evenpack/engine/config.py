@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from evenpack.config import Section
+from evenpack.config import Section, UserPath
 from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
+from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
@@ -17,7 +18,7 @@ class RunSection(Section):
     """Name, place and seed."""
 
     name: str = Field(min_length=1)
-    output_dir: Path
+    output_dir: UserPath
     """Metrics, summary and checkpoints; on several nodes a folder that all of them see."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
     """Of the order of packs, the weights and dropout."""
@@ -107,16 +108,16 @@ class TrainingSection(Section):
     assignment: AssignmentPolicy | None = None
     """How a step's packs or sequences are divided among ranks and micro-batches: it says who computes what, and
     changes no step. Null: cost_balanced, or arrival for padded sequences."""
-    packs_per_step: int | None = Field(default=None, ge=1)
+    packs_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs of one optimizer update over all ranks; never changes with the world size."""
-    packs_per_micro_batch: int | None = Field(default=None, ge=1)
+    packs_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs that a rank computes at once: the memory knob. Accumulation is derived. Divides packs_per_step, or what
     fewer_accumulations makes of it."""
-    sequences_per_step: int | None = Field(default=None, ge=1)
+    sequences_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """The same where batching is sequences."""
-    sequences_per_micro_batch: int | None = Field(default=None, ge=1)
+    sequences_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """The same where batching is sequences; on average, where assignment is max_tokens."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=MOST_STEPS)
     """Length of the learning-rate schedule, in optimizer updates."""
     stop_after_steps: int | None = Field(default=None, ge=1)
     """Stop at this absolute step and go on later; null: `steps`."""
@@ -136,14 +137,14 @@ class TrainingSection(Section):
     """What is done about a step of packs holding more sequences than one of single sequences, for which packs_per_step,
     steps, warm-up and betas were chosen (PackedBERT, section 3.3). fewer_accumulations: packs_per_step falls by the
     packing factor. lamb_betas: steps and warm-up fall by it, and LAMB's betas are raised to its power."""
-    cost_model: Path | None = None
+    cost_model: UserPath | None = None
     """A file of `study throughput --cost-model`: what a token, a squared length and a segment cost on the device, by
     which cost_balanced assigns. Null: by the model's floating-point operations. A checkpoint fixes the weights for its
     layout."""
     cost_model_of_another: Literal["refuse", "use"] = "refuse"
     """What to do with a cost model that was measured on another model or layout: refuse it, or use it with a warning.
     Another device is always a warning."""
-    initialize_from: Path | None = None
+    initialize_from: UserPath | None = None
     """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
     checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""
     loader_workers: int = Field(default=1, ge=0, le=64)

@@ -11,7 +11,7 @@ from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolve import open_run
 from evenpack.engine.step_items import average_item, items_of_an_epoch
-from evenpack.launcher.processes.ranks import read_json_or_none
+from evenpack.files import read_json_object
 from evenpack.studies.plots import LossCurve, plot_loss
 
 LOSS_PLOT = "loss.png"
@@ -100,7 +100,7 @@ class TrainingReport:
 
 def report_training(plan: TrainingPlan, output_dir: Path) -> TrainingReport | None:
     """From what the run has written; None if it has not written its summary."""
-    summary = read_json_or_none(output_dir / "summary.json")
+    summary = read_json_object(output_dir / "summary.json")
     if summary is None:
         return None
     return TrainingReport(

@@ -39,7 +39,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(values))
     evenpack("prepare", path)
-    evenpack("train", path, options=["-n", "2"])
+    evenpack("train", path, options=["--cpu-ranks", "2"])
     return path
 
 

@@ -4,6 +4,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
 from evenpack.engine.config import RunConfig
@@ -43,12 +45,14 @@ def require_fingerprint(state: TrainState, fingerprint: str) -> None:
 def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     """Tells once what has changed in the run file since the checkpoint, and refuses steps of another size.
 
+    A key that the checkpoint's run file lacks did not exist when it was saved: it counts as having had its default.
+
     Args:
         config: the resolved and adjusted run file as JSON values, as in `TrainState`.
 
     Raises: CheckpointError if the checkpoint is of steps of another size, another optimizer or model structure.
     """
-    changed = find_changed_keys(state.config, config)
+    changed = find_changed_keys(_with_defaults(state.config), config)
     changed.pop(_PACKING_ADJUSTMENT, None)
     _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
@@ -76,6 +80,14 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     if changed:
         lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
         log.info("the run file has changed since step %d and holds from here on:\n%s", state.step, "\n".join(lines))
+
+
+def _with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+    """The run file of a checkpoint with keys that are newer than it; as it is where it is none of this version's."""
+    try:
+        return RunConfig.model_validate(saved).model_dump(mode="json")
+    except ValidationError:
+        return saved
 
 
 def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
