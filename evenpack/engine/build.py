@@ -24,9 +24,10 @@ from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.objective import build_denominators, build_objective
 from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
 from evenpack.errors import RunError
+from evenpack.models.build import Model, new_model
+from evenpack.models.config import study_switches
 from evenpack.models.cost import Work, step_flops
-from evenpack.models.families import Model, new_model
-from evenpack.models.model_config import BertConfig, study_switches
+from evenpack.models.families import family_of
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +162,8 @@ def cost_weights(config: RunConfig, prepared: PreparedData) -> tuple[float, floa
         return step_flops(config.model, vocabulary_size=prepared.vocabulary_size, work=work)
 
     tokens = 2000  # enough for a share of masked ones
-    head_share = (config.static_masks or config.masking).share if isinstance(config.model, BertConfig) else 1.0
+    is_masked = family_of(config.model).objective == "masked_tokens"
+    head_share = (config.static_masks or config.masking).share if is_masked else 1.0
     of_tokens = flops(Work(slots=tokens, squared_lengths=0, head_slots=round(tokens * head_share), sequences=0))
     of_squares = flops(Work(slots=0, squared_lengths=tokens, head_slots=0, sequences=0))
     return of_tokens / of_squares, 1.0

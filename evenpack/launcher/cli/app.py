@@ -223,8 +223,8 @@ def export(
 ) -> None:
     """Write a checkpoint for Hugging Face transformers.
 
-    Takes the newest checkpoint of the run; `GPT2LMHeadModel.from_pretrained(DIRECTORY)` loads it, or
-    `BertForPreTraining` where the run's model is BERT.
+    Takes the newest checkpoint of the run; the class of transformers that config.json names under `architectures`
+    loads it by `from_pretrained(DIRECTORY)`.
 
     \b
     Example:

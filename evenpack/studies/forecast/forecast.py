@@ -24,7 +24,7 @@ from evenpack.engine.build import cost_weights, pipeline_settings
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.errors import ConfigError, DataError
-from evenpack.models.cost import performed_work
+from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model
 from evenpack.studies.statistics.maxima import best_law, expected_maximum, expected_maximum_of_draws
 from evenpack.studies.throughput.clock import ClockName

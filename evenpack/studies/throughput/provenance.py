@@ -11,6 +11,7 @@ import evenpack
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
+from evenpack.models.families import family_of
 from evenpack.studies.cost_model import MeasuredOn
 
 
@@ -28,6 +29,7 @@ def measured_on(config: RunConfig, prepared: PreparedData, world: World, *, layo
     return MeasuredOn(
         device=device_name(world),
         model=f"{config.model.kind} {config.model.preset}",
+        causal=family_of(config.model).causal,
         layers=shape["layers"],
         hidden_size=shape["hidden_size"],
         vocabulary_size=prepared.vocabulary_size,

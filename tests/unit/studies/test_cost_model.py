@@ -20,6 +20,7 @@ TRUTH = np.array([2e-3, 3e-6, 5e-9])
 ORIGIN = MeasuredOn(
     device="a device",
     model="gpt2 tiny",
+    causal=True,
     layers=2,
     hidden_size=64,
     vocabulary_size=100,
