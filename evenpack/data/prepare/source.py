@@ -155,7 +155,7 @@ class SourcePreparation:
 
     def _check_ends(self, token_file: TokenFile) -> None:
         end_of_text = self.vocabulary.end_of_text_id
-        (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths > 0))
+        (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths() > 0))
         if len(unended):
             raise DataError(
                 f"source '{self.name}': {len(unended)} of {token_file.documents} documents of {token_file.prefix} do "
