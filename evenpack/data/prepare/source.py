@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64, UInt64
 
+from evenpack.data.checksums import Checksums
 from evenpack.data.config import DataConfig, MegatronSource, SentencePairsRecipe
 from evenpack.data.order.stored_plan import store_plan
 from evenpack.data.prepare.manifest import (
@@ -54,8 +55,8 @@ class _WrittenTokens:
     identities: UInt64[np.ndarray, " documents"]
     text_bytes: int
     unknown_tokens: int
-    checksums: Mapping[str, str]
-    """Of those files whose checksum is known already, by name."""
+    checksums: Mapping[str, Checksums]
+    """Of those files whose checksums are known already, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

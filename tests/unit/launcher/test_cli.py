@@ -21,7 +21,7 @@ from evenpack.studies.lengths import read_histogram
 from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
 from evenpack.studies.lengths.published import published_histogram
 
-COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show", "study imbalance")
+COMMANDS = ("prepare", "verify", "train", "evaluate", "inspect", "export", "doctor", "config show", "study imbalance")
 
 RUN = {
     "run": {"name": "tiny", "output_dir": "OUT"},
