@@ -221,6 +221,11 @@ class DataConfig(Section):
     pack_length: int = Field(ge=2, le=MOST_SLOTS)
     """Slots of a pack."""
     packing: PackingConfig = PackingConfig()
+    verify_in_training: bool = True
+    """`train` reads all prepared files beside its first steps, each rank a share, and compares their checksums before
+    it saves a checkpoint; false: sizes alone are compared."""
+    on_changed_sources: Literal["warn", "error", "ignore"] = "warn"
+    """What `train` does where a source's files or the tokenizer's are not those that the data was prepared from."""
 
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":

@@ -22,8 +22,9 @@ from evenpack.launcher.cli.study_imbalance import study_imbalance
 from evenpack.launcher.cli.study_packing import study_packing
 from evenpack.launcher.cli.study_throughput import study_throughput
 from evenpack.launcher.cli.train import train
+from evenpack.launcher.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., None], ...] = (prepare, train, evaluate, inspect, export, doctor)
+COMMANDS: tuple[Callable[..., None], ...] = (prepare, verify, train, evaluate, inspect, export, doctor)
 """In the order in which `--help` lists them; each has the name of its function."""
 
 STUDIES: dict[str, Callable[..., None]] = {
