@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 from batches import build_batch, random_sequences
-from harness import run_ranks
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.engine.config import RunConfig
@@ -15,6 +14,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.models.gpt2 import Gpt2
 from evenpack.models.losses import exact_denominators
+from evenpack.testing import run_ranks
 
 PACKS = 16
 PACK_LENGTH = 24
@@ -263,7 +263,7 @@ def measure(world: World) -> tuple[list[Report], float, list[int]]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_any_split_gives_the_gradient_and_the_updates_of_one_unpacked_batch(ranks: int):
-    measured = run_ranks(measure, ranks, timeout_seconds=280)
+    measured = run_ranks(measure, ranks)
     for reports, naive_error, _ in measured:
         assert len(reports) == len(settings())
         assert naive_error > 0.05, "a mean of means would pass as well"
