@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fake_runs import HANGS_SECONDS, FakeRun
+from fake_runs import HANGS_SECONDS, FakeRun, wait_until
 
 from evenpack.errors import EXIT_STOPPED, RunError
 from evenpack.launcher.processes.ranks import held_output_dir
@@ -62,12 +62,11 @@ def test_a_second_ctrl_c_kills_ranks_in_which_nothing_runs_any_more(fake_run: Fa
     process = fake_run.launch()
     fake_run.wait_for("step")
     process.send_signal(signal.SIGINT)
-    time.sleep(1.0)
+    wait_until(lambda: "press again" in fake_run.errors(), "the answer to Ctrl-C")
+    time.sleep(1.0)  # or both would be one request
     assert process.poll() is None
-    while process.poll() is None:  # on a busy machine it has perhaps not seen the first one yet
-        process.send_signal(signal.SIGINT)
-        time.sleep(1.0)
-    assert process.returncode == 130
+    process.send_signal(signal.SIGINT)
+    assert end(process) == 130
     assert fake_run.living() == []
 
 
