@@ -23,7 +23,8 @@ from evenpack.launcher.cli.arguments import (
     reporting,
 )
 from evenpack.launcher.cli.study import study_app
-from evenpack.launcher.cli.subject_options import SubjectOptions, takes_subject
+from evenpack.launcher.cli.subject_options import takes_subject
+from evenpack.studies.lengths.options import SubjectOptions
 
 EXIT_PROBE_FAILED = 1
 """Of `evenpack doctor`."""
@@ -66,10 +67,12 @@ def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson =
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:
+        from evenpack import console
         from evenpack.data.prepare.prepare import prepare as prepare_data
-        from evenpack.launcher import console, views
+        from evenpack.data.prepare.shown import PrepareProgress
+        from evenpack.studies.inspection.tables import splits_table
 
-        with console.PrepareProgress(console.messages()) as progress:
+        with PrepareProgress(console.messages()) as progress:
             try:
                 manifest = prepare_data(config.data, config.prepared_dir, progress=progress)
             except KeyboardInterrupt:
@@ -81,7 +84,7 @@ def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson =
             "vocabulary_size": manifest.tokenizer.vocabulary_size,
             "splits": splits,
         }
-        report.shown.append(views.splits_table(splits, title=f"Prepared in {config.prepared_dir}"))
+        report.shown.append(splits_table(splits, title=f"Prepared in {config.prepared_dir}"))
 
 
 @app.command()
@@ -192,9 +195,10 @@ def inspect(
       evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
     """
     with reporting(as_json) as report:
-        from evenpack.launcher.against import distance_to, refuse_senseless
-        from evenpack.launcher.inspection import find_subject, inspect_lengths, inspect_side_by_side
-        from evenpack.launcher.views import distance_table
+        from evenpack.studies.inspection.against import distance_to, refuse_senseless
+        from evenpack.studies.inspection.inspect import inspect_lengths, inspect_side_by_side
+        from evenpack.studies.inspection.tables import distance_table
+        from evenpack.studies.lengths.subject import find_subject
 
         more = [word for word in overrides or [] if "=" not in word]
         changes = [word for word in overrides or [] if "=" in word]
@@ -237,7 +241,7 @@ def export(
         settle_accelerator()
         import torch
 
-        from evenpack.launcher import console
+        from evenpack import console
         from evenpack.launcher.trained import load_trained_model
         from evenpack.models.huggingface import to_huggingface
 
@@ -280,7 +284,7 @@ def show_config(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJs
     with reporting(as_json) as report:
         import yaml
 
-        from evenpack.launcher import console
+        from evenpack import console
 
         report.value = config.model_dump(mode="json")
         report.shown.append(console.text(yaml.safe_dump(report.value, sort_keys=False, width=100).rstrip()))

@@ -50,7 +50,7 @@ def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
 
     Raises: ConfigError if `save` cannot be a file, before the block is entered.
     """
-    from evenpack.launcher import console
+    from evenpack import console
 
     if save is not None:
         _require_file(save)
@@ -91,7 +91,7 @@ def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
 
 def fail(message: str) -> NoReturn:
     """Shows the message and ends with `EXIT_BAD_INPUT`."""
-    from evenpack.launcher import console
+    from evenpack import console
 
     console.print_error(message)
     if "--json" in sys.argv:  # whatever the command: it has not got as far as its own document

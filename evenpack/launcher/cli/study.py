@@ -17,8 +17,9 @@ from evenpack.launcher.cli.arguments import (
     load,
     reporting,
 )
-from evenpack.launcher.cli.subject_options import SubjectOptions, takes, takes_subject
-from evenpack.launcher.imbalance_options import ImbalanceOptions
+from evenpack.launcher.cli.subject_options import takes, takes_subject
+from evenpack.studies.imbalance.options import ImbalanceOptions
+from evenpack.studies.lengths.options import SubjectOptions
 
 Clock = Annotated[
     str,
@@ -57,7 +58,9 @@ def study_packing(
       evenpack study packing lengths.npy --pack-length 2048 --algorithms longest_pack_first,cutting_stock
     """
     with reporting(as_json, save=save) as report:
-        from evenpack.launcher.inspection import find_subject, parse_choices, parse_depths, study_subject
+        from evenpack.studies.lengths.subject import find_subject
+        from evenpack.studies.packing.command import study_subject
+        from evenpack.studies.packing.options import parse_choices, parse_depths
 
         limits, choices = parse_depths(depths), parse_choices(algorithms)  # before anything is read
         subject = find_subject(lengths, overrides or [], options)
@@ -89,9 +92,9 @@ def study_imbalance(
       evenpack study imbalance wikipedia_512 --log result_0.txt --padded-baseline 1130
     """
     with reporting(as_json, save=save) as report:
-        from evenpack.launcher.imbalance_view import ImbalanceRequest
-        from evenpack.launcher.imbalance_view import study_imbalance as compare
-        from evenpack.launcher.inspection import find_subject
+        from evenpack.studies.imbalance.command import ImbalanceRequest
+        from evenpack.studies.imbalance.command import study_imbalance as compare
+        from evenpack.studies.lengths.subject import find_subject
 
         request = ImbalanceRequest(study, plot=plot)  # before anything is read
         report.value, report.shown = compare(find_subject(lengths, overrides or [], options), request)
@@ -133,7 +136,8 @@ def study_throughput(
     config = load(run_file, overrides)
     with reporting(as_json, save=save) as report:
         _settle()
-        from evenpack.launcher.throughput_view import measure_run, parse_options
+        from evenpack.studies.throughput.command import measure_run
+        from evenpack.studies.throughput.options import parse_options
 
         options = parse_options(
             layouts=layouts,
@@ -186,7 +190,8 @@ def study_forecast(
     config = load(run_file, overrides)
     with reporting(as_json, save=save) as report:
         _settle()
-        from evenpack.launcher.forecast_view import forecast_run, parse_options, read_log
+        from evenpack.studies.forecast.command import forecast_run
+        from evenpack.studies.forecast.options import parse_options, read_log
 
         options = parse_options(
             layouts=layouts,

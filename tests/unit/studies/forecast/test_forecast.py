@@ -16,11 +16,12 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.errors import ConfigError, DataError
-from evenpack.launcher.forecast_view import forecast_tables, parse_options, read_log
 from evenpack.models.cost import performed_work
 from evenpack.studies.forecast import forecast
 from evenpack.studies.forecast.forecast import ForecastOptions, RanksRow, VirtualRanks, study_forecast
 from evenpack.studies.forecast.logged_ranks import read_logged_ranks
+from evenpack.studies.forecast.options import parse_options, read_log
+from evenpack.studies.forecast.tables import forecast_tables
 from evenpack.studies.statistics.maxima import best_law, expected_maximum, expected_maximum_of_draws
 from evenpack.studies.throughput.contenders import FORMS, formed, run_to_measure
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer

@@ -6,8 +6,8 @@ import pytest
 from evenpack.data.packing import LengthHistogram
 from evenpack.errors import DataError, PackingError
 from evenpack.launcher import inspection
-from evenpack.studies.lengths import read_histogram
 from evenpack.studies.lengths.published import published_histogram, published_names
+from evenpack.studies.lengths.reading import read_histogram
 from evenpack.studies.packing.packing import (
     OVERVIEW_DEPTHS,
     PackerChoice,

@@ -28,11 +28,11 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.train import train_in
 from evenpack.errors import ConfigError
-from evenpack.launcher.throughput_view import StudyProgress, parse_clock, parse_options, throughput_tables
 from evenpack.models.cost import step_flops, useful_work
-from evenpack.studies.plots import figure_as_png, require_plot
+from evenpack.studies.plotting import figure_as_png, require_plot
 from evenpack.studies.throughput import plots, study
 from evenpack.studies.throughput.clock import PeakMemory, PhaseClock, Spread
+from evenpack.studies.throughput.command import StudyProgress
 from evenpack.studies.throughput.contenders import (
     FORMS,
     changed,
@@ -42,9 +42,11 @@ from evenpack.studies.throughput.contenders import (
     run_to_measure,
 )
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
+from evenpack.studies.throughput.options import parse_clock, parse_options
 from evenpack.studies.throughput.plots import plot_throughput
 from evenpack.studies.throughput.samples import sample_micro_batches
 from evenpack.studies.throughput.study import ThroughputOptions, ThroughputStudy, study_throughput
+from evenpack.studies.throughput.tables import throughput_tables
 
 
 @pytest.fixture(scope="module")

@@ -7,19 +7,22 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from evenpack import console
 from evenpack.data.packing import pack
-from evenpack.engine.reporting.metrics import format_duration, format_rate
 from evenpack.errors import ConfigError
-from evenpack.launcher import console
-from evenpack.launcher.imbalance_options import ImbalanceOptions
-from evenpack.launcher.imbalance_tables import imbalance_tables
-from evenpack.launcher.inspection import Subject, long_lines
-from evenpack.studies.imbalance import Gumbel, LogForecast, forecast_from_log, read_step_log, reference_curve
+from evenpack.progress import format_duration, format_rate
 from evenpack.studies.imbalance.cluster import ClusterOptions
+from evenpack.studies.imbalance.forecast import LogForecast, forecast_from_log
+from evenpack.studies.imbalance.options import ImbalanceOptions
 from evenpack.studies.imbalance.plots import ImbalanceStudy, plot_imbalance
+from evenpack.studies.imbalance.reference import reference_curve
 from evenpack.studies.imbalance.simulation import Simulation, SimulationProgress, parse_devices, simulate
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
-from evenpack.studies.plots import require_plot
+from evenpack.studies.imbalance.step_log import read_step_log
+from evenpack.studies.imbalance.tables import imbalance_tables
+from evenpack.studies.lengths.subject import Subject, long_lines
+from evenpack.studies.plotting import require_plot
+from evenpack.studies.statistics.laws import Gumbel
 
 _LINE_SECONDS = 5.0
 
