@@ -21,7 +21,11 @@ from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.published import published_histogram
 from evenpack.studies.lengths.reading import read_histogram
 
-COMMANDS = ("prepare", "train", "evaluate", "inspect", "export", "doctor", "config show", "study imbalance")
+COMMANDS = (
+    *(command.__name__ for command in cli.COMMANDS),
+    "config show",
+    *(f"study {name}" for name in cli.STUDIES),
+)
 
 RUN = {
     "run": {"name": "tiny", "output_dir": "OUT"},
@@ -293,7 +297,7 @@ def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
     def fail(*_: object) -> None:
         raise OSError(number, "No room", "out/tokens.bin")
 
-    monkeypatch.setattr(cli, "load", fail)
+    monkeypatch.setattr("evenpack.launcher.cli.prepare.load", fail)
     done = evenpack("prepare", "run.yaml")
     assert done.code == 2
     assert done.err.startswith("error: out/tokens.bin cannot be written: No room")
@@ -303,7 +307,7 @@ def test_any_other_error_keeps_its_traceback(evenpack: Command, monkeypatch: pyt
     def fail(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "gone", "x")
 
-    monkeypatch.setattr(cli, "load", fail)
+    monkeypatch.setattr("evenpack.launcher.cli.prepare.load", fail)
     with pytest.raises(FileNotFoundError):
         evenpack("prepare", "run.yaml")
 
@@ -342,7 +346,7 @@ def test_checkpoint_errors_are_errors_of_the_user(evenpack: Command, monkeypatch
     def fail(*_: object) -> None:
         raise CheckpointError("step_000010 is broken")
 
-    monkeypatch.setattr(cli, "load", fail)
+    monkeypatch.setattr("evenpack.launcher.cli.evaluate.load", fail)
     assert evenpack("evaluate", "run.yaml").err == "error: step_000010 is broken\n"
 
 
