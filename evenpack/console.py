@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +22,24 @@ _FILE_COLUMNS = 160
 """Width of tables where there is no terminal to fit."""
 
 _COLUMN_GAP = 2
+
+
+@dataclasses.dataclass
+class Report:
+    """What a command has found."""
+
+    value: Any = None
+    """For --json."""
+    shown: list[Any] = dataclasses.field(default_factory=list)
+    """For people: what rich can print."""
+    is_silent: bool = False
+    """Another rank prints the result."""
+    unmet: str | None = None
+    """What was asked for beside the result and could not be had: the result is printed, and the command fails."""
+
+    def take(self, found: "Report") -> None:
+        """Becomes what another report is."""
+        vars(self).update(vars(found))
 
 
 def results() -> Console:
@@ -158,6 +175,8 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    from pydantic import BaseModel  # slow to import, and commands that only explain themselves need none of it
+
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

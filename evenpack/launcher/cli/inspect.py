@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 
 from evenpack.errors import ConfigError
-from evenpack.launcher.cli.arguments import AsJson, LengthsInput, Overrides, Plot, reporting
+from evenpack.launcher.cli.arguments import AsJson, LengthsInput, Overrides, reporting
 from evenpack.launcher.cli.subject_options import takes_subject
 from evenpack.studies.lengths.options import SubjectOptions
+from evenpack.studies.shared_options import Plot
 
 
 @takes_subject

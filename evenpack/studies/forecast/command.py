@@ -1,31 +1,51 @@
-"""What `evenpack study forecast` does."""
+"""`evenpack study forecast`."""
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import RenderableType
+import typer
 
-from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import configure_logging, joined_world
-from evenpack.studies.forecast.forecast import (
-    METHODS,
-    ForecastOptions,
-    study_forecast,
-)
-from evenpack.studies.forecast.logged_ranks import LoggedRanks
-from evenpack.studies.forecast.tables import forecast_tables
-from evenpack.studies.throughput.command import StudyProgress
+from evenpack.console import Report
+from evenpack.studies.shared_options import Clock
+
+if TYPE_CHECKING:
+    from evenpack.engine.config import RunConfig
 
 
-def forecast_run(
-    config: RunConfig, options: ForecastOptions, *, logged: LoggedRanks | None
-) -> tuple[dict[str, Any], list[RenderableType]]:
-    """The study as a value for JSON and as what rich can print."""
-    with joined_world() as world:
-        configure_logging(world)
-        study = study_forecast(config, world, options, progress=StudyProgress(silent=False))
-    value = {
-        "study": study,
-        "errors": {form.form: {method: form.largest_error(method) for method in METHODS} for form in study.forms},
-        "logged": logged,
-    }
-    return value, forecast_tables(study, logged)
+@dataclass(frozen=True, kw_only=True)
+class ForecastCommand:
+    """Check on one device how well one rank's times predict how long several ranks wait.
+
+    Times the micro-batches of n ranks one after another, takes the slowest of each step, and compares that with what
+    the times of a single rank, over other sequences, let expect.
+
+    \b
+    Examples:
+      evenpack study forecast RUN.yaml
+      evenpack study forecast RUN.yaml --ranks 2,8 --layouts unpadded/arrival,unpadded/sorted_serpentine --clock cpu
+      evenpack study forecast RUN.yaml --log runs/two_ranks/metrics.jsonl
+    """
+
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks to predict.")] = "2,4,8"
+    layouts: Annotated[str, typer.Option(help="As those of study throughput.")] = "unpadded/arrival"
+    steps: Annotated[int, typer.Option(help="Steps timed at each number of ranks.")] = 30
+    fit_steps: Annotated[int, typer.Option(help="Steps of one rank that the forecasts are made from.")] = 120
+    warmup: Annotated[int, typer.Option(help="Steps of one rank before them; of the log, too.")] = 3
+    simulated_steps: Annotated[int, typer.Option(help="For the forecast by the cost model.")] = 200
+    clock: Clock = "wall"
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="metrics.jsonl", help="Of a real run on several ranks, to stand beside.", show_default=False
+        ),
+    ] = None
+
+    def run(self, config: "RunConfig") -> Report:
+        """On one device alone. Raises: as `parse_options`, `read_log` and `study_forecast`."""
+        from evenpack.studies.forecast.measured import forecast_run
+        from evenpack.studies.forecast.options import parse_options, read_log
+
+        options = parse_options(self)
+        logged = None if self.log is None else read_log(self.log, warmup=self.warmup)
+        return forecast_run(config, options, logged=logged)

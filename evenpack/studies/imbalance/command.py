@@ -1,152 +1,125 @@
-"""What `evenpack study imbalance` does and shows: the published curve, a log and simulated clusters side by side."""
+"""`evenpack study imbalance`."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import RenderableType
+import typer
 
-from evenpack import console
-from evenpack.data.packing import pack
-from evenpack.errors import ConfigError
-from evenpack.progress import format_duration, format_rate
-from evenpack.studies.imbalance.cluster import ClusterOptions
-from evenpack.studies.imbalance.forecast import LogForecast, forecast_from_log
-from evenpack.studies.imbalance.options import ImbalanceOptions
-from evenpack.studies.imbalance.plots import ImbalanceStudy, plot_imbalance
-from evenpack.studies.imbalance.reference import reference_curve
-from evenpack.studies.imbalance.simulation import Simulation, SimulationProgress, parse_devices, simulate
-from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
-from evenpack.studies.imbalance.step_log import read_step_log
-from evenpack.studies.imbalance.tables import imbalance_tables
-from evenpack.studies.lengths.subject import Subject, long_lines
-from evenpack.studies.plotting import require_plot
-from evenpack.studies.statistics.laws import Gumbel
+from evenpack.console import Report
+from evenpack.studies.shared_options import Plot
 
-_LINE_SECONDS = 5.0
+if TYPE_CHECKING:
+    from evenpack.studies.lengths.subject import Subject
+
+_CLUSTER = "Simulated clusters"
+_REFERENCE = "Published reference"
+_LOG = "Measured log"
 
 
-class ProgressLines:
-    """A line every few seconds: how much is done, the rate, the time to go."""
+@dataclass(frozen=True, kw_only=True)
+class ImbalanceCommand:
+    """Compare packs with un-padding and padding on one device to thousands, where each step waits for the slowest.
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._started = self._shown_at = clock()
+    Clusters are simulated on the lengths; beside them stand the published curve and, if given, a log.
 
-    def __call__(self, state: SimulationProgress) -> None:
-        now = self._clock()
-        if now - self._shown_at < _LINE_SECONDS:
-            return
-        self._shown_at = now
-        elapsed = now - self._started
-        console.messages().print(
-            f"simulating: {100 * state.share:.0f} %  {format_rate(state.sequences / elapsed)} sequences/s  "
-            f"{format_duration(elapsed / state.share - elapsed)} to go",
-            soft_wrap=True,
-        )
-
-
-class ImbalanceRequest:
-    """The options, checked before anything is read.
-
-    Raises: ConfigError for one that is wrong.
+    \b
+    Examples:
+      evenpack study imbalance wikipedia_512 --devices 1..2048 --plot imbalance.png --save imbalance.json
+      evenpack study imbalance wikipedia_1024 --cost-model gpt2_xl_estimate --devices 8,64,512
+      evenpack study imbalance RUN.yaml --cost-model h100.json --all-reduce-bytes 6.7e8 --bandwidth 100
+      evenpack study imbalance wikipedia_512 --log result_0.txt --padded-baseline 1130
     """
 
-    def __init__(self, options: ImbalanceOptions, *, plot: Path | None) -> None:
-        if plot is not None:
-            require_plot(plot)
-        self.devices = parse_devices(options.devices)
-        for name, count in (("--reference-devices", options.reference_devices), ("--log-devices", options.log_devices)):
-            if count < 1:
-                raise ConfigError(f"{name} must be 1 or more, not {count}")
-        self.cluster = cluster_options(options)
-        self.cost: StepCost | None = None if options.cost_model is None else find_cost(options.cost_model)
-        """None: by what is looked at."""
-        self.causal = options.causal
-        self.plot = plot
-        self.reference = reference_curve(
-            Gumbel(location=options.reference_location, scale=options.reference_scale),
-            options.reference_devices,
-            self.devices,
-        )
-        self.forecast = _forecast(options, self.devices)
+    devices: Annotated[
+        str, typer.Option(metavar="LIST", help="1..2048: powers of two; or a list: 1,8,24.", rich_help_panel=_CLUSTER)
+    ] = "1..2048"
+    batch: Annotated[int, typer.Option(help="Sequences of a micro-batch.", rich_help_panel=_CLUSTER)] = 32
+    packs: Annotated[
+        int | None,
+        typer.Option(
+            help="Packs of a micro-batch. Default: as many as hold --batch sequences on average.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None
+    accumulation: Annotated[int, typer.Option(help="Micro-batches of a step and device.", rich_help_panel=_CLUSTER)] = 1
+    zero_stage: Annotated[
+        int, typer.Option(help="At 2 and 3 devices wait in every micro-batch.", rich_help_panel=_CLUSTER)
+    ] = 0
+    steps: Annotated[int, typer.Option(help="Of every cluster.", rich_help_panel=_CLUSTER)] = 1000
+    cost_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.json",
+            help="Seconds of a micro-batch: of `study throughput --cost-model`, or one that comes with evenpack. "
+            "Default: an estimate of the run's model, or bert_large_estimate where INPUT is no run.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--bidirectional",
+            help="Attention of padded rows: all of the row, or the sequence and its padding apart. "
+            "Default: as the cost model's model has it.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None
+    noise: Annotated[
+        bool,
+        typer.Option("--noise", help="Scatter micro-batches as the cost model was off.", rich_help_panel=_CLUSTER),
+    ] = False
+    all_reduce_bytes: Annotated[
+        float,
+        typer.Option(help="Of gradients, reduced in a ring after computing; 0: leave out.", rich_help_panel=_CLUSTER),
+    ] = 0.0
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(metavar="GB/S", help="Of a device's link.", show_default=False, rich_help_panel=_CLUSTER),
+    ] = None
+    seed: Annotated[int, typer.Option(help="Of the draws.", rich_help_panel=_CLUSTER)] = 0
+    reference_location: Annotated[
+        float, typer.Option(help="Of the Gumbel of a cluster's speed-up.", rich_help_panel=_REFERENCE)
+    ] = 1.6038
+    reference_scale: Annotated[float, typer.Option(help="Of the same.", rich_help_panel=_REFERENCE)] = 0.1288
+    reference_devices: Annotated[int, typer.Option(help="Of that cluster.", rich_help_panel=_REFERENCE)] = 8
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Steps of un-padded training: metrics.jsonl, an MLPerf log with 'seq/s', or a CSV.",
+            show_default=False,
+            rich_help_panel=_LOG,
+        ),
+    ] = None
+    log_devices: Annotated[int, typer.Option(help="That the log comes from.", rich_help_panel=_LOG)] = 8
+    padded_baseline: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SEQ/S",
+            help="Sequences a second of padded training on the same devices.",
+            show_default=False,
+            rich_help_panel=_LOG,
+        ),
+    ] = None
+    log_column: Annotated[
+        str | None,
+        typer.Option(help="Of a CSV: its column of sequences a second.", show_default=False, rich_help_panel=_LOG),
+    ] = None
+    log_warmup: Annotated[
+        int | None,
+        typer.Option(help="Steps to cut at its start. Default: found.", show_default=False, rich_help_panel=_LOG),
+    ] = None
+    plot: Plot = None
 
+    def run(self, find_subject: "Callable[[], Subject]") -> Report:
+        """Options and the log are checked before the lengths are read. Raises: as `ImbalanceRequest`."""
+        from evenpack.studies.imbalance.study import ImbalanceRequest, study_imbalance
 
-def cluster_options(options: ImbalanceOptions) -> ClusterOptions:
-    """Raises: ConfigError for a number that is out of range."""
-    return ClusterOptions(
-        batch=options.batch,
-        packs=options.packs,
-        accumulation=options.accumulation,
-        zero_stage=options.zero_stage,
-        steps=options.steps,
-        all_reduce_bytes=options.all_reduce_bytes,
-        bandwidth=None if options.bandwidth is None else 1e9 * options.bandwidth,
-        noise=options.noise,
-        seed=options.seed,
-    )
-
-
-def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[str, Any], list[RenderableType]]:
-    """The study as a value for JSON and as what rich can print; draws it too if asked."""
-    study = ImbalanceStudy(
-        origin=subject.origin,
-        reference=request.reference,
-        forecast=request.forecast,
-        simulation=_simulate(subject, request),
-    )
-    shown = [*long_lines(subject), *imbalance_tables(study)]
-    if request.plot is not None:
-        plot_imbalance(study, request.plot)
-        shown.append(console.text(f"Drew {request.plot}"))
-    value = {
-        "origin": study.origin,
-        "long_sequences": subject.long_sequences(),
-        "devices": request.devices,
-        "reference": study.reference,
-        "log": study.forecast,
-        "simulation": study.simulation,
-    }
-    return value, shown
-
-
-def _simulate(subject: Subject, request: ImbalanceRequest) -> Simulation:
-    packing = pack(subject.histogram, pack_length=subject.pack_length)
-    cost = request.cost or (find_cost(DEFAULT_COST) if subject.model is None else estimate_for(subject.model))
-    return simulate(
-        subject.histogram,
-        packing,
-        devices=request.devices,
-        cost=cost,
-        options=request.cluster,
-        causal=request.causal,
-        progress=ProgressLines(),
-    )
-
-
-def _forecast(options: ImbalanceOptions, devices: Sequence[int]) -> LogForecast | None:
-    if options.log is None:
-        given = [
-            name
-            for name, value in (
-                ("--padded-baseline", options.padded_baseline),
-                ("--log-column", options.log_column),
-                ("--log-warmup", options.log_warmup),
-            )
-            if value is not None
-        ]
-        if given:
-            raise ConfigError(f"{given[0]} says something about a log: give it with --log FILE")
-        return None
-    if options.log_warmup is not None and options.log_warmup < 0:
-        raise ConfigError(f"--log-warmup must be 0 steps or more, not {options.log_warmup}")
-    if options.padded_baseline is None or not options.padded_baseline > 0:
-        raise ConfigError(
-            f"--log {options.log} gives rates; a speed-up needs those of padded training on the same "
-            f"{options.log_devices} devices too: give them as --padded-baseline SEQ/S, above 0"
-        )
-    log = read_step_log(options.log, column=options.log_column, warm_up_steps=options.log_warmup)
-    return forecast_from_log(
-        log, log_devices=options.log_devices, padded_baseline=options.padded_baseline, counts=devices
-    )
+        request = ImbalanceRequest(self)
+        value, shown = study_imbalance(find_subject(), request)
+        return Report(value=value, shown=shown)

@@ -11,7 +11,7 @@ from evenpack.errors import ConfigError
 from evenpack.studies.inspection.tables import histogram_table, lengths_table, splits_table
 from evenpack.studies.lengths.statistics import length_ranges, length_statistics
 from evenpack.studies.lengths.subject import Subject, long_lines
-from evenpack.studies.packing.options import is_positive
+from evenpack.studies.packing.options import parse_pack_lengths
 from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
     OVERVIEW_DEPTHS,
@@ -37,7 +37,7 @@ def inspect_lengths(
     if plot is not None:
         require_plot(plot)
     histogram, pack_length = subject.histogram, subject.pack_length
-    tried = pack_lengths_to_try(pack_length) if pack_lengths is None else _pack_lengths(pack_lengths)
+    tried = pack_lengths_to_try(pack_length) if pack_lengths is None else parse_pack_lengths(pack_lengths)
     lengths = sorted({pack_length, *tried})
     statistics = length_statistics(histogram, pack_length=pack_length)
     with console.messages().status("packing ...") as status:
@@ -115,12 +115,3 @@ def inspect_side_by_side(
         plot_depth_curves(curves, plot)
         shown.append(console.text(f"Drew {plot}"))
     return {"curves": curves}, shown
-
-
-def _pack_lengths(given: str) -> tuple[int, ...]:
-    """`512,640` as numbers."""
-    words = [word.strip() for word in given.split(",")]
-    wrong = [word for word in words if not is_positive(word)]
-    if wrong:
-        raise ConfigError(f"--pack-lengths {given}: '{wrong[0]}' is no number of 1 or more; give 512,640")
-    return tuple(int(word) for word in words)

@@ -12,13 +12,22 @@ def parse_depths(given: str | None) -> tuple[int | None, ...]:
     if given is None:
         return STUDY_DEPTHS
     words = [word.strip() for word in given.split(",")]
-    wrong = [word for word in words if word != "none" and not is_positive(word)]
+    wrong = [word for word in words if word != "none" and not _is_positive(word)]
     if wrong:
         raise ConfigError(f"--depths {given}: '{wrong[0]}' is neither a number of 1 or more nor 'none'; give 2,3,none")
     return tuple(None if word == "none" else int(word) for word in words)
 
 
-def is_positive(word: str) -> bool:
+def parse_pack_lengths(given: str) -> tuple[int, ...]:
+    """`512,640` as numbers. Raises: ConfigError for other words."""
+    words = [word.strip() for word in given.split(",")]
+    wrong = [word for word in words if not _is_positive(word)]
+    if wrong:
+        raise ConfigError(f"--pack-lengths {given}: '{wrong[0]}' is no number of 1 or more; give 512,640")
+    return tuple(int(word) for word in words)
+
+
+def _is_positive(word: str) -> bool:
     return word.isdecimal() and int(word) > 0
 
 

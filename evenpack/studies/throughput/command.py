@@ -1,64 +1,50 @@
-"""What `evenpack study throughput` does."""
+"""`evenpack study throughput`."""
 
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import RenderableType
+import typer
 
-from evenpack import console
-from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World, configure_logging, joined_world
-from evenpack.progress import format_duration
-from evenpack.studies.throughput.plots import plot_throughput
-from evenpack.studies.throughput.study import (
-    ThroughputOptions,
-    ThroughputStudy,
-    study_throughput,
-)
-from evenpack.studies.throughput.tables import throughput_tables
+from evenpack.console import Report
+from evenpack.studies.shared_options import Clock, Plot
 
-_LINE_SECONDS = 10.0
+if TYPE_CHECKING:
+    from evenpack.engine.config import RunConfig
 
 
-class StudyProgress:
-    """A line for the first and last step and every few seconds, with the time to go."""
+@dataclass(frozen=True, kw_only=True)
+class ThroughputCommand:
+    """Time steps of a prepared run in each layout and at each packing depth, and fit a cost model.
 
-    def __init__(self, *, silent: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._silent = silent
-        self._clock = clock
-        self._started = clock()
-        self._shown_at = self._started
-        self._total = self._done = 0
+    On the device that is there. Nothing is saved of the training. Several ranks: see docs/throughput.md.
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` steps are done."""
-        now = self._clock()
-        if total != self._total or done < self._done:
-            self._started = self._shown_at = now
-        self._total, self._done = total, done
-        is_due = now - self._shown_at >= _LINE_SECONDS or done == total
-        if self._silent or not is_due:
-            return
-        self._shown_at = now
-        to_go = (now - self._started) / max(done - 1, 1) * (total - done)
-        console.messages().print(f"step {done} of {total} ({what})  {format_duration(to_go)} to go", soft_wrap=True)
+    \b
+    Examples:
+      evenpack study throughput configs/demo.yaml --plot throughput.png
+      evenpack study throughput RUN.yaml --layouts padded,packed --depths '' --rounds 3
+      evenpack study throughput RUN.yaml --cost-model h100.json training.packs_per_step=32
+    """
 
+    layouts: Annotated[str | None, typer.Option(help="Default: padded,unpadded,packed.", show_default=False)] = None
+    depths: Annotated[
+        str | None,
+        typer.Option(
+            help="Most sequences a pack may hold. Default: 1,2,3,4,8,none; '': leave out.", show_default=False
+        ),
+    ] = None
+    rounds: Annotated[int, typer.Option(help="Steps that count, of each layout and depth.")] = 10
+    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 2
+    samples: Annotated[int, typer.Option(help="Further micro-batches, for the cost model; 0: none is fitted.")] = 40
+    clock: Clock = "wall"
+    cost_model: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the cost model.", show_default=False)
+    ] = None
+    plot: Plot = None
 
-def measure_run(
-    config: RunConfig, options: ThroughputOptions, *, plot: Path | None, cost_model: Path | None
-) -> tuple[ThroughputStudy, list[RenderableType], World]:
-    """The study as a value for JSON and as what rich can print, and the ranks that made it: one of them shows it."""
-    with joined_world() as world:
-        configure_logging(world)
-        study = study_throughput(config, world, options, progress=StudyProgress(silent=not world.is_main))
-    shown: list[RenderableType] = [*throughput_tables(study)]
-    if not world.is_main:
-        return study, [], world
-    if plot is not None:
-        plot_throughput(study, plot)
-        shown.append(console.text(f"Drew {plot}"))
-    if cost_model is not None and study.cost_model is not None:
-        study.cost_model.write(cost_model)
-        shown.append(console.text(f"Wrote {cost_model}"))
-    return study, shown, world
+    def run(self, config: "RunConfig") -> Report:
+        """On every rank; one of them shows what was found. Raises: as `parse_options` and `study_throughput`."""
+        from evenpack.studies.throughput.measured import measure_run
+        from evenpack.studies.throughput.options import parse_options
+
+        return measure_run(config, parse_options(self), plot=self.plot, cost_model=self.cost_model)

@@ -7,40 +7,35 @@ from evenpack.errors import ConfigError
 from evenpack.studies.packing.options import parse_depths
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.throughput.clock import ClockName
+from evenpack.studies.throughput.command import ThroughputCommand
 from evenpack.studies.throughput.contenders import DEPTHS, LAYOUTS, parse_forms
 from evenpack.studies.throughput.study import ThroughputOptions
 
 _CLOCKS: tuple[ClockName, ...] = ("wall", "cpu")
 
 
-def parse_options(
-    *,
-    layouts: str | None,
-    depths: str | None,
-    rounds: int,
-    warmup: int,
-    samples: int,
-    clock: str,
-    plot: Path | None,
-    cost_model: Path | None,
-) -> ThroughputOptions:
+def parse_options(command: ThroughputCommand) -> ThroughputOptions:
     """Raises: ConfigError for what cannot be measured, drawn or written, before anything is read."""
-    if plot is not None:
-        require_plot(plot)
-    if cost_model is not None and not cost_model.absolute().parent.is_dir():
-        raise ConfigError(
-            f"--cost-model {cost_model}: there is no folder {cost_model.absolute().parent}; make it first"
-        )
-    if cost_model is not None and samples == 0:
-        raise ConfigError("--cost-model needs --samples: with 0 of them no cost model is fitted")
+    if command.plot is not None:
+        require_plot(command.plot)
+    if command.cost_model is not None:
+        _require_cost_model(command.cost_model, command.samples)
+    depths = command.depths
     return ThroughputOptions(
-        layouts=parse_forms(layouts or ",".join(LAYOUTS)),
+        layouts=parse_forms(command.layouts or ",".join(LAYOUTS)),
         depths=DEPTHS if depths is None else () if depths == "" else tuple(dict.fromkeys(parse_depths(depths))),
-        rounds=rounds,
-        warmup=warmup,
-        samples=samples,
-        clock=parse_clock(clock),
+        rounds=command.rounds,
+        warmup=command.warmup,
+        samples=command.samples,
+        clock=parse_clock(command.clock),
     )
+
+
+def _require_cost_model(path: Path, samples: int) -> None:
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--cost-model {path}: there is no folder {path.absolute().parent}; make it first")
+    if samples == 0:
+        raise ConfigError("--cost-model needs --samples: with 0 of them no cost model is fitted")
 
 
 def parse_clock(given: str) -> ClockName:

@@ -18,6 +18,7 @@ from evenpack.engine.distributed import World
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.cost import performed_work
 from evenpack.studies.forecast import forecast
+from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.forecast.forecast import ForecastOptions, RanksRow, VirtualRanks, study_forecast
 from evenpack.studies.forecast.logged_ranks import read_logged_ranks
 from evenpack.studies.forecast.options import parse_options, read_log
@@ -217,9 +218,9 @@ def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str)
         "simulated_steps": 10,
         "clock": "wall",
     }
-    assert parse_options(**values).ranks == (2,)
+    assert parse_options(ForecastCommand(**values)).ranks == (2,)
     with pytest.raises(ConfigError, match=message):
-        parse_options(**(values | given))
+        parse_options(ForecastCommand(**(values | given)))
 
 
 def test_several_real_ranks_are_refused(config: RunConfig, world: World) -> None:

@@ -16,7 +16,6 @@ from tiny_run import tiny_gpt2_run
 from evenpack.launcher.cli import app as cli
 from evenpack.models.model_config import BertConfig, Gpt2Config
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
-from evenpack.studies.imbalance.command import ProgressLines
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings
 from evenpack.studies.imbalance.forecast import forecast_from_log
 from evenpack.studies.imbalance.plots import _draw_forecast
@@ -24,6 +23,7 @@ from evenpack.studies.imbalance.simulation import SimulationProgress
 from evenpack.studies.imbalance.step_cost import estimate_for, find_cost
 from evenpack.studies.imbalance.step_log import read_step_log
 from evenpack.studies.imbalance.step_times import StepTimes
+from evenpack.studies.imbalance.study import ProgressLines
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 DEVICES = (1, 4, 16)

@@ -32,7 +32,7 @@ from evenpack.models.cost import step_flops, useful_work
 from evenpack.studies.plotting import figure_as_png, require_plot
 from evenpack.studies.throughput import plots, study
 from evenpack.studies.throughput.clock import PeakMemory, PhaseClock, Spread
-from evenpack.studies.throughput.command import StudyProgress
+from evenpack.studies.throughput.command import ThroughputCommand
 from evenpack.studies.throughput.contenders import (
     FORMS,
     changed,
@@ -42,6 +42,7 @@ from evenpack.studies.throughput.contenders import (
     run_to_measure,
 )
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
+from evenpack.studies.throughput.measured import StudyProgress
 from evenpack.studies.throughput.options import parse_clock, parse_options
 from evenpack.studies.throughput.plots import plot_throughput
 from evenpack.studies.throughput.samples import sample_micro_batches
@@ -393,26 +394,14 @@ def test_what_packing_promises_is_compared_round_by_round() -> None:
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_read(given: dict[str, object], message: str) -> None:
-    values: dict[str, object] = {
-        "layouts": None,
-        "depths": None,
-        "rounds": 1,
-        "warmup": 0,
-        "samples": 1,
-        "clock": "wall",
-        "plot": None,
-        "cost_model": None,
-    }
     with pytest.raises(ConfigError, match=message):
-        parse_options(**(values | given))  # type: ignore[arg-type]
+        parse_options(ThroughputCommand(**given))  # type: ignore[arg-type]
 
 
 def test_options_have_their_defaults() -> None:
     assert [form.name for form in parse_forms("packed, unpadded/max_tokens")] == ["packed", "unpadded/max_tokens"]
     assert parse_clock("cpu") == "cpu"
-    none = parse_options(
-        layouts=None, depths="", rounds=1, warmup=0, samples=1, clock="wall", plot=None, cost_model=None
-    )
+    none = parse_options(ThroughputCommand(depths=""))
     assert none.depths == ()
     assert [form.name for form in none.layouts] == ["padded", "unpadded", "packed"]
 

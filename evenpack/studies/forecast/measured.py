@@ -1,0 +1,26 @@
+"""The study of forecasts on this process's device."""
+
+from evenpack.console import Report
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import configure_logging, joined_world
+from evenpack.studies.forecast.forecast import (
+    METHODS,
+    ForecastOptions,
+    study_forecast,
+)
+from evenpack.studies.forecast.logged_ranks import LoggedRanks
+from evenpack.studies.forecast.tables import forecast_tables
+from evenpack.studies.throughput.measured import StudyProgress
+
+
+def forecast_run(config: RunConfig, options: ForecastOptions, *, logged: LoggedRanks | None) -> Report:
+    """The study, for JSON and for people."""
+    with joined_world() as world:
+        configure_logging(world)
+        study = study_forecast(config, world, options, progress=StudyProgress(silent=False))
+    value = {
+        "study": study,
+        "errors": {form.form: {method: form.largest_error(method) for method in METHODS} for form in study.forms},
+        "logged": logged,
+    }
+    return Report(value=value, shown=forecast_tables(study, logged))
