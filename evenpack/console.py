@@ -150,7 +150,9 @@ def percent(share: float) -> str:
 
 
 def _console(is_terminal: bool, *, stderr: bool = False) -> Console:
-    return Console(stderr=stderr, highlight=False, markup=False, width=None if is_terminal else _FILE_COLUMNS)
+    width = None if is_terminal else _FILE_COLUMNS
+    # Said, for else an environment that asks for colours would put escape codes and bars into log files.
+    return Console(stderr=stderr, highlight=False, markup=False, width=width, force_terminal=is_terminal)
 
 
 def _plain_table(title: str, *, show_header: bool = True) -> Table:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from evenpack import console
 from evenpack.console import WideTable, pairs, print_error, print_json, table
 
 
@@ -67,3 +68,12 @@ def test_a_table_too_wide_goes_on_below_and_breaks_no_number(width: int, parts: 
         ]
     assert [block[0][0] for block in blocks] == ["Rates"] * len(blocks)
     assert ["(further" in block[0] for block in blocks] == [False] + [True] * (len(blocks) - 1)
+
+
+def test_a_log_file_is_no_terminal_whatever_the_environment_asks_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not console.messages().is_terminal
+    print_error("plain")
+    assert capsys.readouterr().err == "error: plain\n"

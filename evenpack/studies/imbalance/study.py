@@ -1,7 +1,6 @@
 """The study of waiting: the published curve, a log and simulated clusters side by side."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -9,13 +8,13 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.data.packing import pack
 from evenpack.errors import ConfigError
-from evenpack.progress import format_duration, format_rate
+from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import ClusterOptions
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.forecast import LogForecast, forecast_from_log
 from evenpack.studies.imbalance.plots import ImbalanceStudy, plot_imbalance
 from evenpack.studies.imbalance.reference import reference_curve
-from evenpack.studies.imbalance.simulation import Simulation, SimulationProgress, parse_devices, simulate
+from evenpack.studies.imbalance.simulation import Simulation, parse_devices, simulate
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.imbalance.step_log import read_step_log
 from evenpack.studies.imbalance.tables import imbalance_tables
@@ -24,26 +23,6 @@ from evenpack.studies.plotting import require_plot
 from evenpack.studies.statistics.laws import Gumbel
 
 _LINE_SECONDS = 5.0
-
-
-class ProgressLines:
-    """A line every few seconds: how much is done, the rate, the time to go."""
-
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._started = self._shown_at = clock()
-
-    def __call__(self, state: SimulationProgress) -> None:
-        now = self._clock()
-        if now - self._shown_at < _LINE_SECONDS:
-            return
-        self._shown_at = now
-        elapsed = now - self._started
-        console.messages().print(
-            f"simulating: {100 * state.share:.0f} %  {format_rate(state.sequences / elapsed)} sequences/s  "
-            f"{format_duration(elapsed / state.share - elapsed)} to go",
-            soft_wrap=True,
-        )
 
 
 class ImbalanceRequest:
@@ -113,15 +92,17 @@ def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[s
 def _simulate(subject: Subject, request: ImbalanceRequest) -> Simulation:
     packing = pack(subject.histogram, pack_length=subject.pack_length)
     cost = request.cost or (find_cost(DEFAULT_COST) if subject.model is None else estimate_for(subject.model))
-    return simulate(
-        subject.histogram,
-        packing,
-        devices=request.devices,
-        cost=cost,
-        options=request.cluster,
-        causal=request.causal,
-        progress=ProgressLines(),
-    )
+    with Progress(console.messages(), interval_seconds=_LINE_SECONDS) as progress:
+        steps = progress.begin("simulating", unit="sequences")
+        return simulate(
+            subject.histogram,
+            packing,
+            devices=request.devices,
+            cost=cost,
+            options=request.cluster,
+            causal=request.causal,
+            progress=lambda state: steps.update(state.share, 1.0, amount=state.sequences),
+        )
 
 
 def _forecast(options: ImbalanceCommand, devices: Sequence[int]) -> LogForecast | None:

@@ -29,6 +29,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.train import train_in
 from evenpack.errors import ConfigError
 from evenpack.models.cost import step_flops, useful_work
+from evenpack.progress import Progress
 from evenpack.studies.plotting import figure_as_png, require_plot
 from evenpack.studies.throughput import plots, study
 from evenpack.studies.throughput.clock import PeakMemory, PhaseClock, Spread
@@ -42,7 +43,7 @@ from evenpack.studies.throughput.contenders import (
     run_to_measure,
 )
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
-from evenpack.studies.throughput.measured import StudyProgress
+from evenpack.studies.throughput.measured import StepProgress
 from evenpack.studies.throughput.options import parse_clock, parse_options
 from evenpack.studies.throughput.plots import plot_throughput
 from evenpack.studies.throughput.samples import sample_micro_batches
@@ -447,13 +448,14 @@ def test_a_run_that_goes_on_in_another_layout_deals_by_the_weights_of_that(
     assert "training.cost_weights: None -> [3.0, 4.0]" in caplog.text
 
 
-def test_progress_shows_the_first_line_late_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:
-    now = [0.0]
-    progress = StudyProgress(silent=False, clock=lambda: now[0])
-    for done in range(1, 31):
-        now[0] += 1.0
-        progress("packed", done, 30)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    assert "step 11 of 30 (packed)  19s to go" in lines[0]
-    assert "step 30 of 30" in lines[-1]
+def test_progress_names_what_a_step_was_of_and_begins_again_with_other_steps() -> None:
+    stream = io.StringIO()
+    progress = StepProgress(Progress(Console(file=stream), clock=lambda: 1.0))
+    for what, done, total in (("packed", 1, 2), ("padded", 2, 2), ("cost model", 4, 8), ("cost model", 8, 8)):
+        progress(what, done, total)
+    assert [line.split("  ")[:2] for line in stream.getvalue().splitlines()] == [
+        ["step 1/2", "packed"],
+        ["step 2/2", "padded"],
+        ["step 4/8", "cost model"],
+        ["step 8/8", "cost model"],
+    ]
