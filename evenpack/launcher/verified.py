@@ -4,11 +4,12 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from evenpack import console
 from evenpack.data.checksums import Damage
 from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
+from evenpack.data.prepare.shown import PrepareProgress
 from evenpack.data.prepare.verification import Verifier, remedy
 from evenpack.engine.config import RunConfig
-from evenpack.launcher import console
 
 EXIT_DAMAGED = 1
 """Of `evenpack verify`, where a file is not as it was written."""
@@ -22,7 +23,7 @@ def verify_prepared(config: RunConfig) -> tuple[dict[str, Any], list[RenderableT
     directory = config.prepared_dir.expanduser().absolute()
     manifest = Manifest.read(directory)
     refuse_differences(manifest.data, data_section(config.data), directory)
-    with console.PrepareProgress(console.messages()) as progress:
+    with PrepareProgress(console.messages()) as progress:
         verified = Verifier(directory, manifest).verify_all(progress)
     value = {
         "directory": directory,
