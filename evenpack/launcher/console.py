@@ -32,7 +32,12 @@ _COLUMN_GAP = 2
 _LINE_SECONDS = 5.0
 """Between two lines of progress where there is no terminal."""
 
-_STAGES = {"tokenizer": "reading for the tokenizer", "tokens": "tokenising", "pairs": "making pairs"}
+_STAGES = {
+    "tokenizer": "reading for the tokenizer",
+    "tokens": "tokenising",
+    "pairs": "making pairs",
+    "verification": "verifying",
+}
 
 
 def results() -> Console:
@@ -188,8 +193,9 @@ def _facts(state: PrepareState) -> str:
     done = 100 * state.bytes_read / max(1, state.total_bytes)
     tokens = f"{format_rate(float(state.tokens))} tokens  " if state.tokens else ""
     things = "pairs" if state.stage == "pairs" else "documents"
+    count = "" if state.stage == "verification" else f"{format_rate(float(state.documents))} {things}  "
     return (
-        f"{done:.0f} %  {format_rate(float(state.documents))} {things}  {tokens}"
+        f"{done:.0f} %  {count}{tokens}"
         f"{state.bytes_per_second / 1e6:.1f} MB/s  {format_duration(state.remaining_seconds)} to go"
     )
 

@@ -23,7 +23,7 @@ class BertConfig(TransformerConfig):
     positions: Literal["learned"] = "learned"
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """After embeddings, attention probabilities, and each residual branch."""
-    token_types: int = Field(default=2, ge=2)
+    token_types: int = Field(default=2, ge=2, le=1 << 16)
     """Rows of the token-type table: the first and the second half of a pair."""
     mlm_reduction: Literal["token", "sequence"] = "token"
     """token: mean over all masked tokens; sequence: mean over each sequence's masked tokens, then over sequences."""

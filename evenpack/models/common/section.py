@@ -26,11 +26,12 @@ class TransformerConfig(Section):
     """The family's name."""
     preset: str
     positions: str
-    max_positions: int | None = Field(default=None, ge=1)
-    """Rows of the learned position table; null: as many as the data needs (`positions_needed`)."""
-    layers: int | None = Field(default=None, ge=1)
-    hidden_size: int | None = Field(default=None, ge=8)
-    heads: int | None = Field(default=None, ge=1)
+    max_positions: int | None = Field(default=None, ge=1, le=1 << 24)
+    """Rows of the learned position table; null: as many as the data needs (`positions_needed`). At most as many as the
+    longest sequence there can be has tokens."""
+    layers: int | None = Field(default=None, ge=1, le=1 << 12)
+    hidden_size: int | None = Field(default=None, ge=8, le=1 << 17)
+    heads: int | None = Field(default=None, ge=1, le=1 << 12)
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """After embeddings, attention probabilities, and each residual branch."""
     activation_checkpointing: bool = False
