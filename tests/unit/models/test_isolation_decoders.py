@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from batches import build_batch, random_sequences
 
+from evenpack.models.build import new_model
 from evenpack.models.gpt2.config import Gpt2Config
-from evenpack.models.gpt2.model import Gpt2
+from evenpack.models.llama.config import LlamaConfig
 
 VOCABULARY = 53
 PACKS = {
@@ -17,14 +18,22 @@ PACKS = {
     "long sequences": [[90, 70], [100, 3, 60]],
 }
 CPU_BACKENDS = ("auto", "reference", "sdpa")
+SHAPE = {"preset": "tiny", "layers": 2, "hidden_size": 48}
+DECODERS = {
+    "learned": Gpt2Config(kind="gpt2", positions="learned", heads=3, **SHAPE),
+    "alibi": Gpt2Config(kind="gpt2", positions="alibi", heads=3, **SHAPE),
+    "rotary": Gpt2Config(kind="gpt2", positions="rotary", heads=3, **SHAPE),
+    "llama": LlamaConfig(kind="llama", heads=4, key_value_heads=2, feed_forward_size=80, **SHAPE),
+}
 
 
 class Probe:
     """A pack, a model, and what one sequence's loss does to everything."""
 
-    def __init__(self, pack_lengths, positions, backend):
-        config = Gpt2Config(kind="gpt2", preset="tiny", layers=2, hidden_size=48, heads=3, positions=positions)
-        self.model = Gpt2(config, vocabulary_size=VOCABULARY, max_positions=1024, attention_backend=backend, seed=1)
+    def __init__(self, pack_lengths, decoder, backend):
+        self.model = new_model(
+            DECODERS[decoder], vocabulary_size=VOCABULARY, max_positions=1024, attention_backend=backend, seed=1
+        )
         with torch.no_grad():  # initial weights are so small that a leak could hide in rounding
             for block in self.model.blocks:
                 block.attention.query_key_value.weight.mul_(10.0)
@@ -72,10 +81,10 @@ def everywhere_but(slots, changed):
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
-@pytest.mark.parametrize("positions", ["learned", "alibi"])
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("packs", PACKS.values(), ids=PACKS.keys())
-def test_changing_one_sequence_changes_no_other_logits_and_no_other_gradients(packs, positions, backend):
-    probe = Probe(packs, positions, backend)
+def test_changing_one_sequence_changes_no_other_logits_and_no_other_gradients(packs, decoder, backend):
+    probe = Probe(packs, decoder, backend)
     tails = padding_slots(probe)
     assert len(tails) == len(packs)
     for changed in [*probe.spans, *tails]:
@@ -91,9 +100,9 @@ def test_changing_one_sequence_changes_no_other_logits_and_no_other_gradients(pa
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
-@pytest.mark.parametrize("positions", ["learned", "alibi"])
-def test_the_probe_sees_a_leak_when_segments_are_merged(positions, backend):
-    probe = Probe(PACKS["short neighbours"], positions, backend)
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_the_probe_sees_a_leak_when_segments_are_merged(decoder, backend):
+    probe = Probe(PACKS["short neighbours"], decoder, backend)
     batch, changed = probe.merged(), probe.spans[0]
     others = everywhere_but(batch.slots, changed)
     logits, by_embedding, by_parameter = probe.run(batch, others)

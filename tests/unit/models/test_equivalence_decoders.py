@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import LAYOUTS, build_batch, random_sequences
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from evenpack.models.build import new_model
 from evenpack.models.gpt2.config import Gpt2Config
-from evenpack.models.gpt2.model import Gpt2
-from evenpack.models.huggingface import huggingface_weights
+from evenpack.models.huggingface import huggingface_weights, mapping_of
+from evenpack.models.llama.config import LlamaConfig
 
 VOCABULARY = 67
 LONGEST = 40
@@ -19,9 +20,20 @@ CPU_BACKENDS = ("auto", "reference", "sdpa")
 RELATIVE_TOLERANCE = 1e-5
 
 
-def build_model(positions="learned", backend="auto"):
-    config = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=64, heads=4, positions=positions)
-    model = Gpt2(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, attention_backend=backend, seed=2)
+SHAPE = {"preset": "tiny", "layers": 3, "hidden_size": 64, "heads": 4}
+DECODERS = {
+    "learned": Gpt2Config(kind="gpt2", positions="learned", **SHAPE),
+    "alibi": Gpt2Config(kind="gpt2", positions="alibi", **SHAPE),
+    "rotary": Gpt2Config(kind="gpt2", positions="rotary", **SHAPE),
+    "llama": LlamaConfig(kind="llama", key_value_heads=2, feed_forward_size=96, **SHAPE),
+    "llama, tied": LlamaConfig(kind="llama", key_value_heads=1, feed_forward_size=96, tied_head=True, **SHAPE),
+}
+KNOWN_TO_TRANSFORMERS = ("learned", "llama", "llama, tied")
+
+
+def build_model(decoder="learned", backend="auto"):
+    config = DECODERS[decoder]
+    model = new_model(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, attention_backend=backend, seed=2)
     with torch.no_grad():  # initial weights hardly attend: larger ones make every path count
         for parameter in model.parameters():
             parameter.mul_(3.0)
@@ -47,9 +59,9 @@ def assert_same_gradients(found, expected):
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
-@pytest.mark.parametrize("positions", ["learned", "alibi"])
-def test_packed_unpadded_and_padded_give_the_same_loss_and_gradients(positions, backend):
-    model = build_model(positions, backend)
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_packed_unpadded_and_padded_give_the_same_loss_and_gradients(decoder, backend):
+    model = build_model(decoder, backend)
     batches = {
         layout: build_batch(packs(), layout, max_sequence_length=LONGEST, pack_length=LONGEST)[0] for layout in LAYOUTS
     }
@@ -58,7 +70,7 @@ def test_packed_unpadded_and_padded_give_the_same_loss_and_gradients(positions, 
         "unpadded": sum(map(sum, LENGTHS)),
         "padded": sum(map(len, LENGTHS)) * LONGEST,
     }
-    expected_loss, expected = loss_and_gradients(build_model(positions, "reference"), batches["unpadded"])
+    expected_loss, expected = loss_and_gradients(build_model(decoder, "reference"), batches["unpadded"])
     for batch in batches.values():
         loss, gradients = loss_and_gradients(model, batch)
         assert loss == pytest.approx(expected_loss, rel=RELATIVE_TOLERANCE)
@@ -66,21 +78,9 @@ def test_packed_unpadded_and_padded_give_the_same_loss_and_gradients(positions, 
 
 
 def transformers_sums(model):
-    """Loss and gradients of transformers' GPT-2 with the same weights, one un-packed sequence after another."""
-    shape = model.config.shape
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=LONGEST,
-        n_embd=shape["hidden_size"],
-        n_layer=shape["layers"],
-        n_head=shape["heads"],
-        attn_pdrop=0.0,
-        embd_pdrop=0.0,
-        resid_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    theirs = GPT2LMHeadModel(config)
+    """Loss and gradients of transformers' model with the same weights, one un-packed sequence after another."""
+    values = mapping_of(model.config).config_values(model, 0)
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), attn_implementation="eager")
     theirs.load_state_dict(huggingface_weights(model), strict=False)
     theirs.tie_weights()
     total = torch.zeros(())
@@ -92,14 +92,16 @@ def transformers_sums(model):
     return total.item(), theirs
 
 
+@pytest.mark.parametrize("decoder", KNOWN_TO_TRANSFORMERS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_what_transformers_gives_on_single_sequences(layout):
-    model = build_model()
+def test_every_layout_gives_what_transformers_gives_on_single_sequences(layout, decoder):
+    model = build_model(decoder)
     batch, _ = build_batch(packs(), layout, max_sequence_length=LONGEST, pack_length=LONGEST)
     loss, gradients = loss_and_gradients(model, batch)
     expected_loss, theirs = transformers_sums(model)
     assert loss == pytest.approx(expected_loss, rel=RELATIVE_TOLERANCE)
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    assert all(gradient is not None for gradient in expected.values())
     with torch.no_grad():  # gradients take the way of the weights, so that the names and transposes are those of export
         for name, parameter in model.named_parameters():
             parameter.copy_(gradients[name])
