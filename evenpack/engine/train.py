@@ -19,7 +19,7 @@ from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.errors import RunError
-from evenpack.models.losses import exact_denominators
+from evenpack.models.common.losses import exact_denominators
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _loop(
         evaluations = None
         if _is_due(step, training.evaluate_every_steps, is_last=is_last):
             with journal.paused():
-                evaluations = evaluate_model(run.engine.model, run.prepared, run.config, run.world)
+                evaluations = evaluate_model(run.engine.model, run.resolved, run.world)
         are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
         journal.add(
             step,

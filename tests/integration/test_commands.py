@@ -53,7 +53,7 @@ class Trained:
 def trained(run_file: Path) -> Trained:
     output = run_file.parent / "out"
     process = subprocess.Popen(
-        [*COMMAND, "train", "-n", "2", str(run_file)],
+        [*COMMAND, "train", "--cpu-ranks", "2", str(run_file)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -65,7 +65,7 @@ def trained(run_file: Path) -> Trained:
     done_at_kill = len(metrics(output))
     with (output / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "lo')  # a torn line, as a kill in the middle of writing leaves it
-    done = evenpack_process("train", run_file, options=["-n", "2", "--json"])
+    done = evenpack_process("train", run_file, options=["--cpu-ranks", "2", "--json"])
     return Trained(
         killed_code=process.returncode,
         killed_text=text,
@@ -117,7 +117,7 @@ def test_train_ends_with_the_numbers_of_the_run_and_a_plot(run_file: Path, train
 
 @pytest.mark.slow
 def test_a_run_that_is_done_is_shown_again_as_a_table(run_file: Path, trained: Trained) -> None:
-    done = evenpack_process("train", run_file, options=["-n", "1"])
+    done = evenpack_process("train", run_file, options=["--cpu-ranks", "1"])
     assert "nothing to do" in done.stderr
     for words in ("packing efficiency", "packing factor", "padding share", "tokens/s", "validation loss, two"):
         assert words in done.stdout
