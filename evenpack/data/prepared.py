@@ -43,7 +43,7 @@ class PreparedData:
         Raises: NotPreparedError if the directory is not prepared, or not to the end; DataError if it was prepared from
         another data section, or if files are missing or cut short.
         """
-        directory = directory.expanduser().absolute()
+        directory = directory.absolute()
         manifest = Manifest.read(directory)
         refuse_differences(manifest.data, data_section(config), directory)
         check_sizes(directory, manifest)

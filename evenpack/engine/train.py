@@ -99,7 +99,7 @@ def _loop(
         evaluations = None
         if _is_due(step, training.evaluate_every_steps, is_last=is_last):
             with journal.paused():
-                evaluations = evaluate_model(run.engine.model, run.prepared, run.config, run.world)
+                evaluations = evaluate_model(run.engine.model, run.resolved, run.world)
         are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
         journal.add(
             step,

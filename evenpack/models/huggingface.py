@@ -6,7 +6,6 @@ The numbers are the same there and here; names and layout differ.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.files import fsync_directory, fsync_file, write_json
+from evenpack.files import atomic_directory, write_json
 from evenpack.models import huggingface_bert, huggingface_gpt2
 from evenpack.models.bert import Bert
 from evenpack.models.families import Model, new_model
@@ -61,21 +60,12 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} exists and is not an empty directory; name a new one or remove it")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
-    try:
-        temporary.mkdir()
+    with atomic_directory(directory) as unfinished:
         if tokenizer_dir is not None:
-            _copy_tokenizer(tokenizer_dir, temporary)
-            _tell_model_inputs(temporary / _TOKENIZER_CONFIG, model)
-        save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
-        fsync_file(temporary / "model.safetensors")
-        write_json(temporary / "config.json", _config_values(model, special_token_id))
-        fsync_directory(temporary)
-        temporary.replace(directory)
-        fsync_directory(directory.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            _copy_tokenizer(tokenizer_dir, unfinished)
+            _tell_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
+        save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
+        write_json(unfinished / "config.json", _config_values(model, special_token_id))
 
 
 def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Model:
@@ -141,7 +131,6 @@ def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:
         raise ConfigError(f"{tokenizer_dir} holds no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}")
     for name in present:
         shutil.copyfile(tokenizer_dir / name, directory / name)
-        fsync_file(directory / name)
 
 
 def _tell_model_inputs(path: Path, model: Model) -> None:

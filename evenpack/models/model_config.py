@@ -16,11 +16,12 @@ class TransformerConfig(Section):
     kind: str
     preset: str
     positions: str
-    max_positions: int | None = Field(default=None, ge=1)
-    """Rows of the learned position table; null: as many as the data needs (`positions_needed`)."""
-    layers: int | None = Field(default=None, ge=1)
-    hidden_size: int | None = Field(default=None, ge=8)
-    heads: int | None = Field(default=None, ge=1)
+    max_positions: int | None = Field(default=None, ge=1, le=1 << 24)
+    """Rows of the learned position table; null: as many as the data needs (`positions_needed`). At most as many as the
+    longest sequence there can be has tokens."""
+    layers: int | None = Field(default=None, ge=1, le=1 << 12)
+    hidden_size: int | None = Field(default=None, ge=8, le=1 << 17)
+    heads: int | None = Field(default=None, ge=1, le=1 << 12)
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """After embeddings, attention probabilities, and each residual branch."""
     activation_checkpointing: bool = False
@@ -79,7 +80,7 @@ class BertConfig(TransformerConfig):
     positions: Literal["learned"] = "learned"
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """After embeddings, attention probabilities, and each residual branch."""
-    token_types: int = Field(default=2, ge=2)
+    token_types: int = Field(default=2, ge=2, le=1 << 16)
     """Rows of the token-type table: the first and the second half of a pair."""
     mlm_reduction: Literal["token", "sequence"] = "token"
     """token: mean over all masked tokens; sequence: mean over each sequence's masked tokens, then over sequences."""

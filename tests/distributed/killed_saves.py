@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.distributed import World
@@ -31,7 +32,7 @@ def train_state(step: int, *, world_size: int, zero_stage: int = 0) -> TrainStat
         fingerprint="f" * 32,
         world_size=world_size,
         zero_stage=zero_stage,
-        cost_weights=(1.0, 0.1),
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
         config={"run": {"name": "test"}},
     )
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from harness import run_ranks
 from pair_sources import pair_run
+from step_shapes import step_shape
 from tiny_training import changed, never
 
 from evenpack.data.batches.pipeline import packed_sources
-from evenpack.data.order.step_plan import Assignment, StepPlanner
+from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
@@ -53,11 +54,12 @@ def stored_counts(config: RunConfig) -> list[int]:
     """Of each step, added up from the column."""
     prepared = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    assignment = Assignment(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
-    )
     planner = StepPlanner(
-        sources, prepared.weights, packs_per_step=8, assignment=assignment, objective=build_objective(config, prepared)
+        sources,
+        prepared.weights,
+        shape=step_shape(items_per_step=8),
+        ranks=1,
+        objective=build_objective(config, prepared),
     )
     counts = []
     for step in range(STEPS):

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +53,37 @@ def checkpoints(config: RunConfig) -> list[str]:
     return sorted(path.name for path in (config.run.output_dir / "checkpoints").glob("step_*"))
 
 
+@contextmanager
+def order_of_writes() -> Iterator[list[tuple[str, int]]]:
+    """What this process flushes of metrics.jsonl, up to which step, and the checkpoints that it gives their names."""
+    written: list[tuple[str, int]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def watched_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(f"/dev/fd/{descriptor}").readlink()
+        if path.name == "metrics.jsonl":
+            written.append((path.name, read_metrics(path)[-1]["step"]))
+
+    def watched_rename(source: Path, target: Path) -> None:
+        rename(source, target)
+        if target.name.startswith("step_"):
+            written.append(("checkpoint", int(target.name.removeprefix("step_"))))
+
+    os.fsync, os.rename = watched_fsync, watched_rename
+    try:
+        yield written
+    finally:
+        os.fsync, os.rename = fsync, rename
+
+
 def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> list[TrainOutcome]:
     """A whole run; one that only rank 1 is asked to stop, and that goes on; one that finds nothing to do."""
+    with order_of_writes() as written:
+        finished = train_in(world, straight, stop_requested=never)
+    assert written == ([("metrics.jsonl", 6), ("checkpoint", 6)] if world.is_main else [])
     return [
-        train_in(world, straight, stop_requested=never),
+        finished,
         train_in(world, stopped, stop_requested=StopAfter(3) if world.rank == 1 else never),
         train_in(world, stopped, stop_requested=never),
         train_in(world, stopped, stop_requested=never),

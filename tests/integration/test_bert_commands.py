@@ -39,7 +39,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(values))
     evenpack("prepare", path)
-    evenpack("train", path, options=["-n", "2"])
+    evenpack("train", path, options=["--cpu-ranks", "2"])
     return path
 
 
@@ -115,14 +115,13 @@ def test_transformers_gives_our_logits_and_knows_the_padding(exported: Path) -> 
 def test_what_is_exported_is_the_model_that_was_trained(run_file: Path, exported: Path) -> None:
     """Not only alike there and here: its loss on the held-out pairs is that of the run."""
     from evenpack.config import load_run_file
-    from evenpack.data.prepared import PreparedData
     from evenpack.engine.config import RunConfig
     from evenpack.engine.distributed import World
     from evenpack.engine.evaluate import evaluate_model
+    from evenpack.engine.resolve import open_run
 
     config = load_run_file(run_file, RunConfig, [])
-    prepared = PreparedData.open(config.prepared_dir, config.data)
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    found = evaluate_model(from_huggingface(exported), prepared, config, world)["builtin"]
+    found = evaluate_model(from_huggingface(exported), open_run(config), world)["builtin"]
     seen = metrics(run_file.parent / "out")[-1]["validation"]["builtin"]
     assert found.to_json() == pytest.approx(seen, rel=1e-5)

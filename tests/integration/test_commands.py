@@ -19,7 +19,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(run_file: Path) -> dict[str, Any]:
     """What `evenpack train --json` says of the run on two ranks."""
-    done = evenpack("train", run_file, options=["-n", "2", "--json"])
+    done = evenpack("train", run_file, options=["--cpu-ranks", "2", "--json"])
     assert f"step {STEPS}/{STEPS}" in done.stderr
     values: dict[str, Any] = json.loads(done.stdout)
     return values
@@ -41,7 +41,7 @@ def test_train_ends_with_the_numbers_of_the_run_and_a_plot(run_file: Path, train
 
 
 def test_a_run_that_is_done_is_shown_again_as_a_table(run_file: Path, trained: dict[str, Any]) -> None:
-    done = evenpack("train", run_file, options=["-n", "1"])
+    done = evenpack("train", run_file, options=["--cpu-ranks", "1"])
     assert "nothing to do" in done.stderr
     for words in ("packing efficiency", "packing factor", "padding share", "tokens/s", "validation loss, two"):
         assert words in done.stdout

@@ -32,7 +32,7 @@ MASKS = ("data.recipe.static_masks.share=0.25", "data.recipe.static_masks.max_pr
 def test_prepare_train_and_evaluate_with_masks_drawn_once(run_file: Path) -> None:
     out = run_file.parent
     evenpack("prepare", run_file, *MASKS)
-    evenpack("train", run_file, *MASKS, options=["-n", "2"])
+    evenpack("train", run_file, *MASKS, options=["--cpu-ranks", "2"])
     records = metrics(out / "out")
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     assert records[0]["token_loss"] == pytest.approx(math.log(120), rel=0.05)

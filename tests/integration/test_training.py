@@ -35,7 +35,12 @@ def straight(run_file: Path) -> Path:
 def train(run_file: Path, name: str, *overrides: str, ranks: int = 2, expected: int = 0) -> Path:
     output = run_file.parent / name
     evenpack(
-        "train", run_file, f"run.output_dir={output}", *overrides, options=["--num-gpus", str(ranks)], expected=expected
+        "train",
+        run_file,
+        f"run.output_dir={output}",
+        *overrides,
+        options=["--cpu-ranks", str(ranks)],
+        expected=expected,
     )
     return output
 
@@ -84,7 +89,7 @@ def test_a_killed_rank_ends_the_run_by_name_and_the_next_start_goes_on_bit_for_b
     run_file: Path, straight: Path
 ) -> None:
     output = run_file.parent / "killed"
-    command = [EVENPACK, "train", "-n", "2", run_file, f"run.output_dir={output}"]
+    command = [EVENPACK, "train", "--cpu-ranks", "2", run_file, f"run.output_dir={output}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_for_step(output, 5)
     started = time.monotonic()
@@ -136,7 +141,7 @@ def test_other_data_is_refused_with_an_explanation(run_file: Path, straight: Pat
     output = run_file.parent / "other_data"
     shutil.copytree(straight, output)
     done = evenpack(
-        "train", run_file, f"run.output_dir={output}", "run.seed=6", options=["--num-gpus", "1"], expected=2
+        "train", run_file, f"run.output_dir={output}", "run.seed=6", options=["--cpu-ranks", "1"], expected=2
     )
     assert "fingerprint" in done.stderr
     assert len(steps(output, "step")) == STEPS, "nothing is cut back"

@@ -176,7 +176,7 @@ def data_section(config: DataConfig) -> dict[str, Any]:
         del source["weight"]
     for part in (section["tokenizer"], *section["sources"].values()):
         if part.get("path") is not None:
-            part["path"] = str(Path(part["path"]).expanduser().absolute())
+            part["path"] = str(Path(part["path"]).absolute())
     return section
 
 

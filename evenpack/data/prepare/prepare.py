@@ -55,7 +55,7 @@ def prepare(config: DataConfig, directory: Path, *, progress: Progress | None = 
     Raises: DataError for sources, tokenizers and directories that are wrong, where the directory belongs to other
     data, and where the disk is full; PackingError for limits that cannot be packed.
     """
-    directory = directory.expanduser().absolute()
+    directory = directory.absolute()
     progress = progress or NoProgress()
     if (directory / MANIFEST).is_file():
         return _confirm(config, directory, progress)

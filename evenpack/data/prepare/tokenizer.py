@@ -1,7 +1,6 @@
 """The tokenizer of a prepared directory: loaded or trained, and saved there."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -23,7 +22,7 @@ from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.tokenizers.tokenizer import Tokenizer, tokenizer_inputs, train_tokenizer
 from evenpack.errors import DataError
-from evenpack.files import fsync_directory, write_json
+from evenpack.files import atomic_directory, write_json
 
 
 def prepare_tokenizer(
@@ -91,13 +90,8 @@ def tokenizer_files(directory: Path) -> dict[str, FileRecord]:
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the whole folder under another name first: with its own name it is whole."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    tokenizer.save(partial)
-    if folder.is_dir():
-        shutil.rmtree(folder)
-    partial.replace(folder)
-    fsync_directory(folder.parent)
+    with atomic_directory(folder) as unfinished:
+        tokenizer.save(unfinished)
 
 
 def _training_origin(config: DataConfig, inputs: Mapping[str, tuple[InputFile, ...]]) -> dict[str, Any]:

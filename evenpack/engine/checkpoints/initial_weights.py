@@ -66,7 +66,7 @@ class InitialWeights:
             return self.path
         config = self.checkpoint.state.config
         prepared = config["data"]["prepared_dir"] or Path(config["run"]["output_dir"]) / "data"
-        return Path(prepared).expanduser() / TOKENIZER_FOLDER
+        return Path(prepared) / TOKENIZER_FOLDER
 
     def read(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
         """The `model:` section that computes with them, and the weights by our parameters' names, on the CPU.
@@ -89,7 +89,7 @@ def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -
 
     Raises: CheckpointError on all ranks if there are no weights, or those of another model or vocabulary.
     """
-    world.on_main(lambda: _initialize(model, path.expanduser(), tokenizer_dir))
+    world.on_main(lambda: _initialize(model, path, tokenizer_dir))
 
 
 def find_initial_weights(path: Path) -> InitialWeights:

@@ -160,5 +160,5 @@ def run_summary(run: Run, records: list[dict[str, Any]], *, state: str, step: in
         "parameters": sum(parameter.numel() for parameter in run.engine.model.parameters()),
         "ranks": run.world.size,
         "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
-        "fingerprint": run.fingerprint,
+        "fingerprint": run.resolved.fingerprint,
     }

@@ -1,67 +1,64 @@
-"""`evenpack train`: starts a run, waits for its end, shows what came of it."""
+"""`evenpack train`."""
 
-import json
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from rich.console import RenderableType
+import typer
 
-from evenpack.engine.config import RunConfig
-from evenpack.errors import ConfigError
-from evenpack.launcher import console, views
-from evenpack.launcher.processes.launch import LaunchPlan
-from evenpack.launcher.processes.streams import say
-from evenpack.launcher.processes.supervise import supervise
-from evenpack.launcher.training import TrainingPlan, draw_loss, report_training
+from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, load, reporting
 
 
-def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
-    """`evenpack train --dry-run`, as a value for JSON and as what rich can print."""
-    value = {
-        "command": launch.command,
-        "environment": launch.environment,
-        "devices": launch.devices.choice,
-        "plan": plan,
-    }
-    shown: list[RenderableType] = [
-        console.text(f"Would run on {launch.devices.choice}:\n\n{launch.shell_line()}"),
-        views.plan_table(plan),
-        console.text(f"DeepSpeed gets {json.dumps(plan.deepspeed, indent=2)}"),
-    ]
-    return value, shown
+def train(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    *,
+    num_gpus: Annotated[
+        int | None,
+        typer.Option("--num-gpus", "-n", help="GPUs of this machine (of each one in a hostfile). Default: all."),
+    ] = None,
+    cpu_ranks: Annotated[
+        int | None, typer.Option("--cpu-ranks", help="Ranks on this machine's CPU. Default: 2 if it has no GPU.")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="Machines to run on, in lines 'NAME slots=N'.", show_default=False)
+    ] = None,
+    deepspeed_options: Annotated[
+        str, typer.Option(help="Further options of `deepspeed`, in one string.", show_default=False)
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a prepared run under `deepspeed`.
 
+    Goes on from the newest checkpoint in run.output_dir. Ctrl-C or SIGTERM saves at the end of the step and ends
+    with exit code 75; the same command goes on from there. A second Ctrl-C ends at once.
 
-def run_training(
-    config: RunConfig, launch: LaunchPlan, plan: TrainingPlan
-) -> tuple[dict[str, Any], list[RenderableType], int]:
-    """Trains; the result as a value for JSON, as what rich can print, and the exit code.
-
-    Raises: RunError if the output directory cannot be had.
+    \b
+    Examples:
+      evenpack train configs/gpt2_small.yaml --num-gpus 8 training.steps=5000
+      evenpack train configs/demo.yaml --cpu-ranks 4
     """
-    output_dir = config.run.output_dir
-    say(f"starting {launch.devices.choice}")
-    result = supervise(launch, output_dir, say=say, output=sys.stderr)
-    if result.state == "failed":
-        if result.message:
-            console.print_error(result.message)
-    elif result.message:
-        say(result.message)
-    value: dict[str, Any] = {"state": result.state, "message": result.message, "output_dir": output_dir}
-    report = report_training(plan, output_dir) if result.state != "failed" else None
-    shown: list[RenderableType] = []
-    if report is not None:
-        value |= {"report": report, "loss_plot": _try_to_draw(config)}
-        shown.append(views.report_table(report, title=f"{config.run.name}: {result.state}"))
-        if value["loss_plot"] is not None:
-            shown.append(console.text(f"Loss plot: {value['loss_plot']}"))
-    return value, shown, result.exit_code
+    from evenpack.launcher.processes.launch import plan_launch
+    from evenpack.launcher.processes.streams import outlive_terminal
 
+    outlive_terminal()
+    config = load(run_file, overrides)
+    exit_code = 0
+    with reporting(as_json) as report:
+        from evenpack.launcher.start import describe_run, run_training
+        from evenpack.launcher.training import plan_training
 
-def _try_to_draw(config: RunConfig) -> Path | None:
-    """A run is no worse without a plot."""
-    try:
-        return draw_loss(config)
-    except ConfigError as error:
-        say(f"no loss plot: {error}")
-        return None
+        launch = plan_launch(
+            run_file,
+            overrides or [],
+            num_gpus=num_gpus,
+            cpu_ranks=cpu_ranks,
+            hostfile=hostfile,
+            deepspeed_options=deepspeed_options,
+        )
+        plan = plan_training(config, ranks=launch.devices.ranks)
+        if dry_run:
+            report.value, report.shown = describe_run(launch, plan)
+        else:
+            report.value, report.shown, exit_code = run_training(config, launch, plan)
+    raise typer.Exit(exit_code)

@@ -1,54 +1,73 @@
 """`evenpack verify`: every file of a prepared set against the checksums of its manifest."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
+import typer
 
-from evenpack.data.checksums import Damage
-from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
-from evenpack.data.prepare.verification import Verifier, remedy
-from evenpack.engine.config import RunConfig
-from evenpack.launcher import console
+from evenpack.launcher.cli.arguments import AsJson, Overrides, Report, RunFile, load, reporting
+
+if TYPE_CHECKING:
+    from evenpack.data.prepare.verification import Verified
+    from evenpack.engine.config import RunConfig
 
 EXIT_DAMAGED = 1
-"""Of `evenpack verify`, where a file is not as it was written."""
+"""Where a file is not as it was written."""
 
 
-def verify_prepared(config: RunConfig) -> tuple[dict[str, Any], list[RenderableType], int]:
-    """Reads all files; the result as a value for JSON, as what rich can print, and the exit code.
+def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Compare every file of the prepared data with its checksum.
 
-    Raises: NotPreparedError if there is nothing to verify; DataError for a manifest that is damaged or of other data.
+    Names each damaged file and where its damage begins. Exit code 0 where all are as they were written, 1 where one is
+    not, 2 where the data is not prepared.
+
+    \b
+    Example:
+      evenpack verify configs/gpt2_mini_wiki.yaml
     """
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        is_sound = _verify(config, report)
+    raise typer.Exit(0 if is_sound else EXIT_DAMAGED)
+
+
+def _verify(config: "RunConfig", report: Report) -> bool:
+    """Raises: NotPreparedError if there is nothing to verify; DataError for a damaged manifest or one of other data."""
+    from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
+    from evenpack.data.prepare.verification import Verifier, remedy
+    from evenpack.launcher import console
+
     directory = config.prepared_dir.expanduser().absolute()
     manifest = Manifest.read(directory)
     refuse_differences(manifest.data, data_section(config.data), directory)
     with console.PrepareProgress(console.messages()) as progress:
         verified = Verifier(directory, manifest).verify_all(progress)
-    value = {
-        "directory": directory,
-        "files": len(manifest.files),
+    report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
+    lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {_rate(verified)}"]
+    if verified.damages:
+        report.value["remedy"] = remedy(directory)
+        lines = [
+            f"{directory}: {len(verified.damages)} of {len(manifest.files)} files are damaged; {_rate(verified)}",
+            *(f"  {damage.describe()}" for damage in verified.damages),
+            remedy(directory),
+        ]
+    report.shown.append(console.text("\n".join(lines)))
+    return not verified.damages
+
+
+def _figures(verified: "Verified") -> dict[str, Any]:
+    return {
         "bytes": verified.bytes,
         "elapsed_seconds": verified.elapsed_seconds,
         "bytes_per_second": verified.bytes_per_second,
-        "damaged": [_as_json(damage) for damage in verified.damages],
+        "damaged": [
+            {"file": damage.path, "problem": damage.problem, "first_bad_byte": damage.first_bad_byte}
+            for damage in verified.damages
+        ],
     }
-    read = (
+
+
+def _rate(verified: "Verified") -> str:
+    return (
         f"{verified.bytes / 1e6:,.1f} MB read in {verified.elapsed_seconds:,.2f} s "
         f"({verified.bytes_per_second / 1e9:.2f} GB/s)"
     )
-    if not verified.damages:
-        return (
-            value,
-            [console.text(f"{directory}: all {len(manifest.files)} files are as they were written; {read}")],
-            0,
-        )
-    lines = [
-        f"{directory}: {len(verified.damages)} of {len(manifest.files)} files are damaged; {read}",
-        *(f"  {damage.describe()}" for damage in verified.damages),
-        remedy(directory),
-    ]
-    return value | {"remedy": remedy(directory)}, [console.text("\n".join(lines))], EXIT_DAMAGED
-
-
-def _as_json(damage: Damage) -> dict[str, Any]:
-    return {"file": damage.path, "problem": damage.problem, "first_bad_byte": damage.first_bad_byte}

@@ -8,9 +8,9 @@ from jaxtyping import Float64, Int64
 from pydantic import Field
 
 from evenpack.config import Section, nearest, validate
+from evenpack.engine.cost_model import CostModel, read_cost_values
 from evenpack.errors import ConfigError
 from evenpack.models.model_config import ModelConfig
-from evenpack.studies.cost_model import CostModel, read_cost_values
 
 SHIPPED = Path(__file__).with_name("cost_models")
 DEFAULT_COST = "bert_large_estimate"
@@ -52,7 +52,7 @@ class StepCost:
     """Of a micro-batch."""
     per_slot: float
     per_squared_length: float
-    per_sequence: float
+    per_segment: float
     per_step: float
     """Once a step, on every rank: the optimizer."""
     noise: float
@@ -62,11 +62,11 @@ class StepCost:
         self,
         slots: Int64[np.ndarray, "*shape"],
         squared_lengths: Int64[np.ndarray, "*shape"],
-        sequences: Int64[np.ndarray, "*shape"],
+        segments: Int64[np.ndarray, "*shape"],
     ) -> Float64[np.ndarray, "*shape"]:
         """Of micro-batches, without noise."""
         seconds = self.constant + self.per_slot * slots + self.per_squared_length * squared_lengths
-        return seconds + self.per_sequence * sequences if self.per_sequence else seconds
+        return seconds + self.per_segment * segments if self.per_segment else seconds
 
 
 def shipped_costs() -> tuple[str, ...]:
@@ -90,9 +90,9 @@ def find_cost(given: str) -> StepCost:
     if "measured_on" not in values:
         return _estimated(path.stem, validate(values, EstimatedCost, origin=f"cost model {path}"))
     cost = _measured(path.stem, validate(values, CostModel, origin=f"cost model {path}"))
-    if cost.constant + cost.per_slot + cost.per_squared_length + cost.per_sequence == 0:
+    if cost.constant + cost.per_slot + cost.per_squared_length + cost.per_segment == 0:
         raise ConfigError(
-            f"cost model {path}: constant, per_token, per_squared_length and per_sequence are all 0, so no micro-batch "
+            f"cost model {path}: constant, per_token, per_squared_length and per_segment are all 0, so no micro-batch "
             "takes any time; measure again by `evenpack study throughput --cost-model`"
         )
     return cost
@@ -129,7 +129,7 @@ def _estimated(name: str, cost: EstimatedCost) -> StepCost:
         constant=0.0,
         per_slot=cost.flops_per_slot / (cost.peak_flops * cost.utilisation),
         per_squared_length=cost.flops_per_squared_length / (cost.peak_flops * cost.attention_utilisation),
-        per_sequence=0.0,
+        per_segment=0.0,
         per_step=0.0,
         noise=0.0,
     )
@@ -148,7 +148,7 @@ def _measured(name: str, model: CostModel) -> StepCost:
         constant=model.constant,
         per_slot=model.per_token,
         per_squared_length=model.per_squared_length,
-        per_sequence=model.per_sequence,
+        per_segment=model.per_segment,
         per_step=model.per_step,
         noise=model.noise,
     )

@@ -21,7 +21,11 @@ from evenpack.studies.lengths import read_histogram
 from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
 from evenpack.studies.lengths.published import published_histogram
 
-COMMANDS = ("prepare", "verify", "train", "evaluate", "inspect", "export", "doctor", "config show", "study imbalance")
+COMMANDS = (
+    *(command.__name__ for command in cli.COMMANDS),
+    "config show",
+    *(f"study {name}" for name in cli.STUDIES),
+)
 
 RUN = {
     "run": {"name": "tiny", "output_dir": "OUT"},
@@ -244,7 +248,7 @@ def test_commands_on_lengths_have_every_option_on_inputs(evenpack: Command) -> N
 
 
 def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: Path, evenpack: Command) -> None:
-    done = evenpack("train", prepared, "training.steps=10", "--num-gpus", "2", "--dry-run", "--json")
+    done = evenpack("train", prepared, "training.steps=10", "--cpu-ranks", "2", "--dry-run", "--json")
     assert done.code == 0
     values = done.json()
     assert values["command"][-3:] == ["evenpack.launcher.worker", str(prepared), "training.steps=10"]
@@ -263,9 +267,13 @@ def test_train_refuses_before_it_starts_anything(run_file: Path, evenpack: Comma
     assert missing.code == 2
     assert "run `evenpack prepare`" in missing.err
     evenpack("prepare", run_file)
-    uneven = evenpack("train", run_file, "-n", "3")
+    uneven = evenpack("train", run_file, "--cpu-ranks", "3")
     assert uneven.code == 2
     assert "number of ranks can be 1, 2, 4" in uneven.err.replace("\n", " ")
+    no_gpus = evenpack("train", run_file, "--num-gpus", "8")
+    assert no_gpus.code == 2
+    assert "--num-gpus 8: PyTorch sees no CUDA device" in no_gpus.err
+    assert "For ranks on the CPU say --cpu-ranks 8" in " ".join(no_gpus.err.split())
     extra = evenpack("train", run_file, "deepspeed.extra.train_batch_size=3")
     assert extra.code == 2
     assert "training.packs_per_step" in extra.err
@@ -293,7 +301,7 @@ def test_a_disk_that_does_not_take_it_is_an_error_of_the_user(
     def fail(*_: object) -> None:
         raise OSError(number, "No room", "out/tokens.bin")
 
-    monkeypatch.setattr(cli, "load", fail)
+    monkeypatch.setattr("evenpack.launcher.cli.prepare.load", fail)
     done = evenpack("prepare", "run.yaml")
     assert done.code == 2
     assert done.err.startswith("error: out/tokens.bin cannot be written: No room")
@@ -303,7 +311,7 @@ def test_any_other_error_keeps_its_traceback(evenpack: Command, monkeypatch: pyt
     def fail(*_: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "gone", "x")
 
-    monkeypatch.setattr(cli, "load", fail)
+    monkeypatch.setattr("evenpack.launcher.cli.prepare.load", fail)
     with pytest.raises(FileNotFoundError):
         evenpack("prepare", "run.yaml")
 
@@ -342,7 +350,7 @@ def test_checkpoint_errors_are_errors_of_the_user(evenpack: Command, monkeypatch
     def fail(*_: object) -> None:
         raise CheckpointError("step_000010 is broken")
 
-    monkeypatch.setattr(cli, "load", fail)
+    monkeypatch.setattr("evenpack.launcher.cli.evaluate.load", fail)
     assert evenpack("evaluate", "run.yaml").err == "error: step_000010 is broken\n"
 
 

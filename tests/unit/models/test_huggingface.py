@@ -284,6 +284,22 @@ def test_a_directory_with_content_is_never_written_over(tmp_path):
     assert from_huggingface(tmp_path / "empty").config.shape["layers"] == 3
 
 
+def test_every_exported_file_is_on_disk_before_the_directory_has_its_name(tmp_path, monkeypatch):
+    save_tokenizer(tmp_path / "tokenizer")
+    flushed, replace = set(), os.replace
+    on_disk_before = {}
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.add(Path(f"/dev/fd/{descriptor}").readlink().name))
+
+    def watched_replace(source, target):
+        on_disk_before[Path(target).name] = set(flushed)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched_replace)
+    to_huggingface(our_model(), tmp_path / "out", tokenizer_dir=tmp_path / "tokenizer", special_token_id=0)
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= written <= on_disk_before["out"]
+
+
 def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
     def disk_full(*_):
         raise OSError("No space left on device")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import TrainState, checkpoint_name, commit_files, write_manifest
 from evenpack.engine.checkpoints.initial_weights import find_initial_weights, initialize
@@ -46,7 +47,12 @@ def save_checkpoint(output_dir: Path, model: Model, step: int) -> Path:
         "model": model.config.model_dump(mode="json"),
     }
     state = TrainState(
-        step=step, fingerprint="f" * 32, world_size=8, zero_stage=0, cost_weights=(0.0, 1.0), config=config
+        step=step,
+        fingerprint="f" * 32,
+        world_size=8,
+        zero_stage=0,
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
+        config=config,
     )
     write_manifest(path, state, commit_files(path, ["mp_rank_00_model_states.pt"]))
     return path
@@ -216,7 +222,14 @@ def test_a_folder_of_transformers_without_weights_is_refused(tmp_path: Path) -> 
 def test_a_run_that_goes_on_says_that_other_initial_weights_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     began: dict[str, Any] = {"training": {"packs_per_step": 8, "initialize_from": "runs/phase1"}}
-    state = TrainState(step=7, fingerprint="f" * 32, world_size=1, zero_stage=0, cost_weights=(0.0, 1.0), config=began)
+    state = TrainState(
+        step=7,
+        fingerprint="f" * 32,
+        world_size=1,
+        zero_stage=0,
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
+        config=began,
+    )
     for same in ("runs/phase1", None):  # a run file without the key asks for nothing
         compare_run_files(state, {"training": began["training"] | {"initialize_from": same}})
         assert not caplog.records

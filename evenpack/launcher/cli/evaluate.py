@@ -1,0 +1,31 @@
+"""`evenpack evaluate`."""
+
+from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, load, reporting
+
+
+def evaluate(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Evaluate on each source's held-out documents.
+
+    Takes the newest checkpoint of the run, in one process, on the GPU if there is one.
+
+    \b
+    Example:
+      evenpack evaluate configs/gpt2_mini_wiki.yaml training.evaluation_packs=500
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        from evenpack.launcher.processes.devices import settle_accelerator
+
+        settle_accelerator()
+        import torch
+
+        from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
+        from evenpack.launcher import views
+        from evenpack.launcher.trained import load_trained_model
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        trained = load_trained_model(config, device)
+        evaluations = evaluate_model(trained.model, trained.run, trained.world)
+        sources = evaluations_to_json(trained.run.prepared, evaluations)
+        report.value = {"checkpoint": trained.checkpoint.path, "step": trained.checkpoint.step, "sources": sources}
+        report.shown.append(views.evaluation_table(sources, title=f"After step {trained.checkpoint.step:,}"))

@@ -1,0 +1,60 @@
+"""`evenpack inspect`."""
+
+from typing import Annotated
+
+import typer
+
+from evenpack.errors import ConfigError
+from evenpack.launcher.cli.arguments import AsJson, LengthsInput, Overrides, Plot, reporting
+from evenpack.launcher.cli.subject_options import SubjectOptions, takes_subject
+
+
+@takes_subject
+def inspect(
+    lengths: LengthsInput,
+    overrides: Overrides = None,
+    *,
+    options: SubjectOptions,
+    pack_lengths: Annotated[
+        str | None,
+        typer.Option(help="Compare these lengths of packs: 512,640. Default: up to twice as long.", show_default=False),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="How far from these lengths? wikipedia_512.", show_default=False),
+    ] = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show lengths, the cost of padding, and packing.
+
+    Of a prepared run, or of any list of lengths. Several inputs are compared by depth.
+
+    \b
+    Examples:
+      evenpack inspect configs/demo.yaml --plot lengths.png
+      evenpack inspect configs/bert_large_phase2.yaml --against wikipedia_512
+      evenpack inspect tokenized.parquet --column input_ids --json
+      evenpack inspect glue:cola --tokenizer bert-base-uncased --pack-length 128 --long truncate
+      evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
+    """
+    with reporting(as_json) as report:
+        from evenpack.launcher.against import distance_to, refuse_senseless
+        from evenpack.launcher.inspection import find_subject, inspect_lengths, inspect_side_by_side
+        from evenpack.launcher.views import distance_table
+
+        more = [word for word in overrides or [] if "=" not in word]
+        changes = [word for word in overrides or [] if "=" in word]
+        if against is not None:
+            refuse_senseless(against, (lengths, *more))
+        subjects = [find_subject(one, changes, options) for one in (lengths, *more)]
+        if more:
+            if pack_lengths is not None:
+                raise ConfigError("--pack-lengths compares the packs of a single input; several have --pack-length")
+            report.value, report.shown = inspect_side_by_side(subjects, plot=plot)
+        else:
+            distance = None if against is None else distance_to(subjects[0], against)
+            report.value, report.shown = inspect_lengths(subjects[0], pack_lengths=pack_lengths, plot=plot)
+            if distance is not None:
+                report.value["against"] = distance
+                report.shown.append(distance_table(distance))

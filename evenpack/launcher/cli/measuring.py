@@ -1,0 +1,21 @@
+"""What the commands that time this machine share."""
+
+import os
+from typing import Annotated
+
+import typer
+
+Clock = Annotated[
+    str,
+    typer.Option(help="wall, or cpu: seconds of this process alone, on a busy machine with OMP_NUM_THREADS=1."),
+]
+
+
+def settle_rank() -> None:
+    """Shares this machine's cores among its ranks and chooses the accelerator: before torch and DeepSpeed are there."""
+    from evenpack.launcher.processes.devices import settle_accelerator
+    from evenpack.launcher.processes.ranks import RankPlace
+    from evenpack.launcher.worker import share_cores
+
+    share_cores(RankPlace.of_environment(os.environ))
+    settle_accelerator()

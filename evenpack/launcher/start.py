@@ -1,0 +1,67 @@
+"""A training run from its start to its end: describes it, starts it, waits, shows what came of it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.launcher import console, views
+from evenpack.launcher.processes.launch import LaunchPlan
+from evenpack.launcher.processes.streams import say
+from evenpack.launcher.processes.supervise import supervise
+from evenpack.launcher.training import TrainingPlan, draw_loss, report_training
+
+
+def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
+    """`evenpack train --dry-run`, as a value for JSON and as what rich can print."""
+    value = {
+        "command": launch.command,
+        "environment": launch.environment,
+        "devices": launch.devices.choice,
+        "plan": plan,
+    }
+    shown: list[RenderableType] = [
+        console.text(f"Would run on {launch.devices.choice}:\n\n{launch.shell_line()}"),
+        views.plan_table(plan),
+        console.text(f"DeepSpeed gets {json.dumps(plan.deepspeed, indent=2)}"),
+    ]
+    return value, shown
+
+
+def run_training(
+    config: RunConfig, launch: LaunchPlan, plan: TrainingPlan
+) -> tuple[dict[str, Any], list[RenderableType], int]:
+    """Trains; the result as a value for JSON, as what rich can print, and the exit code.
+
+    Raises: RunError if the output directory cannot be had.
+    """
+    output_dir = config.run.output_dir
+    say(f"starting {launch.devices.choice}")
+    result = supervise(launch, output_dir, say=say, output=sys.stderr)
+    if result.state == "failed":
+        if result.message:
+            console.print_error(result.message)
+    elif result.message:
+        say(result.message)
+    value: dict[str, Any] = {"state": result.state, "message": result.message, "output_dir": output_dir}
+    report = report_training(plan, output_dir) if result.state != "failed" else None
+    shown: list[RenderableType] = []
+    if report is not None:
+        value |= {"report": report, "loss_plot": _try_to_draw(config)}
+        shown.append(views.report_table(report, title=f"{config.run.name}: {result.state}"))
+        if value["loss_plot"] is not None:
+            shown.append(console.text(f"Loss plot: {value['loss_plot']}"))
+    return value, shown, result.exit_code
+
+
+def _try_to_draw(config: RunConfig) -> Path | None:
+    """A run is no worse without a plot."""
+    try:
+        return draw_loss(config)
+    except ConfigError as error:
+        say(f"no loss plot: {error}")
+        return None
