@@ -42,7 +42,8 @@ from evenpack.engine.distributed import World, configure_logging, joined_world
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolve import ResolvedRun, open_run
 from evenpack.errors import DataError
-from evenpack.models.cost import performed_work, step_flops
+from evenpack.models.common.batch_work import performed_work
+from evenpack.models.cost import step_flops
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,19 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 from evenpack.errors import ConfigError
 
-RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weights": "training.cost_model (a file)"}
+RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weights": "training.cost_model"}
 """Keys of earlier run files and what they are called now; for error messages alone, nothing reads an old key."""
 
 _MOST_VALUES = 100_000
@@ -59,6 +62,32 @@ UserPath = Annotated[Path, BeforeValidator(_expand_user)]
 """A path of a run file. `~` is expanded here and nowhere else, so that no two readers of a key take it differently."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SectionByKind:
+    """Annotation of a section whose schema is looked up by its `kind`, where the kinds are not known beforehand."""
+
+    find: Callable[[str], type[Section]]
+    """The schema of a kind. Raises: ConfigError if there is none."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._check, handler(source))
+
+    def schema_of(self, section: Any) -> type[Section]:
+        """Raises: ConfigError if the section names no kind that there is."""
+        kind = section.get("kind") if isinstance(section, dict) else None
+        return self.find("" if kind is None else str(kind))
+
+    def _check(self, value: Any, check_base: Callable[[Any], Any]) -> Any:
+        """A ValidationError of the schema found is told at the place of the section; a made section is left alone."""
+        if not isinstance(value, dict):
+            return check_base(value)
+        try:
+            schema = self.schema_of(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return schema.model_validate(value)
+
+
 def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] = ()) -> SectionT:
     """Reads a run file, applies `section.key=value` overrides and checks everything.
 
@@ -85,7 +114,7 @@ def validate(values: dict[str, Any], schema: type[SectionT], *, origin: str) -> 
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(detail, schema) for detail in error.errors(include_url=False)]
+        lines = [_explain(detail, schema, values) for detail in error.errors(include_url=False)]
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more"]
         raise ConfigError("\n".join([f"{origin}:", *(f"  {line}" for line in lines)])) from error
@@ -196,7 +225,7 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
         if depth == len(parents):
             place[key] = value
             return
-        kinds = _children(kinds, key)
+        kinds = _children(kinds, key, None)  # a later override may name another kind: checked when all are in
         if place.get(key) is None:
             place[key] = {}
         place = place[key]
@@ -214,16 +243,27 @@ def _known_keys(kinds: list[Any], place: dict[str, Any]) -> list[str] | None:
     return None
 
 
-def _children(kinds: list[Any], key: str) -> list[Any]:
-    """The types that may stand under `key`, unions and annotations opened."""
+def _children(kinds: list[Any], key: str, values: Any) -> list[Any]:
+    """The types that may stand under `key`, unions and annotations opened.
+
+    Args:
+        values: what stands there, by which a `SectionByKind` is found; None where that may still change.
+    """
     found: list[Any] = []
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, Section):
             if key in kind.model_fields:
-                found += _open_union(kind.model_fields[key].annotation)
+                found += _types_of(kind.model_fields[key], values)
         elif typing.get_origin(kind) is dict:
             found += _open_union(typing.get_args(kind)[1])
     return found
+
+
+def _types_of(field: FieldInfo, values: Any) -> list[Any]:
+    by_kind = [mark for mark in field.metadata if isinstance(mark, SectionByKind)]
+    if not by_kind:
+        return _open_union(field.annotation)
+    return [] if values is None else [mark.schema_of(values) for mark in by_kind]
 
 
 def _open_union(kind: Any) -> list[Any]:
@@ -235,13 +275,15 @@ def _open_union(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _explain(detail: Any, schema: type[Section]) -> str:
+def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
     """One pydantic error as: place, what was expected, what came."""
     location = [str(part) for part in detail["loc"]]
     kinds: list[Any] = [schema]
     place: list[str] = []
+    found: Any = values
     for part in location[:-1]:
-        children = _children(kinds, part)
+        found = found.get(part) if isinstance(found, dict) else None
+        children = _children(kinds, part, found)
         if children:  # discriminator tags of unions have no children: they are no keys of the file
             kinds = children
             place.append(part)

@@ -23,7 +23,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolve import ResolvedRun, announce, open_run
 from evenpack.errors import RunError
-from evenpack.models.families import Model, new_model
+from evenpack.models.build import Model, new_model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
-from evenpack.models.model_config import BertConfig, ModelConfig, study_switches
+from evenpack.models.config import ModelConfig
+from evenpack.models.families import family_of
 
 
 class RunSection(Section):
@@ -211,7 +212,7 @@ class RunConfig(Section):
     model: ModelConfig
     attention: AttentionConfig = AttentionConfig()
     masking: MaskingConfig = MaskingConfig()
-    """Of BERT, for masks that are drawn again in each epoch."""
+    """Of a model that learns from masked tokens, for masks that are drawn again in each epoch."""
     training: TrainingSection
     optimizer: OptimizerSection
     schedule: ScheduleSection = ScheduleSection()
@@ -260,25 +261,31 @@ class RunConfig(Section):
                 f"model.max_positions ({rows}) is below what the data needs ({self.positions_needed}): "
                 "data.recipe.max_sequence_length, or data.pack_length where model.reset_positions is false"
             )
-        about_packs = study_switches(self.model, self.attention).keys() & {"attention.isolate", "model.reset_positions"}
-        if about_packs and self.training.layout != "packed":
+        about_packs = {
+            "attention.isolate": self.attention.isolate,
+            "model.reset_positions": self.model.restarts_positions,
+        }
+        switched_off = [key for key, is_on in about_packs.items() if not is_on]
+        if switched_off and self.training.layout != "packed":
             raise ValueError(
-                f"{min(about_packs)}: false is about packs; training.layout must be packed, "
-                f"found {self.training.layout}"
+                f"{switched_off[0]}: false is about packs; training.layout must be packed, found {self.training.layout}"
             )
         return self
 
     @model_validator(mode="after")
     def _check_objective(self) -> "RunConfig":
-        is_bert = isinstance(self.model, BertConfig)
-        if is_bert != isinstance(self.data.recipe, SentencePairsRecipe):
+        family = family_of(self.model)
+        if self.data.recipe.kind not in family.recipes:
             raise ValueError(
-                f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: BERT "
-                "learns from sentence_pairs, GPT-2 from documents or concat"
+                f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: "
+                f"{self.model.kind} learns from {' or '.join(family.recipes)}"
             )
         # Not merely given: a run file that was written out whole, by `config show` or a checkpoint, names all sections.
-        if not is_bert and self.masking != MaskingConfig():
-            raise ValueError(f"masking is BERT's, and model.kind is {self.model.kind}: leave it out")
+        if family.objective != "masked_tokens" and self.masking != MaskingConfig():
+            raise ValueError(
+                f"masking is for models that learn from masked tokens, and model.kind {self.model.kind} is none: "
+                "leave it out"
+            )
         if self.static_masks is not None and self.masking != MaskingConfig():
             raise ValueError(
                 "masking is for masks drawn in each epoch, and data.recipe.static_masks has them drawn once: leave "

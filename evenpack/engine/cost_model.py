@@ -22,6 +22,8 @@ class MeasuredOn(Section):
     """The model's kind in a run file."""
     model: str
     """Kind and preset or shape."""
+    causal: bool
+    """Whether the model's attention is."""
     layers: int = Field(ge=1)
     """That were measured; nothing in the figures is scaled to another number."""
     hidden_size: int = Field(ge=1)

@@ -8,7 +8,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.cost_model import CostModel
 from evenpack.errors import ConfigError
 from evenpack.models.cost import Work, step_flops
-from evenpack.models.model_config import BertConfig
+from evenpack.models.families import family_of
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ def operation_weights(config: RunConfig, prepared: PreparedData) -> CostWeights:
 
     if config.training.layout == "packed":
         return CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
-    head_share = (config.static_masks or config.masking).share if isinstance(config.model, BertConfig) else 1.0
+    is_masked = family_of(config.model).objective == "masked_tokens"
+    head_share = (config.static_masks or config.masking).share if is_masked else 1.0
     of_tokens = flops(Work(slots=_TOKENS, squared_lengths=0, head_slots=round(_TOKENS * head_share), sequences=0))
     of_squares = flops(Work(slots=0, squared_lengths=_TOKENS, head_slots=0, sequences=0))
     return CostWeights(per_token=of_tokens / of_squares, per_squared_length=1.0, per_segment=0.0)

@@ -18,7 +18,7 @@ from evenpack.engine.objective import Denominators
 from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.engine.sharding import sharding_at
-from evenpack.models.losses import LossSums, scaled_loss
+from evenpack.models.common.losses import LossSums, scaled_loss
 
 Phase = Literal["begin", "forward", "backward", "all_reduce", "update"]
 """Of a step, in this order; forward and backward take turns, once for each micro-batch."""

@@ -13,8 +13,8 @@ from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import ResolvedRun
-from evenpack.models.losses import exact_denominators
-from evenpack.models.model_config import ModelConfig, asks_next_sentence
+from evenpack.models.common.losses import exact_denominators
+from evenpack.models.common.section import TransformerConfig
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ _TARGETS = 4
 """Place of the number of targets among a source's sums."""
 
 
-def _divide(config: ModelConfig, sums: list[float]) -> SourceEvaluation:
+def _divide(config: TransformerConfig, sums: list[float]) -> SourceEvaluation:
     loss_sum, correct, next_sentence_loss_sum, next_sentence_correct, *counted = sums
     targets, sequences, packs = map(round, counted)
     counts = StepCounts(packs=packs, sequences=sequences, tokens=0, targets=targets)
@@ -150,7 +150,7 @@ def _divide(config: ModelConfig, sums: list[float]) -> SourceEvaluation:
     return SourceEvaluation(
         loss=loss_sum / denominators.tokens,
         accuracy=correct / targets,
-        next_sentence=next_sentence if asks_next_sentence(config) else None,
+        next_sentence=next_sentence if config.predicts_next_sentence else None,
         targets=targets,
         sequences=sequences,
         packs=packs,

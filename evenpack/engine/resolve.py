@@ -19,7 +19,7 @@ from evenpack.engine.objective import Denominators, build_denominators, build_ob
 from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError
-from evenpack.models.model_config import study_switches
+from evenpack.models.config import study_switches
 
 log = logging.getLogger(__name__)
 
@@ -104,14 +104,13 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     cost_model = read_cost_model(config)
     weights = operation_weights(config, prepared) if cost_model is None else cost_model.cost_weights
     training = config.training
-    switched_off = study_switches(config.model, config.attention)
     shape = StepShape(
         batching=training.batching,
         items_per_step=training.items_per_step,
         items_per_micro_batch=training.items_per_micro_batch,
         layout=training.layout,
         isolate=config.attention.isolate,
-        reset_positions="model.reset_positions" not in switched_off,
+        reset_positions=config.model.restarts_positions,
         policy=training.policy,
         cost_weights=weights.in_layout(training.layout),
         balances_each_micro_batch=sharding_at(config.deepspeed.zero_stage).balances_each_micro_batch,

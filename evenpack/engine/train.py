@@ -20,7 +20,7 @@ from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.engine.verification import DataVerification
 from evenpack.errors import RunError
-from evenpack.models.losses import exact_denominators
+from evenpack.models.common.losses import exact_denominators
 
 log = logging.getLogger(__name__)
 

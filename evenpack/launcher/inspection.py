@@ -17,7 +17,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.launcher import console, views
 from evenpack.launcher.cli.subject_options import SubjectOptions
-from evenpack.models.model_config import ModelConfig
+from evenpack.models.common.section import TransformerConfig
 from evenpack.studies.lengths import merge_histograms, read_histogram
 from evenpack.studies.lengths.statistics import length_ranges, length_statistics
 from evenpack.studies.packing.packing import (
@@ -44,7 +44,7 @@ class Subject:
     """To `pack_length`, as `--long` has it."""
     splits: tuple[dict[str, Any], ...]
     """`Manifest.summary` of a run; empty for a bare list of lengths."""
-    model: ModelConfig | None
+    model: TransformerConfig | None
     """The run's; None for a bare list of lengths."""
 
     @property
@@ -288,7 +288,7 @@ def _fit(
     origin: str,
     pack_length: int,
     splits: tuple[dict[str, Any], ...],
-    model: ModelConfig | None,
+    model: TransformerConfig | None,
 ) -> Subject:
     """`pack_length` unless the options have another."""
     pack_length = options.pack_length or pack_length

@@ -13,8 +13,8 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import ResolvedRun, open_run
 from evenpack.errors import CheckpointError
-from evenpack.models.bert import Bert
-from evenpack.models.families import Model
+from evenpack.models.build import Model
+from evenpack.models.huggingface import mapping_of
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +31,13 @@ class TrainedModel:
 
     @property
     def special_token_id(self) -> int:
-        """What transformers' configuration of such a model names: BERT's padding, GPT-2's end of text.
+        """What transformers' configuration of such a model names.
 
-        Raises: DataError if a BERT's vocabulary has no padding token.
+        Raises: ConfigError if transformers has no such model; DataError if it names the padding token, and the
+        vocabulary has none.
         """
-        return self.run.prepared.padding_id if isinstance(self.model, Bert) else self.run.prepared.end_of_text_id
+        is_padding = mapping_of(self.model.config).special_token == "padding"
+        return self.run.prepared.padding_id if is_padding else self.run.prepared.end_of_text_id
 
 
 def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:

@@ -23,7 +23,7 @@ from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.models.losses import LossSums, exact_denominators
+from evenpack.models.common.losses import LossSums, exact_denominators
 
 if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
     from evenpack.engine.engine import TrainingEngine

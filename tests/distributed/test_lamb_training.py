@@ -31,7 +31,7 @@ from evenpack.engine.packing_adjustment import adjust_to_packing
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
-from evenpack.models.losses import exact_denominators
+from evenpack.models.common.losses import exact_denominators
 
 STEPS = 10
 LARGE_EPSILON = 1e-3

@@ -13,8 +13,8 @@ from evenpack.batch import PackedBatch, StepCounts
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.losses import exact_denominators
+from evenpack.models.common.losses import exact_denominators
+from evenpack.models.gpt2.model import Gpt2
 
 PACKS = 16
 PACK_LENGTH = 24

@@ -12,8 +12,8 @@ from evenpack.batch import PackedBatch
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.models.bert import Bert
-from evenpack.models.losses import exact_denominators
+from evenpack.models.bert.model import Bert
+from evenpack.models.common.losses import exact_denominators
 
 PACKS = 8
 PACK_LENGTH = 40

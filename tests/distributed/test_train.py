@@ -22,7 +22,7 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.errors import CheckpointError, RunError
-from evenpack.models.losses import exact_denominators
+from evenpack.models.common.losses import exact_denominators
 
 DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash", "validation")

@@ -13,7 +13,7 @@ from pair_sources import pair_run_values
 from small_run import evenpack, metrics
 from transformers import AutoTokenizer, BertForPreTraining
 
-from evenpack.models.bert import Bert
+from evenpack.models.bert.model import Bert
 from evenpack.models.huggingface import from_huggingface
 
 STEPS = 4

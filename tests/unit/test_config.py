@@ -13,7 +13,8 @@ from evenpack.config import RENAMED_KEYS, Section, load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.errors import ConfigError
-from evenpack.models.model_config import BertConfig, study_switches
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.config import study_switches
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -81,7 +82,10 @@ def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
         ("data.pack_length=64", "no pack could hold"),
         ("model.max_positions=64", "max_positions (64) is below"),
         ("model.heads=3", "must be a multiple of heads (3)"),
-        ("model.kind=gtp2", "'gpt2', 'bert'"),
+        ("model.kind=gtp2", "there is no model family 'gtp2'; did you mean 'gpt2'? known: bert, gpt2"),
+        ("model={preset: tiny}", "model: kind is required; known: bert, gpt2"),
+        ("model.hiden_size=64", "model.hiden_size: no such key; did you mean 'hidden_size'?"),
+        ("model=gpt2", "model: Input should be a valid dictionary"),
         ("model.token_types=2", "model.token_types: no such key"),
         ("model.mlm_reduction=token", "model.mlm_reduction: no such key"),
         ("deepspeed.zero_stage=2", "deepspeed.zero_stage"),
@@ -356,7 +360,10 @@ def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
 
 
 def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"masking is BERT's, and model\.kind is gpt2: leave it out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"learn from masked tokens, and model\.kind gpt2 is none: leave it out",
+    ):
         load_run_file(run_file, RunConfig, ["masking.share=0.2"])
 
 

@@ -2,7 +2,7 @@
 
     OUTPUT_DIR            the newest whole checkpoint of that run
     step_000100/          that checkpoint
-    FOLDER/config.json    of transformers, a GPT-2 or a BERT, with model.safetensors
+    FOLDER/config.json    of transformers, of a kind that a family here computes, with model.safetensors
 
 No optimizer state, no step and no order of data comes with them.
 """
@@ -29,9 +29,10 @@ from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
 from evenpack.engine.checkpoints.weights import load_model_weights, require_fitting
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.models.families import Model
+from evenpack.models.build import Model
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.families import config_of
 from evenpack.models.huggingface import from_huggingface
-from evenpack.models.model_config import BertConfig, Gpt2Config, TransformerConfig
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +78,7 @@ class InitialWeights:
             model = from_huggingface(self.path)
             return model.config, model.state_dict()
         section = self.checkpoint.state.config["model"]
-        schema = BertConfig if section["kind"] == "bert" else Gpt2Config
-        return validate(section, schema, origin=str(self.path)), load_model_weights(self.checkpoint)
+        return validate(section, config_of(section["kind"]), origin=str(self.path)), load_model_weights(self.checkpoint)
 
 
 def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -> None:

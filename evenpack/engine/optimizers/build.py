@@ -7,7 +7,7 @@ from torch import nn
 
 from evenpack.engine.config import AdamWSection, LambSection
 from evenpack.engine.optimizers.lamb import Lamb
-from evenpack.models.layers import SelfAttention
+from evenpack.models.common.layers import SelfAttention
 
 
 def build_optimizer(

@@ -24,7 +24,7 @@ from evenpack.engine.cost_model import CostModel, MeasuredOn
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import ResolvedRun, resolve
 from evenpack.errors import ConfigError, DataError
-from evenpack.models.cost import performed_work
+from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.statistics.maxima import best_law, expected_maximum, expected_maximum_of_draws
 from evenpack.studies.throughput.clock import ClockName

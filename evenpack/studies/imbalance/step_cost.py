@@ -10,7 +10,9 @@ from pydantic import Field
 from evenpack.config import Section, nearest, validate
 from evenpack.engine.cost_model import CostModel, read_cost_values
 from evenpack.errors import ConfigError
-from evenpack.models.model_config import ModelConfig
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.cost import Work, step_flops
+from evenpack.models.families import family_of
 
 SHIPPED = Path(__file__).with_name("cost_models")
 DEFAULT_COST = "bert_large_estimate"
@@ -98,10 +100,8 @@ def find_cost(given: str) -> StepCost:
     return cost
 
 
-def estimate_for(model: ModelConfig) -> StepCost:
+def estimate_for(model: TransformerConfig) -> StepCost:
     """What a model costs at the utilisation that the shipped estimates assume."""
-    # It loads torch, which the processes that simulate do without.
-    from evenpack.models.cost import Work, step_flops
 
     def flops(**work: int) -> float:
         nothing = {"slots": 0, "squared_lengths": 0, "head_slots": 0, "sequences": 0}
@@ -111,7 +111,7 @@ def estimate_for(model: ModelConfig) -> StepCost:
     estimate = assumed.model_copy(
         update={
             "model": f"{model.kind} {model.preset}",
-            "causal": model.kind == "gpt2",
+            "causal": family_of(model).causal,
             "flops_per_slot": flops(slots=_MANY),
             "flops_per_squared_length": flops(squared_lengths=_MANY),
         }
@@ -144,7 +144,7 @@ def _measured(name: str, model: CostModel) -> StepCost:
         f"micro-batch), {on.precision}, on {on.device}, "
         f"{on.date[:10]}{commit}; error on held-out micro-batches {100 * model.held_out_median_error:.1f} % (median)",
         estimated=False,
-        causal=on.model.startswith("gpt2"),
+        causal=on.causal,
         constant=model.constant,
         per_slot=model.per_token,
         per_squared_length=model.per_squared_length,

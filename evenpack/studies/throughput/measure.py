@@ -12,7 +12,8 @@ from evenpack.engine.build import build_model
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolve import ResolvedRun
-from evenpack.models.cost import performed_work, step_flops, useful_work
+from evenpack.models.common.batch_work import performed_work, useful_work
+from evenpack.models.cost import step_flops
 from evenpack.studies.cost_model import MicroBatchTimes
 from evenpack.studies.throughput.clock import ClockName, PeakMemory, PhaseClock
 

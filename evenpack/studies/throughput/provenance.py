@@ -10,6 +10,7 @@ import evenpack
 from evenpack.engine.cost_model import MeasuredOn
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import ResolvedRun
+from evenpack.models.families import family_of
 
 
 def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> MeasuredOn:
@@ -20,6 +21,7 @@ def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> 
         device=world.device_name,
         family=config.model.kind,
         model=f"{config.model.kind} {config.model.preset}",
+        causal=family_of(config.model).causal,
         layers=shape["layers"],
         hidden_size=shape["hidden_size"],
         vocabulary_size=run.prepared.vocabulary_size,

@@ -15,7 +15,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.cost_model import CostModel, MeasuredOn
 from evenpack.engine.distributed import World
 from evenpack.errors import ConfigError, DataError
-from evenpack.models.cost import device_peak_flops
+from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.throughput.clock import ClockName, Spread
 from evenpack.studies.throughput.contenders import (

@@ -23,9 +23,9 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import SourceEvaluation, evaluate_model, evaluations_to_json
 from evenpack.engine.resolve import resolve
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.losses import LossSums
-from evenpack.models.model_config import Gpt2Config
+from evenpack.models.common.losses import LossSums
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 
 PACK_LENGTH = 32
 VOCABULARY = 4096

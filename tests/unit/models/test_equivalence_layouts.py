@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from batches import LAYOUTS, build_batch, random_sequences
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from evenpack.models.gpt2 import Gpt2
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import huggingface_weights
-from evenpack.models.model_config import Gpt2Config
 
 VOCABULARY = 67
 LONGEST = 40

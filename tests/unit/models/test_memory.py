@@ -9,12 +9,14 @@ from masked_batches import build_masked_batch, random_pairs
 from torch import nn
 
 from evenpack.batch import PackedBatch
-from evenpack.models import layers
-from evenpack.models.bert import Bert
-from evenpack.models.families import Model, new_model
-from evenpack.models.gpt2 import Gpt2
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.build import Model, new_model
+from evenpack.models.common import layers
+from evenpack.models.config import ModelConfig
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.memory import estimate_training_memory
-from evenpack.models.model_config import BertConfig, Gpt2Config, ModelConfig
 
 SLOTS, WIDTH, VOCABULARY = 200, 64, 97
 

@@ -23,6 +23,7 @@ ORIGIN = MeasuredOn(
     device="a device",
     family="gpt2",
     model="gpt2 tiny",
+    causal=True,
     layers=2,
     hidden_size=64,
     vocabulary_size=100,

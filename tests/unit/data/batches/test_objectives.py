@@ -41,7 +41,7 @@ def collate(source: PackedSource, objective: Objective, **study: bool) -> Packed
 @pytest.mark.parametrize(
     ("source", "objective", "message"),
     [
-        (PAIRS, NextTokens(), "sentence_pairs is BERT's: set model.kind=bert, or another recipe"),
+        (PAIRS, NextTokens(), "sentence_pairs is for a model of masked tokens"),
         (DOCUMENTS, masked_objective(), "learns from sentence pairs: set data.recipe.kind=sentence_pairs"),
     ],
 )

@@ -28,9 +28,9 @@ from evenpack.data.order.step_shape import Layout
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.static_masks import StaticMasks, most_masks_by_length
 from evenpack.errors import ConfigError, DataError
-from evenpack.models.bert import Bert
-from evenpack.models.losses import exact_denominators, scaled_loss
-from evenpack.models.model_config import BertConfig
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.common.losses import exact_denominators, scaled_loss
 
 LONGEST = 40
 PACK_LENGTH = 64

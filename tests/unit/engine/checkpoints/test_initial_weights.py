@@ -15,9 +15,10 @@ from evenpack.engine.checkpoints.initial_weights import find_initial_weights, in
 from evenpack.engine.checkpoints.store import CHECKPOINTS
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.models.families import Model, new_model
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.build import Model, new_model
+from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.huggingface import to_huggingface
-from evenpack.models.model_config import BertConfig, Gpt2Config
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(56))]

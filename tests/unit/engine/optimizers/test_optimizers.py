@@ -7,9 +7,10 @@ from torch import nn
 from evenpack.engine.config import AdamWSection, LambSection
 from evenpack.engine.optimizers.build import build_optimizer, parameter_groups
 from evenpack.engine.optimizers.lamb import Lamb
-from evenpack.models.bert import Bert
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.model_config import BertConfig, Gpt2Config
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 
 
 def tiny_gpt2() -> Gpt2:

@@ -17,7 +17,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.resolve import resolve
 from evenpack.errors import ConfigError, DataError
 from evenpack.launcher.forecast_view import forecast_tables, parse_options, read_log
-from evenpack.models.cost import performed_work
+from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.forecast import forecast
 from evenpack.studies.forecast.forecast import ForecastOptions, RanksRow, VirtualRanks, study_forecast
 from evenpack.studies.forecast.logged_ranks import read_logged_ranks

@@ -17,8 +17,9 @@ from evenpack.data.order.step_plan import PackSelection
 from evenpack.data.order.step_shape import POLICIES
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError
+from evenpack.models.bert.config import BertConfig
 from evenpack.models.cost import Work, step_flops
-from evenpack.models.model_config import BertConfig, Gpt2Config
+from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.studies.imbalance import simulation
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
@@ -509,7 +510,7 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
         assert [values[share] for values in found] == [placed.slots, (segments**2).sum(), len(packs.lengths)]
 
 
-@pytest.mark.parametrize(("model", "causal"), [("bert large", False), ("gpt2 xl", True)])
+@pytest.mark.parametrize(("model", "causal"), [("bert large", False), ("another decoder", True)])
 def test_a_measured_cost_model_brings_its_weights_its_origin_and_the_kind_of_attention(
     model: str, causal: bool, tmp_path: Path
 ) -> None:
@@ -528,6 +529,7 @@ def test_a_measured_cost_model_brings_its_weights_its_origin_and_the_kind_of_att
             "device": "a device",
             "family": model.split(maxsplit=1)[0],
             "model": model,
+            "causal": causal,
             "layers": 2,
             "hidden_size": 64,
             "vocabulary_size": 100,

@@ -25,7 +25,8 @@ from evenpack.engine.distributed import World
 from evenpack.engine.resolve import open_run
 from evenpack.errors import ConfigError
 from evenpack.launcher.throughput_view import StudyProgress, parse_clock, parse_options, throughput_tables
-from evenpack.models.cost import step_flops, useful_work
+from evenpack.models.common.batch_work import useful_work
+from evenpack.models.cost import step_flops
 from evenpack.studies.plots import figure_as_png, require_plot
 from evenpack.studies.throughput import plots, study
 from evenpack.studies.throughput.clock import PeakMemory, PhaseClock, Spread

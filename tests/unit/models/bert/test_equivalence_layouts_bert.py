@@ -10,10 +10,10 @@ from masked_batches import build_masked_batch, random_pairs, roughen
 from transformers import BertConfig as TheirConfig
 from transformers import BertForPreTraining
 
-from evenpack.models.bert import Bert
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.common.losses import exact_denominators, scaled_loss
 from evenpack.models.huggingface import huggingface_weights
-from evenpack.models.losses import exact_denominators, scaled_loss
-from evenpack.models.model_config import BertConfig
 
 VOCABULARY = 67
 LONGEST = 40

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from batches import build_batch, random_sequences
 
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.model_config import Gpt2Config
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 
 VOCABULARY = 53
 PACKS = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 from masked_batches import build_masked_batch, random_pairs, roughen
 
-from evenpack.models.bert import Bert
-from evenpack.models.model_config import BertConfig
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
 
 VOCABULARY = 53
 PACKS = {

@@ -4,15 +4,15 @@ A model returns the *sum* of its weighted losses. Which share of the step a rank
 would weigh tokens unequally. Every rank knows the whole step's denominators from the plan instead, and no
 communication is needed to normalise exactly.
 
-The loss of a step is the token loss, over next or masked tokens, plus for BERT the next-sentence loss. Each has its own
-denominator:
+The loss of a step is the token loss, over next or masked tokens, plus the next-sentence loss of a model that predicts
+it. Each has its own denominator:
 
-    token loss      mlm_reduction: token       sum over masked tokens / masked tokens
-                    mlm_reduction: sequence    sum over sequences of (sum over its masked tokens / their number)
-                                               / sequences; collation puts the inner division into the weights
-    next sentence                              sum over sequences / sequences
+    token loss      loss_reduction: token       sum over targets / targets
+                    loss_reduction: sequence    sum over sequences of (sum over its targets / their number)
+                                                / sequences; collation puts the inner division into the weights
+    next sentence                               sum over sequences / sequences
 
-A sequence without a masked token adds 0 to the token loss and counts as a sequence, as in listing 5 of the source.
+A sequence without a target adds 0 to the token loss and counts as a sequence, as in listing 5 of the source.
 
 Source: Krell et al. 2021 (Efficient Sequence Packing without Cross-contamination, arXiv:2107.02027), sections 3.2.3
 (loss per sequence) and T.6 (loss balancing).
@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from evenpack.batch import StepCounts
-from evenpack.models.model_config import BertConfig, ModelConfig
+from evenpack.models.common.section import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class LossDenominators:
     next_sentence: float
 
 
-def exact_denominators(config: ModelConfig, step_counts: StepCounts) -> LossDenominators:
+def exact_denominators(config: TransformerConfig, step_counts: StepCounts) -> LossDenominators:
     """The numbers that were really summed over; a step without any target has loss 0 and gradient 0."""
     return LossDenominators(
         tokens=float(max(step_counts.sequences if _is_mean_of_means(config) else step_counts.targets, 1)),
@@ -75,7 +75,12 @@ def exact_denominators(config: ModelConfig, step_counts: StepCounts) -> LossDeno
 
 
 def expected_denominators(
-    config: ModelConfig, *, packs: int, targets_of_a_full_pack: float, token_efficiency: float, packing_factor: float
+    config: TransformerConfig,
+    *,
+    packs: int,
+    targets_of_a_full_pack: float,
+    token_efficiency: float,
+    packing_factor: float,
 ) -> LossDenominators:
     """The numbers that a step sums over on average (section T.6, equations 25 and 26).
 
@@ -109,5 +114,5 @@ def scaled_loss(
     return token_loss + sums.next_sentence_loss_sum * (parts / denominators.next_sentence)
 
 
-def _is_mean_of_means(config: ModelConfig) -> bool:
-    return isinstance(config, BertConfig) and config.mlm_reduction == "sequence"
+def _is_mean_of_means(config: TransformerConfig) -> bool:
+    return config.loss_reduction == "sequence"

@@ -10,15 +10,16 @@ from transformers import AutoTokenizer, BertForMaskedLM, BertForPreTraining
 from transformers import BertConfig as TheirConfig
 
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.models.bert import Bert
-from evenpack.models.gpt2 import Gpt2
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import (
     from_huggingface,
     huggingface_weights,
     load_huggingface_weights,
     to_huggingface,
 )
-from evenpack.models.model_config import BertConfig, Gpt2Config
 
 VOCABULARY = 59
 LONGEST = 32

@@ -4,7 +4,7 @@
 counterpart there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.huggingface_tensors import TensorName, check_config, renamed, untied
-from evenpack.models.layers import FEED_FORWARD_RATIO, GPT2_NORM_EPSILON
-from evenpack.models.model_config import Gpt2Config
-from evenpack.models.transformer import INITIAL_DEVIATION
+from evenpack.models.common.huggingface import HuggingFaceMapping
+from evenpack.models.common.layers import GPT2_NORM_EPSILON
+from evenpack.models.common.section import FEED_FORWARD_RATIO
+from evenpack.models.common.tensors import TensorName, check_config, renamed, untied
+from evenpack.models.common.transformer import INITIAL_DEVIATION
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 
 _PREFIX = "transformer."
 """Of each tensor of GPT2LMHeadModel; checkpoints of the bare GPT2Model, OpenAI's own among them, leave it out."""
@@ -69,7 +71,7 @@ def tensor_names(model: Gpt2) -> list[TensorName]:
     ]
 
 
-def plain_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def plain_weights(model: Gpt2, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The trained tensors under their full names, each once.
 
     Raises: CheckpointError if the LM head is not the token embedding.
@@ -79,7 +81,7 @@ def plain_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def config_values(model: Gpt2, *, end_of_text_id: int) -> dict[str, Any]:
+def config_values(model: Gpt2, end_of_text_id: int) -> dict[str, Any]:
     """The content of config.json."""
     shape, dropout = model.config.shape, model.config.dropout
     return _FIXED_ARCHITECTURE | {
@@ -123,5 +125,22 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[Gpt2Config, dic
     return validate(section, Gpt2Config, origin=origin), sizes
 
 
+def config_for_weights(config: Gpt2Config, names: Collection[str], origin: str) -> Gpt2Config:
+    """config.json tells all."""
+    return config
+
+
 def _full_name(name: str) -> str:
     return name if name == _LM_HEAD or name.startswith(_PREFIX) else _PREFIX + name
+
+
+GPT2_MAPPING = HuggingFaceMapping(
+    model_type="gpt2",
+    special_token="end_of_text",
+    input_names=("input_ids", "attention_mask"),
+    tensor_names=tensor_names,
+    plain_weights=plain_weights,
+    config_values=config_values,
+    read_config=read_config,
+    config_for_weights=config_for_weights,
+)

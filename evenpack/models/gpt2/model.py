@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from evenpack.batch import CausalTargets, PackedBatch
 from evenpack.kernels.cross_entropy import linear_cross_entropy
-from evenpack.models.layers import GPT2_NORM_EPSILON, PreNormBlock, Segments
-from evenpack.models.losses import LossSums
-from evenpack.models.model_config import Gpt2Config
-from evenpack.models.positions import LearnedPositions, alibi_slopes
-from evenpack.models.transformer import INITIAL_DEVIATION, PackedTransformer
+from evenpack.models.common.layers import GPT2_NORM_EPSILON, PreNormBlock, Segments
+from evenpack.models.common.losses import LossSums
+from evenpack.models.common.positions import LearnedPositions, alibi_slopes
+from evenpack.models.common.transformer import INITIAL_DEVIATION, PackedTransformer
+from evenpack.models.gpt2.config import Gpt2Config
 
 
 class Gpt2(PackedTransformer[Gpt2Config]):

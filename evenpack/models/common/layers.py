@@ -11,12 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from evenpack.kernels.attention import packed_attention
+from evenpack.models.common.section import FEED_FORWARD_RATIO
 
 GPT2_NORM_EPSILON = 1e-5
 BERT_NORM_EPSILON = 1e-12
-
-FEED_FORWARD_RATIO = 4
-"""Width of the feed-forward layer in hidden sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.models.gpt2 import Gpt2
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 from evenpack.models.huggingface import (
     from_huggingface,
     huggingface_weights,
     load_huggingface_weights,
     to_huggingface,
 )
-from evenpack.models.model_config import Gpt2Config
 
 VOCABULARY = 59
 LONGEST = 32

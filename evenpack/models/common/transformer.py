@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from evenpack.batch import PackedBatch
-from evenpack.models.layers import Segments
-from evenpack.models.losses import LossSums
-from evenpack.models.model_config import TransformerConfig
+from evenpack.models.common.layers import Segments
+from evenpack.models.common.losses import LossSums
+from evenpack.models.common.section import TransformerConfig
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of initial weights, of GPT-2 and of BERT."""

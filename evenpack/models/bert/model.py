@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from evenpack.batch import MaskedTargets, PackedBatch
 from evenpack.kernels.cross_entropy import linear_cross_entropy
-from evenpack.models.layers import BERT_NORM_EPSILON, PostNormBlock, Segments
-from evenpack.models.losses import LossSums
-from evenpack.models.model_config import BertConfig
-from evenpack.models.positions import LearnedPositions
-from evenpack.models.transformer import PackedTransformer
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.common.layers import BERT_NORM_EPSILON, PostNormBlock, Segments
+from evenpack.models.common.losses import LossSums
+from evenpack.models.common.positions import LearnedPositions
+from evenpack.models.common.transformer import PackedTransformer
 
 _NEXT_OR_RANDOM = 2
 """Classes of next-sentence prediction: 0, the second half follows the first; 1, it comes from elsewhere."""

@@ -3,9 +3,9 @@ import torch
 from batches import build_batch, random_sequences
 
 from evenpack.batch import StepCounts
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.losses import LossSums, exact_denominators, scaled_loss
-from evenpack.models.model_config import Gpt2Config
+from evenpack.models.common.losses import LossSums, exact_denominators, scaled_loss
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 
 VOCABULARY = 31
 CONFIG = Gpt2Config(kind="gpt2", preset="tiny", layers=2, hidden_size=32, heads=2)

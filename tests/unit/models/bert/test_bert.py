@@ -8,10 +8,11 @@ from batches import build_batch, random_sequences
 from masked_batches import build_masked_batch, random_pairs
 
 from evenpack.errors import BackendError
-from evenpack.models.bert import Bert
-from evenpack.models.families import new_model
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.model_config import BertConfig, Gpt2Config
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.build import new_model
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 
 VOCABULARY = 61
 LONGEST = 24

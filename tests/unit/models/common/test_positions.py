@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-from evenpack.models.positions import LearnedPositions, alibi_slopes
+from evenpack.models.common.positions import LearnedPositions, alibi_slopes
 
 CPU = torch.device("cpu")
 

@@ -4,18 +4,20 @@
 embedding and `cls.predictions.bias`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.errors import CheckpointError
-from evenpack.models.bert import Bert
-from evenpack.models.huggingface_tensors import TensorName, check_config, renamed, untied
-from evenpack.models.layers import BERT_NORM_EPSILON, FEED_FORWARD_RATIO
-from evenpack.models.model_config import BertConfig
-from evenpack.models.transformer import INITIAL_DEVIATION
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.common.huggingface import HuggingFaceMapping
+from evenpack.models.common.layers import BERT_NORM_EPSILON
+from evenpack.models.common.section import FEED_FORWARD_RATIO
+from evenpack.models.common.tensors import TensorName, check_config, renamed, untied
+from evenpack.models.common.transformer import INITIAL_DEVIATION
 
 _EMBEDDINGS = "bert.embeddings."
 _DECODER = "cls.predictions.decoder."
@@ -101,21 +103,7 @@ def plain_weights(model: Bert, weights: Mapping[str, Tensor]) -> dict[str, Tenso
     return found
 
 
-def require_masked_token_head(names: Iterable[str], *, origin: str) -> None:
-    """Raises: CheckpointError for weights without the head that every BERT here has, such as a bare `BertModel`'s."""
-    if not any(name.startswith("cls.predictions.transform.") for name in names):
-        raise CheckpointError(
-            f"{origin} has no masked-token head (cls.predictions.*): expected a BertForPreTraining or BertForMaskedLM, "
-            "found the encoder alone; save the whole pretraining model"
-        )
-
-
-def has_next_sentence_head(names: Iterable[str]) -> bool:
-    """Whether a checkpoint with tensors of these names was trained on next sentences; config.json does not tell."""
-    return any(name.startswith("cls.seq_relationship.") for name in names)
-
-
-def config_values(model: Bert, *, padding_id: int) -> dict[str, Any]:
+def config_values(model: Bert, padding_id: int) -> dict[str, Any]:
     """The content of config.json."""
     shape, dropout = model.config.shape, model.config.dropout
     architecture = "BertForMaskedLM" if model.next_sentence_head is None else "BertForPreTraining"
@@ -159,6 +147,32 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[BertConfig, dic
     return validate(section, BertConfig, origin=origin), sizes
 
 
+def config_for_weights(config: BertConfig, names: Collection[str], origin: str) -> BertConfig:
+    """Without next-sentence prediction where the weights have no head for it, of which config.json does not tell.
+
+    Raises: CheckpointError for weights without the head that every BERT here has, such as a bare `BertModel`'s.
+    """
+    if not any(name.startswith("cls.predictions.transform.") for name in names):
+        raise CheckpointError(
+            f"{origin} has no masked-token head (cls.predictions.*): expected a BertForPreTraining or BertForMaskedLM, "
+            "found the encoder alone; save the whole pretraining model"
+        )
+    has_next_sentence_head = any(name.startswith("cls.seq_relationship.") for name in names)
+    return config if has_next_sentence_head else config.model_copy(update={"next_sentence": False})
+
+
 def _name_of_today(name: str) -> str:
     """Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+BERT_MAPPING = HuggingFaceMapping(
+    model_type="bert",
+    special_token="padding",
+    input_names=("input_ids", "token_type_ids", "attention_mask"),
+    tensor_names=tensor_names,
+    plain_weights=plain_weights,
+    config_values=config_values,
+    read_config=read_config,
+    config_for_weights=config_for_weights,
+)
