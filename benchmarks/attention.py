@@ -26,7 +26,7 @@ from torch import Tensor
 from evenpack.kernels.attention import AttentionRequest, packed_attention
 from evenpack.kernels.capabilities import capabilities
 from evenpack.kernels.sdpa import attend_windows, plan_windows
-from evenpack.models.positions import alibi_slopes
+from evenpack.models.common.positions import alibi_slopes
 
 DOCUMENTS_PER_PACK = {"one": 1, "long": 4, "medium": 10, "short": 80}
 WINDOWS = (0, 32, 64, 128, 256)

@@ -14,12 +14,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from evenpack.config import load_run_file
-from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings
-from evenpack.data.prepared import PreparedData
+from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.config import RunConfig
-from evenpack.engine.objective import build_objective
+from evenpack.engine.distributed import World
+from evenpack.engine.resolve import open_run
 
 
 def main() -> None:
@@ -51,22 +52,9 @@ def main() -> None:
 
 
 def _dataset(config: RunConfig) -> MicroBatchDataset:
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    settings = PipelineSettings(
-        seed=config.run.seed,
-        packs_per_step=config.training.items_per_step,
-        packs_per_micro_batch=config.training.items_per_micro_batch,
-        form=config.batch_form,
-        objective=build_objective(config, prepared),
-        ranks=1,
-        rank=0,
-        per_micro_batch_balance=False,
-        batching=config.training.batching,
-        assignment=config.training.policy,
-        cost_weights=(0.0, 1.0),
-        loader_workers=0,
-    )
-    return MicroBatchDataset(prepared, settings)
+    run = open_run(config)
+    alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+    return MicroBatchDataset(run.prepared, run.pipeline_settings(alone))
 
 
 def _collate(dataset: MicroBatchDataset, steps: int) -> tuple[float, int]:

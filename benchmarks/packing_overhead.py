@@ -34,18 +34,16 @@ from evenpack.config import load_run_file
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.order.plan import PackPlan, sort_by_length
-from evenpack.data.order.step_plan import Assignment, PackedSource, StepPlanner
-from evenpack.data.order.step_shape import BatchForm
+from evenpack.data.order.step_plan import PackedSource, StepPlanner
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
 from evenpack.engine.config import RunConfig
-from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World, configure_logging, joined_world
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.objective import build_denominators, build_objective
+from evenpack.engine.resolve import ResolvedRun, open_run
 from evenpack.errors import DataError
-from evenpack.models.cost import performed_work, step_flops
+from evenpack.models.common.batch_work import performed_work
+from evenpack.models.cost import step_flops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +72,10 @@ def main() -> None:
 
 def measure(config: RunConfig, world: World, *, longest: int | None, rounds: int, warmup: int) -> dict[str, Any]:
     """Medians over `rounds` steps of each kind, and the costs of packing."""
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    micro_batches_per_step(config.training, world.size)
-    engine = TrainingEngine(
-        build_model(config, prepared, world.device), config, world, denominators=build_denominators(config, prepared)
-    )
-    kinds = kinds_of_rows(config, prepared, longest=longest)
+    run = open_run(config)
+    config, prepared = run.config, run.prepared
+    engine = TrainingEngine(build_model(run, world.device), config, world, denominators=run.denominators)
+    kinds = kinds_of_rows(run, longest=longest)
     timings: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     order = list(kinds)
     for number in range(warmup + rounds):
@@ -105,8 +101,9 @@ def measure(config: RunConfig, world: World, *, longest: int | None, rounds: int
     }
 
 
-def kinds_of_rows(config: RunConfig, prepared: PreparedData, *, longest: int | None) -> dict[str, Rows]:
+def kinds_of_rows(run: ResolvedRun, *, longest: int | None) -> dict[str, Rows]:
     """Raises: DataError if no pair fills a row."""
+    prepared, config = run.prepared, run.config
     (source,) = packed_sources(prepared, "train", seed=config.run.seed)[:1]
     lengths = source.view.lengths()
     full = np.flatnonzero(lengths == prepared.pack_length)
@@ -116,11 +113,10 @@ def kinds_of_rows(config: RunConfig, prepared: PreparedData, *, longest: int | N
             "prepare with data.recipe.max_sequence_length = data.pack_length"
         )
     packed = source if longest is None else _repacked(source, np.flatnonzero(lengths <= longest), "auto")
-    isolated, joined = replace(config.batch_form, isolate=True), replace(config.batch_form, isolate=False)
     return {
-        "packed": _rows(config, prepared, packed, isolated),
-        "one_segment": _rows(config, prepared, packed, joined),
-        "full": _rows(config, prepared, _repacked(source, full, "none"), isolated),
+        "packed": _rows(run, packed, isolate=True),
+        "one_segment": _rows(run, packed, isolate=False),
+        "full": _rows(run, _repacked(source, full, "none"), isolate=True),
     }
 
 
@@ -133,29 +129,17 @@ def _repacked(source: PackedSource, sequence_ids: np.ndarray, algorithm: str) ->
     return replace(source, plan=PackPlan(packing, chosen, key=0))
 
 
-def _rows(config: RunConfig, prepared: PreparedData, source: PackedSource, form: BatchForm) -> Rows:
-    objective = build_objective(config, prepared)
-    training = config.training
-    assignment = Assignment(
-        ranks=1,
-        micro_batches=training.items_per_step // training.items_per_micro_batch,
-        per_micro_batch=False,
-        cost_per_token=0.0,
-        cost_per_squared_length=1.0,
-    )
+def _rows(run: ResolvedRun, source: PackedSource, *, isolate: bool) -> Rows:
+    shape = replace(run.shape, isolate=isolate)
     collator = Collator(
         [source],
-        form=form,
-        objective=objective,
-        pack_length=prepared.pack_length,
-        packs_per_micro_batch=training.items_per_micro_batch,
-        padding_token=prepared.padding_id,
-        vocabulary_size=prepared.vocabulary_size,
+        shape=shape,
+        objective=run.objective,
+        pack_length=run.prepared.pack_length,
+        padding_token=run.prepared.padding_id,
+        vocabulary_size=run.prepared.vocabulary_size,
     )
-    planner = StepPlanner(
-        [source], [1], packs_per_step=training.items_per_step, assignment=assignment, objective=objective
-    )
-    return Rows(planner=planner, collator=collator)
+    return Rows(planner=StepPlanner([source], [1], shape=shape, ranks=1, objective=run.objective), collator=collator)
 
 
 def _time_step(engine: TrainingEngine, rows: Rows, step: int, vocabulary_size: int) -> dict[str, float]:

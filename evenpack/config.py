@@ -2,16 +2,32 @@
 
 import difflib
 import re
+import reprlib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 from evenpack.errors import ConfigError
+
+RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weights": "training.cost_model"}
+"""Keys of earlier run files and what they are called now; for error messages alone, nothing reads an old key."""
+
+_MOST_VALUES = 100_000
+"""In a run file, each alias counted as what it stands for: a few lines of aliases can stand for a billion values."""
+
+_MOST_COLUMNS = 160
+"""Of a value in a message."""
+
+_MOST_LINES = 20
+"""Of mistakes in a message."""
 
 
 class Section(BaseModel):
@@ -29,17 +45,63 @@ class Section(BaseModel):
 SectionT = TypeVar("SectionT", bound=Section)
 
 
+def _expand_user(value: Any) -> Any:
+    if not isinstance(value, str | Path):
+        return value
+    if not str(value).strip() or "\0" in str(value):
+        raise ValueError(f"expected a path, found {shown(str(value))}; the current directory is '.'")
+    if not str(value).startswith("~"):
+        return value
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{value}: there is no such user, whose home '~' could stand for") from error
+
+
+UserPath = Annotated[Path, BeforeValidator(_expand_user)]
+"""A path of a run file. `~` is expanded here and nowhere else, so that no two readers of a key take it differently."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionByKind:
+    """Annotation of a section whose schema is looked up by its `kind`, where the kinds are not known beforehand."""
+
+    find: Callable[[str], type[Section]]
+    """The schema of a kind. Raises: ConfigError if there is none."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._check, handler(source))
+
+    def schema_of(self, section: Any) -> type[Section]:
+        """Raises: ConfigError if the section names no kind that there is."""
+        kind = section.get("kind") if isinstance(section, dict) else None
+        return self.find("" if kind is None else str(kind))
+
+    def _check(self, value: Any, check_base: Callable[[Any], Any]) -> Any:
+        """A ValidationError of the schema found is told at the place of the section; a made section is left alone."""
+        if not isinstance(value, dict):
+            return check_base(value)
+        try:
+            schema = self.schema_of(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return schema.model_validate(value)
+
+
 def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] = ()) -> SectionT:
     """Reads a run file, applies `section.key=value` overrides and checks everything.
 
     Raises: ConfigError with the place, what was expected and what came.
     """
-    if not path.is_file():
-        raise ConfigError(f"run file {path} does not exist")
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_RunFileLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        if not path.is_file():
+            raise ConfigError(f"run file {path} {'is no file' if path.exists() else 'does not exist'}")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not readable YAML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"run file {shown(str(path))} cannot be read: {error.strerror}") from error
+    values = _read_yaml(text, f"{path} is not readable YAML")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold sections such as 'run:' and 'data:', found {type(values).__name__}")
     for override in overrides:
@@ -52,7 +114,9 @@ def validate(values: dict[str, Any], schema: type[SectionT], *, origin: str) -> 
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(detail, schema) for detail in error.errors(include_url=False)]
+        lines = [_explain(detail, schema, values) for detail in error.errors(include_url=False)]
+        if len(lines) > _MOST_LINES:
+            lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more"]
         raise ConfigError("\n".join([f"{origin}:", *(f"  {line}" for line in lines)])) from error
 
 
@@ -63,32 +127,93 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"{hint}known: {', '.join(sorted(known))}"
 
 
+def shown(value: Any) -> str:
+    """The value as it stands in a message: a line at most, however large it is."""
+    brief = reprlib.Repr()
+    brief.maxlevel, brief.maxstring, brief.maxother = 3, _MOST_COLUMNS, _MOST_COLUMNS
+    return _cut(brief.repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_COLUMNS else f"{text[: _MOST_COLUMNS - 4]} ..."
+
+
 class _RunFileLoader(yaml.SafeLoader):
-    """YAML 1.2 floats ('6e-4' is a number), and a key given twice is an error."""
+    """YAML 1.2 floats ('6e-4' is a number), dates stay text, and a key given twice is an error."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        _require_finite(node)
+        return super().construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise _refusal(f"{shown(node.value)} cannot be read as {kind}", node) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise _refusal(f"a key must be text, found {shown(key)}", key_node)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
+                raise _refusal(f"key {shown(key)} is given twice", key_node)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
+def _refusal(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _require_finite(root: yaml.Node) -> None:
+    """Refuses a document that stands for more values than anyone writes, or for endlessly many."""
+    sizes: dict[int, int | None] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = None  # under way: whoever meets it again is inside it
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
+            sizes[id(node)] = 1 + sum(size(part) for part in inner)
+        found = sizes[id(node)]
+        if found is None:
+            raise _refusal("an alias stands inside what it is an alias of", node)
+        return found
+
+    if size(root) > _MOST_VALUES:
+        raise _refusal(f"it stands for {size(root):,} values, its aliases written out; at most {_MOST_VALUES:,}", root)
+
+
 _FLOAT = r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"
+_RunFileLoader.yaml_implicit_resolvers = {  # a run may be named 2026-11-22
+    letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _RunFileLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
+
+
+def _read_yaml(text: str, problem: str) -> Any:
+    """Raises: ConfigError that begins with `problem`."""
+    try:
+        return yaml.load(text, Loader=_RunFileLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{problem}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{problem}: brackets are nested too deeply") from error
 
 
 def _apply_override(values: dict[str, Any], override: str, schema: type[Section]) -> None:
     """Sets one `a.b.c=value`; the key must exist in the schema, a source in the file."""
     name, separator, text = override.partition("=")
     if not separator or not name:
-        raise ConfigError(f"override '{override}' is not of the form section.key=value")
-    try:
-        value = yaml.load(text, Loader=_RunFileLoader) if text else None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override '{override}': the value is not readable YAML: {error}") from error
+        raise ConfigError(f"override {shown(override)} is not of the form section.key=value")
+    origin = f"override {shown(override)}"
+    if name in RENAMED_KEYS:
+        raise ConfigError(f"{origin}: {_renamed(name)}")
+    value = _read_yaml(text, f"{origin}: the value is not readable YAML") if text else None
     *parents, last = name.split(".")
     place: Any = values
     kinds: list[Any] = [schema]
@@ -96,16 +221,16 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
         known = _known_keys(kinds, place)
         if known is not None and key not in known:
             where = ".".join(name.split(".")[:depth]) or "the run file"
-            raise ConfigError(f"override '{override}': '{where}' has no key '{key}'; {nearest(key, known)}")
+            raise ConfigError(f"{origin}: '{_cut(where)}' has no key {shown(key)}; {nearest(key, known)}")
         if depth == len(parents):
             place[key] = value
             return
-        kinds = _children(kinds, key)
+        kinds = _children(kinds, key, None)  # a later override may name another kind: checked when all are in
         if place.get(key) is None:
             place[key] = {}
         place = place[key]
         if not isinstance(place, dict):
-            raise ConfigError(f"override '{override}': '{'.'.join(parents)}' is a single value, not a section")
+            raise ConfigError(f"{origin}: '{_cut('.'.join(parents))}' is a single value, not a section")
 
 
 def _known_keys(kinds: list[Any], place: dict[str, Any]) -> list[str] | None:
@@ -118,16 +243,27 @@ def _known_keys(kinds: list[Any], place: dict[str, Any]) -> list[str] | None:
     return None
 
 
-def _children(kinds: list[Any], key: str) -> list[Any]:
-    """The types that may stand under `key`, unions and annotations opened."""
+def _children(kinds: list[Any], key: str, values: Any) -> list[Any]:
+    """The types that may stand under `key`, unions and annotations opened.
+
+    Args:
+        values: what stands there, by which a `SectionByKind` is found; None where that may still change.
+    """
     found: list[Any] = []
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, Section):
             if key in kind.model_fields:
-                found += _open_union(kind.model_fields[key].annotation)
+                found += _types_of(kind.model_fields[key], values)
         elif typing.get_origin(kind) is dict:
             found += _open_union(typing.get_args(kind)[1])
     return found
+
+
+def _types_of(field: FieldInfo, values: Any) -> list[Any]:
+    by_kind = [mark for mark in field.metadata if isinstance(mark, SectionByKind)]
+    if not by_kind:
+        return _open_union(field.annotation)
+    return [] if values is None else [mark.schema_of(values) for mark in by_kind]
 
 
 def _open_union(kind: Any) -> list[Any]:
@@ -139,19 +275,23 @@ def _open_union(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _explain(detail: Any, schema: type[Section]) -> str:
+def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
     """One pydantic error as: place, what was expected, what came."""
     location = [str(part) for part in detail["loc"]]
     kinds: list[Any] = [schema]
     place: list[str] = []
+    found: Any = values
     for part in location[:-1]:
-        children = _children(kinds, part)
+        found = found.get(part) if isinstance(found, dict) else None
+        children = _children(kinds, part, found)
         if children:  # discriminator tags of unions have no children: they are no keys of the file
             kinds = children
             place.append(part)
     last = location[-1] if location else ""
-    name = ".".join([*place, last])
+    name = _cut(".".join([*place, last]))
     if detail["type"] == "extra_forbidden":
+        if name in RENAMED_KEYS:
+            return f"{name}: {_renamed(name)}"
         chosen = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
         tags = set(location)
         tagged = [kind for kind in chosen if _tag(kind) in tags]
@@ -162,7 +302,11 @@ def _explain(detail: Any, schema: type[Section]) -> str:
         return f"{name}: this key is required"
     if detail["type"] == "value_error":
         return f"{name}: {message}" if name else message
-    return f"{name}: {message}, found {detail['input']!r}"
+    return f"{name}: {message}, found {shown(detail['input'])}"
+
+
+def _renamed(name: str) -> str:
+    return f"this key of earlier versions is now {RENAMED_KEYS[name]}: write that in its place"
 
 
 def _tag(kind: type[Section]) -> str | None:

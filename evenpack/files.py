@@ -1,9 +1,15 @@
-"""Writing so that a kill at any moment leaves the old file or the new one, never half."""
+"""Writing so that a kill at any moment leaves the old file or the new one, never half; reading lines of JSON.
+
+The writer of token files (`evenpack.data.tokens.writer`) has temporary names of its own: a second process goes on with
+what a first one has written, so these names are the same in each, and a journal says how much of the files is good.
+"""
 
 import json
 import os
+import shutil
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +39,7 @@ def fsync_file(path: Path) -> None:
 @contextmanager
 def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Opens a temporary file beside `path` that takes its name once it is whole and on disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = _temporary(path)
     try:
         with temporary.open(mode) as file:
             yield file
@@ -45,6 +51,41 @@ def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """A new directory to fill, which takes the name `path` once everything in it is on disk.
+
+    What stood there before is removed right before that: a kill in between leaves nothing of it.
+    """
+    temporary = _temporary(path)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for part in sorted(temporary.rglob("*")):
+            fsync_file(part)  # of a directory, its names
+        fsync_directory(temporary)
+        if path.is_dir():
+            shutil.rmtree(path)
+        temporary.replace(path)
+        fsync_directory(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text_once(path: Path, text: str) -> bool:
+    """Writes `text` unless there is such a file; of several writers one is the first. Whether it was this one."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")  # writers may be on several machines
+    write_text(temporary, text)
+    try:
+        with suppress(FileExistsError):
+            os.link(temporary, path)  # the file is whole when its name appears
+            return True
+        return False
+    finally:
+        temporary.unlink()
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes `text` as UTF-8, atomically."""
     with atomic_open(path) as file:
@@ -54,6 +95,29 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
+
+
+def parse_json_object(line: str | bytes) -> dict[str, Any]:
+    """One line of JSON Lines. Raises: ValueError with what the line is instead."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not a readable JSON line: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """What a small file holds that other processes write; None if it is not there, or holds anything else."""
+    try:
+        return parse_json_object(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def file_checksum(path: Path) -> str:

@@ -4,17 +4,17 @@
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from svg import COLOURS, PADDING, document, rectangle, text
 
 from evenpack.config import load_run_file
-from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.batches.pipeline import packed_sources
-from evenpack.data.order.step_plan import Assignment, StepPlanner
-from evenpack.data.prepared import PreparedData
+from evenpack.data.order.step_plan import StepPlanner
 from evenpack.engine.config import RunConfig
+from evenpack.engine.resolve import open_run
 
 RANKS = 4
 PACKS_PER_RANK = 3
@@ -26,14 +26,11 @@ LEFT, RIGHT, TOP = 24, 444, 64
 
 def main() -> None:
     config = load_run_file(Path(sys.argv[1]), RunConfig, sys.argv[2:])
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    assignment = Assignment(
-        ranks=RANKS, micro_batches=1, per_micro_batch=False, cost_per_token=0.0, cost_per_squared_length=1.0
-    )
+    run = open_run(config)
+    prepared = run.prepared
+    shape = replace(run.shape, items_per_step=PACKS, items_per_micro_batch=PACKS_PER_RANK)
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    plan = StepPlanner(
-        sources, prepared.weights, packs_per_step=PACKS, assignment=assignment, objective=NextTokens()
-    ).plan(STEP)
+    plan = StepPlanner(sources, prepared.weights, shape=shape, ranks=RANKS, objective=run.objective).plan(STEP)
     scale = WIDTH / prepared.pack_length
     parts: list[str] = []
     number = 0

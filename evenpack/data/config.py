@@ -1,12 +1,11 @@
 """The sections `data:` and `masking:` of a run file."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from evenpack.config import Section
-from evenpack.data.limits import MOST_SLOTS
+from evenpack.config import Section, UserPath
+from evenpack.data.limits import MOST_SLOTS, MOST_VOCABULARY
 
 
 class _SourceBase(Section):
@@ -24,7 +23,7 @@ class JsonlSource(_SourceBase):
     """One JSON object a line, plain or zstd-compressed (`.zst`)."""
 
     kind: Literal["jsonl"]
-    path: Path | None = None
+    path: UserPath | None = None
     """A file, or a folder or glob pattern of files, read in sorted order."""
     text_key: str = "text"
     """The key whose string is the document."""
@@ -34,7 +33,7 @@ class TextSource(_SourceBase):
     """Plain UTF-8 text files."""
 
     kind: Literal["text"]
-    path: Path | None = None
+    path: UserPath | None = None
     """A file, or a folder or glob pattern of files, read in sorted order."""
     document_separator: Literal["file", "blank_line", "line"] = "file"
     """What ends a document."""
@@ -56,7 +55,7 @@ class MegatronSource(_SourceBase):
     """A token file pair PREFIX.bin and PREFIX.idx made by Megatron-LM or DeepSpeed, used as it is."""
 
     kind: Literal["megatron"]
-    path: Path | None = None
+    path: UserPath | None = None
     """The common prefix of the two files."""
     require_end_of_text: bool = True
     """Refuse documents that do not end in the tokenizer's end-of-text id (Megatron's `--append-eod`)."""
@@ -69,7 +68,7 @@ class Gpt2Tokenizer(Section):
     """Byte-level BPE of GPT-2, from files."""
 
     kind: Literal["gpt2"]
-    path: Path | None = None
+    path: UserPath | None = None
     """A folder with vocab.json and merges.txt."""
 
 
@@ -92,7 +91,7 @@ class BertTokenizer(Section):
     """WordPiece of BERT, from files or from the hub. A document ends in [SEP]."""
 
     kind: Literal["bert"]
-    path: Path | None = None
+    path: UserPath | None = None
     """A folder with tokenizer.json, or with vocab.txt."""
     name: str | None = None
     """Of the hub, for example `google-bert/bert-base-uncased`; instead of `path`."""
@@ -120,8 +119,8 @@ class ExternalTokenizer(Section):
     """Tokens come ready made (Megatron sources): only their vocabulary is known."""
 
     kind: Literal["external"]
-    vocabulary_size: int = Field(ge=2)
-    end_of_text_id: int = Field(ge=0)
+    vocabulary_size: int = Field(ge=2, le=MOST_VOCABULARY)
+    end_of_text_id: int = Field(ge=0, lt=MOST_VOCABULARY)
 
 
 TokenizerConfig = Annotated[
@@ -157,7 +156,7 @@ class MaskingConfig(Section):
 
     share: float = Field(default=0.15, gt=0.0, le=1.0)
     """Of a sequence's tokens, special ones counted."""
-    max_predictions: int = Field(default=76, ge=1)
+    max_predictions: int = Field(default=76, ge=1, le=1 << 16)
     """Most masked tokens of a sequence."""
     mask_share: float = Field(default=0.8, ge=0.0, le=1.0)
     """Of the masked tokens, how many become [MASK]."""
@@ -204,7 +203,7 @@ class PackingConfig(Section):
 
     algorithm: str = "auto"
     """`auto` or a name of `evenpack.data.packing.ALGORITHMS`."""
-    max_sequences_per_pack: int | None = Field(default=None, ge=1)
+    max_sequences_per_pack: int | None = Field(default=None, ge=1, le=MOST_SLOTS)
     options: dict[str, int | float | str] = Field(default_factory=dict)
     """Of the algorithm, e.g. {weight: 0.09} of `least_squares`; docs/packing.md lists them."""
 
@@ -212,7 +211,7 @@ class PackingConfig(Section):
 class DataConfig(Section):
     """From documents to packs."""
 
-    prepared_dir: Path | None = None
+    prepared_dir: UserPath | None = None
     """Where `prepare` writes and `train` reads; null is OUTPUT_DIR/data. Runs may share one."""
     sources: dict[str, Source] = Field(min_length=1)
     validation_fraction: float = Field(default=0.02, ge=0.0, lt=1.0)
@@ -222,6 +221,11 @@ class DataConfig(Section):
     pack_length: int = Field(ge=2, le=MOST_SLOTS)
     """Slots of a pack."""
     packing: PackingConfig = PackingConfig()
+    verify_in_training: bool = True
+    """`train` reads all prepared files beside its first steps, each rank a share, and compares their checksums before
+    it saves a checkpoint; false: sizes alone are compared."""
+    on_changed_sources: Literal["warn", "error", "ignore"] = "warn"
+    """What `train` does where a source's files or the tokenizer's are not those that the data was prepared from."""
 
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":

@@ -5,18 +5,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from evenpack.config import Section
+from evenpack.config import Section, UserPath
 from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
-from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, BatchForm, Batching, Layout, default_policy
+from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
+from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
-from evenpack.models.model_config import BertConfig, ModelConfig, study_switches
+from evenpack.models.config import ModelConfig
+from evenpack.models.families import family_of
 
 
 class RunSection(Section):
     """Name, place and seed."""
 
     name: str = Field(min_length=1)
-    output_dir: Path
+    output_dir: UserPath
     """Metrics, summary and checkpoints; on several nodes a folder that all of them see."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
     """Of the order of packs, the weights and dropout."""
@@ -83,9 +86,17 @@ class ScheduleSection(Section):
 class DeepSpeedSection(Section):
     """What goes to DeepSpeed beyond what is derived from the rest."""
 
-    zero_stage: Literal[0, 1] = 0
+    zero_stage: int = 0
+    """0: every rank holds everything; 1: the optimizer's state is split over the ranks."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Passed through; a key that evenpack derives itself is refused."""
+
+    @field_validator("zero_stage")
+    @classmethod
+    def _check_stage(cls, stage: int) -> int:
+        if stage not in SHARDINGS:
+            raise ValueError(f"expected a ZeRO stage of {', '.join(map(str, SHARDINGS))}, found {stage}")
+        return stage
 
 
 class TrainingSection(Section):
@@ -98,16 +109,16 @@ class TrainingSection(Section):
     assignment: AssignmentPolicy | None = None
     """How a step's packs or sequences are divided among ranks and micro-batches: it says who computes what, and
     changes no step. Null: cost_balanced, or arrival for padded sequences."""
-    packs_per_step: int | None = Field(default=None, ge=1)
+    packs_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs of one optimizer update over all ranks; never changes with the world size."""
-    packs_per_micro_batch: int | None = Field(default=None, ge=1)
+    packs_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs that a rank computes at once: the memory knob. Accumulation is derived. Divides packs_per_step, or what
     fewer_accumulations makes of it."""
-    sequences_per_step: int | None = Field(default=None, ge=1)
+    sequences_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """The same where batching is sequences."""
-    sequences_per_micro_batch: int | None = Field(default=None, ge=1)
+    sequences_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """The same where batching is sequences; on average, where assignment is max_tokens."""
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=MOST_STEPS)
     """Length of the learning-rate schedule, in optimizer updates."""
     stop_after_steps: int | None = Field(default=None, ge=1)
     """Stop at this absolute step and go on later; null: `steps`."""
@@ -127,11 +138,14 @@ class TrainingSection(Section):
     """What is done about a step of packs holding more sequences than one of single sequences, for which packs_per_step,
     steps, warm-up and betas were chosen (PackedBERT, section 3.3). fewer_accumulations: packs_per_step falls by the
     packing factor. lamb_betas: steps and warm-up fall by it, and LAMB's betas are raised to its power."""
-    cost_weights: tuple[float, float] | None = None
-    """a and b of the cost of a pack or a sequence, a · tokens + b · Σ length², in any one unit, by which cost_balanced
-    assigns: `study throughput` measures them. Null: by the model's floating-point operations. A checkpoint fixes them
-    for its layout."""
-    initialize_from: Path | None = None
+    cost_model: UserPath | None = None
+    """A file of `study throughput --cost-model`: what a token, a squared length and a segment cost on the device, by
+    which cost_balanced assigns. Null: by the model's floating-point operations. A checkpoint fixes the weights for its
+    layout."""
+    cost_model_of_another: Literal["refuse", "use"] = "refuse"
+    """What to do with a cost model that was measured on another model or layout: refuse it, or use it with a warning.
+    Another device is always a warning."""
+    initialize_from: UserPath | None = None
     """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
     checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""
     loader_workers: int = Field(default=1, ge=0, le=64)
@@ -189,13 +203,6 @@ class TrainingSection(Section):
             )
         return self
 
-    @field_validator("cost_weights")
-    @classmethod
-    def _check_cost_weights(cls, weights: tuple[float, float] | None) -> tuple[float, float] | None:
-        if weights is not None and (min(weights) < 0.0 or max(weights) == 0.0):
-            raise ValueError(f"expected two numbers of 0 or more, one of them above it, found {list(weights)}")
-        return weights
-
 
 class RunConfig(Section):
     """One run."""
@@ -205,7 +212,7 @@ class RunConfig(Section):
     model: ModelConfig
     attention: AttentionConfig = AttentionConfig()
     masking: MaskingConfig = MaskingConfig()
-    """Of BERT, for masks that are drawn again in each epoch."""
+    """Of a model that learns from masked tokens, for masks that are drawn again in each epoch."""
     training: TrainingSection
     optimizer: OptimizerSection
     schedule: ScheduleSection = ScheduleSection()
@@ -234,7 +241,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_optimizer(self) -> "RunConfig":
         kind, adjustment, stage = self.optimizer.kind, self.training.packing_adjustment, self.deepspeed.zero_stage
-        if kind == "lamb" and stage > 0:
+        if kind == "lamb" and not SHARDINGS[stage].updates_whole_tensors:
             raise ValueError(
                 f"optimizer.kind lamb needs deepspeed.zero_stage=0, found {stage}: its trust ratios are norms of whole "
                 "tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
@@ -254,25 +261,31 @@ class RunConfig(Section):
                 f"model.max_positions ({rows}) is below what the data needs ({self.positions_needed}): "
                 "data.recipe.max_sequence_length, or data.pack_length where model.reset_positions is false"
             )
-        about_packs = study_switches(self.model, self.attention).keys() & {"attention.isolate", "model.reset_positions"}
-        if about_packs and self.training.layout != "packed":
+        about_packs = {
+            "attention.isolate": self.attention.isolate,
+            "model.reset_positions": self.model.restarts_positions,
+        }
+        switched_off = [key for key, is_on in about_packs.items() if not is_on]
+        if switched_off and self.training.layout != "packed":
             raise ValueError(
-                f"{min(about_packs)}: false is about packs; training.layout must be packed, "
-                f"found {self.training.layout}"
+                f"{switched_off[0]}: false is about packs; training.layout must be packed, found {self.training.layout}"
             )
         return self
 
     @model_validator(mode="after")
     def _check_objective(self) -> "RunConfig":
-        is_bert = isinstance(self.model, BertConfig)
-        if is_bert != isinstance(self.data.recipe, SentencePairsRecipe):
+        family = family_of(self.model)
+        if self.data.recipe.kind not in family.recipes:
             raise ValueError(
-                f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: BERT "
-                "learns from sentence_pairs, GPT-2 from documents or concat"
+                f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: "
+                f"{self.model.kind} learns from {' or '.join(family.recipes)}"
             )
         # Not merely given: a run file that was written out whole, by `config show` or a checkpoint, names all sections.
-        if not is_bert and self.masking != MaskingConfig():
-            raise ValueError(f"masking is BERT's, and model.kind is {self.model.kind}: leave it out")
+        if family.objective != "masked_tokens" and self.masking != MaskingConfig():
+            raise ValueError(
+                f"masking is for models that learn from masked tokens, and model.kind {self.model.kind} is none: "
+                "leave it out"
+            )
         if self.static_masks is not None and self.masking != MaskingConfig():
             raise ValueError(
                 "masking is for masks drawn in each epoch, and data.recipe.static_masks has them drawn once: leave "
@@ -284,15 +297,6 @@ class RunConfig(Section):
     def static_masks(self) -> MaskingConfig | None:
         """What the masks were drawn by that are stored with the pairs; None where each epoch draws its own."""
         return self.data.recipe.static_masks if isinstance(self.data.recipe, SentencePairsRecipe) else None
-
-    @property
-    def batch_form(self) -> BatchForm:
-        """How sequences lie in its batches."""
-        return BatchForm(
-            layout=self.training.layout,
-            isolate=self.attention.isolate,
-            reset_positions=not isinstance(self.model, BertConfig) or self.model.reset_positions,
-        )
 
     @property
     def evaluation_packs_per_micro_batch(self) -> int:

@@ -3,7 +3,9 @@
 from copy import deepcopy
 from typing import Any
 
+from evenpack.data.order import step_shape
 from evenpack.engine.config import RunConfig, TrainingSection
+from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError
 
 _SET_ELSEWHERE = {
@@ -40,9 +42,7 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
         "train_batch_size": training.items_per_step,
         "train_micro_batch_size_per_gpu": training.items_per_micro_batch,
         "gradient_accumulation_steps": micro_batches_per_step(training, world_size),
-        # Without the key DeepSpeed clips at 1.0. At ZeRO 0 our engine clips, since DeepSpeed would wait for the device.
-        "gradient_clipping": (training.gradient_clipping or 0.0) if config.deepspeed.zero_stage > 0 else 0.0,
-        "zero_optimization": {"stage": config.deepspeed.zero_stage},
+        **sharding_at(config.deepspeed.zero_stage).deepspeed_settings(training.gradient_clipping),
         # It would synchronise the device before and after each step.
         "timers": {"throughput": {"enabled": False}},
     }
@@ -62,24 +62,14 @@ def micro_batches_per_step(training: TrainingSection, world_size: int) -> int:
 
     Raises: ConfigError with what would do, if the packs or sequences of a step cannot be divided evenly.
     """
-    step, micro_batch, items = training.items_per_step, training.items_per_micro_batch, training.batching
-    accumulation, rest = divmod(step, world_size * micro_batch)
-    if rest == 0:
-        return accumulation
-    sizes = "no number of ranks would do"
-    if step % micro_batch == 0:
-        sizes = f"the number of ranks can be {_listed(_divisors(step // micro_batch))}"
-    if step % world_size:
-        remedy = f"no {items}_per_micro_batch helps {world_size} ranks: choose a {items}_per_step that they divide"
-    else:
-        remedy = f"{world_size} ranks can do {items}_per_micro_batch {_listed(_divisors(step // world_size))}"
-    if training.packing_adjustment == "fewer_accumulations":
-        remedy += f" (training.packing_adjustment made packs_per_step {step} of the run file's)"
-    raise ConfigError(
-        f"{world_size} ranks x training.{items}_per_micro_batch ({micro_batch}) must divide training.{items}_per_step "
-        f"({step}), so that every rank gets the same number of {items}. With this {items}_per_micro_batch "
-        f"{sizes}; {remedy}"
-    )
+    step, micro_batch = training.items_per_step, training.items_per_micro_batch
+    try:
+        return step_shape.micro_batches_per_step(step, micro_batch, batching=training.batching, ranks=world_size)
+    except ConfigError as error:
+        if training.packing_adjustment != "fewer_accumulations":
+            raise
+        made = f"training.packing_adjustment made packs_per_step {step} of the run file's"
+        raise ConfigError(f"{error} ({made})") from error
 
 
 def _refuse_known(extra: dict[str, Any]) -> None:
@@ -110,11 +100,3 @@ def _merged(derived: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"deepspeed.extra.{name} must be a section of DeepSpeed's keys, found {value!r}")
         merged[name] = {**derived.get(name, {}), **value} if isinstance(value, dict) else value
     return deepcopy(merged)
-
-
-def _divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(str(number) for number in numbers)

@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import logging
 import os
+import platform
 import socket
 import sys
 import time
@@ -51,6 +52,14 @@ class World:
         """Whether this is rank 0, the one that logs and writes what is written once."""
         return self.rank == 0
 
+    @property
+    def device_name(self) -> str:
+        """For people and cost models: the GPU's name, or the processor's and how many threads a rank has."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        threads = torch.get_num_threads()
+        return f"CPU ({_processor()}), {threads} {'thread' if threads == 1 else 'threads'} a rank"
+
     def all_sum(self, vector: Float64[Tensor, " n"], *, maxima: int = 0) -> Float64[Tensor, " n"]:
         """Sum over the ranks, element by element, on the CPU: the caller waits for the device here, once.
 
@@ -95,6 +104,15 @@ class World:
         """Waits until every rank is here."""
         if self.size > 1:
             dist.barrier()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 @contextmanager

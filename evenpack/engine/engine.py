@@ -16,9 +16,9 @@ from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.distributed import World, quiet_deepspeed
 from evenpack.engine.objective import Denominators
 from evenpack.engine.optimizers.build import build_optimizer
-from evenpack.engine.optimizers.norms import total_norm
 from evenpack.engine.optimizers.schedules import learning_rate
-from evenpack.models.losses import LossSums, scaled_loss
+from evenpack.engine.sharding import sharding_at
+from evenpack.models.common.losses import LossSums, scaled_loss
 
 Phase = Literal["begin", "forward", "backward", "all_reduce", "update"]
 """Of a step, in this order; forward and backward take turns, once for each micro-batch."""
@@ -55,6 +55,7 @@ class TrainingEngine:
         self.config = config
         self.world = world
         self.denominators = denominators
+        self.sharding = sharding_at(config.deepspeed.zero_stage)
         self.observer: Callable[[Phase], None] = _nobody
         """Called at the end of each phase, when the host has issued its work: a device may still be at it."""
         self.micro_batches: int = settings["gradient_accumulation_steps"]
@@ -90,8 +91,7 @@ class TrainingEngine:
         self.deepspeed.step()
         self.observer("update")
         if gradient_norm is None:
-            # A number instead of a tensor says that the norm was not finite and the update was left out.
-            gradient_norm = torch.as_tensor(self.deepspeed.get_global_grad_norm(), device=self.world.device)
+            gradient_norm = torch.as_tensor(self.sharding.norm_of_update(self.deepspeed), device=self.world.device)
         return LocalStep(
             loss_sums=loss_sums,
             correct=correct,
@@ -129,18 +129,10 @@ class TrainingEngine:
         return torch.stack(loss_sums), torch.stack(correct).sum(dim=0), stopwatch
 
     def reduce_gradients(self) -> Float[Tensor, ""] | None:
-        """Averages the gradients over the ranks, clips them, and returns their norm before that.
-
-        None from ZeRO 1 on: each rank has a part of the gradient then, and DeepSpeed does the rest in its step.
-        """
-        self.deepspeed.allreduce_gradients()
-        if self.deepspeed.zero_optimization():
-            return None
-        parameters = list(self.model.parameters())
-        norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        if self.config.training.gradient_clipping is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.training.gradient_clipping, norm)
-        return norm
+        """Averages the gradients over the ranks and clips them, as the sharding does it; see there."""
+        return self.sharding.reduce_gradients(
+            self.deepspeed, self.model, gradient_clipping=self.config.training.gradient_clipping
+        )
 
 
 class Stopwatch:

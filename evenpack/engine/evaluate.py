@@ -9,14 +9,12 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from evenpack.batch import StepCounts
-from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.objective import build_objective
-from evenpack.models.losses import exact_denominators
-from evenpack.models.model_config import ModelConfig, asks_next_sentence
+from evenpack.engine.resolve import ResolvedRun
+from evenpack.models.common.losses import exact_denominators
+from evenpack.models.common.section import TransformerConfig
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +67,7 @@ class SourceEvaluation:
 
 
 @torch.no_grad()
-def evaluate_model(
-    model: nn.Module, prepared: PreparedData, config: RunConfig, world: World
-) -> dict[str, SourceEvaluation]:
+def evaluate_model(model: nn.Module, run: ResolvedRun, world: World) -> dict[str, SourceEvaluation]:
     """Evaluates `model`, called as `model(batch) -> LossSums`, on each source's validation packs, by source name.
 
     All ranks call it with the same weights and get the same answer. Packs are assigned over the ranks one by one and
@@ -80,6 +76,7 @@ def evaluate_model(
 
     A source that has held out nothing to predict is not in the answer, and rank 0 warns of it by name.
     """
+    prepared, config = run.prepared, run.config
     precision = torch.autocast(
         world.device.type, dtype=torch.bfloat16, enabled=config.training.precision == "bf16_autocast"
     )
@@ -87,13 +84,7 @@ def evaluate_model(
     model.eval()
     try:
         with precision:
-            objective = build_objective(config, prepared)
-            sums = torch.stack(
-                [
-                    _sum_source(model, prepared, name, config, world, objective=objective)
-                    for name in prepared.source_names
-                ]
-            )
+            sums = torch.stack([_sum_source(model, run, name, world) for name in prepared.source_names])
     finally:
         model.train(was_training)
     totals = world.all_sum(sums.flatten()).view(sums.shape).tolist()
@@ -119,23 +110,20 @@ def evaluations_to_json(
     return {name: evaluations[name].to_json() if name in evaluations else None for name in prepared.source_names}
 
 
-def _sum_source(
-    model: nn.Module, prepared: PreparedData, source: str, config: RunConfig, world: World, *, objective: Objective
-) -> Float64[Tensor, " 7"]:
+def _sum_source(model: nn.Module, run: ResolvedRun, source: str, world: World) -> Float64[Tensor, " 7"]:
     """This rank's loss sum and correct targets, the same of next sentences, then targets, sequences and packs."""
     sums = torch.zeros(_TARGETS, dtype=torch.float64, device=world.device)
     counts = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
-    if prepared.view(source, "validation").count > 0:
+    if run.prepared.view(source, "validation").count > 0:
         for batch in evaluation_batches(
-            prepared,
+            run.prepared,
             source,
-            packs_per_micro_batch=config.evaluation_packs_per_micro_batch,
-            form=config.batch_form,
-            objective=objective,
+            objective=run.objective,
+            shape=run.evaluation_shape,
             rank=world.rank,
             ranks=world.size,
-            max_packs=config.training.evaluation_packs,
-            seed=config.run.seed,
+            max_packs=run.config.training.evaluation_packs,
+            seed=run.config.run.seed,
         ):
             result = model(batch.to(world.device, non_blocking=True))
             # Added up on the device, so that no batch waits for the one before it.
@@ -150,7 +138,7 @@ _TARGETS = 4
 """Place of the number of targets among a source's sums."""
 
 
-def _divide(config: ModelConfig, sums: list[float]) -> SourceEvaluation:
+def _divide(config: TransformerConfig, sums: list[float]) -> SourceEvaluation:
     loss_sum, correct, next_sentence_loss_sum, next_sentence_correct, *counted = sums
     targets, sequences, packs = map(round, counted)
     counts = StepCounts(packs=packs, sequences=sequences, tokens=0, targets=targets)
@@ -162,7 +150,7 @@ def _divide(config: ModelConfig, sums: list[float]) -> SourceEvaluation:
     return SourceEvaluation(
         loss=loss_sum / denominators.tokens,
         accuracy=correct / targets,
-        next_sentence=next_sentence if asks_next_sentence(config) else None,
+        next_sentence=next_sentence if config.predicts_next_sentence else None,
         targets=targets,
         sequences=sequences,
         packs=packs,

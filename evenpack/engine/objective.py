@@ -17,35 +17,35 @@ from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.step_items import AverageItem, average_item, items_of_an_epoch
-from evenpack.models.losses import LossDenominators, exact_denominators, expected_denominators
-from evenpack.models.model_config import BertConfig
+from evenpack.models.common.losses import LossDenominators, exact_denominators, expected_denominators
+from evenpack.models.families import family_of
 
 Denominators = Callable[[StepCounts], LossDenominators]
 """From what a step holds over all ranks to what its gradients' losses are divided by."""
 
 
 def build_objective(config: RunConfig, prepared: PreparedData) -> Objective:
-    """Next tokens for GPT-2; masked tokens and next sentences for BERT.
+    """What the model's family learns to predict.
 
     Raises: DataError if the vocabulary has none of the special tokens that masks need.
     """
-    if not isinstance(config.model, BertConfig):
+    if family_of(config.model).objective == "next_tokens":
         return NextTokens()
     if config.static_masks is not None:
         return StoredMasksAndNextSentence(
-            vocabulary_size=prepared.vocabulary_size, reduction=config.model.mlm_reduction
+            vocabulary_size=prepared.vocabulary_size, reduction=config.model.loss_reduction
         )
     return MaskedTokensAndNextSentence(
         masking=config.masking,
         vocabulary=prepared.masking_vocabulary,
         seed=config.run.seed,
-        reduction=config.model.mlm_reduction,
+        reduction=config.model.loss_reduction,
     )
 
 
 def build_denominators(config: RunConfig, prepared: PreparedData) -> Denominators:
-    """What `model.loss_balancing` says; a loss that is reported is divided by the exact ones all the same."""
-    if not isinstance(config.model, BertConfig) or config.model.loss_balancing == "exact":
+    """What the model's section says; a loss that is reported is divided by the exact ones all the same."""
+    if config.model.denominators == "exact":
         return partial(exact_denominators, config.model)
     item = average_item(config, prepared)
     expected = expected_denominators(

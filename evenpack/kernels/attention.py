@@ -1,8 +1,9 @@
 """The one attention function: softmax(q k^T / sqrt(D)) v within each segment of a pack, whatever computes it.
 
-Shapes: T = slots, H = heads, D = head_dim, S = segments.
+Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, S = segments.
 
-    q, k, v [T, H, D], cu_seqlens [S + 1]  ->  resolve_backend  ->  reference | sdpa | varlen | flash  ->  [T, H, D]
+    q [T, H, D], k, v [T, G, D], cu_seqlens [S + 1]
+      ->  resolve_backend  ->  reference | sdpa | varlen | flash  ->  [T, H, D]
 """
 
 from itertools import pairwise
@@ -45,8 +46,8 @@ BACKENDS: dict[str, AttentionBackend] = {
 
 def packed_attention(
     q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T H D"],
-    v: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T G D"],
+    v: Float[Tensor, " T G D"],
     cu_seqlens: Int32[Tensor, " S_plus_1"],
     max_sequence_length: int,
     *,
@@ -60,7 +61,8 @@ def packed_attention(
     Under autocast q, k and v are computed in the autocast dtype, as in any matrix product.
 
     Args:
-        q: queries; keys and values have the same shape.
+        q: queries.
+        k, v: keys and values, of as many heads or fewer: neighbouring query heads then share one (grouped queries).
         cu_seqlens: where segments begin and end, from 0 to T, never falling. Repeated values are empty segments.
         max_sequence_length: no segment is longer; a fixed number keeps the kernels' launches the same.
         causal: position i sees j <= i only.
@@ -94,9 +96,11 @@ def packed_attention(
 
 
 def _check_arguments(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_sequence_length: int) -> None:
-    if q.dim() != 3 or not q.shape == k.shape == v.shape:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
-        raise ValueError(f"q, k and v must have one shape [T, H, D], found {shapes}")
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
+    if q.dim() != 3 or k.shape != v.shape or q.shape[::2] != k.shape[::2]:
+        raise ValueError(f"expected q of shape [T, H, D], k and v of [T, G, D], found {shapes}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"the heads of k and v ({k.shape[1]}) must divide those of q ({q.shape[1]}), found {shapes}")
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1:
         raise ValueError(f"cu_seqlens must be int32 [S + 1], found {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
     if cu_seqlens.device.type != "cpu":

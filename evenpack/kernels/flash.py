@@ -29,8 +29,8 @@ def import_failure() -> str | None:
 
 def attend(
     q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T H D"],
-    v: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T G D"],
+    v: Float[Tensor, " T G D"],
     cu_seqlens: Int32[Tensor, " S_plus_1"],
     max_sequence_length: int,
     *,

@@ -51,6 +51,7 @@ class _Call:
     backend: str
     causal: bool
     alibi_slopes: Tensor | None
+    key_value_heads: int
     cu_seqlens: Tensor
 
 
@@ -62,6 +63,7 @@ def probe_isolation(
     causal: bool,
     alibi: bool,
     head_dim: int = 64,
+    key_value_heads: int = _HEADS,
     seed: int = 0,
 ) -> IsolationResult:
     """Probes `backend` (or what `auto` resolves to) through `packed_attention`.
@@ -80,7 +82,13 @@ def probe_isolation(
     replacement = replacement * _REPLACED_SCALE
     deviations = []
     for cu_seqlens in (borders, one_segment):
-        call = _Call(backend=backend, causal=causal, alibi_slopes=slopes, cu_seqlens=cu_seqlens.to(device, torch.int32))
+        call = _Call(
+            backend=backend,
+            causal=causal,
+            alibi_slopes=slopes,
+            key_value_heads=key_value_heads,
+            cu_seqlens=cu_seqlens.to(device, torch.int32),
+        )
         found = [
             _deviation(call, original.to(device, dtype), replacement.to(device, dtype), replaced) for replaced in spans
         ]
@@ -117,8 +125,8 @@ def _run(call: _Call, qkv: Tensor, loss_gradient: Tensor) -> tuple[Tensor, ...]:
     q, k, v = (tensor.requires_grad_() for tensor in qkv.clone().unbind())
     output = packed_attention(
         q,
-        k,
-        v,
+        k[:, : call.key_value_heads],
+        v[:, : call.key_value_heads],
         call.cu_seqlens,
         qkv.shape[1],
         causal=call.causal,

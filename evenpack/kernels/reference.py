@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from evenpack.kernels.grouped_heads import repeat_heads
+
 
 def attend(
     q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T H D"],
-    v: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T G D"],
+    v: Float[Tensor, " T G D"],
     cu_seqlens: Int32[Tensor, " S_plus_1"],
     max_sequence_length: int,
     *,
@@ -24,6 +26,7 @@ def attend(
     Scores of all H x T x T pairs are held in at least float32; the output has q's dtype. `max_sequence_length` is
     not needed.
     """
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     precise = torch.promote_types(q.dtype, torch.float32)
     positions = torch.arange(q.shape[0], device=q.device)
     segments = torch.searchsorted(cu_seqlens, positions, right=True)  # empty segments get no position

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from evenpack.kernels.grouped_heads import repeat_heads
+
 WINDOW_TOKENS = 64
 """Neighbours share a window while they hold at most this many tokens together.
 
@@ -47,8 +49,8 @@ class Window:
 
 def attend(
     q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T H D"],
-    v: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T G D"],
+    v: Float[Tensor, " T G D"],
     cu_seqlens: Int32[Tensor, " S_plus_1"],
     max_sequence_length: int,
     *,
@@ -61,6 +63,8 @@ def attend(
     Lengths and slopes are read on the host, for which a CUDA device is waited for in every call. `max_sequence_length`
     is not needed.
     """
+    if q.device.type != "cpu":  # CUDA's one fused kernel for FP32 and for masks takes no groups, those of CPUs do
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     windows = plan_windows(
         tuple(cu_seqlens.diff().tolist()),
         window_tokens=WINDOW_TOKENS,
@@ -76,8 +80,8 @@ def attend(
 
 def attend_windows(
     q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T H D"],
-    v: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T G D"],
+    v: Float[Tensor, " T G D"],
     windows: tuple[Window, ...],
     *,
     causal: bool,
@@ -96,6 +100,7 @@ def attend_windows(
             attn_mask=window.mask,
             dropout_p=dropout,
             is_causal=causal and window.mask is None,
+            enable_gqa=k.shape[1] != q.shape[1],
         )
         outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)

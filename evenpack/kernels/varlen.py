@@ -11,21 +11,28 @@ from typing import Any
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from evenpack.kernels.grouped_heads import repeat_heads
+
 
 @cache
-def _causal_arguments(causal: bool) -> dict[str, Any]:
-    """How this version of PyTorch is asked for causality: the first releases had `is_causal`, later ones a window."""
+def _parameters() -> frozenset[str]:
+    """Of varlen_attn in this version of PyTorch."""
     from torch.nn.attention.varlen import varlen_attn
 
-    if "is_causal" in inspect.signature(varlen_attn).parameters:
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def _causal_arguments(causal: bool) -> dict[str, Any]:
+    """The first releases had `is_causal`, later ones a window."""
+    if "is_causal" in _parameters():
         return {"is_causal": causal}
     return {"window_size": (-1, 0) if causal else (-1, -1)}
 
 
 def attend(
     q: Float[Tensor, " T H D"],
-    k: Float[Tensor, " T H D"],
-    v: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T G D"],
+    v: Float[Tensor, " T G D"],
     cu_seqlens: Int32[Tensor, " S_plus_1"],
     max_sequence_length: int,
     *,
@@ -38,6 +45,12 @@ def attend(
 
     if alibi_slopes is not None or dropout:
         raise ValueError("varlen has neither ALiBi nor dropout; resolve_backend keeps such requests away")
+    grouped: dict[str, Any] = {}
+    if k.shape[1] != q.shape[1]:
+        if "enable_gqa" in _parameters():
+            grouped = {"enable_gqa": True}
+        else:
+            k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     output = varlen_attn(
         q,
         k,
@@ -47,6 +60,7 @@ def attend(
         max_sequence_length,
         max_sequence_length,
         **_causal_arguments(causal),
+        **grouped,
     )
     if not isinstance(output, Tensor):
         raise TypeError(f"varlen_attn returned {type(output).__name__}, expected a tensor")

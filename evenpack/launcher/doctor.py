@@ -23,7 +23,7 @@ from evenpack.launcher.processes.launch import find_deepspeed
 _PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn")
 
 _HEAD_DIM = 64
-"""Of every GPT-2 and BERT size in use."""
+"""Of nearly every size in use."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 import torch
 
-from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
 from evenpack.engine.checkpoints.weights import load_model_weights, require_fitting
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
+from evenpack.engine.resolve import ResolvedRun, open_run
 from evenpack.errors import CheckpointError
-from evenpack.models.bert import Bert
-from evenpack.models.families import Model
+from evenpack.models.build import Model
+from evenpack.models.huggingface import mapping_of
 
 log = logging.getLogger(__name__)
 
@@ -25,17 +25,19 @@ class TrainedModel:
 
     model: Model
     checkpoint: Checkpoint
-    prepared: PreparedData
+    run: ResolvedRun
     world: World
     """Of this process alone."""
 
     @property
     def special_token_id(self) -> int:
-        """What transformers' configuration of such a model names: BERT's padding, GPT-2's end of text.
+        """What transformers' configuration of such a model names.
 
-        Raises: DataError if a BERT's vocabulary has no padding token.
+        Raises: ConfigError if transformers has no such model; DataError if it names the padding token, and the
+        vocabulary has none.
         """
-        return self.prepared.padding_id if isinstance(self.model, Bert) else self.prepared.end_of_text_id
+        is_padding = mapping_of(self.model.config).special_token == "padding"
+        return self.run.prepared.padding_id if is_padding else self.run.prepared.end_of_text_id
 
 
 def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
@@ -43,21 +45,21 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
 
     Raises: NotPreparedError or DataError; CheckpointError if there is no checkpoint, or of another model.
     """
-    prepared = PreparedData.open(config.prepared_dir, config.data)
+    run = open_run(config)
     world = World(rank=0, size=1, local_rank=0, device=device)
     directory = config.run.output_dir / CHECKPOINTS
     checkpoint = newest_whole(directory, world)
     if checkpoint is None:
         raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")
-    if checkpoint.state.fingerprint != prepared.fingerprint(config.run.seed, config.training.batching):
+    if checkpoint.state.fingerprint != run.fingerprint:
         log.warning(
             "%s was trained on other data or another seed: what is held out here it may have been trained on",
             checkpoint.path,
         )
-    model = build_model(config, prepared, device)
+    model = build_model(run, device)
     weights = load_model_weights(checkpoint)
     remedy = "The run file with which it was trained stands in its manifest.json"
     require_fitting(model, weights, origin=str(checkpoint.path), remedy=remedy)
     model.load_state_dict(weights)
     log.info("loaded %s", checkpoint.path)
-    return TrainedModel(model=model.eval(), checkpoint=checkpoint, prepared=prepared, world=world)
+    return TrainedModel(model=model.eval(), checkpoint=checkpoint, run=run, world=world)

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching
-from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
+from evenpack.engine.resolve import open_run
 from evenpack.engine.step_items import average_item, items_of_an_epoch
-from evenpack.launcher.processes.ranks import read_json_or_none
+from evenpack.files import read_json_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +49,9 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step, or
     `training.packing_adjustment` cannot be had.
     """
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    adjustment = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
-    training, settings = adjustment.config.training, deepspeed_config(adjustment.config, ranks)
-    item, counts = average_item(adjustment.config, prepared), items_of_an_epoch(adjustment.config, prepared)
+    run = open_run(config)
+    prepared, training, settings = run.prepared, run.config.training, deepspeed_config(run.config, ranks)
+    item, counts = average_item(run.config, prepared), items_of_an_epoch(run.config, prepared)
     shares = {name: weight / sum(prepared.weights) for name, weight in zip(counts, prepared.weights, strict=True)}
     padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
     has_fixed_rows = training.layout == "packed" or padded_alike
@@ -73,7 +71,7 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
         },
         packing_efficiency=item.fill,
         packing_factor=item.sequences,
-        packing_adjustment=adjustment.description,
+        packing_adjustment=run.adjustment,
         deepspeed=settings,
     )
 
@@ -98,7 +96,7 @@ class TrainingReport:
 
 def report_training(plan: TrainingPlan, output_dir: Path) -> TrainingReport | None:
     """From what the run has written; None if it has not written its summary."""
-    summary = read_json_or_none(output_dir / "summary.json")
+    summary = read_json_object(output_dir / "summary.json")
     if summary is None:
         return None
     return TrainingReport(

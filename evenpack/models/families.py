@@ -1,19 +1,145 @@
-"""From a `model:` section to the model that it describes."""
+"""The registry of model families: which there are, and what each says about itself.
 
-from functools import partial
+A family is a folder here with a `family.py` and a line in `_SHIPPED`; or a package of somebody else's with an entry
+point in the group `evenpack.model_families`, which has the same form. Nothing of a family is imported before its name
+comes up, and its model and weights, which need torch, not before one is built.
+"""
 
-from evenpack.models.bert import Bert
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.model_config import BertConfig, ModelConfig
+import importlib.metadata
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.metadata import EntryPoint
+from typing import Any, Literal, get_args
 
-Model = Gpt2 | Bert
+from evenpack.config import nearest
+from evenpack.errors import ConfigError
+from evenpack.models.common.cost import ModelCost
+from evenpack.models.common.section import TransformerConfig
+
+ENTRY_POINTS = "evenpack.model_families"
+
+_SHIPPED = {
+    "bert": "evenpack.models.bert.family:BERT",
+    "gpt2": "evenpack.models.gpt2.family:GPT2",
+    "llama": "evenpack.models.llama.family:LLAMA",
+}
+
+ObjectiveKind = Literal["next_tokens", "masked_tokens"]
 
 
-def new_model(
-    config: ModelConfig, *, vocabulary_size: int, max_positions: int, attention_backend: str = "auto", seed: int = 0
-) -> Model:
-    """The model on torch's default device; the arguments are those of `PackedTransformer`."""
-    build = partial(Bert, config) if isinstance(config, BertConfig) else partial(Gpt2, config)
-    return build(
-        vocabulary_size=vocabulary_size, max_positions=max_positions, attention_backend=attention_backend, seed=seed
-    )
+@dataclass(frozen=True, kw_only=True)
+class ModelFamily:
+    """All that the rest of evenpack knows of one kind of model.
+
+    What depends on a run's numbers (the loss's denominators, next-sentence prediction, switches for study) the section
+    says itself: `TransformerConfig`.
+    """
+
+    name: str
+    """`model.kind` in a run file."""
+    config: type[TransformerConfig]
+    """Schema of the `model:` section; its `kind` takes the name and nothing else."""
+    causal: bool
+    """Whether a token sees only itself and those before it."""
+    objective: ObjectiveKind
+    """What it learns to predict."""
+    recipes: tuple[str, ...]
+    """`data.recipe.kind` of the data it can learn from."""
+    cost: ModelCost
+    """Parameters, operations and activations by formula."""
+    load_model: Callable[[], type[Any]]
+    """The model's class, a `PackedTransformer`; called when one is built."""
+    load_huggingface: Callable[[], Any] | None
+    """A `HuggingFaceMapping`, called when weights come or go; None: transformers has no such model."""
+
+    def __post_init__(self) -> None:
+        """Raises: ConfigError for parts that are missing or do not fit together."""
+        missing = [field.name for field in fields(self) if _is_missing(field.name, getattr(self, field.name))]
+        if missing:
+            raise ConfigError(f"model family '{self.name}' lacks {', '.join(missing)}")
+        if not (isinstance(self.config, type) and issubclass(self.config, TransformerConfig)):
+            raise ConfigError(f"model family '{self.name}': config must be a TransformerConfig, found {self.config!r}")
+        kind = self.config.model_fields["kind"].annotation
+        if get_args(kind) != (self.name,):
+            raise ConfigError(
+                f"model family '{self.name}': {self.config.__name__}.kind must be Literal['{self.name}'], found {kind}"
+            )
+        if self.objective not in get_args(ObjectiveKind):
+            raise ConfigError(
+                f"model family '{self.name}' has no known objective; {nearest(self.objective, get_args(ObjectiveKind))}"
+            )
+
+
+def family_of(config: TransformerConfig) -> ModelFamily:
+    """The family of a `model:` section."""
+    return find_family(config.kind)
+
+
+def config_of(name: str) -> type[TransformerConfig]:
+    """The schema of the `model:` section of the family called `name`. Raises: as `find_family`."""
+    return find_family(name).config
+
+
+@cache
+def find_family(name: str) -> ModelFamily:
+    """The family called `name`.
+
+    Raises: ConfigError if there is none, if two packages bring one of this name, or if it cannot be loaded or lacks a
+    part.
+    """
+    entries = _entry_points()
+    if name not in entries:
+        problem = f"there is no model family '{name}'" if name else "kind is required"
+        raise ConfigError(f"{problem}; {nearest(name, tuple(entries))}")
+    return load_family(entries[name])
+
+
+def known_families() -> tuple[str, ...]:
+    """Names of all families, evenpack's own and others'; none of them is loaded."""
+    return tuple(sorted(_entry_points()))
+
+
+def register(entries: Iterable[EntryPoint]) -> Mapping[str, EntryPoint]:
+    """The entry points by name. Raises: ConfigError if two of them have the same."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entries:
+        if entry.name in found:
+            raise ConfigError(
+                f"model family '{entry.name}' is registered twice: as {_origin(found[entry.name])} and as "
+                f"{_origin(entry)}; uninstall one package or rename its family"
+            )
+        found[entry.name] = entry
+    return found
+
+
+def load_family(entry: EntryPoint) -> ModelFamily:
+    """Imports what an entry point names. Raises: ConfigError if that fails or is no whole family of this name."""
+    try:
+        family = entry.load()
+    except (ImportError, AttributeError, TypeError, ConfigError) as error:
+        raise ConfigError(f"model family '{entry.name}' ({_origin(entry)}) cannot be loaded: {error}") from error
+    if not isinstance(family, ModelFamily):
+        raise ConfigError(
+            f"model family '{entry.name}' ({_origin(entry)}) must be a ModelFamily, found {type(family).__name__}"
+        )
+    if family.name != entry.name:
+        raise ConfigError(
+            f"model family '{entry.name}' ({_origin(entry)}) calls itself '{family.name}': give both the same name"
+        )
+    return family
+
+
+@cache
+def _entry_points() -> Mapping[str, EntryPoint]:
+    shipped = [EntryPoint(name=name, value=value, group=ENTRY_POINTS) for name, value in _SHIPPED.items()]
+    return register([*shipped, *importlib.metadata.entry_points(group=ENTRY_POINTS)])
+
+
+def _is_missing(field: str, value: object) -> bool:
+    return value in (None, (), "") and field != "load_huggingface"
+
+
+def _origin(entry: EntryPoint) -> str:
+    package = "evenpack" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+    return f"{entry.value} of {package}"

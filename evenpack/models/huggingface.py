@@ -1,12 +1,11 @@
-"""Weights to and from checkpoint directories of transformers, GPT-2's and BERT's.
+"""Weights to and from checkpoint directories of transformers.
 
-    directory  ->  config.json + weights  ->  huggingface_gpt2 | huggingface_bert: names, shape  ->  huggingface_tensors
+    directory  ->  config.json + weights  ->  FAMILY/huggingface.py: names, section  ->  common/tensors.py
 
 The numbers are the same there and here; names and layout differ.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evenpack.errors import CheckpointError, ConfigError
-from evenpack.files import fsync_directory, fsync_file, write_json
-from evenpack.models import huggingface_bert, huggingface_gpt2
-from evenpack.models.bert import Bert
-from evenpack.models.families import Model, new_model
-from evenpack.models.huggingface_tensors import export_tensors, load_tensors
+from evenpack.files import atomic_directory, write_json
+from evenpack.models.build import Model, new_model
+from evenpack.models.common.huggingface import HuggingFaceMapping
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.common.tensors import export_tensors, load_tensors
+from evenpack.models.families import ModelFamily, family_of, find_family, known_families
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _TOKENIZER_FILES = (
@@ -40,18 +40,18 @@ _TOKENIZER_FILES = (
 def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None, special_token_id: int) -> None:
     """Writes a directory that transformers loads, with equal logits.
 
-    A GPT-2 becomes a `GPT2LMHeadModel`, a BERT a `BertForPreTraining`, or a `BertForMaskedLM` if it was built without
-    next-sentence prediction. The directory takes its name once it is whole and on disk.
+    The class there is named in config.json (`architectures`). The directory takes its name once it is whole and on
+    disk.
 
     Args:
-        model: with learned positions; on any device. Weights are written in FP32.
+        model: on any device. Weights are written in FP32.
         directory: must not exist yet, or be empty.
         tokenizer_dir: its tokenizer files are copied along, and told which inputs the model takes; None leaves them
             out.
-        special_token_id: what config.json names. For GPT-2 the begin- and end-of-text id, for BERT the padding id.
+        special_token_id: what config.json names: the id of the mapping's `special_token`.
 
-    Raises: ConfigError if the model uses ALiBi, the id is outside the vocabulary, the directory has content, or
-    there is no tokenizer in `tokenizer_dir`.
+    Raises: ConfigError if transformers has no such model, the id is outside the vocabulary, the directory has content,
+    or there is no tokenizer in `tokenizer_dir`.
     """
     weights = huggingface_weights(model)
     if not 0 <= special_token_id < model.vocabulary_size:
@@ -61,41 +61,26 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"{directory} exists and is not an empty directory; name a new one or remove it")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
-    try:
-        temporary.mkdir()
+    with atomic_directory(directory) as unfinished:
         if tokenizer_dir is not None:
-            _copy_tokenizer(tokenizer_dir, temporary)
-            _tell_model_inputs(temporary / _TOKENIZER_CONFIG, model)
-        save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
-        fsync_file(temporary / "model.safetensors")
-        write_json(temporary / "config.json", _config_values(model, special_token_id))
-        fsync_directory(temporary)
-        temporary.replace(directory)
-        fsync_directory(directory.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            _copy_tokenizer(tokenizer_dir, unfinished)
+            _tell_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
+        save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
+        write_json(unfinished / "config.json", mapping_of(model.config).config_values(model, special_token_id))
 
 
 def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Model:
     """Builds the model that a transformers checkpoint directory describes, weights included, on the CPU in FP32.
 
-    Raises: CheckpointError if files are missing or broken, or the model there is neither a GPT-2 nor a BERT as we
-    compute them (each differing key is named).
+    Raises: CheckpointError if files are missing or broken, or no family computes the model there (each differing key
+    is named).
     """
     path = directory / "config.json"
     values = _read_json(path)
-    kind = values.get("model_type", "gpt2")
-    if kind not in ("gpt2", "bert"):
-        raise CheckpointError(f"{path}: model_type must be gpt2 or bert, found {kind!r}")
-    translation = huggingface_bert if kind == "bert" else huggingface_gpt2
-    config, sizes = translation.read_config(values, str(path))
+    mapping = _mapping_for(values, path)
+    config, sizes = mapping.read_config(values, str(path))
     weights = _read_weights(directory)
-    if kind == "bert":
-        huggingface_bert.require_masked_token_head(weights, origin=str(directory))
-        if not huggingface_bert.has_next_sentence_head(weights):
-            config = config.model_copy(update={"next_sentence": False})
+    config = mapping.config_for_weights(config, weights.keys(), str(directory))
     with torch.device("meta"):
         model = new_model(config, attention_backend=attention_backend, **sizes)
     model.to_empty(device="cpu")
@@ -106,33 +91,43 @@ def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Mod
 def huggingface_weights(model: Model) -> dict[str, Tensor]:
     """The model's weights under transformers' names and in its layout: FP32 copies on the CPU; tied ones come once.
 
-    Raises: ConfigError if the model uses ALiBi.
+    Raises: ConfigError if transformers has no such model.
     """
-    if isinstance(model, Bert):
-        return export_tensors(model, huggingface_bert.tensor_names(model))
-    return export_tensors(model, huggingface_gpt2.tensor_names(model))
+    return export_tensors(model, mapping_of(model.config).tensor_names(model))
 
 
 def load_huggingface_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
-    """Fills `model` from the state dict of a GPT2LMHeadModel or GPT2Model, of a BertForPreTraining or BertForMaskedLM.
+    """Fills `model` from the state dict of a model of transformers of the same kind.
 
-    The model's device and dtype stay. A BERT without next-sentence prediction leaves the pooler and that head out.
+    The model's device and dtype stay. What the model has no head for is left out.
 
-    Raises: ConfigError if the model uses ALiBi. CheckpointError if a tensor is missing, of another shape, unknown, or
-    if the output matrix is not the token embedding; nothing has been loaded then.
+    Raises: ConfigError if transformers has no such model. CheckpointError if a tensor is missing, of another shape,
+    unknown, or if the output matrix is not the token embedding where it should be; nothing has been loaded then.
     """
-    if isinstance(model, Bert):
-        names = huggingface_bert.tensor_names(model)
-        load_tensors(model, names, huggingface_bert.plain_weights(model, weights))
-    else:
-        names = huggingface_gpt2.tensor_names(model)
-        load_tensors(model, names, huggingface_gpt2.plain_weights(weights))
+    mapping = mapping_of(model.config)
+    load_tensors(model, mapping.tensor_names(model), mapping.plain_weights(model, weights))
 
 
-def _config_values(model: Model, special_token_id: int) -> dict[str, Any]:
-    if isinstance(model, Bert):
-        return huggingface_bert.config_values(model, padding_id=special_token_id)
-    return huggingface_gpt2.config_values(model, end_of_text_id=special_token_id)
+def mapping_of(config: TransformerConfig) -> HuggingFaceMapping:
+    """What the family says about transformers. Raises: ConfigError if that has no such model."""
+    mapping = _load_mapping(family_of(config))
+    if mapping is None:
+        raise ConfigError(f"transformers has no model of family '{config.kind}' to exchange weights with")
+    return mapping
+
+
+def _load_mapping(family: ModelFamily) -> HuggingFaceMapping | None:
+    return None if family.load_huggingface is None else family.load_huggingface()
+
+
+def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:
+    """By model_type, which the oldest checkpoints, all GPT-2's, do not have."""
+    loaded = (_load_mapping(find_family(name)) for name in known_families())
+    mappings = {mapping.model_type: mapping for mapping in loaded if mapping is not None}
+    model_type = values.get("model_type", "gpt2")
+    if model_type not in mappings:
+        raise CheckpointError(f"{path}: model_type must be one of {', '.join(sorted(mappings))}, found {model_type!r}")
+    return mappings[model_type]
 
 
 def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:
@@ -141,7 +136,6 @@ def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:
         raise ConfigError(f"{tokenizer_dir} holds no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}")
     for name in present:
         shutil.copyfile(tokenizer_dir / name, directory / name)
-        fsync_file(directory / name)
 
 
 def _tell_model_inputs(path: Path, model: Model) -> None:
@@ -150,8 +144,7 @@ def _tell_model_inputs(path: Path, model: Model) -> None:
     Without token types both halves of a pair would be the first one to BERT; GPT-2 would add them up as tokens.
     """
     if path.is_file():
-        types = ["token_type_ids"] if isinstance(model, Bert) else []
-        write_json(path, _read_json(path) | {"model_input_names": ["input_ids", *types, "attention_mask"]})
+        write_json(path, _read_json(path) | {"model_input_names": list(mapping_of(model.config).input_names)})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

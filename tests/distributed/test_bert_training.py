@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import run_ranks
 from masked_batches import MaskedPair, build_masked_batch, roughen
 from pair_sources import pair_run
+from step_shapes import step_shape
 from tiny_training import changed, never
 
 from evenpack.data.batches.pipeline import packed_sources
-from evenpack.data.order.step_plan import Assignment, StepPlanner
+from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
@@ -26,7 +26,9 @@ from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
 from evenpack.engine.objective import build_objective
 from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.resolve import open_run
 from evenpack.engine.train import train_in
+from evenpack.testing import run_ranks
 
 STEP = 2
 """The step that is looked at; others before it are only planned."""
@@ -107,17 +109,8 @@ def sequences_of_step(config: RunConfig) -> list[MaskedPair]:
     prepared = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(prepared, "train", seed=config.run.seed)
     objective = build_objective(config, prepared)
-    assignment = Assignment(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
-    )
-    planner = StepPlanner(
-        sources,
-        prepared.weights,
-        packs_per_step=config.training.packs_per_step,
-        assignment=assignment,
-        objective=objective,
-    )
-    packs = planner.plan(STEP).packs
+    shape = step_shape(items_per_step=config.training.packs_per_step)
+    packs = StepPlanner(sources, prepared.weights, shape=shape, ranks=1, objective=objective).plan(STEP).packs
     pairs = []
     for index in range(packs.packs):
         source = sources[packs.sources[index]]
@@ -153,8 +146,7 @@ class OneByOne:
 
 def one_by_one(config: RunConfig) -> OneByOne:
     pairs = sequences_of_step(config)
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    model = build_model(config, prepared, torch.device("cpu"))
+    model = build_model(open_run(config), torch.device("cpu"))
     roughen(model)
     sums = [model(build_masked_batch([[pair]], "unpadded", max_sequence_length=48)[0]) for pair in pairs]
     losses = {
@@ -245,7 +237,7 @@ def train_all(world: World, configs: list[RunConfig]) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(config: RunConfig) -> Runs:
     runs = Runs(config)
-    runs.said = run_ranks(train_all, 2, list(runs.all.values()), timeout_seconds=280)[0]
+    runs.said = run_ranks(train_all, 2, list(runs.all.values()))[0]
     return runs
 
 
@@ -269,12 +261,12 @@ def weights(config: RunConfig, step: int) -> dict[str, torch.Tensor]:
 
 def evaluate_alone(config: RunConfig, step: int) -> dict[str, Any]:
     """What one process without DeepSpeed makes of a checkpoint."""
-    prepared = PreparedData.open(config.prepared_dir, config.data)
+    run = open_run(config)
     device = torch.device("cpu")
-    model = build_model(config, prepared, device)
+    model = build_model(run, device)
     model.load_state_dict(weights(config, step))
     world = World(rank=0, size=1, local_rank=0, device=device)
-    return dict(evaluations_to_json(prepared, evaluate_model(model, prepared, config, world)))
+    return dict(evaluations_to_json(run.prepared, evaluate_model(model, run, world)))
 
 
 def test_a_stopped_run_goes_on_bit_for_bit_with_dropout(trained: Runs) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import RanksFailed, run_ranks
 from killed_saves import PlainEngine, run_save, train_state
 from torch import nn
 
@@ -23,7 +22,8 @@ from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.models.losses import LossSums, exact_denominators
+from evenpack.models.common.losses import LossSums, exact_denominators
+from evenpack.testing import RanksFailed, run_ranks
 
 if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
     from evenpack.engine.engine import TrainingEngine
@@ -236,6 +236,7 @@ def resume_at_the_same_size(world: World, directory: Path) -> dict[str, Any]:
         "weight_decay": [decay_after_load(world, directory, stage) for stage in STAGES],
         "other_stage": refusal(world, directory / "stage_1", training_engine(world, zero_stage=0)),
         "other_model": refusal(world, directory / "stage_1", training_engine(world, zero_stage=1, width=32)),
+        "code": refusal_of_code(world, directory),
     }
 
 
@@ -252,6 +253,30 @@ def resume_at_another_size(world: World, directory: Path) -> dict[str, Any]:
         "stage_0": go_on_from_the_first_save(world, directory),
         "stage_1": refusal(world, directory / "stage_1", training_engine(world, zero_stage=1)),
     }
+
+
+class RunsWhenRead:
+    """Makes a folder when DeepSpeed's reader takes it at its word."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+def refusal_of_code(world: World, directory: Path) -> tuple[str, bool]:
+    """What is said of rank 1's forged optimizer state, its checksum made right; whether its code was run."""
+    ran, forged = directory / "ran", directory / "forged"
+    if world.is_main:
+        shutil.copytree(directory / "stage_1" / checkpoint_name(SAVED_STEP), forged / checkpoint_name(SAVED_STEP))
+        checkpoint = read_manifest(forged / checkpoint_name(SAVED_STEP))
+        torch.save(RunsWhenRead(ran), checkpoint.path / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+        names = checkpoint_files.list_files(checkpoint.path)
+        records = checkpoint_files.commit_files(checkpoint.path, names)
+        checkpoint_files.write_manifest(checkpoint.path, checkpoint.state, records)
+    world.barrier()
+    return refusal(world, forged, training_engine(world, zero_stage=1)), ran.exists()
 
 
 def decay_after_load(world: World, directory: Path, zero_stage: int) -> list[float]:
@@ -294,6 +319,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(runs: dict[str, A
         assert resumed_losses == losses[SAVED_STEP:]
         assert weights.keys() == resumed_weights.keys()
         assert all(torch.equal(weights[name], resumed_weights[name]) for name in weights)
+
+
+def test_all_ranks_refuse_a_checkpoint_in_which_one_file_would_run_code(runs: dict[str, Any]):
+    for result in runs["after"]:
+        message, has_run = result["code"]
+        assert "zero_pp_rank_1_mp_rank_00_optim_states.pt asks for posix.mkdir" in message
+        assert not has_run
 
 
 def test_all_ranks_pass_over_a_checkpoint_that_a_single_rank_does_not_see(runs: dict[str, Any]):

@@ -5,15 +5,15 @@ from functools import partial
 
 import pytest
 import torch
-from harness import run_ranks
 from masked_batches import MaskedPair, build_masked_batch, random_pairs, roughen
 
 from evenpack.batch import PackedBatch
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.models.bert import Bert
-from evenpack.models.losses import exact_denominators
+from evenpack.models.bert.model import Bert
+from evenpack.models.common.losses import exact_denominators
+from evenpack.testing import run_ranks
 
 PACKS = 8
 PACK_LENGTH = 40

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
 from pair_sources import pair_run
+from step_shapes import step_shape
 from tiny_training import changed, never
 
 from evenpack.data.batches.pipeline import packed_sources
-from evenpack.data.order.step_plan import Assignment, StepPlanner
+from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
@@ -18,6 +18,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.objective import build_objective
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
+from evenpack.testing import run_ranks
 
 STEPS = 4
 EXACT = ("step", "loss", "token_loss", "next_sentence_loss", "accuracy", "gradient_norm", "targets", "order_hash")
@@ -53,11 +54,12 @@ def stored_counts(config: RunConfig) -> list[int]:
     """Of each step, added up from the column."""
     prepared = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    assignment = Assignment(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
-    )
     planner = StepPlanner(
-        sources, prepared.weights, packs_per_step=8, assignment=assignment, objective=build_objective(config, prepared)
+        sources,
+        prepared.weights,
+        shape=step_shape(items_per_step=8),
+        ranks=1,
+        objective=build_objective(config, prepared),
     )
     counts = []
     for step in range(STEPS):
@@ -81,7 +83,7 @@ def test_ranks_layouts_and_resume_leave_the_step_as_it_is(config: RunConfig) -> 
     straight = run_of(config, "straight")
     stopped = run_of(config, "stopped", training={"stop_after_steps": 2})
     run_ranks(train_all, 1, [one])
-    run_ranks(train_all, 2, [two, padded, straight, stopped], timeout_seconds=250)
+    run_ranks(train_all, 2, [two, padded, straight, stopped])
     expected = records(one)
     assert [record["targets"] for record in expected] == stored_counts(config)
     for other in (two, padded):

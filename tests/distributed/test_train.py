@@ -2,13 +2,15 @@
 
 import json
 import math
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import run_ranks
 from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
 
 from evenpack.engine.build import build
@@ -19,7 +21,8 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.errors import CheckpointError, RunError
-from evenpack.models.losses import exact_denominators
+from evenpack.models.common.losses import exact_denominators
+from evenpack.testing import run_ranks
 
 DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash", "validation")
@@ -50,10 +53,37 @@ def checkpoints(config: RunConfig) -> list[str]:
     return sorted(path.name for path in (config.run.output_dir / "checkpoints").glob("step_*"))
 
 
+@contextmanager
+def order_of_writes() -> Iterator[list[tuple[str, int]]]:
+    """What this process flushes of metrics.jsonl, up to which step, and the checkpoints that it gives their names."""
+    written: list[tuple[str, int]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def watched_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(f"/dev/fd/{descriptor}").readlink()
+        if path.name == "metrics.jsonl":
+            written.append((path.name, read_metrics(path)[-1]["step"]))
+
+    def watched_rename(source: Path, target: Path) -> None:
+        rename(source, target)
+        if target.name.startswith("step_"):
+            written.append(("checkpoint", int(target.name.removeprefix("step_"))))
+
+    os.fsync, os.rename = watched_fsync, watched_rename
+    try:
+        yield written
+    finally:
+        os.fsync, os.rename = fsync, rename
+
+
 def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> list[TrainOutcome]:
     """A whole run; one that only rank 1 is asked to stop, and that goes on; one that finds nothing to do."""
+    with order_of_writes() as written:
+        finished = train_in(world, straight, stop_requested=never)
+    assert written == ([("metrics.jsonl", 6), ("checkpoint", 6)] if world.is_main else [])
     return [
-        train_in(world, straight, stop_requested=never),
+        finished,
         train_in(world, stopped, stop_requested=StopAfter(3) if world.rank == 1 else never),
         train_in(world, stopped, stop_requested=never),
         train_in(world, stopped, stop_requested=never),

@@ -8,8 +8,8 @@ from masked_batches import build_masked_batch, random_pairs, roughen
 
 from evenpack.kernels.attention import AttentionRequest
 from evenpack.kernels.capabilities import capabilities
-from evenpack.models.bert import Bert
-from evenpack.models.model_config import BertConfig
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,8 @@ from batches import build_batch, random_sequences
 
 from evenpack.kernels.attention import AttentionRequest
 from evenpack.kernels.capabilities import capabilities
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.model_config import Gpt2Config
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import torch
 from tiny_run import tiny_gpt2_run
 
 from evenpack.engine.distributed import joined_world
-from evenpack.studies.throughput.contenders import FORMS, changed
+from evenpack.studies.throughput.contenders import changed
 from evenpack.studies.throughput.study import ThroughputOptions, study_throughput
 
 pytestmark = pytest.mark.gpu
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 def test_phases_by_events_add_up_to_the_step(tmp_path: Path) -> None:
     config = changed(tiny_gpt2_run(tmp_path), model={"hidden_size": 512, "heads": 8, "layers": 8})
     options = ThroughputOptions(
-        layouts=(FORMS["packed"], FORMS["padded"]), depths=(1, None), rounds=5, warmup=3, samples=24, clock="wall"
+        layouts=("packed", "padded"), depths=(1, None), rounds=5, warmup=3, samples=24, clock="wall"
     )
     with joined_world() as world:
         assert world.device.type == "cuda"

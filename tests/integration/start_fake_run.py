@@ -12,7 +12,9 @@ from evenpack.launcher.processes.supervise import supervise
 
 def main(run_file: str, output_dir: str, ranks: str, *overrides: str) -> int:
     outlive_terminal()
-    plan = plan_launch(Path(run_file), overrides, num_gpus=int(ranks), hostfile=None, module="fake_worker")
+    plan = plan_launch(
+        Path(run_file), overrides, num_gpus=None, cpu_ranks=int(ranks), hostfile=None, module="fake_worker"
+    )
     result = supervise(plan, Path(output_dir), say=say)
     (Path(output_dir) / "result.json").write_text(json.dumps(asdict(result)))
     say(result.message)

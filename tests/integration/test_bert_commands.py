@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from masked_batches import MaskedPair, build_masked_batch
 from pair_sources import pair_run_values
-from small_run import evenpack, metrics
+from small_run import evenpack, evenpack_process, metrics
 from transformers import AutoTokenizer, BertForPreTraining
 
-from evenpack.models.bert import Bert
+from evenpack.models.bert.model import Bert
 from evenpack.models.huggingface import from_huggingface
+from evenpack.testing import write_run_file
 
 STEPS = 4
 TEXTS = ("return the value", "import a module")
@@ -36,10 +36,9 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         training={"steps": STEPS, "evaluate_every_steps": STEPS, "evaluation_packs": 20},
     )
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(values))
+    path = write_run_file(folder / "run.yaml", values)
     evenpack("prepare", path)
-    evenpack("train", path, options=["-n", "2"])
+    evenpack_process("train", path, options=["--cpu-ranks", "2"])
     return path
 
 
@@ -115,14 +114,13 @@ def test_transformers_gives_our_logits_and_knows_the_padding(exported: Path) -> 
 def test_what_is_exported_is_the_model_that_was_trained(run_file: Path, exported: Path) -> None:
     """Not only alike there and here: its loss on the held-out pairs is that of the run."""
     from evenpack.config import load_run_file
-    from evenpack.data.prepared import PreparedData
     from evenpack.engine.config import RunConfig
     from evenpack.engine.distributed import World
     from evenpack.engine.evaluate import evaluate_model
+    from evenpack.engine.resolve import open_run
 
     config = load_run_file(run_file, RunConfig, [])
-    prepared = PreparedData.open(config.prepared_dir, config.data)
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    found = evaluate_model(from_huggingface(exported), prepared, config, world)["builtin"]
+    found = evaluate_model(from_huggingface(exported), open_run(config), world)["builtin"]
     seen = metrics(run_file.parent / "out")[-1]["validation"]["builtin"]
     assert found.to_json() == pytest.approx(seen, rel=1e-5)

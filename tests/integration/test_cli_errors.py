@@ -224,7 +224,7 @@ def test_a_step_that_the_ranks_cannot_divide_is_refused_with_what_would_do(
     folder: Path, refuse: Callable[..., str]
 ) -> None:
     prepare(folder)
-    assert "number of ranks can be 1, 2, 4" in refuse("train", "run.yaml", "-n", "3").replace("\n", " ")
+    assert "number of ranks can be 1, 2, 4" in refuse("train", "run.yaml", "--cpu-ranks", "3").replace("\n", " ")
 
 
 def test_an_export_never_writes_over_anything(trained: Path, refuse: Callable[..., str]) -> None:
@@ -239,7 +239,7 @@ def work(*overrides: str) -> tuple[int, str]:
         [sys.executable, "-m", "evenpack.launcher.worker", "run.yaml", "training.loader_workers=0", *overrides],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

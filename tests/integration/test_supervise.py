@@ -87,6 +87,13 @@ def test_handlers_are_as_before_when_a_run_has_ended(tmp_path: Path) -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
+def test_an_output_directory_that_is_removed_under_a_run_is_an_error_of_the_user(tmp_path: Path) -> None:
+    script = "import shutil, sys; shutil.rmtree(sys.argv[1]); raise SystemExit(2)"
+    result = supervise(plan("-c", script, str(tmp_path / "out")), tmp_path / "out", say=print)
+    assert (result.state, result.exit_code) == ("failed", 2)
+    assert f"{tmp_path / 'out'} was removed while the run was writing into it" in result.message
+
+
 def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STRAY_SECONDS", 0.5)
     script = (

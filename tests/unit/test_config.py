@@ -3,16 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from evenpack.config import load_run_file
+from evenpack.config import RENAMED_KEYS, Section, load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.errors import ConfigError
-from evenpack.models.model_config import BertConfig, study_switches
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.config import study_switches
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -80,7 +82,10 @@ def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
         ("data.pack_length=64", "no pack could hold"),
         ("model.max_positions=64", "max_positions (64) is below"),
         ("model.heads=3", "must be a multiple of heads (3)"),
-        ("model.kind=gtp2", "'gpt2', 'bert'"),
+        ("model.kind=gtp2", "there is no model family 'gtp2'; did you mean 'gpt2'? known: bert, gpt2, llama"),
+        ("model={preset: tiny}", "model: kind is required; known: bert, gpt2, llama"),
+        ("model.hiden_size=64", "model.hiden_size: no such key; did you mean 'hidden_size'?"),
+        ("model=gpt2", "model: Input should be a valid dictionary"),
         ("model.token_types=2", "model.token_types: no such key"),
         ("model.mlm_reduction=token", "model.mlm_reduction: no such key"),
         ("deepspeed.zero_stage=2", "deepspeed.zero_stage"),
@@ -93,6 +98,29 @@ def test_a_wrong_override_is_refused_and_explained(run_file: Path, override: str
     with pytest.raises(ConfigError) as caught:
         load_run_file(run_file, RunConfig, [override])
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "training.packs_per_step=1000000000000",
+        "training.packs_per_step=100000000",
+        "training.packs_per_micro_batch=100000000",
+        "training.steps=1000000000000000000",
+        "model.max_positions=1000000000000",
+        "model.layers=1000000000000",
+        "model.hidden_size=1000000000000",
+        "model.heads=1000000000000",
+        "masking.max_predictions=1000000000000",
+        "data.packing.max_sequences_per_pack=1000000000000",
+        "data.tokenizer={kind: external, vocabulary_size: 1000000000000, end_of_text_id: 0}",
+    ],
+)
+def test_a_number_that_no_machine_could_serve_is_refused_before_anything_is_built(
+    run_file: Path, override: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"Input should be less than or equal to [0-9]+, found 10+$"):
+        load_run_file(run_file, RunConfig, [override])
 
 
 def test_an_unknown_key_in_the_file_names_the_nearest_one(tmp_path: Path) -> None:
@@ -110,6 +138,16 @@ def test_an_unknown_key_in_the_file_names_the_nearest_one(tmp_path: Path) -> Non
         ("run: [1, 2", "not readable YAML"),
         ("- 1", "must hold sections"),
         ("run: {name: a}\nrun: {name: b}", "'run' is given twice"),
+        ("run: !!int abc", "'abc' cannot be read as int"),
+        ("run: !!timestamp 2026-13-45", "'2026-13-45' cannot be read as timestamp"),
+        ("run: !!bool perhaps", "'perhaps' cannot be read as bool"),
+        ("run: !!python/object:os.system {}", "could not determine a constructor"),
+        ("run: 1" + "0" * 9999, "cannot be read as int"),
+        ("? [a, b]\n: 1", "a key must be text, found \\['a', 'b'\\]"),
+        ("run: {1: 2}", "a key must be text, found 1"),
+        ("[" * 3000, "nested too deeply"),
+        ("run: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+        ("run: &a [*a]", "an alias stands inside what it is an alias of"),
     ],
 )
 def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -117,6 +155,122 @@ def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, text: str, expect
     path.write_text(text)
     with pytest.raises(ConfigError, match=expected):
         load_run_file(path, RunConfig)
+
+
+def alias_bomb(levels: int) -> str:
+    """Nine times as many values with each line."""
+    lines = ["run: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+def test_few_lines_that_stand_for_a_billion_values_are_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(alias_bomb(9))
+    with pytest.raises(ConfigError, match=r"stands for [0-9,]{9,} values") as caught:
+        load_run_file(path, RunConfig)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_value_is_shown_in_a_line_however_large_it_is(run_file: Path) -> None:
+    run_file.write_text(alias_bomb(5))
+    with pytest.raises(ConfigError) as caught:
+        load_run_file(run_file, RunConfig)
+    assert max(map(len, str(caught.value).splitlines())) < 300
+    run_file.write_text(yaml.safe_dump(run_values() | {"x" * 9999: 1} | {f"y{n}": n for n in range(99)}))
+    with pytest.raises(ConfigError, match="and 80 more") as caught:
+        load_run_file(run_file, RunConfig)
+    assert max(map(len, str(caught.value).splitlines())) < 500
+
+
+@pytest.mark.parametrize("override", ["training.steps=" + "9" * 9999, "training." + "s" * 9999 + "=1", "x" * 9999])
+def test_an_override_is_shown_in_a_line_however_long_it_is(run_file: Path, override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_file(run_file, RunConfig, [override])
+    assert max(map(len, str(caught.value).splitlines())) < 1000
+
+
+@pytest.mark.parametrize("text", ["2026-11-22", "2026-13-45"])
+def test_a_run_may_be_named_by_a_date(run_file: Path, text: str) -> None:
+    assert load_run_file(run_file, RunConfig, [f"run.name={text}"]).run.name == text
+
+
+def test_what_is_no_file_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no file"):
+        load_run_file(tmp_path, RunConfig)
+
+
+PATH_KEYS = (
+    "run.output_dir",
+    "data.prepared_dir",
+    "data.tokenizer.path",
+    "data.sources.wiki.path",
+    "training.initialize_from",
+)
+
+
+@pytest.mark.parametrize("key", PATH_KEYS)
+def test_a_path_is_expanded_once_where_the_run_file_is_read(
+    run_file: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    found: Any = load_run_file(run_file, RunConfig, [f"{key}=~/a/b"])
+    for name in key.split("."):
+        found = found[name] if isinstance(found, dict) else getattr(found, name)
+    assert found == Path("/home/someone/a/b")
+
+
+def sections(section: type[Section] = Section) -> set[type[Section]]:
+    return {section}.union(*(sections(inner) for inner in section.__subclasses__()))
+
+
+def test_every_path_of_a_run_file_is_read_alike() -> None:
+    paths = {
+        f"{section.__name__}.{name}": field
+        for section in sections()
+        for name, field in section.model_fields.items()
+        if "Path" in str(field.annotation)
+    }
+    assert len(paths) >= 8
+    for name, field in paths.items():
+        with pytest.raises(ValidationError, match="expected a path"):
+            pytest.fail(
+                f"{name} takes {TypeAdapter(Annotated[field.annotation, None, *field.metadata]).validate_python('')}"
+            )
+
+
+@pytest.mark.parametrize("key", PATH_KEYS)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("''", "expected a path, found ''; the current directory is '.'"),
+        ('"a\\0b"', "expected a path, found 'a"),
+        ("~nobody-of-this-name/x", "no such user"),
+    ],
+)
+def test_what_is_no_path_is_refused(run_file: Path, key: str, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_file(run_file, RunConfig, [f"{key}={text}"])
+    assert expected in str(caught.value)
+
+
+def test_a_key_of_an_earlier_layout_names_the_new_one(run_file: Path) -> None:
+    expected = "this key of earlier versions is now training.assignment"
+    with pytest.raises(ConfigError, match=f"override 'training.dealing=arrival': {expected}"):
+        load_run_file(run_file, RunConfig, ["training.dealing=arrival"])
+    values = run_values()
+    values["training"]["dealing"] = "arrival"
+    run_file.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=f"training.dealing: {expected}"):
+        load_run_file(run_file, RunConfig)
+
+
+def test_no_key_in_use_counts_as_one_of_an_earlier_layout(run_file: Path) -> None:
+    config = load_run_file(run_file, RunConfig).model_dump()
+    for old, new in RENAMED_KEYS.items():
+        section, _, key = new.rpartition(".")
+        assert key in config[section]
+        assert old.rpartition(".")[2] not in config[old.rpartition(".")[0]]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -206,7 +360,10 @@ def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
 
 
 def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"masking is BERT's, and model\.kind is gpt2: leave it out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"learn from masked tokens, and model\.kind gpt2 is none: leave it out",
+    ):
         load_run_file(run_file, RunConfig, ["masking.share=0.2"])
 
 

@@ -12,7 +12,7 @@ from evenpack.data.batches.placement import Placement, Placer
 from evenpack.data.batches.task import SequenceContent, rounded_size
 from evenpack.data.order.permutation import derive_key, hash64
 from evenpack.data.order.step_plan import PackedSource, PackSelection
-from evenpack.data.order.step_shape import AssignmentPolicy, BatchForm
+from evenpack.data.order.step_shape import StepShape
 from evenpack.errors import DataError
 
 
@@ -27,42 +27,38 @@ class Collator:
         self,
         sources: Sequence[PackedSource],
         *,
-        form: BatchForm,
+        shape: StepShape,
         objective: Objective,
         pack_length: int,
-        packs_per_micro_batch: int,
         padding_token: int,
         vocabulary_size: int,
-        assignment: AssignmentPolicy = "cost_balanced",
     ) -> None:
         """Raises: ConfigError if the sequences of a source do not serve the objective."""
         for source in sources:
             objective.check(source.view)
         self.sources = tuple(sources)
         self.objective = objective
-        self.rows = packs_per_micro_batch
         self.padding_token = padding_token
         self.vocabulary_size = vocabulary_size
         self.placer = Placer(
-            form=form,
+            shape=shape,
             pack_length=pack_length,
-            rows=packs_per_micro_batch,
             max_sequence_length=max(source.view.max_sequence_length for source in sources),
             looks_both_ways=objective.looks_both_ways,
-            assignment=assignment,
         )
-        self.sizes_follow = assignment == "max_tokens"
-        self.max_sequences = self.rows * max(source.plan.max_sequences_per_pack for source in sources)
-        self.max_targets = self.rows * max(objective.most_targets_of_a_pack(source) for source in sources)
+        self.sizes_follow = shape.policy == "max_tokens"
+        rows = shape.items_per_micro_batch
+        self.max_sequences = rows * max(source.plan.max_sequences_per_pack for source in sources)
+        self.max_targets = rows * max(objective.most_targets_of_a_pack(source) for source in sources)
         segments_per_pack = max(
             source.plan.max_sequences_per_pack * source.view.max_segments_per_sequence for source in sources
         )
-        self.max_segments = self.rows * segments_per_pack + self.placer.max_padding_segments(self.max_sequences)
+        self.max_segments = rows * segments_per_pack + self.placer.max_padding_segments(self.max_sequences)
 
     def collate(self, packs: PackSelection, step_counts: StepCounts) -> PackedBatch:
         """Reads the packs' tokens and lays them out.
 
-        At most `packs_per_micro_batch` packs, unless they were assigned by `max_tokens`; fewer leave padding.
+        At most `items_per_micro_batch` packs, unless they were assigned by `max_tokens`; fewer leave padding.
         """
         content, segment_lengths, segments_per_sequence = self._read(packs)
         placement = self.placer.place(packs, segment_lengths, segments_per_sequence)

@@ -68,7 +68,10 @@ class NextTokens:
 
     def check(self, view: SequenceView) -> None:
         if isinstance(view, SentencePairsView):
-            raise ConfigError("data.recipe.kind sentence_pairs is BERT's: set model.kind=bert, or another recipe")
+            raise ConfigError(
+                "data.recipe.kind sentence_pairs is for a model of masked tokens: set such a model.kind, or another "
+                "recipe"
+            )
 
     def count_targets(
         self,
@@ -255,7 +258,7 @@ _VALIDATION_SEED = 0
 
 def _require_pairs(view: SequenceView) -> None:
     if not isinstance(view, SentencePairsView):
-        raise ConfigError("model.kind bert learns from sentence pairs: set data.recipe.kind=sentence_pairs")
+        raise ConfigError("a model of masked tokens learns from sentence pairs: set data.recipe.kind=sentence_pairs")
 
 
 def _stored_masks(view: SequenceView) -> StaticMasks:

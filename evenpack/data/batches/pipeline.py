@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective
-from evenpack.data.order.step_plan import Assignment, PackedSource, StepPlan, StepPlanner
-from evenpack.data.order.step_shape import AssignmentPolicy, BatchForm, Batching
+from evenpack.data.order.step_plan import PackedSource, StepPlan, StepPlanner, select_packs
+from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
 
 Split = Literal["train", "validation"]
@@ -22,29 +22,20 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """What decides the batches of one rank; seed, packs_per_step and batching decide which sequences form a step."""
+    """What decides the batches of one rank; the seed and the shape decide which sequences form a step."""
 
     seed: int
     objective: Objective
-    packs_per_step: int
-    """Or single sequences, each a pack of one; so too the next field."""
-    packs_per_micro_batch: int
-    form: BatchForm
+    shape: StepShape
     ranks: int
     rank: int
-    per_micro_batch_balance: bool
-    """True at ZeRO 2 and 3."""
-    cost_weights: tuple[float, float]
-    """Attention cost of a token and of a squared sequence length, in any one unit."""
     loader_workers: int
-    pin_memory: bool = False
-    batching: Batching = "packs"
-    assignment: AssignmentPolicy = "cost_balanced"
+    pin_memory: bool
 
     @property
     def micro_batches(self) -> int:
         """Of each rank in each step."""
-        return self.packs_per_step // (self.ranks * self.packs_per_micro_batch)
+        return self.shape.micro_batches(self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,28 +61,13 @@ class MicroBatchDataset(Dataset[PackedBatch]):
     def __init__(self, prepared: PreparedData, settings: PipelineSettings) -> None:
         self.prepared = prepared
         self.settings = settings
-        sources = packed_sources(prepared, "train", seed=settings.seed, batching=settings.batching)
-        self.collator = _collator(
-            prepared,
-            sources,
-            form=settings.form,
-            objective=settings.objective,
-            packs_per_micro_batch=settings.packs_per_micro_batch,
-            assignment=settings.assignment,
-        )
+        sources = packed_sources(prepared, "train", seed=settings.seed, batching=settings.shape.batching)
+        self.collator = _collator(prepared, sources, shape=settings.shape, objective=settings.objective)
         self.planner = StepPlanner(
             sources,
             prepared.weights,
-            packs_per_step=settings.packs_per_step,
-            assignment=Assignment(
-                ranks=settings.ranks,
-                micro_batches=settings.micro_batches,
-                per_micro_batch=settings.per_micro_batch_balance,
-                cost_per_token=settings.cost_weights[0],
-                cost_per_squared_length=settings.cost_weights[1],
-                policy=settings.assignment,
-                layout=settings.form.layout,
-            ),
+            shape=settings.shape,
+            ranks=settings.ranks,
             objective=settings.objective,
         )
         self._planned: StepPlan | None = None
@@ -100,7 +76,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
         return type(self), (self.prepared, self.settings)
 
     def __getitem__(self, index: int) -> PackedBatch:
-        step, micro_batch = divmod(index, self.settings.micro_batches)
+        step, micro_batch = divmod(index, self.planner.micro_batches)
         if self._planned is None or self._planned.step != step:
             self._planned = self.planner.plan(step)
         packs = self._planned.micro_batch(self.settings.rank, micro_batch)
@@ -135,8 +111,7 @@ def evaluation_batches(
     source: str,
     *,
     objective: Objective,
-    packs_per_micro_batch: int,
-    form: BatchForm,
+    shape: StepShape,
     rank: int,
     ranks: int,
     max_packs: int | None,
@@ -146,24 +121,18 @@ def evaluation_batches(
 
     What is asked of them is the same for every seed. The last batch may hold fewer packs, and a rank may get fewer
     batches than another.
+
+    Args:
+        shape: of batches of packs that are taken as they come; only how a micro-batch is laid out matters.
     """
     index = prepared.source_names.index(source)
     packed = packed_sources(prepared, "validation", seed=seed, only=source)
-    fixed = objective.for_validation()
-    collator = _collator(
-        prepared,
-        packed,
-        form=form,
-        objective=fixed,
-        packs_per_micro_batch=packs_per_micro_batch,
-        assignment="arrival",
-    )
-    planner = StepPlanner(packed, [1], packs_per_step=1, assignment=_UNASSIGNED, objective=fixed)
+    collator = _collator(prepared, packed, shape=shape, objective=objective.for_validation())
     packs = packed[0].plan.packs if max_packs is None else min(max_packs, packed[0].plan.packs)
     mine = np.arange(rank, packs, ranks)
-    for first in range(0, len(mine), packs_per_micro_batch):
-        chosen = mine[first : first + packs_per_micro_batch]
-        selection = planner.select(np.zeros(len(chosen), dtype=np.int64), chosen)
+    for first in range(0, len(mine), shape.items_per_micro_batch):
+        chosen = mine[first : first + shape.items_per_micro_batch]
+        selection = select_packs(packed, np.zeros(len(chosen), dtype=np.int64), chosen)
         batch = collator.collate(selection, _NO_COUNTS)
         tokens = [0] * len(prepared.source_names)
         tokens[index] = batch.local_counts.tokens
@@ -188,30 +157,19 @@ def packed_sources(
 _MOST_PREFETCHED = 32
 """Micro-batches a worker; each holds six shared-memory files open, and 1,024 are a usual limit."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_UNASSIGNED = Assignment(
-    ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
-)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
 
 def _collator(
-    prepared: PreparedData,
-    sources: tuple[PackedSource, ...],
-    *,
-    form: BatchForm,
-    objective: Objective,
-    packs_per_micro_batch: int,
-    assignment: AssignmentPolicy,
+    prepared: PreparedData, sources: tuple[PackedSource, ...], *, shape: StepShape, objective: Objective
 ) -> Collator:
     return Collator(
         sources,
-        form=form,
+        shape=shape,
         objective=objective,
         pack_length=prepared.pack_length,
-        packs_per_micro_batch=packs_per_micro_batch,
         padding_token=prepared.end_of_text_id,
         vocabulary_size=prepared.vocabulary_size,
-        assignment=assignment,
     )
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Int64
 
 from evenpack.data.order.assignment import padded_width
 from evenpack.data.order.step_plan import PackSelection
-from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, AssignmentPolicy, BatchForm
+from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, StepShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,28 +38,30 @@ class Placement:
 class Placer:
     """Lays out packs of whole sequences."""
 
-    form: BatchForm
+    shape: StepShape
     pack_length: int
-    rows: int
-    """Packs of a batch; fewer leave padding."""
     max_sequence_length: int
     looks_both_ways: bool
     """Whether the model sees what lies behind a token."""
-    assignment: AssignmentPolicy = "cost_balanced"
+
+    @property
+    def rows(self) -> int:
+        """Packs of a batch; fewer leave padding."""
+        return self.shape.items_per_micro_batch
 
     @property
     def max_segment_length(self) -> int:
         """No segment is longer."""
-        return self.max_sequence_length if self.form.isolate else self.pack_length
+        return self.max_sequence_length if self.shape.isolate else self.pack_length
 
     @property
     def position_rows(self) -> int:
         """Positions are below it."""
-        return self.max_sequence_length if self.form.reset_positions else self.pack_length
+        return self.max_sequence_length if self.shape.reset_positions else self.pack_length
 
     def max_padding_segments(self, max_sequences: int) -> int:
         """Of a batch of up to `max_sequences`."""
-        if self.form.layout == "padded":
+        if self.shape.layout == "padded":
             return max_sequences
         return self.rows * -(-max(self.pack_length, UNPADDED_SLOT_MULTIPLE) // self.max_sequence_length)
 
@@ -79,7 +81,7 @@ class Placer:
         segment_starts = segment_ends - segment_lengths + segment_shift
         apart = np.sort(np.concatenate([segment_starts, padding]))
         visible = apart
-        if not self.form.isolate:
+        if not self.shape.isolate:
             visible = np.sort(
                 np.concatenate([np.unique(segment_starts // self.pack_length) * self.pack_length, padding])
             )
@@ -92,7 +94,7 @@ class Placer:
         )
 
     def _positions(self, starts: Int64[np.ndarray, " segments"], slots: int) -> Int64[np.ndarray, " T"]:
-        if not self.form.reset_positions:
+        if not self.shape.reset_positions:
             return np.arange(slots) % self.pack_length
         positions: Int64[np.ndarray, " T"] = np.arange(slots) - np.repeat(starts, np.diff(np.append(starts, slots)))
         return positions
@@ -101,13 +103,13 @@ class Placer:
         self, packs: PackSelection, tight_starts: Int64[np.ndarray, " M"]
     ) -> tuple[Int64[np.ndarray, " M"], int, Int64[np.ndarray, " P"]]:
         """First slot of each sequence, the number of slots, and where segments of padding begin."""
-        if self.form.layout == "padded":
-            width = int(padded_width(self.assignment, packs.lengths.max(keepdims=True), self.max_sequence_length)[0])
+        if self.shape.layout == "padded":
+            width = int(padded_width(self.shape.policy, packs.lengths.max(keepdims=True), self.max_sequence_length)[0])
             starts = np.arange(len(packs.sequence_ids)) * width
             short = packs.lengths < (width if self.looks_both_ways else 0)
             return starts, len(starts) * width, (starts + packs.lengths)[short]
         tokens = int(packs.lengths.sum())
-        if self.form.layout == "unpadded":
+        if self.shape.layout == "unpadded":
             slots = -(-tokens // UNPADDED_SLOT_MULTIPLE) * UNPADDED_SLOT_MULTIPLE
             return tight_starts, slots, self._padding_starts(np.array([tokens]), np.array([slots]))
         row_ends = (np.arange(self.rows) + 1) * self.pack_length

@@ -21,10 +21,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from evenpack.data.order.balance import assign_by_cost
-from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Layout
+from evenpack.data.order.step_shape import AssignmentPolicy, StepShape
 from evenpack.errors import ConfigError
-
-__all__ = ["PADDED_WIDTH_MULTIPLE", "POLICIES", "AssignmentPolicy", "Shares", "assign_step", "padded_width"]
 
 PADDED_WIDTH_MULTIPLE = 8
 """Rectangles that follow their longest sequence are filled up to a multiple of this, for tensor cores."""
@@ -47,36 +45,30 @@ class Shares:
 
 
 def assign_step(
-    policy: AssignmentPolicy,
-    lengths: Int64[np.ndarray, " items"],
-    costs: Float64[np.ndarray, " items"],
-    *,
-    ranks: int,
-    micro_batches: int,
-    per_micro_batch: bool,
-    layout: Layout,
+    shape: StepShape, lengths: Int64[np.ndarray, " items"], costs: Float64[np.ndarray, " items"], *, ranks: int
 ) -> Shares:
     """Divides one step; the same for the same arguments, on every machine.
 
     Args:
         lengths: real tokens of each item, 1 or more, in arrival order.
         costs: of each item, in any one unit; only `cost_balanced` reads them.
-        per_micro_batch: ranks wait for each other in each micro-batch; only `cost_balanced` makes a difference.
-        layout: of the micro-batches; only `max_tokens` makes a difference.
 
     Raises: ConfigError where the items do not suffice, or cannot be assigned in equal counts by a policy that does so;
     ValueError for a length below 1, or a cost that is negative or not finite.
     """
+    policy, micro_batches = shape.policy, shape.micro_batches(ranks)
     shares = ranks * micro_batches
     if policy == "cost_balanced":
-        assigned = assign_by_cost(costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=per_micro_batch)
+        assigned = assign_by_cost(
+            costs, ranks=ranks, micro_batches=micro_batches, per_micro_batch=shape.balances_each_micro_batch
+        )
         return _equal_shares(assigned.reshape(-1), shares)
     _require_divisible(policy, len(lengths), ranks, micro_batches)
     if lengths.min() < 1:
         raise ValueError(f"item {lengths.argmin()} of a step must have 1 token or more, found {lengths.min()}")
     if policy == "arrival":
         return _equal_shares(np.arange(len(lengths)), shares)
-    if policy == "max_tokens" and layout != "padded":
+    if policy == "max_tokens" and shape.layout != "padded":
         return Shares(items=np.arange(len(lengths)), offsets=_cut_by_tokens(lengths, shares))
     order = _longest_first(lengths)
     if policy == "sorted_serpentine":
@@ -102,13 +94,13 @@ def padded_width(
 
 
 def _require_divisible(policy: AssignmentPolicy, items: int, ranks: int, micro_batches: int) -> None:
-    shares = max(ranks, 0) * max(micro_batches, 0)
-    if shares and items >= shares and (policy == "max_tokens" or items % shares == 0):
+    shares = ranks * micro_batches
+    if items >= shares and (policy == "max_tokens" or items % shares == 0):
         return
     how = "with one or more for each" if policy == "max_tokens" else "equally"
     raise ConfigError(
         f"a step of {items} items cannot be assigned {how} to {ranks} ranks x {micro_batches} micro-batches by "
-        f"{policy}; choose a step of a multiple of {max(shares, 1)} items"
+        f"{policy}; choose a step of a multiple of {shares} items"
     )
 
 

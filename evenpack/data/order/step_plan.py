@@ -8,16 +8,16 @@ The packs depend on (seed, step) and the prepared data alone. World size, accumu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from evenpack.batch import StepCounts
 from evenpack.data.order.assignment import Shares, assign_step
 from evenpack.data.order.mixture import Mixture
 from evenpack.data.order.plan import DrawnPacks, PackPlan
-from evenpack.data.order.step_shape import AssignmentPolicy, Layout
+from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.sequences import SequenceView
 
 
@@ -29,21 +29,6 @@ class PackedSource:
     plan: PackPlan
     key: int
     """Tells it from other sources, whatever the order in which a run names them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """How a step is divided; changes no pack of it."""
-
-    ranks: int
-    micro_batches: int
-    """Of each rank in each step (the accumulation)."""
-    per_micro_batch: bool
-    """Balance each micro-batch index over the ranks (ZeRO 2 and 3 synchronise there), not only the step."""
-    cost_per_token: float
-    cost_per_squared_length: float
-    policy: AssignmentPolicy = "cost_balanced"
-    layout: Layout = "packed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,80 +104,109 @@ class StepPlanner:
         sources: Sequence[PackedSource],
         weights: Sequence[int],
         *,
-        packs_per_step: int,
-        assignment: Assignment,
+        shape: StepShape,
+        ranks: int,
         objective: TargetCounter,
     ) -> None:
+        """Raises: ConfigError if these ranks cannot divide a step."""
         self.objective = objective
         self.sources = tuple(sources)
         self.mixture = Mixture(weights)
-        self.packs_per_step = packs_per_step
-        self.assignment = assignment
+        self.shape = shape
+        self.ranks = ranks
+        self.micro_batches = shape.micro_batches(ranks)
 
     def plan(self, step: int) -> StepPlan:
         """Plans the step (counted from 0) over all ranks. Reads lengths, never tokens."""
-        first = step * self.packs_per_step
-        packs = self.select(*self.mixture.draws(first, first + self.packs_per_step))
-        targets, squared_lengths = self._statistics(packs)
-        tokens = _sum_by_pack(packs.lengths, packs.offsets)
-        costs = self.assignment.cost_per_token * tokens
-        costs = costs + self.assignment.cost_per_squared_length * _sum_by_pack(squared_lengths, packs.offsets)
-        shares = assign_step(
-            self.assignment.policy,
-            tokens,
-            costs,
-            ranks=self.assignment.ranks,
-            micro_batches=self.assignment.micro_batches,
-            per_micro_batch=self.assignment.per_micro_batch,
-            layout=self.assignment.layout,
+        first = step * self.shape.items_per_step
+        packs = select_packs(self.sources, *self.mixture.draws(first, first + self.shape.items_per_step))
+        per_sequence = self._statistics(packs)
+        statistics = PackStatistics(
+            tokens=_sum_by_pack(packs.lengths, packs.offsets),
+            squared_lengths=_sum_by_pack(per_sequence.squared_lengths, packs.offsets),
+            segments=_sum_by_pack(per_sequence.segments, packs.offsets),
         )
         counts = StepCounts(
             packs=packs.packs,
             sequences=len(packs.sequence_ids),
-            tokens=int(tokens.sum()),
-            targets=int(targets.sum()),
+            tokens=int(statistics.tokens.sum()),
+            targets=int(per_sequence.targets.sum()),
         )
-        return StepPlan(
-            step=step, packs=packs, counts=counts, shares=shares, micro_batches=self.assignment.micro_batches
+        shares = assign_step(
+            self.shape, statistics.tokens, item_costs(self.shape.cost_weights, statistics), ranks=self.ranks
         )
+        return StepPlan(step=step, packs=packs, counts=counts, shares=shares, micro_batches=self.micro_batches)
 
-    def select(self, sources: Int64[np.ndarray, " N"], stream_positions: Int64[np.ndarray, " N"]) -> PackSelection:
-        """The packs at the given places of their sources' streams."""
-        drawn: dict[int, DrawnPacks] = {}
-        sizes = np.zeros(len(sources), dtype=np.int64)
-        for index in range(len(self.sources)):
-            chosen = sources == index
-            drawn[index] = self.sources[index].plan.draw(stream_positions[chosen])
-            sizes[chosen] = np.diff(drawn[index].offsets)
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        sequence_sources = np.repeat(sources, sizes)
-        sequence_ids = np.empty(offsets[-1], dtype=np.int64)
-        lengths = np.empty(offsets[-1], dtype=np.int64)
-        for index, packs in drawn.items():
-            # Packs of one source keep their order, so its sequences land in slot order.
-            members = sequence_sources == index
-            sequence_ids[members] = packs.sequence_ids
-            lengths[members] = packs.lengths
-        return PackSelection(
-            sources=sources,
-            stream_positions=stream_positions,
-            offsets=offsets,
-            sequence_ids=sequence_ids,
-            lengths=lengths,
-        )
-
-    def _statistics(self, packs: PackSelection) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
-        """Targets and attention work (sum of squared segment lengths) of each sequence."""
+    def _statistics(self, packs: PackSelection) -> "_SequenceStatistics":
         sequence_sources = np.repeat(packs.sources, np.diff(packs.offsets))
-        targets = np.empty(len(packs.sequence_ids), dtype=np.int64)
-        squared_lengths = np.empty(len(packs.sequence_ids), dtype=np.int64)
+        found = _SequenceStatistics(
+            **{name: np.empty(len(packs.sequence_ids), dtype=np.int64) for name in _SequenceStatistics._fields}
+        )
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
-            lengths = packs.lengths[members]
-            sequence_ids = packs.sequence_ids[members]
-            segments, squared_lengths[members] = source.view.statistics(sequence_ids, lengths)
-            targets[members] = self.objective.count_targets(source.view, sequence_ids, lengths, segments)
-        return targets, squared_lengths
+            lengths, sequence_ids = packs.lengths[members], packs.sequence_ids[members]
+            segments, squared_lengths = source.view.statistics(sequence_ids, lengths)
+            found.segments[members] = segments
+            found.squared_lengths[members] = squared_lengths
+            found.targets[members] = self.objective.count_targets(source.view, sequence_ids, lengths, segments)
+        return found
+
+
+class _SequenceStatistics(NamedTuple):
+    """Of each sequence of a step."""
+
+    targets: Int64[np.ndarray, " M"]
+    squared_lengths: Int64[np.ndarray, " M"]
+    """Sum over its segments."""
+    segments: Int64[np.ndarray, " M"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackStatistics:
+    """What the cost of packs, or of any items, follows from."""
+
+    tokens: Int64[np.ndarray, "*items"]
+    squared_lengths: Int64[np.ndarray, "*items"]
+    """Sum of length² over segments: the work of attention."""
+    segments: Int64[np.ndarray, "*items"]
+
+
+def item_costs(weights: CostWeights, statistics: PackStatistics) -> Float64[np.ndarray, "*items"]:
+    """What each item costs a rank, in the unit of the weights."""
+    costs: Float64[np.ndarray, "*items"] = (
+        weights.per_token * statistics.tokens + weights.per_squared_length * statistics.squared_lengths
+    )
+    return costs + weights.per_segment * statistics.segments if weights.per_segment else costs
+
+
+def select_packs(
+    packed_sources: Sequence[PackedSource],
+    sources: Int64[np.ndarray, " N"],
+    stream_positions: Int64[np.ndarray, " N"],
+) -> PackSelection:
+    """The packs at the given places of their sources' streams; `sources` are indices into `packed_sources`."""
+    drawn: dict[int, DrawnPacks] = {}
+    sizes = np.zeros(len(sources), dtype=np.int64)
+    for index, source in enumerate(packed_sources):
+        chosen = sources == index
+        drawn[index] = source.plan.draw(stream_positions[chosen])
+        sizes[chosen] = np.diff(drawn[index].offsets)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    sequence_sources = np.repeat(sources, sizes)
+    sequence_ids = np.empty(offsets[-1], dtype=np.int64)
+    lengths = np.empty(offsets[-1], dtype=np.int64)
+    for index, packs in drawn.items():
+        # Packs of one source keep their order, so its sequences land in slot order.
+        members = sequence_sources == index
+        sequence_ids[members] = packs.sequence_ids
+        lengths[members] = packs.lengths
+    return PackSelection(
+        sources=sources,
+        stream_positions=stream_positions,
+        offsets=offsets,
+        sequence_ids=sequence_ids,
+        lengths=lengths,
+    )
 
 
 def _sum_by_pack(values: Int64[np.ndarray, " M"], offsets: Int64[np.ndarray, " N_plus_1"]) -> Int64[np.ndarray, " N"]:

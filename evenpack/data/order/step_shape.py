@@ -6,27 +6,17 @@ A run file is checked against these names, so nothing heavy is imported here.
 from dataclasses import dataclass
 from typing import Literal
 
+from evenpack.errors import ConfigError
+
+Batching = Literal["packs", "sequences"]
+"""What a step counts, and what is assigned whole: packs of the plan, or single sequences. Either is an *item*."""
+
 Layout = Literal["packed", "unpadded", "padded"]
+
+AssignmentPolicy = Literal["arrival", "sorted", "sorted_serpentine", "cost_balanced", "max_tokens"]
 
 UNPADDED_SLOT_MULTIPLE = 64
 """Un-padded micro-batches are filled up to a multiple of this, so that matrix shapes stay friendly to tensor cores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchForm:
-    """How sequences lie in every batch of a run."""
-
-    layout: Layout
-    isolate: bool = True
-    """False, for study and in the packed layout alone: all sequences of a pack are one segment."""
-    reset_positions: bool = True
-    """False, for study and in the packed layout alone: positions count through the pack."""
-
-
-Batching = Literal["packs", "sequences"]
-"""What a step counts, and what is assigned whole: packs of the plan, or single sequences."""
-
-AssignmentPolicy = Literal["arrival", "sorted", "sorted_serpentine", "cost_balanced", "max_tokens"]
 
 POLICIES: dict[tuple[Batching, Layout], tuple[AssignmentPolicy, ...]] = {
     ("packs", "packed"): ("arrival", "cost_balanced"),
@@ -38,9 +28,88 @@ POLICIES: dict[tuple[Batching, Layout], tuple[AssignmentPolicy, ...]] = {
 """What can be had together. Single sequences in the packed layout would be packs of one: that is `padded`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CostWeights:
+    """What an item costs a rank, in any one unit.
+
+    per_token · tokens + per_squared_length · Σ length² + per_segment · segments, over the segments of its sequences.
+    """
+
+    per_token: float
+    per_squared_length: float
+    per_segment: float
+
+    def in_layout(self, layout: Layout) -> "CostWeights":
+        """The terms that tell items of this layout apart.
+
+        In the packed layout every pack has the same slots and so the same work outside attention, real tokens or not:
+        with a cost per token a pack would seem cheaper for its padding.
+        """
+        per_token = 0.0 if layout == "packed" else self.per_token
+        return CostWeights(
+            per_token=per_token, per_squared_length=self.per_squared_length, per_segment=self.per_segment
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """How every step of a run is formed, whatever the number of ranks.
+
+    Made once, by `engine/resolve.py`, from the run file, the prepared data and the model family, and handed on whole.
+    """
+
+    batching: Batching
+    items_per_step: int
+    """Packs or sequences of one optimizer update over all ranks."""
+    items_per_micro_batch: int
+    """That a rank computes at once; on average, where the policy is `max_tokens`."""
+    layout: Layout
+    isolate: bool
+    """False, for study and in the packed layout alone: all sequences of a pack are one segment."""
+    reset_positions: bool
+    """False, for study and in the packed layout alone: positions count through the pack."""
+    policy: AssignmentPolicy
+    cost_weights: CostWeights
+    """What `cost_balanced` goes by; the other policies read lengths."""
+    balances_each_micro_batch: bool
+    """Whether ranks wait for one another in each micro-batch and not only in each step; the sharding decides."""
+
+    def micro_batches(self, ranks: int) -> int:
+        """Of each rank in each step (the gradient accumulation). Raises: ConfigError, see `micro_batches_per_step`."""
+        return micro_batches_per_step(
+            self.items_per_step, self.items_per_micro_batch, batching=self.batching, ranks=ranks
+        )
+
+
 def default_policy(batching: Batching, layout: Layout) -> AssignmentPolicy:
     """What assigns a step where the run file names no policy.
 
     Cost tells nothing about single sequences in a rectangle as wide as the longest can be: all cost nearly the same.
     """
     return "arrival" if (batching, layout) == ("sequences", "padded") else "cost_balanced"
+
+
+def micro_batches_per_step(items_per_step: int, items_per_micro_batch: int, *, batching: Batching, ranks: int) -> int:
+    """Micro-batches of each rank in each step (the gradient accumulation).
+
+    Raises: ConfigError with what would do, if the items of a step cannot be divided evenly.
+    """
+    step, micro_batch, items = items_per_step, items_per_micro_batch, batching
+    accumulation, rest = divmod(step, ranks * micro_batch)
+    if rest == 0:
+        return accumulation
+    sizes = "no number of ranks would do"
+    if step % micro_batch == 0:
+        sizes = f"the number of ranks can be {_divisors(step // micro_batch)}"
+    remedy = f"{ranks} ranks can do {items}_per_micro_batch {_divisors(step // ranks)}"
+    if step % ranks:
+        remedy = f"no {items}_per_micro_batch helps {ranks} ranks: choose a {items}_per_step that they divide"
+    raise ConfigError(
+        f"{ranks} ranks x training.{items}_per_micro_batch ({micro_batch}) must divide training.{items}_per_step "
+        f"({step}), so that every rank gets the same number of {items}. With this {items}_per_micro_batch "
+        f"{sizes}; {remedy}"
+    )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(candidate) for candidate in range(1, number + 1) if number % candidate == 0)

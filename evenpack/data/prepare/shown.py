@@ -10,7 +10,12 @@ from evenpack.progress import Piece, Progress, format_rate
 
 _LINE_SECONDS = 5.0
 
-_STAGES = {"tokenizer": "reading for the tokenizer", "tokens": "tokenising", "pairs": "making pairs"}
+_STAGES = {
+    "tokenizer": "reading for the tokenizer",
+    "tokens": "tokenising",
+    "pairs": "making pairs",
+    "verification": "verifying",
+}
 
 
 class PrepareProgress:
@@ -37,7 +42,7 @@ class PrepareProgress:
                 elapsed_seconds=state.elapsed_seconds,
             )
         things = "pairs" if state.stage == "pairs" else "documents"
-        facts = [f"{format_rate(float(state.documents))} {things}"]
+        facts = [] if state.stage == "verification" else [f"{format_rate(float(state.documents))} {things}"]
         if state.tokens:
             facts.append(f"{format_rate(float(state.tokens))} tokens")
         self._pieces[key].update(state.bytes_read, state.total_bytes, facts=facts)

@@ -1,7 +1,6 @@
 """The tokenizer of a prepared directory: loaded or trained, and saved there."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -23,7 +22,7 @@ from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.tokenizers.tokenizer import Tokenizer, tokenizer_inputs, train_tokenizer
 from evenpack.errors import DataError
-from evenpack.files import fsync_directory, write_json
+from evenpack.files import atomic_directory, write_json
 
 
 def prepare_tokenizer(
@@ -47,8 +46,7 @@ def prepare_tokenizer(
         return None
     origin = _training_origin(config, inputs)
     if folder.is_dir():
-        _refuse_other_training(directory, origin)
-        return Tokenizer.load(folder)
+        return _trained_before(directory, origin)
     texts = chain.from_iterable(
         training_texts(
             corpus,
@@ -58,7 +56,7 @@ def prepare_tokenizer(
         for name, corpus in corpora.items()
     )
     tokenizer = train_tokenizer(config.tokenizer, texts)
-    write_json(directory / TRAINED_ON, origin)
+    write_json(directory / TRAINED_ON, origin | {"checksum": tokenizer.checksum})
     _save(tokenizer, folder)
     return Tokenizer.load(folder)
 
@@ -92,13 +90,8 @@ def tokenizer_files(directory: Path) -> dict[str, FileRecord]:
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the whole folder under another name first: with its own name it is whole."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    tokenizer.save(partial)
-    if folder.is_dir():
-        shutil.rmtree(folder)
-    partial.replace(folder)
-    fsync_directory(folder.parent)
+    with atomic_directory(folder) as unfinished:
+        tokenizer.save(unfinished)
 
 
 def _training_origin(config: DataConfig, inputs: Mapping[str, tuple[InputFile, ...]]) -> dict[str, Any]:
@@ -109,17 +102,28 @@ def _training_origin(config: DataConfig, inputs: Mapping[str, tuple[InputFile, .
     }
 
 
-def _refuse_other_training(directory: Path, origin: dict[str, Any]) -> None:
-    """Raises: DataError if the directory's tokenizer was trained on other data, or not trained at all."""
+def _trained_before(directory: Path, origin: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that an earlier call trained and saved.
+
+    Raises: DataError if it was trained on other data, or not trained at all, or is not what was saved.
+    """
     try:
         before = json.loads((directory / TRAINED_ON).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        checksum = before["checksum"]
+    except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{directory} holds a tokenizer that was not trained for this run ({error}); remove {directory} "
             "and prepare again"
         ) from error
     refuse_differences(before["data"], origin["data"], directory)
     refuse_changed_inputs(_files(before), _files(origin), directory)
+    tokenizer = Tokenizer.load(directory / TOKENIZER_FOLDER)
+    if tokenizer.checksum != checksum:
+        raise DataError(
+            f"{directory / TOKENIZER_FOLDER} is damaged: its checksum is {tokenizer.checksum}, that of the tokenizer "
+            f"which was trained for this run {checksum}; remove {directory} and prepare again"
+        )
+    return tokenizer
 
 
 def _files(origin: dict[str, Any]) -> list[InputFile]:

@@ -9,10 +9,9 @@
 `prepare` goes on where it was. Each mistake in a file is a DataError that names the file and the line.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import xxhash
 
@@ -98,7 +97,7 @@ def megatron_prefix(name: str, source: MegatronSource) -> Path:
     """The common prefix of a token file's pair. Raises: DataError if it is not given or leads to no pair."""
     if source.path is None:
         raise DataError(f"source '{name}' has no path: give data.sources.{name}.path=PREFIX (of PREFIX.bin and .idx)")
-    prefix = source.path.expanduser().absolute()
+    prefix = source.path.absolute()
     for path in (bin_path(prefix), index_path(prefix)):
         if not path.is_file():
             raise DataError(
@@ -115,7 +114,6 @@ def find_files(name: str, path: Path | None, *, suffixes: tuple[str, ...] | None
     override = f"data.sources.{name}.path=FILE"
     if path is None:
         raise DataError(f"source '{name}' has no path: give {override} (a file, a folder or a pattern)")
-    path = path.expanduser()
     if path.is_file():
         return (path,)
     if path.is_dir():
@@ -190,16 +188,10 @@ class JsonlCorpus(_FileCorpus):
                     continue
                 number += 1
                 if number > start:
-                    text = self._text(reader.decode(line), reader.where)
+                    text = self._text(reader.json_object(line), reader.where)
                     yield _document(text, bytes_before + reader.bytes_read, reader.where)
 
-    def _text(self, line: str, where: str) -> str:
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: not a readable JSON line: {error}") from error
-        if not isinstance(value, dict):
-            raise DataError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    def _text(self, value: dict[str, Any], where: str) -> str:
         if self._text_key not in value:
             keys = ", ".join(repr(key) for key in list(value)[:_MOST_KEYS_SHOWN])
             raise DataError(

@@ -12,6 +12,7 @@ import zstandard
 
 from evenpack.config import Section
 from evenpack.errors import DataError
+from evenpack.files import parse_json_object
 
 _READ_BYTES = 1 << 17
 _LINE_BUFFER_BYTES = 1 << 20
@@ -94,6 +95,14 @@ class SourceReader:
                 "Convert the file to UTF-8"
             ) from error
         return text.removeprefix("\ufeff") if self.line_number == 1 else text
+
+    def json_object(self, line: bytes) -> dict[str, Any]:
+        """The line read last as a JSON object. Raises: DataError with its place if it is none."""
+        text = self.decode(line)
+        try:
+            return parse_json_object(text)
+        except ValueError as error:
+            raise DataError(f"{self.where}: {error}") from error
 
 
 class _ZstdFrames(io.RawIOBase):

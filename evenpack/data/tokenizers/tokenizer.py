@@ -233,16 +233,16 @@ def load_tokenizer(config: Gpt2Tokenizer | BertTokenizer | HubTokenizer) -> Toke
         return _load_bert(config)
     if config.path is None:
         raise DataError("the tokenizer has no path: give data.tokenizer.path=FOLDER (with vocab.json and merges.txt)")
-    return _of_byte_pairs(read_byte_pairs(config.path.expanduser()))
+    return _of_byte_pairs(read_byte_pairs(config.path))
 
 
 def tokenizer_inputs(config: TokenizerConfig) -> tuple[InputFile, ...]:
     """The files that the tokenizer is read from, as they are now; none for a name of the hub, or a trained one."""
     match config:
         case Gpt2Tokenizer(path=Path() as path):
-            return tuple(InputFile.of(file) for file in byte_pairs_files(path.expanduser()))
+            return tuple(InputFile.of(file) for file in byte_pairs_files(path))
         case BertTokenizer(path=Path() as path):
-            return (InputFile.of(word_pieces_file(path.expanduser())),)
+            return (InputFile.of(word_pieces_file(path)),)
         case HubTokenizer(name=name) if Path(name).is_dir():
             return tuple(InputFile.of(path) for path in sorted(Path(name).iterdir()) if path.is_file())
         case _:
@@ -267,7 +267,7 @@ def _load_bert(config: BertTokenizer) -> Tokenizer:
             "the tokenizer has no path: give data.tokenizer.path=FOLDER (with vocab.txt or tokenizer.json) or "
             "data.tokenizer.name=NAME of the hub"
         )
-    return _of_word_pieces(read_word_pieces(config.path.expanduser(), lower_case=config.lower_case))
+    return _of_word_pieces(read_word_pieces(config.path, lower_case=config.lower_case))
 
 
 def _of_byte_pairs(backend: tokenizers.Tokenizer) -> Tokenizer:

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer, UInt64
 
+from evenpack.data.checksums import Checksums, Digest, digest_of, find_first_damage
 from evenpack.data.tokens.index import bin_path, index_path, token_type, write_index
 from evenpack.data.tokens.journal import DOCUMENT_HASHES, Journal, column_path, journal_path, read_journal
 from evenpack.errors import DataError, RunError
-from evenpack.files import file_checksum, fsync_directory, write_json
+from evenpack.files import fsync_directory, write_json
 
 HASH_COLUMN: Mapping[str, str] = {DOCUMENT_HASHES: "<u8"}
 """XXH3 (64 bits) of each document's text."""
@@ -53,8 +54,10 @@ class TokenFileWriter:
     ) -> "TokenFileWriter":
         """Goes on from the journal, or begins again if there is none. `state` says where the caller was.
 
-        Raises: DataError if the journal is of another vocabulary or other columns, or the partial files are shorter
-        than it says.
+        What an earlier writer left is read and compared with the journal's checksums.
+
+        Raises: DataError if the journal is of another vocabulary or other columns, or the files are shorter than it
+        says or damaged.
         """
         journal = read_journal(prefix)
         if journal is None:
@@ -74,7 +77,9 @@ class TokenFileWriter:
         writer._journal = journal
         writer.documents, writer.tokens = journal.documents, journal.tokens
         writer._column_values = dict(journal.column_values)
-        if not journal.complete:
+        if journal.complete:
+            writer._refuse_damage()
+        else:
             writer._cut_to_journal()
             writer._open("a")
         return writer
@@ -92,9 +97,11 @@ class TokenFileWriter:
             documents=0,
             tokens=0,
             column_values=dict(self._column_values),
+            content={},
             checksums={},
             state={},
         )
+        self._digests = {kind: Digest() for kind in self._kinds}
         self._files: dict[str, io.FileIO] = {}
 
     @property
@@ -154,7 +161,7 @@ class TokenFileWriter:
                 self._write_journal(self.state if state is None else state, checksums={})
                 self.close()
                 self._write_index_and_columns()
-                checksums = {final.name: file_checksum(partial) for partial, final in self._renames()}
+                checksums = {final.name: self._checksums(partial) for partial, final in self._renames()}
                 self._write_journal(self.state, checksums=checksums)
             self._put_in_place()
         return self._journal
@@ -217,10 +224,11 @@ class TokenFileWriter:
 
     def _write(self, kind: str, values: Integer[np.ndarray, " _"]) -> None:
         rest = np.ascontiguousarray(values).view(np.uint8).data
+        self._digests[kind].update(rest)
         while rest:
             rest = rest[self._files[kind].write(rest) :]
 
-    def _write_journal(self, state: dict[str, Any], *, checksums: dict[str, str]) -> None:
+    def _write_journal(self, state: dict[str, Any], *, checksums: dict[str, Checksums]) -> None:
         for file in self._files.values():
             os.fsync(file.fileno())
         journal = replace(
@@ -229,6 +237,7 @@ class TokenFileWriter:
             documents=self.documents,
             tokens=self.tokens,
             column_values=dict(self._column_values),
+            content={} if checksums else {kind: digest.whole for kind, digest in self._digests.items()},
             checksums=checksums,
             state=json.loads(json.dumps(state)),  # as a resumed writer will see it
         )
@@ -247,6 +256,27 @@ class TokenFileWriter:
                     f"remove the folder {self.prefix.parent} and prepare again"
                 )
             os.truncate(path, expected)
+            self._digests[kind] = digest_of(path)
+            if self._digests[kind].whole != self._journal.content[kind]:
+                raise self._is_damaged(f"{path} is not as it was written")
+
+    def _refuse_damage(self) -> None:
+        """Of a finished file, whose names it may not have yet."""
+        for partial, final in self._renames():
+            path = partial if partial.exists() else final
+            damage = find_first_damage(path, self._journal.checksums[final.name])
+            if damage is not None:
+                raise self._is_damaged(damage.describe())
+
+    def _is_damaged(self, finding: str) -> DataError:
+        return DataError(
+            f"{finding}, by the checksum in {journal_path(self.prefix)}; copy it again from where it is whole, or "
+            f"remove the folder {self.prefix.parent} and prepare again"
+        )
+
+    def _checksums(self, partial: Path) -> Checksums:
+        """Of the tokens as they were handed in; of what was made from other files as it lies there."""
+        return (self._digests["bin"] if partial == self._partial("bin") else digest_of(partial)).checksums()
 
     def _write_index_and_columns(self) -> None:
         lengths = (

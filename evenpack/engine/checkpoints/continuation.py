@@ -4,6 +4,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
 from evenpack.engine.config import RunConfig
 from evenpack.errors import CheckpointError
@@ -19,8 +22,8 @@ _PACKING_ADJUSTMENT = "training.packing_adjustment"
 _INITIAL_WEIGHTS = "training.initialize_from"
 """Of no use to a run that has a checkpoint."""
 
-_COST_WEIGHTS = "training.cost_weights"
-"""Those of the checkpoint hold, while the layout is the same."""
+_COST_MODEL = "training.cost_model"
+"""The weights of the checkpoint hold, while the layout is the same."""
 
 
 def require_fingerprint(state: TrainState, fingerprint: str) -> None:
@@ -42,22 +45,24 @@ def require_fingerprint(state: TrainState, fingerprint: str) -> None:
 def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     """Tells once what has changed in the run file since the checkpoint, and refuses steps of another size.
 
+    A key that the checkpoint's run file lacks did not exist when it was saved: it counts as having had its default.
+
     Args:
         config: the resolved and adjusted run file as JSON values, as in `TrainState`.
 
     Raises: CheckpointError if the checkpoint is of steps of another size, another optimizer or model structure.
     """
-    changed = find_changed_keys(state.config, config)
+    changed = find_changed_keys(_with_defaults(state.config), config)
     changed.pop(_PACKING_ADJUSTMENT, None)
     _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
-    if keeps_weights and changed.pop(_COST_WEIGHTS, None) is not None:
+    if keeps_weights and changed.pop(_COST_MODEL, None) is not None:
         log.info(
-            "%s is now %s and changes nothing: the run goes on assigning by %s, with which it began. Choose another "
-            "run.output_dir to begin with others.",
-            _COST_WEIGHTS,
-            config["training"][_COST_WEIGHTS.partition(".")[2]],
-            list(state.cost_weights),
+            "%s is now %s and changes nothing: the run goes on assigning by the weights with which it began (%s). "
+            "Choose another run.output_dir to begin with others.",
+            _COST_MODEL,
+            config["training"][_COST_MODEL.partition(".")[2]],
+            state.cost_weights,
         )
     _require_step_size(state, config["training"])
     network = {
@@ -75,6 +80,14 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     if changed:
         lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
         log.info("the run file has changed since step %d and holds from here on:\n%s", state.step, "\n".join(lines))
+
+
+def _with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+    """The run file of a checkpoint with keys that are newer than it; as it is where it is none of this version's."""
+    try:
+        return RunConfig.model_validate(saved).model_dump(mode="json")
+    except ValidationError:
+        return saved
 
 
 def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
@@ -101,8 +114,8 @@ def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
     )
 
 
-def kept_cost_weights(state: TrainState, layout: str | None) -> tuple[float, float] | None:
-    """a and b by which the run goes on assigning; None in another layout, whose slots follow other lengths."""
+def kept_cost_weights(state: TrainState, layout: str | None) -> CostWeights | None:
+    """By which the run goes on assigning; None in another layout, whose slots follow other lengths."""
     return state.cost_weights if state.config.get("training", {}).get("layout", layout) == layout else None
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import xxhash
 
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.errors import CheckpointError
 from evenpack.files import file_checksum, fsync_directory, fsync_file, write_json
 
@@ -32,7 +33,11 @@ PARTIAL = "partial"
 REPLACED = "replaced"
 REMOVED = "removed"
 
-_FORMAT = 1
+FORMAT = 2
+"""Of the manifest and of what the files beside it mean. It rises with any change that an older checkpoint does not
+survive: a key of the run file renamed or given another default, another content of `TrainState`. A new key whose
+default is what runs did before needs no new number (`continuation.compare_run_files`)."""
+
 _VISIBLE = re.compile(r"step_(\d{6,})")
 _REPLACED = re.compile(rf"\.step_(\d{{6,}})\.{REPLACED}")
 _HIDDEN = re.compile(rf"\.step_\d+\.({PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\.\d+\.partial")
@@ -48,8 +53,8 @@ class TrainState:
     """Of the prepared data and the seed: which packs form which step."""
     world_size: int
     zero_stage: int
-    cost_weights: tuple[float, float]
-    """a and b of the attention cost a·tokens + b·Σ length², by which packs are assigned to ranks."""
+    cost_weights: CostWeights
+    """By which packs or sequences are assigned to ranks."""
     config: dict[str, Any]
     """The resolved run file, as JSON values."""
 
@@ -58,13 +63,13 @@ class TrainState:
             raise ValueError(f"step {self.step} or world size {self.world_size} is out of range")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"cost_weights": list(self.cost_weights)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainState":
         """Raises: KeyError, TypeError or ValueError if `values` did not come from `to_json`."""
-        tokens, squared_lengths = (float(weight) for weight in values["cost_weights"])
-        return cls(**(values | {"cost_weights": (tokens, squared_lengths)}))
+        weights = {name: float(weight) for name, weight in values["cost_weights"].items()}
+        return cls(**(values | {"cost_weights": CostWeights(**weights)}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +144,7 @@ def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecor
     for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
         fsync_directory(folder)
     content = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "state": state.to_json(),
         "files": [asdict(record) for record in sorted(files, key=lambda record: record.name)],
     }
@@ -157,10 +162,7 @@ def read_manifest(path: Path) -> Checkpoint:
         found = _content_checksum(content)
         if checksum != found:
             raise CheckpointError(f"{MANIFEST} has checksum {found}, expected {checksum}")
-        if content["format"] != _FORMAT:
-            raise CheckpointError(
-                f"{MANIFEST} has format {content['format']}; this version of evenpack reads {_FORMAT}"
-            )
+        _require_format(content["format"])
         files = tuple(FileRecord(**record) for record in content["files"])
         checkpoint = Checkpoint(path=path, state=TrainState.from_json(content["state"]), files=files)
     except FileNotFoundError as error:
@@ -224,6 +226,19 @@ def find_changed_keys(saved: dict[str, Any], present: dict[str, Any]) -> dict[st
         elif old != new:
             changed[key] = (old, new)
     return changed
+
+
+def _require_format(found: int) -> None:
+    if found > FORMAT:
+        raise CheckpointError(
+            f"{MANIFEST} has format {found}, which a later version of evenpack writes; this one reads {FORMAT}: upgrade"
+        )
+    if found < FORMAT:
+        raise CheckpointError(
+            f"{MANIFEST} has format {found}, of an earlier version of evenpack; this one reads {FORMAT}: go on with "
+            "the version that wrote it, or let that one `evenpack export` the weights, for training.initialize_from "
+            "of a new run"
+        )
 
 
 def _step_in_name(path: Path, pattern: re.Pattern[str]) -> int | None:

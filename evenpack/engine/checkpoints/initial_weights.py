@@ -2,7 +2,7 @@
 
     OUTPUT_DIR            the newest whole checkpoint of that run
     step_000100/          that checkpoint
-    FOLDER/config.json    of transformers, a GPT-2 or a BERT, with model.safetensors
+    FOLDER/config.json    of transformers, of a kind that a family here computes, with model.safetensors
 
 No optimizer state, no step and no order of data comes with them.
 """
@@ -29,9 +29,10 @@ from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
 from evenpack.engine.checkpoints.weights import load_model_weights, require_fitting
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.models.families import Model
+from evenpack.models.build import Model
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.families import config_of
 from evenpack.models.huggingface import from_huggingface
-from evenpack.models.model_config import BertConfig, Gpt2Config, TransformerConfig
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class InitialWeights:
             return self.path
         config = self.checkpoint.state.config
         prepared = config["data"]["prepared_dir"] or Path(config["run"]["output_dir"]) / "data"
-        return Path(prepared).expanduser() / TOKENIZER_FOLDER
+        return Path(prepared) / TOKENIZER_FOLDER
 
     def read(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
         """The `model:` section that computes with them, and the weights by our parameters' names, on the CPU.
@@ -77,8 +78,7 @@ class InitialWeights:
             model = from_huggingface(self.path)
             return model.config, model.state_dict()
         section = self.checkpoint.state.config["model"]
-        schema = BertConfig if section["kind"] == "bert" else Gpt2Config
-        return validate(section, schema, origin=str(self.path)), load_model_weights(self.checkpoint)
+        return validate(section, config_of(section["kind"]), origin=str(self.path)), load_model_weights(self.checkpoint)
 
 
 def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -> None:
@@ -89,7 +89,7 @@ def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -
 
     Raises: CheckpointError on all ranks if there are no weights, or those of another model or vocabulary.
     """
-    world.on_main(lambda: _initialize(model, path.expanduser(), tokenizer_dir))
+    world.on_main(lambda: _initialize(model, path, tokenizer_dir))
 
 
 def find_initial_weights(path: Path) -> InitialWeights:
@@ -133,13 +133,13 @@ def _whole(path: Path) -> Checkpoint:
 
 def _require_same_network(model: Model, config: TransformerConfig, origin: str) -> None:
     """What shapes of tensors do not tell, or tell badly."""
-    expected = {"kind": model.config.kind, "heads": model.config.shape["heads"]}
-    found = {"kind": config.kind, "heads": config.shape["heads"]}
-    for key, value in expected.items():
-        if found[key] != value:
+    expected, found = model.config.unseen_in_weights, config.unseen_in_weights
+    for key in expected | found:
+        here, there = expected.get(key), found.get(key)
+        if here != there:
             raise CheckpointError(
-                f"{KEY}: {origin} is of a model with {key} {found[key]}, this run has model.{key} {value}: make them "
-                "alike, or name other weights"
+                f"{KEY}: {origin} is of a model with {key} {there}, this run has model.{key} {here}: make them alike, "
+                "or name other weights"
             )
 
 

@@ -6,6 +6,7 @@ it a checkpoint. `latest` follows, and what is no longer kept goes last.
 """
 
 import logging
+import pickle
 import shutil
 import socket
 from collections.abc import Iterator
@@ -32,7 +33,9 @@ from evenpack.engine.checkpoints.files import (
     remove_checkpoint,
     write_manifest,
 )
+from evenpack.engine.checkpoints.pickles import find_classes, running_no_code
 from evenpack.engine.distributed import World
+from evenpack.engine.sharding import sharding_at
 from evenpack.errors import CheckpointError, RunError
 from evenpack.files import fsync_directory, write_text
 
@@ -97,12 +100,17 @@ class CheckpointStore:
         There are no random states to restore: data order and dropout are functions of the seed and the step. The
         optimizer's settings (weight decay, betas, ...) stay those of this run: torch would bring back the saved ones.
 
-        Raises: CheckpointError if this run's ranks, ZeRO stage, model or optimizer cannot take it.
+        Raises: CheckpointError if this run's ranks, ZeRO stage, model or optimizer cannot take it, or if a file of it
+        asks for code to be run; none is.
         """
         self._require_fitting(engine, checkpoint)
+        classes = self._require_plain(checkpoint)
         settings = [_without_parameters(group) for group in engine.optimizer.param_groups]
         try:
-            path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
+            with running_no_code(classes):
+                path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
+        except pickle.UnpicklingError as error:
+            raise _refusal_of_code(checkpoint, f"a file of it cannot be read without running code ({error})") from error
         except (AssertionError, KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(
                 f"checkpoint {checkpoint.path} is whole, but does not fit this run's model or optimizer: {error}\n"
@@ -157,20 +165,24 @@ class CheckpointStore:
                 log.warning("could not delete all of %s; the next save will try again", path)
 
     def _require_fitting(self, engine: CheckpointableEngine, checkpoint: Checkpoint) -> None:
-        state, stage = checkpoint.state, engine.zero_optimization_stage()
-        if state.zero_stage != stage:
-            raise CheckpointError(
-                f"checkpoint {checkpoint.path} was saved at ZeRO stage {state.zero_stage}, this run has stage {stage}: "
-                f"the optimizer's state is laid out differently. Set deepspeed.zero_stage={state.zero_stage}, "
-                "or choose another run.output_dir to start again."
-            )
-        if stage > 0 and state.world_size != self._world.size:
-            raise CheckpointError(
-                f"checkpoint {checkpoint.path} was saved by {state.world_size} ranks and this run has "
-                f"{self._world.size}: at ZeRO stage {stage} each rank's file holds its share of the optimizer's state. "
-                f"Go on with {state.world_size} ranks, or choose another run.output_dir to start again; "
-                "evaluate and export read it with any number of ranks."
-            )
+        sharding = sharding_at(engine.zero_optimization_stage())
+        sharding.require_same_stage(checkpoint.state.zero_stage, checkpoint.path)
+        sharding.require_resumable(
+            saved_ranks=checkpoint.state.world_size, ranks=self._world.size, checkpoint=checkpoint.path
+        )
+
+    def _require_plain(self, checkpoint: Checkpoint) -> frozenset[str]:
+        """What DeepSpeed's files hold beyond tensors and plain values; looked at by each rank for a share.
+
+        Raises: CheckpointError on all ranks if it is more than DeepSpeed stores.
+        """
+        reports = self._world.all_gather(
+            find_classes(checkpoint, checkpoint.files[self._world.rank :: self._world.size])
+        )
+        for _, problem in reports:
+            if problem is not None:
+                raise _refusal_of_code(checkpoint, problem)
+        return frozenset().union(*(classes for classes, _ in reports))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -222,6 +234,14 @@ def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:
         seen_here += f" (seen by rank {world.rank} on {socket.gethostname()})"
     objections = [objection for objection in world.all_gather(seen_here) if objection is not None]
     return checkpoint, objections[0] if objections else None
+
+
+def _refusal_of_code(checkpoint: Checkpoint, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {checkpoint.path}: {problem}. Reading it could run any code, and no checkpoint that evenpack has "
+        "saved needs it: the file was changed, or comes from elsewhere. Nothing of it was run. Restore the checkpoint "
+        "from a copy that you trust, or move it away to go on from an older one."
+    )
 
 
 def _read_manifest(path: Path) -> tuple[Checkpoint | None, str | None]:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from evenpack.engine.checkpoints.files import Checkpoint
+from evenpack.engine.sharding import sharding_at
 from evenpack.errors import CheckpointError
-
-_MODEL_STATES = "mp_rank_00_model_states.pt"
 
 _MOST_LINES = 24
 """A model of other layers differs in hundreds of tensors."""
@@ -23,15 +22,15 @@ def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
     Raises: CheckpointError if the file is missing or was not written by DeepSpeed.
     """
-    path = checkpoint.path / _MODEL_STATES
+    path = sharding_at(checkpoint.state.zero_stage).weight_file(checkpoint.path)
     try:
         states = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         # Copied, so that the tensors outlive the checkpoint.
         return {name: tensor.clone() for name, tensor in states["module"].items()}
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{path} does not exist, and only it holds whole weights: the checkpoint was saved at ZeRO stage "
-            f"{checkpoint.state.zero_stage}, expected 0 or 1"
+            f"{path} does not exist, and only it holds whole weights at ZeRO stage {checkpoint.state.zero_stage}: "
+            "restore the file from a copy, or name another checkpoint"
         ) from error
     except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise CheckpointError(f"{path} is not a file of weights as DeepSpeed writes it: {error}") from error

@@ -12,8 +12,8 @@ from evenpack.engine.build import Run
 from evenpack.engine.evaluate import SourceEvaluation, evaluations_to_json
 from evenpack.engine.reporting.metrics import MetricsLog, read_metrics, write_summary
 from evenpack.engine.reporting.step_totals import StepTotals
-from evenpack.models.cost import Work, device_peak_flops, step_flops
-from evenpack.models.model_config import asks_next_sentence
+from evenpack.models.common.device_peaks import device_peak_flops
+from evenpack.models.cost import Work, step_flops
 from evenpack.progress import Piece, Progress
 
 METRICS = "metrics.jsonl"
@@ -127,7 +127,7 @@ def step_record(
         "loader_seconds": totals.loader_seconds,
         "source_tokens": dict(zip(run.prepared.source_names, totals.source_tokens, strict=True)),
     }
-    if asks_next_sentence(run.config.model):
+    if run.config.model.predicts_next_sentence:
         record |= {
             "token_loss": totals.token_loss,
             "next_sentence_loss": totals.next_sentence_loss,
@@ -176,5 +176,5 @@ def run_summary(run: Run, records: list[dict[str, Any]], *, state: str, step: in
         "parameters": sum(parameter.numel() for parameter in run.engine.model.parameters()),
         "ranks": run.world.size,
         "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
-        "fingerprint": run.fingerprint,
+        "fingerprint": run.resolved.fingerprint,
     }

@@ -13,7 +13,7 @@ from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import LocalStep
 from evenpack.errors import RunError
-from evenpack.models.losses import LossDenominators
+from evenpack.models.common.losses import LossDenominators
 
 _LIMBS = 4
 _LIMB_BITS = 16

@@ -19,8 +19,9 @@ from evenpack.launcher.cli.inspect import inspect
 from evenpack.launcher.cli.prepare import prepare
 from evenpack.launcher.cli.study import STUDIES
 from evenpack.launcher.cli.train import train
+from evenpack.launcher.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., None], ...] = (prepare, train, evaluate, inspect, export, doctor)
+COMMANDS: tuple[Callable[..., None], ...] = (prepare, verify, train, evaluate, inspect, export, doctor)
 """In the order in which `--help` lists them; each has the name of its function."""
 
 app = typer.Typer(

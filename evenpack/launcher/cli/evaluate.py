@@ -25,7 +25,7 @@ def evaluate(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson 
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         trained = load_trained_model(config, device)
-        evaluations = evaluate_model(trained.model, trained.prepared, config, trained.world)
-        sources = evaluations_to_json(trained.prepared, evaluations)
+        evaluations = evaluate_model(trained.model, trained.run, trained.world)
+        sources = evaluations_to_json(trained.run.prepared, evaluations)
         report.value = {"checkpoint": trained.checkpoint.path, "step": trained.checkpoint.step, "sources": sources}
         report.shown.append(views.evaluation_table(sources, title=f"After step {trained.checkpoint.step:,}"))

@@ -36,7 +36,7 @@ def export(
         from evenpack.models.huggingface import to_huggingface
 
         trained = load_trained_model(config, torch.device("cpu"))
-        tokenizer = trained.prepared.tokenizer_dir if trained.prepared.tokenizer_dir.is_dir() else None
+        tokenizer = trained.run.prepared.tokenizer_dir if trained.run.prepared.tokenizer_dir.is_dir() else None
         to_huggingface(trained.model, directory, tokenizer_dir=tokenizer, special_token_id=trained.special_token_id)
         report.value = {"directory": directory, "step": trained.checkpoint.step, "tokenizer": tokenizer is not None}
         note = "with its tokenizer" if tokenizer else "without a tokenizer: its tokens came ready made"

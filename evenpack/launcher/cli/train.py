@@ -14,7 +14,10 @@ def train(
     *,
     num_gpus: Annotated[
         int | None,
-        typer.Option("--num-gpus", "-n", help="Ranks on this machine (of each one in a hostfile). Default: all GPUs."),
+        typer.Option("--num-gpus", "-n", help="GPUs of this machine (of each one in a hostfile). Default: all."),
+    ] = None,
+    cpu_ranks: Annotated[
+        int | None, typer.Option("--cpu-ranks", help="Ranks on this machine's CPU. Default: 2 if it has no GPU.")
     ] = None,
     hostfile: Annotated[
         Path | None, typer.Option(help="Machines to run on, in lines 'NAME slots=N'.", show_default=False)
@@ -31,8 +34,9 @@ def train(
     with exit code 75; the same command goes on from there. A second Ctrl-C ends at once.
 
     \b
-    Example:
+    Examples:
       evenpack train configs/gpt2_small.yaml --num-gpus 8 training.steps=5000
+      evenpack train configs/demo.yaml --cpu-ranks 4
     """
     from evenpack.launcher.processes.launch import plan_launch
     from evenpack.launcher.processes.streams import outlive_terminal
@@ -45,7 +49,12 @@ def train(
         from evenpack.launcher.training import plan_training
 
         launch = plan_launch(
-            run_file, overrides or [], num_gpus=num_gpus, hostfile=hostfile, deepspeed_options=deepspeed_options
+            run_file,
+            overrides or [],
+            num_gpus=num_gpus,
+            cpu_ranks=cpu_ranks,
+            hostfile=hostfile,
+            deepspeed_options=deepspeed_options,
         )
         plan = plan_training(config, ranks=launch.devices.ranks)
         if dry_run:

@@ -79,20 +79,26 @@ def plan_launch(
     *,
     num_gpus: int | None,
     hostfile: Path | None,
+    cpu_ranks: int | None = None,
     deepspeed_options: str = "",
     module: str = WORKER_MODULE,
 ) -> LaunchPlan:
     """Chooses the devices and builds the command.
 
+    Args:
+        num_gpus: of this machine, or of each machine in `hostfile`; None: all.
+        cpu_ranks: that many ranks on this machine's CPU instead; None: GPUs, or two where there is none.
+
     Raises: ConfigError for devices that are not there or a wrong hostfile; RunError if DeepSpeed is not installed.
     """
     extra = _checked_options(deepspeed_options)
     environment = {"PYTHONUNBUFFERED": "1"}
+    _require_one_choice(num_gpus, cpu_ranks, hostfile)
     if hostfile is not None:
         devices = hosts_of(hostfile, num_gpus)
         _refuse_shell_characters([str(run_file), *overrides])
     else:
-        devices = local_devices(num_gpus, cuda_count=cuda_devices(), environment=os.environ)
+        devices = local_devices(num_gpus, cpu_ranks, cuda_count=cuda_devices(), environment=os.environ)
         extra = [*_local_options(extra), *extra]
     if devices.kind == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
@@ -109,18 +115,32 @@ def plan_launch(
     return LaunchPlan(command=tuple(command), environment=environment, devices=devices)
 
 
-def local_devices(num_gpus: int | None, *, cuda_count: int, environment: Mapping[str, str]) -> Devices:
-    """This machine's GPUs, all of them or the first `num_gpus`; without GPUs, ranks on the CPU.
+def local_devices(
+    num_gpus: int | None, cpu_ranks: int | None = None, *, cuda_count: int, environment: Mapping[str, str]
+) -> Devices:
+    """This machine's GPUs, all of them or the first `num_gpus`; ranks on the CPU if they are asked for, or if nothing
+    is asked for and there is no GPU.
 
-    Raises: ConfigError if there are fewer.
+    Raises: ConfigError if there are fewer GPUs than asked for.
     """
-    if num_gpus is not None and num_gpus < 1:
-        raise ConfigError(f"--num-gpus must be at least 1, not {num_gpus}")
-    if cuda_count == 0 or environment.get("DS_ACCELERATOR") == "cpu":
-        return _cpu_ranks(num_gpus)
-    if num_gpus is not None and num_gpus > cuda_count:
-        raise ConfigError(f"--num-gpus {num_gpus}: this machine shows {cuda_count} CUDA devices")
-    ranks = num_gpus or cuda_count
+    for option, number in (("--num-gpus", num_gpus), ("--cpu-ranks", cpu_ranks)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{option} must be at least 1, not {number}")
+    if cpu_ranks is not None:
+        return _on_cpu(cpu_ranks, why="as asked")
+    hidden = environment.get("DS_ACCELERATOR") == "cpu"
+    usable = 0 if hidden else cuda_count
+    reason = "DS_ACCELERATOR is cpu" if hidden else "PyTorch sees no CUDA device"
+    if num_gpus is None and usable == 0:
+        return _on_cpu(min(_DEFAULT_CPU_RANKS, cpu_cores()), why=f"{reason}; --cpu-ranks chooses another number")
+    if num_gpus is not None and usable == 0:
+        raise ConfigError(
+            f"--num-gpus {num_gpus}: {reason} (`evenpack doctor` shows what there is). For ranks on the CPU say "
+            f"--cpu-ranks {num_gpus}"
+        )
+    if num_gpus is not None and num_gpus > usable:
+        raise ConfigError(f"--num-gpus {num_gpus}: this machine shows {_count(usable, 'CUDA device')}")
+    ranks = num_gpus or usable
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if not visible:
         options = (f"--num_gpus={ranks}",)
@@ -132,16 +152,28 @@ def local_devices(num_gpus: int | None, *, cuda_count: int, environment: Mapping
             )
         options = (f"--include=localhost:{','.join(device.strip() for device in chosen)}",)
     return Devices(
-        kind="cuda", ranks=ranks, options=options, choice=f"{ranks} of this machine's {cuda_count} CUDA devices"
+        kind="cuda", ranks=ranks, options=options, choice=f"{ranks} of this machine's {_count(usable, 'CUDA device')}"
     )
 
 
-def _cpu_ranks(num_gpus: int | None) -> Devices:
+def _on_cpu(ranks: int, *, why: str) -> Devices:
     cores = cpu_cores()
-    ranks = num_gpus or min(_DEFAULT_CPU_RANKS, cores)
-    asked = "as asked" if num_gpus else "-n chooses another number"
-    choice = f"{ranks} ranks on the CPU ({asked}), {max(1, cores // ranks)} of {cores} cores each"
+    choice = f"{_count(ranks, 'rank')} on the CPU ({why}), {max(1, cores // ranks)} of {_count(cores, 'core')} each"
     return Devices(kind="cpu", ranks=ranks, options=(f"--num_gpus={ranks}",), choice=choice)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _require_one_choice(num_gpus: int | None, cpu_ranks: int | None, hostfile: Path | None) -> None:
+    if cpu_ranks is not None and num_gpus is not None:
+        raise ConfigError(f"--num-gpus {num_gpus} and --cpu-ranks {cpu_ranks} exclude each other: give one of them")
+    if cpu_ranks is not None and hostfile is not None:
+        raise ConfigError(
+            "--cpu-ranks is for this machine alone. The machines of a hostfile choose for themselves: write "
+            "DS_ACCELERATOR=cpu into .deepspeed_env, and the ranks as slots into the hostfile"
+        )
 
 
 def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
@@ -214,7 +246,8 @@ def _checked_options(deepspeed_options: str) -> list[str]:
     for option in options:
         if option.partition("=")[0] in _OWN_OPTIONS:
             raise ConfigError(
-                f"--deepspeed-options: {option} decides which ranks there are; use --num-gpus and --hostfile instead"
+                f"--deepspeed-options: {option} decides which ranks there are; use --num-gpus, --cpu-ranks and "
+                "--hostfile instead"
             )
     return options
 

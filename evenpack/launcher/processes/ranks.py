@@ -7,6 +7,7 @@ machine that shares the folder. A run id in each of them tells this run's files 
 import fcntl
 import json
 import os
+import re
 import socket
 import time
 import uuid
@@ -19,13 +20,15 @@ from typing import Any, Literal
 import psutil
 
 from evenpack.errors import RunError
-from evenpack.files import write_json, write_text
+from evenpack.files import read_json_object, write_json, write_text_once
 
 _RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _LOCAL_WORLD_NAMES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """torchrun's names first, then `deepspeed`'s, Open MPI's and those of the MPICH family."""
+
+_RANK_FILE = re.compile(r"rank_(\d+)\.json")
 
 _LOCK_SECONDS = 15.0
 """How long a new run waits for the ranks of a killed one to notice and end."""
@@ -197,43 +200,45 @@ class RankFolder:
 
     def read_status(self, rank: int) -> RankStatus | None:
         """None if this rank has not said anything in this run."""
-        values = read_json_or_none(self._status_file(rank))
-        if values is None or values.get("run_id") != self._run_id:
-            return None
-        return RankStatus(**{**values, "process": ProcessIdentity(**values["process"])})
+        values = self._read(self._status_file(rank))
+        with suppress(KeyError, TypeError):  # a file of somebody else's making
+            return RankStatus(**{**values, "process": ProcessIdentity(**values["process"])})
+        return None
 
     def read_statuses(self) -> dict[int, RankStatus]:
         """By rank; only this run's."""
-        found = {}
-        for path in self.path.glob("rank_*.json"):
-            status = self.read_status(int(path.stem.removeprefix("rank_")))
-            if status is not None:
-                found[status.rank] = status
-        return dict(sorted(found.items()))
+        names = (_RANK_FILE.fullmatch(path.name) for path in self.path.glob("rank_*.json"))
+        found = (self.read_status(int(name[1])) for name in names if name)
+        return {status.rank: status for status in sorted(filter(None, found), key=lambda status: status.rank)}
 
     def claim_failure(self, failure: Failure) -> Failure:
         """Makes `failure` the first of this run, unless another was faster; returns the first."""
-        temporary = self.path / f".failure.{failure.rank}.{uuid.uuid4().hex}"
-        write_text(temporary, json.dumps(asdict(failure)))
-        try:
-            with suppress(FileExistsError):
-                os.link(temporary, self._failure_file)  # fails if it exists, and is whole when it appears
-        finally:
-            temporary.unlink()
+        write_text_once(self._failure_file, json.dumps(asdict(failure)))
         return self.read_failure() or failure
 
     def read_failure(self) -> Failure | None:
         """None while no rank of this run has failed."""
-        values = read_json_or_none(self._failure_file)
-        return None if values is None or values["run_id"] != self._run_id else Failure(**values)
+        with suppress(TypeError):
+            return Failure(**self._read(self._failure_file))
+        return None
 
     def remove_earlier(self) -> None:
-        """Removes what earlier runs have left, and makes the folder; for the one that holds the output directory."""
+        """Removes what earlier runs have left, and makes the folder; for the one that holds the output directory.
+
+        Raises: RunError if it cannot be removed.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         for path in [*self.path.glob("rank_*.json"), *self.path.glob("failure_*.json")]:
-            values = read_json_or_none(path)
-            if values is None or values.get("run_id") != self._run_id:
-                path.unlink(missing_ok=True)
+            if not self._read(path):
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise RunError(f"{path} is in the way and cannot be removed: {error.strerror}") from error
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        """Empty if there is nothing of this run."""
+        values = read_json_object(path) or {}
+        return values if values.get("run_id") == self._run_id else {}
 
     def _status_file(self, rank: int) -> Path:
         return self.path / f"rank_{rank}.json"
@@ -279,12 +284,3 @@ def plain_run_id(place: RankPlace) -> str:
             parent = psutil.Process(os.getppid())
             return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}"
     return uuid.uuid4().hex
-
-
-def read_json_or_none(path: Path) -> dict[str, Any] | None:
-    """What a small JSON file holds; None if it is not there, or whoever wrote it did not know how."""
-    try:
-        values: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return values

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.files import write_json
-from evenpack.launcher.processes.ranks import read_json_or_none
+from evenpack.files import read_json_object, write_json
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -40,10 +39,8 @@ def write_stop_request(output_dir: Path, request: StopRequest) -> None:
 
 def read_stop_request(output_dir: Path, run_id: str) -> StopRequest | None:
     """The request that this run has got, if any."""
-    values = read_json_or_none(output_dir / _STOP_FILE)
-    if values is None or values.get("run_id") != run_id:
-        return None
-    return StopRequest(**values)
+    values = read_json_object(output_dir / _STOP_FILE) or {}
+    return StopRequest(run_id=run_id, at_once=bool(values.get("at_once"))) if values.get("run_id") == run_id else None
 
 
 def remove_stop_request(output_dir: Path) -> None:

@@ -16,6 +16,7 @@ from typing import IO
 
 import psutil
 
+from evenpack.errors import EXIT_BAD_INPUT
 from evenpack.launcher.processes.launch import LaunchPlan
 from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankStatus, held_output_dir
 from evenpack.launcher.processes.stop import StopRequest, on_stop_signals, remove_stop_request, write_stop_request
@@ -113,6 +114,9 @@ class _Supervisor:
         if self._killed_by is not None:
             return killed(self._killed_by)
         statuses = self._wait_for_last_words()
+        if not self._folder.path.is_dir():
+            message = f"{self._output_dir} was removed while the run was writing into it; start the same command again"
+            return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message)
         return judge(
             statuses,
             self._folder.read_failure(),

@@ -19,18 +19,18 @@ from jaxtyping import Float64
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
-from evenpack.data.prepared import PreparedData
-from evenpack.engine.build import cost_weights, pipeline_settings
 from evenpack.engine.config import RunConfig
+from evenpack.engine.cost_model import CostModel, MeasuredOn
 from evenpack.engine.distributed import World
+from evenpack.engine.resolve import ResolvedRun, resolve
 from evenpack.errors import ConfigError, DataError
-from evenpack.models.cost import performed_work
-from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model
+from evenpack.models.common.batch_work import performed_work
+from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.statistics.fits import best_law
 from evenpack.studies.statistics.laws import expected_maximum, expected_maximum_of_draws
 from evenpack.studies.throughput.clock import ClockName
-from evenpack.studies.throughput.contenders import Form, changed, formed, run_to_measure
-from evenpack.studies.throughput.measure import Progress, StepTimer
+from evenpack.studies.throughput.contenders import formed, run_to_measure
+from evenpack.studies.throughput.measure import Progress, StepTimer, segment_count
 from evenpack.studies.throughput.provenance import measured_on
 
 METHODS = ("order statistics", "fitted law", "cost model")
@@ -42,7 +42,8 @@ _SEED = 0
 class ForecastOptions:
     """What to time and to predict."""
 
-    forms: tuple[Form, ...]
+    forms: tuple[str, ...]
+    """Names of `FORMS`."""
     ranks: tuple[int, ...]
     """Numbers of ranks, 2 or more: one rank is what the forecasts start from."""
     steps: int
@@ -125,17 +126,22 @@ def study_forecast(config: RunConfig, world: World, options: ForecastOptions, *,
         raise ConfigError(
             f"study forecast takes the ranks' turns on one device, and {world.size} were started: start it by itself"
         )
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    config = run_to_measure(config, prepared)
-    timer = StepTimer(formed(config, options.forms[0]), prepared, world, clock=options.clock)
-    origin = measured_on(config, prepared, world, layouts=tuple(form.name for form in options.forms))
+    run = run_to_measure(config)
+    timer = StepTimer(resolve(formed(run.config, options.forms[0]), run.prepared), world, clock=options.clock)
+    origin = measured_on(run, world, layouts=options.forms)
     return ForecastStudy(
         run=config.run.name,
         measured_on=origin,
         options=options,
-        rows_per_rank=config.training.items_per_step,
+        rows_per_rank=run.shape.items_per_step,
         forms=tuple(
-            _forecast_form(timer, VirtualRanks(formed(config, form), prepared, world), form, options, progress=progress)
+            _forecast_form(
+                timer,
+                VirtualRanks(resolve(formed(run.config, form), run.prepared), world),
+                form,
+                options,
+                progress=progress,
+            )
             for form in options.forms
         ),
     )
@@ -144,9 +150,8 @@ def study_forecast(config: RunConfig, world: World, options: ForecastOptions, *,
 class VirtualRanks:
     """The shares of ranks that there are not; every rank has as many rows as the run file's step."""
 
-    def __init__(self, config: RunConfig, prepared: PreparedData, world: World) -> None:
-        self._config = config
-        self._prepared = prepared
+    def __init__(self, run: ResolvedRun, world: World) -> None:
+        self._run = run
         self._world = world
         self._datasets: dict[int, MicroBatchDataset] = {}
 
@@ -159,23 +164,21 @@ class VirtualRanks:
 
     def _dataset(self, ranks: int) -> MicroBatchDataset:
         if ranks not in self._datasets:
-            training = self._config.training
-            of_all = {f"{training.batching}_per_step": ranks * training.items_per_step}
-            config = changed(self._config, training=of_all)
-            weights = cost_weights(config, self._prepared)
-            settings = pipeline_settings(config, self._prepared, self._world, cost_weights=weights)
-            self._datasets[ranks] = MicroBatchDataset(self._prepared, replace(settings, ranks=ranks))
+            shape = self._run.shape
+            of_all = replace(shape, items_per_step=ranks * shape.items_per_step)
+            settings = replace(self._run.pipeline_settings(self._world), shape=of_all, ranks=ranks)
+            self._datasets[ranks] = MicroBatchDataset(self._run.prepared, settings)
         return self._datasets[ranks]
 
 
 def _forecast_form(
-    timer: StepTimer, virtual: VirtualRanks, form: Form, options: ForecastOptions, *, progress: Progress
+    timer: StepTimer, virtual: VirtualRanks, form: str, options: ForecastOptions, *, progress: Progress
 ) -> FormForecast:
     by_ranks, times = _time_in_turn(timer, virtual, form, options, progress)
     alone = by_ranks.pop(1)[:, 0]
     law_name, law = best_law(alone)
     model, refusal = None, None
-    origin = measured_on(timer.config, timer.prepared, timer.world, layouts=(form.name,))
+    origin = measured_on(timer.run, timer.world, layouts=(form,))
     try:
         model = fit_cost_model(MicroBatchTimes.concatenate(times), per_step=0.0, measured_on=origin)
     except DataError as error:
@@ -190,7 +193,7 @@ def _forecast_form(
             forecasts["cost model"] = _simulated(model, virtual, ranks, options)
         rows.append(_ranks_row(ranks, seconds, forecasts))
     return FormForecast(
-        form=form.name,
+        form=form,
         one_rank_seconds=float(alone.mean()),
         one_rank_deviation=float(alone.std(ddof=1)),
         law=law_name,
@@ -212,7 +215,7 @@ def _ranks_row(ranks: int, seconds: Float64[np.ndarray, "steps ranks"], forecast
 
 
 def _time_in_turn(
-    timer: StepTimer, virtual: VirtualRanks, form: Form, options: ForecastOptions, progress: Progress
+    timer: StepTimer, virtual: VirtualRanks, form: str, options: ForecastOptions, progress: Progress
 ) -> tuple[dict[int, Float64[np.ndarray, "steps ranks"]], list[MicroBatchTimes]]:
     """Seconds of each rank in each step, and the micro-batches of one rank alone.
 
@@ -233,7 +236,7 @@ def _time_in_turn(
         seconds[ranks][step, rank] = measured.seconds.sum()
         if ranks == 1:
             times.append(measured)
-        progress(form.name, done, len(turns))
+        progress(form, done, len(turns))
     return seconds, times
 
 
@@ -250,7 +253,7 @@ def _simulated(model: CostModel, virtual: VirtualRanks, ranks: int, options: For
             expected = model.seconds(
                 np.array([work.slots for work in works]),
                 np.array([work.squared_lengths for work in works]),
-                np.array([batch.local_counts.sequences for batch in share]),
+                np.array([segment_count(batch) for batch in share]),
             )
             noise = 1.0 + model.noise * random.standard_normal(len(works))
             by_rank.append(float((expected * noise).sum()))

@@ -7,13 +7,25 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from evenpack.data.order.assignment import Shares, assign_step, padded_width
-from evenpack.data.order.step_shape import POLICIES, UNPADDED_SLOT_MULTIPLE, AssignmentPolicy, Batching, Layout
+from evenpack.data.order.step_plan import PackStatistics, item_costs
+from evenpack.data.order.step_shape import (
+    POLICIES,
+    UNPADDED_SLOT_MULTIPLE,
+    AssignmentPolicy,
+    Batching,
+    CostWeights,
+    Layout,
+    StepShape,
+)
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.drawing import ItemKinds, squared_padding
 from evenpack.studies.imbalance.step_cost import StepCost
 
 FEWEST_STEPS = 30
 """Below, an interval over steps would say nothing."""
+
+_FIRST_STAGE_THAT_WAITS_OFTEN = 2
+"""From this ZeRO stage on ranks wait for one another in each micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,30 +173,42 @@ class Cluster:
     def _step(
         self, scheme: Scheme, draw: "_Draw", noise: Float64[np.ndarray, "ranks micro_batches"]
     ) -> tuple[float, float, float]:
-        devices, micro_batches = noise.shape
-        waits_often = self.options.zero_stage >= 2
-        shares = assign_step(
-            scheme.policy,
-            draw.tokens,
-            self._assignment_costs(scheme, draw),
-            ranks=devices,
-            micro_batches=micro_batches,
-            per_micro_batch=waits_often,
-            layout=scheme.layout,
-        )
+        devices = len(noise)
+        waits_often = self.options.zero_stage >= _FIRST_STAGE_THAT_WAITS_OFTEN
+        shape = self.shape(scheme, devices)
+        shares = assign_step(shape, draw.tokens, self._assignment_costs(shape, draw), ranks=devices)
         seconds = self.micro_batch_seconds(scheme, draw.items, shares).reshape(noise.shape) * noise
         waited = seconds.max(axis=0).sum() if waits_often else seconds.sum(axis=1).max()
         slowest = float(waited) + self.cost.per_step
         mean = float(seconds.sum()) / devices + self.cost.per_step
         return slowest + self.options.all_reduce_seconds(devices), slowest, mean
 
-    def _assignment_costs(self, scheme: Scheme, draw: "_Draw") -> Float64[np.ndarray, " items"]:
-        """What training assigns by (`cost_weights` in engine/build.py): all packs have the same slots."""
-        if scheme.policy != "cost_balanced":
+    def shape(self, scheme: Scheme, devices: int) -> StepShape:
+        """How training would form a step of this scheme on so many devices, with this cost model."""
+        cost = self.cost
+        weights = CostWeights(
+            per_token=cost.per_slot, per_squared_length=cost.per_squared_length, per_segment=cost.per_segment
+        )
+        return StepShape(
+            batching=scheme.batching,
+            items_per_step=self.items_per_step(scheme.batching, devices),
+            items_per_micro_batch=self.items_per_step(scheme.batching, 1) // self.options.accumulation,
+            layout=scheme.layout,
+            isolate=True,
+            reset_positions=True,
+            policy=scheme.policy,
+            cost_weights=weights.in_layout(scheme.layout),
+            balances_each_micro_batch=self.options.zero_stage >= _FIRST_STAGE_THAT_WAITS_OFTEN,
+        )
+
+    def _assignment_costs(self, shape: StepShape, draw: "_Draw") -> Float64[np.ndarray, " items"]:
+        if shape.policy != "cost_balanced":
             return np.zeros(len(draw.items))
-        kinds = self.kinds(scheme.batching)
-        per_token = 0.0 if scheme.layout == "packed" else self.cost.per_slot
-        of_kind = per_token * kinds.tokens + self.cost.per_squared_length * kinds.squared_lengths
+        kinds = self.kinds(shape.batching)
+        of_kind = item_costs(
+            shape.cost_weights,
+            PackStatistics(tokens=kinds.tokens, squared_lengths=kinds.squared_lengths, segments=kinds.sequences),
+        )
         costs: Float64[np.ndarray, " items"] = of_kind[draw.items]
         return costs
 

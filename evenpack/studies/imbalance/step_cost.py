@@ -8,9 +8,11 @@ from jaxtyping import Float64, Int64
 from pydantic import Field
 
 from evenpack.config import Section, nearest, validate
+from evenpack.engine.cost_model import CostModel, read_cost_values
 from evenpack.errors import ConfigError
-from evenpack.models.model_config import ModelConfig
-from evenpack.studies.cost_model import CostModel, read_cost_values
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.cost import Work, step_flops
+from evenpack.models.families import family_of
 
 SHIPPED = Path(__file__).with_name("cost_models")
 DEFAULT_COST = "bert_large_estimate"
@@ -52,7 +54,7 @@ class StepCost:
     """Of a micro-batch."""
     per_slot: float
     per_squared_length: float
-    per_sequence: float
+    per_segment: float
     per_step: float
     """Once a step, on every rank: the optimizer."""
     noise: float
@@ -62,11 +64,11 @@ class StepCost:
         self,
         slots: Int64[np.ndarray, "*shape"],
         squared_lengths: Int64[np.ndarray, "*shape"],
-        sequences: Int64[np.ndarray, "*shape"],
+        segments: Int64[np.ndarray, "*shape"],
     ) -> Float64[np.ndarray, "*shape"]:
         """Of micro-batches, without noise."""
         seconds = self.constant + self.per_slot * slots + self.per_squared_length * squared_lengths
-        return seconds + self.per_sequence * sequences if self.per_sequence else seconds
+        return seconds + self.per_segment * segments if self.per_segment else seconds
 
 
 def shipped_costs() -> tuple[str, ...]:
@@ -90,18 +92,16 @@ def find_cost(given: str) -> StepCost:
     if "measured_on" not in values:
         return _estimated(path.stem, validate(values, EstimatedCost, origin=f"cost model {path}"))
     cost = _measured(path.stem, validate(values, CostModel, origin=f"cost model {path}"))
-    if cost.constant + cost.per_slot + cost.per_squared_length + cost.per_sequence == 0:
+    if cost.constant + cost.per_slot + cost.per_squared_length + cost.per_segment == 0:
         raise ConfigError(
-            f"cost model {path}: constant, per_token, per_squared_length and per_sequence are all 0, so no micro-batch "
+            f"cost model {path}: constant, per_token, per_squared_length and per_segment are all 0, so no micro-batch "
             "takes any time; measure again by `evenpack study throughput --cost-model`"
         )
     return cost
 
 
-def estimate_for(model: ModelConfig) -> StepCost:
+def estimate_for(model: TransformerConfig) -> StepCost:
     """What a model costs at the utilisation that the shipped estimates assume."""
-    # It loads torch, which the processes that simulate do without.
-    from evenpack.models.cost import Work, step_flops
 
     def flops(**work: int) -> float:
         nothing = {"slots": 0, "squared_lengths": 0, "head_slots": 0, "sequences": 0}
@@ -111,7 +111,7 @@ def estimate_for(model: ModelConfig) -> StepCost:
     estimate = assumed.model_copy(
         update={
             "model": f"{model.kind} {model.preset}",
-            "causal": model.kind == "gpt2",
+            "causal": family_of(model).causal,
             "flops_per_slot": flops(slots=_MANY),
             "flops_per_squared_length": flops(squared_lengths=_MANY),
         }
@@ -129,7 +129,7 @@ def _estimated(name: str, cost: EstimatedCost) -> StepCost:
         constant=0.0,
         per_slot=cost.flops_per_slot / (cost.peak_flops * cost.utilisation),
         per_squared_length=cost.flops_per_squared_length / (cost.peak_flops * cost.attention_utilisation),
-        per_sequence=0.0,
+        per_segment=0.0,
         per_step=0.0,
         noise=0.0,
     )
@@ -144,11 +144,11 @@ def _measured(name: str, model: CostModel) -> StepCost:
         f"micro-batch), {on.precision}, on {on.device}, "
         f"{on.date[:10]}{commit}; error on held-out micro-batches {100 * model.held_out_median_error:.1f} % (median)",
         estimated=False,
-        causal=on.model.startswith("gpt2"),
+        causal=on.causal,
         constant=model.constant,
         per_slot=model.per_token,
         per_squared_length=model.per_squared_length,
-        per_sequence=model.per_sequence,
+        per_segment=model.per_segment,
         per_step=model.per_step,
         noise=model.noise,
     )

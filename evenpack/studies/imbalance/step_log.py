@@ -6,7 +6,6 @@ csv       a column of sequences a second, or one of seconds and one of sequences
 """
 
 import csv
-import json
 import math
 import re
 import statistics
@@ -19,6 +18,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.errors import DataError
+from evenpack.files import parse_json_object
 
 MINIMUM_STEPS = 50
 """Fewer say too little about the tail that decides at many devices."""
@@ -159,7 +159,7 @@ def _read_metrics(path: Path, lines: list[str]) -> _Steps:
         if not line.startswith("{"):
             continue
         try:
-            record = json.loads(line)
+            record = parse_json_object(line)
         except ValueError:
             continue
         if "sequences" in record and "step_seconds" in record:

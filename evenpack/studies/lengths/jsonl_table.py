@@ -1,6 +1,5 @@
 """Lines of JSON objects as a table; what a line lacks or holds against the first is named with its number."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,15 +57,8 @@ class JsonlTable:
 
 def _objects(reader: SourceReader) -> Iterator[dict[str, Any]]:
     for line in reader.lines():
-        if line.isspace():
-            continue
-        try:
-            value = json.loads(reader.decode(line))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{reader.where}: not a readable JSON line: {error}") from error
-        if not isinstance(value, dict):
-            raise DataError(f"{reader.where}: expected a JSON object, found {type(value).__name__}")
-        yield value
+        if not line.isspace():
+            yield reader.json_object(line)
 
 
 def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -> Any:

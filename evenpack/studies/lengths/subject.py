@@ -15,7 +15,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import length_chunks
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
-from evenpack.models.model_config import ModelConfig
+from evenpack.models.common.section import TransformerConfig
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import merge_histograms, read_histogram
 
@@ -30,7 +30,7 @@ class Subject:
     """To `pack_length`, as `--long` has it."""
     splits: tuple[dict[str, Any], ...]
     """`Manifest.summary` of a run; empty for a bare list of lengths."""
-    model: ModelConfig | None
+    model: TransformerConfig | None
     """The run's; None for a bare list of lengths."""
 
     @property
@@ -108,7 +108,7 @@ def _fit(
     origin: str,
     pack_length: int,
     splits: tuple[dict[str, Any], ...],
-    model: ModelConfig | None,
+    model: TransformerConfig | None,
 ) -> Subject:
     """`pack_length` unless the options have another."""
     pack_length = options.pack_length or pack_length

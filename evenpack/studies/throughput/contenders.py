@@ -7,11 +7,10 @@ from typing import Any
 from evenpack.config import nearest, validate
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.config import PackingConfig
-from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, BatchForm, Batching, Layout
-from evenpack.data.prepared import PreparedData
-from evenpack.engine.build import cost_weights, pipeline_settings
+from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
+from evenpack.engine.resolve import ResolvedRun, open_run, resolve
 from evenpack.errors import ConfigError
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "unpadded", "packed")
@@ -20,31 +19,17 @@ DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, None)
 """Of table 1 of PackedBERT; None: no limit."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """How steps are formed, assigned and laid out."""
-
-    batching: Batching
-    layout: Layout
-    policy: AssignmentPolicy | None
-    """None: what a run file that names none gets."""
-
-    @property
-    def name(self) -> str:
-        """As on the command line: `packed`, `unpadded/max_tokens`."""
-        return self.layout if self.batching == "packs" else f"{self.layout}/{self.policy}"
-
-
-FORMS: dict[str, Form] = {
-    **{layout: Form(batching="packs", layout=layout, policy=None) for layout in LAYOUTS},
+FORMS: dict[str, tuple[Batching, Layout, AssignmentPolicy | None]] = {
+    **{layout: ("packs", layout, None) for layout in LAYOUTS},
     **{
-        f"{layout}/{policy}": Form(batching=batching, layout=layout, policy=policy)
+        f"{layout}/{policy}": (batching, layout, policy)
         for (batching, layout), policies in POLICIES.items()
         for policy in policies
         if batching == "sequences"
     },
 }
-"""A layout alone lays out the run's packs, the same sequences in each; with a policy, single sequences."""
+"""By the name on the command line. A layout alone lays out the run's packs, the same sequences in each, assigned as the
+run file's default is; with a policy, single sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,33 +47,34 @@ class Contender:
         return sum(weight * one.plan.sequences / one.plan.packs for weight, one in drawn) / sum(weights)
 
 
-def parse_forms(given: str) -> tuple[Form, ...]:
-    """`padded,unpadded/max_tokens` as forms. Raises: ConfigError for another word, or one given twice."""
+def parse_forms(given: str) -> tuple[str, ...]:
+    """`padded,unpadded/max_tokens` as names of `FORMS`. Raises: ConfigError for another word, or one given twice."""
     words = [word.strip() for word in given.split(",")]
     for word in words:
         if word not in FORMS:
             raise ConfigError(f"--layouts {given}: there is no layout '{word}'; {nearest(word, list(FORMS))}")
     if len(set(words)) < len(words):
         raise ConfigError(f"--layouts {given}: a layout is given twice")
-    return tuple(FORMS[word] for word in words)
+    return tuple(words)
 
 
-def contender(form: Form, config: RunConfig, prepared: PreparedData, world: World) -> Contender:
+def contender(form: str, run: ResolvedRun, world: World) -> Contender:
     """The run in another form; its steps have as many rows, packs or sequences, as the run file says."""
-    return _contender(form.name, formed(config, form), prepared, world)
+    return _contender(form, resolve(formed(run.config, form), run.prepared), world)
 
 
-def formed(config: RunConfig, form: Form) -> RunConfig:
+def formed(config: RunConfig, form: str) -> RunConfig:
     """The run file as it would be for this form."""
-    training, other = config.training, {"packs": "sequences", "sequences": "packs"}[form.batching]
+    batching, layout, policy = FORMS[form]
+    training, other = config.training, {"packs": "sequences", "sequences": "packs"}[batching]
     return changed(
         config,
         training={
-            "batching": form.batching,
-            "layout": form.layout,
-            "assignment": form.policy,
-            f"{form.batching}_per_step": training.items_per_step,
-            f"{form.batching}_per_micro_batch": training.items_per_micro_batch,
+            "batching": batching,
+            "layout": layout,
+            "assignment": policy,
+            f"{batching}_per_step": training.items_per_step,
+            f"{batching}_per_micro_batch": training.items_per_micro_batch,
             f"{other}_per_step": None,
             f"{other}_per_micro_batch": None,
         },
@@ -96,32 +82,37 @@ def formed(config: RunConfig, form: Form) -> RunConfig:
 
 
 def depth_contenders(
-    config: RunConfig, prepared: PreparedData, world: World, depths: tuple[int | None, ...]
+    run: ResolvedRun, world: World, depths: tuple[int | None, ...]
 ) -> tuple[Contender, Contender, dict[int | None, Contender]]:
     """Padding, the unmasked model, and packs of each depth: as many rows in each.
 
     Padding has a sequence a row. The unmasked model attends over whole packs, those of no limit of depth, with
     positions that run through: it does what it would do on rows that are one long sequence each.
     """
-    padding = replace(contender(FORMS["padded/arrival"], config, prepared, world), name="padding")
-    packed_run = formed(config, FORMS["packed"])
+    config, prepared = run.config, run.prepared
+    padding = replace(contender("padded/arrival", run, world), name="padding")
+    packed_config = formed(config, "packed")
     packings = {depth: prepared.repacked(_limited(config.data.packing, depth)) for depth in depths}
-    full = packings.get(None) or prepared.repacked(_limited(config.data.packing, None))
-    unmasked = BatchForm(layout="packed", isolate=False, reset_positions=False)
-    twin = _contender("unmasked", packed_run, full, world, form=unmasked)
+    full = resolve(packed_config, packings.get(None) or prepared.repacked(_limited(config.data.packing, None)))
+    unmasked = replace(full, shape=replace(full.shape, isolate=False, reset_positions=False))
+    twin = _contender("unmasked", unmasked, world)
     packed = {
-        depth: _contender(f"depth {depth or 'max'}", packed_run, packing, world) for depth, packing in packings.items()
+        depth: _contender(f"depth {depth or 'max'}", resolve(packed_config, packing), world)
+        for depth, packing in packings.items()
     }
     return padding, twin, packed
 
 
-def run_to_measure(config: RunConfig, prepared: PreparedData) -> RunConfig:
-    """The run without what is about its course, and with rows for positions that run through a pack."""
-    changes: dict[str, dict[str, Any]] = {"training": {"packing_adjustment": "none"}}
+def run_to_measure(config: RunConfig) -> ResolvedRun:
+    """The run as training would resolve it, with rows for positions that run through a pack.
+
+    It has no cost model: layouts are compared that none was measured in. Raises: as `open_run` does.
+    """
+    run = open_run(changed(config, training={"cost_model": None}))
+    changes: dict[str, dict[str, Any]] = {}
     if config.model.positions == "learned":
-        needed = max(config.model.max_positions or 0, config.positions_needed, prepared.pack_length)
-        changes["model"] = {"max_positions": needed}
-    return changed(config, **changes)
+        changes["model"] = {"max_positions": max(run.max_positions, run.prepared.pack_length)}
+    return resolve(changed(run.settled_config, **changes), run.prepared)
 
 
 def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
@@ -138,8 +129,5 @@ def _limited(packing: PackingConfig, depth: int | None) -> PackingConfig:
     return PackingConfig(algorithm=algorithm, max_sequences_per_pack=depth, options=options)
 
 
-def _contender(
-    name: str, config: RunConfig, prepared: PreparedData, world: World, *, form: BatchForm | None = None
-) -> Contender:
-    settings = pipeline_settings(config, prepared, world, cost_weights=cost_weights(config, prepared))
-    return Contender(name=name, dataset=MicroBatchDataset(prepared, replace(settings, form=form or settings.form)))
+def _contender(name: str, run: ResolvedRun, world: World) -> Contender:
+    return Contender(name=name, dataset=MicroBatchDataset(run.prepared, run.pipeline_settings(world)))

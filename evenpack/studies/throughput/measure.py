@@ -8,13 +8,12 @@ import torch
 
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
-from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
-from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.objective import build_denominators
-from evenpack.models.cost import performed_work, step_flops, useful_work
+from evenpack.engine.resolve import ResolvedRun
+from evenpack.models.common.batch_work import performed_work, useful_work
+from evenpack.models.cost import step_flops
 from evenpack.studies.cost_model import MicroBatchTimes
 from evenpack.studies.throughput.clock import ClockName, PeakMemory, PhaseClock
 
@@ -51,19 +50,13 @@ class MeasuredStep:
 class StepTimer:
     """One engine, by which steps of any layout are taken in turn."""
 
-    def __init__(self, config: RunConfig, prepared: PreparedData, world: World, *, clock: ClockName) -> None:
+    def __init__(self, run: ResolvedRun, world: World, *, clock: ClockName) -> None:
         """Raises: ConfigError if these ranks cannot divide a step, or for a clock that cannot serve."""
-        self.config = config
-        self.prepared = prepared
+        self.run = run
         self.world = world
         self._clock = PhaseClock(world.device, clock, ranks=world.size)
         self._memory = PeakMemory(world.device)
-        self.engine = TrainingEngine(
-            build_model(config, prepared, world.device),
-            config,
-            world,
-            denominators=build_denominators(config, prepared),
-        )
+        self.engine = TrainingEngine(build_model(run, world.device), run.config, world, denominators=run.denominators)
         self.engine.observer = self._clock
         self._steps = 0
 
@@ -81,7 +74,7 @@ class StepTimer:
         self._memory.reset()
         self._meet()
         started = self._clock.now()
-        self.engine.train_step(self._steps % self.config.training.steps, batches)
+        self.engine.train_step(self._steps % self.run.config.training.steps, batches)
         self._meet()
         step_seconds = self._clock.now() - started
         self._steps += 1
@@ -111,8 +104,8 @@ class StepTimer:
         peak = self._memory.bytes()
         useful, performed = (
             step_flops(
-                self.config.model,
-                vocabulary_size=self.prepared.vocabulary_size,
+                self.run.config.model,
+                vocabulary_size=self.run.prepared.vocabulary_size,
                 work=sum((of(batch) for batch in batches[1:]), of(batches[0])),
             )
             for of in (useful_work, performed_work)
@@ -133,12 +126,17 @@ def with_step_counts(batches: Sequence[PackedBatch]) -> list[PackedBatch]:
     return [replace(batch, step_counts=counts) for batch in batches]
 
 
+def segment_count(batch: PackedBatch) -> int:
+    """Segments that attention computes, those of padding included; waits for the device if the batch is there."""
+    return int((batch.cu_seqlens.diff() > 0).sum())
+
+
 def _micro_batch_times(batches: Sequence[PackedBatch], phases: Sequence[float]) -> MicroBatchTimes:
     """Forward and backward of each; `phases` begin with the forward of the first."""
     works = [performed_work(batch) for batch in batches]
     return MicroBatchTimes(
         slots=np.array([work.slots for work in works]),
         squared_lengths=np.array([work.squared_lengths for work in works]),
-        sequences=np.array([batch.local_counts.sequences for batch in batches]),
+        segments=np.array([segment_count(batch) for batch in batches]),
         seconds=np.array([phases[2 * index] + phases[2 * index + 1] for index in range(len(batches))]),
     )

@@ -1,6 +1,5 @@
 """On what something was measured."""
 
-import platform
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,29 +7,24 @@ from pathlib import Path
 import torch
 
 import evenpack
-from evenpack.data.prepared import PreparedData
-from evenpack.engine.config import RunConfig
+from evenpack.engine.cost_model import MeasuredOn
 from evenpack.engine.distributed import World
-from evenpack.studies.cost_model import MeasuredOn
+from evenpack.engine.resolve import ResolvedRun
+from evenpack.models.families import family_of
 
 
-def device_name(world: World) -> str:
-    """Of one rank."""
-    if world.device.type == "cuda":
-        return torch.cuda.get_device_name(world.device)
-    threads = torch.get_num_threads()
-    return f"CPU ({_processor()}), {threads} {'thread' if threads == 1 else 'threads'} a rank"
-
-
-def measured_on(config: RunConfig, prepared: PreparedData, world: World, *, layouts: tuple[str, ...]) -> MeasuredOn:
+def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> MeasuredOn:
     """All that a figure must carry."""
+    config = run.config
     shape = config.model.shape
     return MeasuredOn(
-        device=device_name(world),
+        device=world.device_name,
+        family=config.model.kind,
         model=f"{config.model.kind} {config.model.preset}",
+        causal=family_of(config.model).causal,
         layers=shape["layers"],
         hidden_size=shape["hidden_size"],
-        vocabulary_size=prepared.vocabulary_size,
+        vocabulary_size=run.prepared.vocabulary_size,
         rows_per_micro_batch=config.training.items_per_micro_batch,
         layouts=layouts,
         precision=config.training.precision,
@@ -40,15 +34,6 @@ def measured_on(config: RunConfig, prepared: PreparedData, world: World, *, layo
         commit=_commit(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _commit() -> str | None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.data.order.step_plan import select_packs
 
 _POOL = 2048
 """Sequences to choose from; 16 times a micro-batch if that is more."""
@@ -24,9 +25,9 @@ def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[Pac
     Args:
         singles: over packs of one sequence.
     """
-    rows = singles.settings.packs_per_micro_batch
+    rows = singles.settings.shape.items_per_micro_batch
     sizes = sorted({max(1, round(rows * part / _SIZES)) for part in range(1, _SIZES + 1)})
-    pool = singles.planner.select(*singles.planner.mixture.draws(0, max(_POOL, 16 * rows)))
+    pool = select_packs(singles.planner.sources, *singles.planner.mixture.draws(0, max(_POOL, 16 * rows)))
     by_length = np.argsort(pool.lengths, kind="stable")
     for number in range(count):
         size = sizes[number % len(sizes)]

@@ -11,17 +11,15 @@ import numpy as np
 import torch
 
 from evenpack.data.batches.pipeline import MicroBatchDataset
-from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
+from evenpack.engine.cost_model import CostModel, MeasuredOn
 from evenpack.engine.distributed import World
 from evenpack.errors import ConfigError, DataError
-from evenpack.models.cost import device_peak_flops
-from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model
+from evenpack.models.common.device_peaks import device_peak_flops
+from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.throughput.clock import ClockName, Spread
 from evenpack.studies.throughput.contenders import (
-    FORMS,
     Contender,
-    Form,
     contender,
     depth_contenders,
     run_to_measure,
@@ -35,7 +33,8 @@ from evenpack.studies.throughput.samples import sample_micro_batches
 class ThroughputOptions:
     """What to measure, and how often."""
 
-    layouts: tuple[Form, ...]
+    layouts: tuple[str, ...]
+    """Names of `FORMS`."""
     depths: tuple[int | None, ...]
     """None: no limit."""
     rounds: int
@@ -127,19 +126,19 @@ def study_throughput(
 
     Raises: NotPreparedError, DataError; ConfigError if these ranks cannot divide a step.
     """
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    config = run_to_measure(config, prepared)
-    timer = StepTimer(config, prepared, world, clock=options.clock)
-    by_layout = [contender(form, config, prepared, world) for form in options.layouts]
-    of_depths = depth_contenders(config, prepared, world, options.depths) if options.depths else None
+    run = run_to_measure(config)
+    config, prepared = run.config, run.prepared
+    timer = StepTimer(run, world, clock=options.clock)
+    by_layout = [contender(form, run, world) for form in options.layouts]
+    of_depths = depth_contenders(run, world, options.depths) if options.depths else None
     everyone = [*by_layout, *([*of_depths[:2], *of_depths[2].values()] if of_depths else [])]
     measured = measure_in_turn(timer, everyone, options, progress=progress)
     rows = tuple(_layout_row(timer, one.name, measured[one.name]) for one in by_layout)
-    origin = measured_on(config, prepared, world, layouts=tuple(one.name for one in by_layout))
+    origin = measured_on(run, world, layouts=tuple(one.name for one in by_layout))
     model, refusal = None, None
     if options.samples:
         steps = [step for one in by_layout for step in measured[one.name]]
-        singles = contender(FORMS["unpadded/arrival"], config, prepared, world).dataset
+        singles = contender("unpadded/arrival", run, world).dataset
         times = _sampled_times(timer, singles, options, progress)
         model, refusal = _fit(world, [*(step.micro_batches for step in steps), *times], steps, origin)
     return ThroughputStudy(
@@ -209,7 +208,7 @@ def _peak_flops(timer: StepTimer) -> float | None:
     """Of all ranks' devices together."""
     if timer.world.device.type != "cuda":
         return None
-    dtype = torch.bfloat16 if timer.config.training.precision == "bf16_autocast" else torch.float32
+    dtype = torch.bfloat16 if timer.run.config.training.precision == "bf16_autocast" else torch.float32
     one = device_peak_flops(torch.cuda.get_device_name(timer.world.device), dtype)
     return None if one is None else one * timer.world.size
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack import console
-from evenpack.studies.cost_model import CostModel
+from evenpack.engine.cost_model import CostModel
 from evenpack.studies.throughput.clock import Spread
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
@@ -81,7 +81,7 @@ def cost_model_table(model: CostModel) -> RenderableType:
         "a micro-batch": f"{model.constant * 1e3:.4g} ms",
         "a: a slot": f"{model.per_token * 1e6:.4g} µs",
         "b: a squared length": f"{model.per_squared_length * 1e9:.4g} ns",
-        **({"a sequence": f"{model.per_sequence * 1e6:.4g} µs"} if model.per_sequence else {}),
+        **({"a segment": f"{model.per_segment * 1e6:.4g} µs"} if model.per_segment else {}),
         **({"a step (optimizer)": f"{model.per_step * 1e3:.4g} ms"} if model.per_step else {}),
         "a length at which attention costs as much as all else": _crossing(model),
         "error on held-out micro-batches": f"median {console.percent(model.held_out_median_error)}, 95 % within "
@@ -89,8 +89,7 @@ def cost_model_table(model: CostModel) -> RenderableType:
         "noise": console.percent(model.noise)
         + ("" if model.repeat_noise is None else f", of repeats {console.percent(model.repeat_noise)}"),
         "measured": f"{model.samples} micro-batches; layers: {origin.layers}, and nothing is scaled to another number",
-        "for the run file": "training.cost_weights="
-        f"[{model.assignment_weights[0]:.4g}, {model.assignment_weights[1]:.4g}] (unpadded; packed: [0, 1])",
+        "for the run file": "training.cost_model=FILE, the one that --cost-model writes",
     }
     return console.pairs(rows, title="Cost model: forward and backward of a micro-batch")
 

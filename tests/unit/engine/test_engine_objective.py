@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from pair_sources import pair_run
 from prepared_files import two_sources
+from step_shapes import step_shape
 
 from evenpack.batch import StepCounts
 from evenpack.config import validate
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens
 from evenpack.data.batches.pipeline import evaluation_batches, packed_sources
-from evenpack.data.order.step_plan import Assignment, StepPlanner
+from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.masking import masked_count
@@ -44,11 +45,8 @@ def opened(config: RunConfig, **model: str) -> tuple[RunConfig, PreparedData]:
 def counts_of_whole_epochs(config: RunConfig, prepared: PreparedData) -> list[StepCounts]:
     """Of as many steps as there are packs: together as many epochs as a step has packs."""
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    assignment = Assignment(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
-    )
     objective = build_objective(config, prepared)
-    planner = StepPlanner(sources, [1], packs_per_step=PACKS_PER_STEP, assignment=assignment, objective=objective)
+    planner = StepPlanner(sources, [1], shape=step_shape(items_per_step=PACKS_PER_STEP), ranks=1, objective=objective)
     return [planner.plan(step).counts for step in range(sources[0].plan.packs)]
 
 
@@ -110,8 +108,7 @@ def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> No
             prepared,
             "wiki",
             objective=build_objective(run, prepared),
-            packs_per_micro_batch=4,
-            form=run.batch_form,
+            shape=step_shape(items_per_micro_batch=4),
             rank=0,
             ranks=1,
             max_packs=None,

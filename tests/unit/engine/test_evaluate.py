@@ -22,9 +22,10 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import SourceEvaluation, evaluate_model, evaluations_to_json
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.losses import LossSums
-from evenpack.models.model_config import Gpt2Config
+from evenpack.engine.resolve import resolve
+from evenpack.models.common.losses import LossSums
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 
 PACK_LENGTH = 32
 VOCABULARY = 4096
@@ -117,7 +118,7 @@ def evaluate_on(ranks: int, model: nn.Module, config: RunConfig) -> list[dict[st
 
     def evaluate(rank: int) -> dict[str, SourceEvaluation]:
         world = ThreadWorld(rank=rank, size=ranks, local_rank=rank, device=device, meeting=meeting)
-        return evaluate_model(model, HeldOut(config, LENGTHS), config, world)
+        return evaluate_model(model, resolve(config, HeldOut(config, LENGTHS)), world)
 
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(evaluate, range(ranks)))
@@ -222,7 +223,7 @@ def test_at_most_the_given_number_of_packs_is_read():
     config = run_config(evaluation_packs=3, packs_per_micro_batch=2)
     seen: list[int] = []
     model = SuccessorModel(lambda batch: seen.append(batch.local_counts.packs))
-    evaluations = evaluate_model(model, HeldOut(config, LENGTHS), config, SOLO)
+    evaluations = evaluate_model(model, resolve(config, HeldOut(config, LENGTHS)), SOLO)
     assert {name: evaluation.packs for name, evaluation in evaluations.items()} == {"wiki": 3, "code": 3}
     assert seen == [2, 1, 2, 1]
 
@@ -231,7 +232,7 @@ def test_at_most_the_given_number_of_packs_is_read():
 def test_a_source_with_nothing_held_out_is_absent_by_name(caplog: pytest.LogCaptureFixture, nothing: list[int]):
     config = run_config()
     prepared = HeldOut(config, {"wiki": [5], "code": nothing})
-    evaluations = evaluate_model(SuccessorModel(), prepared, config, SOLO)
+    evaluations = evaluate_model(SuccessorModel(), resolve(config, prepared), SOLO)
     assert list(evaluations) == ["wiki"]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -249,7 +250,7 @@ def test_dropout_and_gradients_are_off_and_the_mode_comes_back(gpt2: Gpt2, was_t
     handle = gpt2.register_forward_pre_hook(lambda *_: seen.append((gpt2.training, torch.is_grad_enabled())))
     gpt2.train(was_training)
     config = run_config()
-    first, second = (evaluate_model(gpt2, HeldOut(config, LENGTHS), config, SOLO) for _ in range(2))
+    first, second = (evaluate_model(gpt2, resolve(config, HeldOut(config, LENGTHS)), SOLO) for _ in range(2))
     handle.remove()
     assert first == second
     assert set(seen) == {(False, False)}
@@ -262,7 +263,7 @@ def test_the_mode_comes_back_after_an_error():
 
     model = SuccessorModel(fail).train()
     with pytest.raises(RuntimeError, match="device lost"):
-        evaluate_model(model, HeldOut(run_config(), LENGTHS), run_config(), SOLO)
+        evaluate_model(model, resolve(run_config(), HeldOut(run_config(), LENGTHS)), SOLO)
     assert model.training
 
 
@@ -272,7 +273,7 @@ def test_matrix_products_have_the_precision_of_training(precision: str, expected
     matrix = torch.ones(2, 2)
     config = run_config(precision=precision)
     model = SuccessorModel(lambda batch: seen.add((matrix @ matrix).dtype))
-    evaluate_model(model, HeldOut(config, LENGTHS), config, SOLO)
+    evaluate_model(model, resolve(config, HeldOut(config, LENGTHS)), SOLO)
     assert seen == {expected}
 
 

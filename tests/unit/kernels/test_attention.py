@@ -51,16 +51,24 @@ def slopes() -> Tensor:
     return torch.exp2(-torch.arange(1.0, HEADS + 1))
 
 
-def random_qkv(tokens: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def random_qkv(tokens: int, dtype: torch.dtype = torch.float32, *, key_value_heads: int = HEADS) -> list[Tensor]:
     generator = torch.Generator().manual_seed(tokens)
-    return [torch.randn(tokens, HEADS, HEAD_DIM, generator=generator).to(dtype) for _ in range(3)]
+    all_heads = (HEADS, key_value_heads, key_value_heads)
+    return [torch.randn(tokens, heads, HEAD_DIM, generator=generator).to(dtype) for heads in all_heads]
 
 
 def run(
-    backend: str, lengths: tuple[int, ...], *, causal: bool, alibi: bool, dtype: torch.dtype = torch.float32
+    backend: str,
+    lengths: tuple[int, ...],
+    *,
+    causal: bool,
+    alibi: bool,
+    dtype: torch.dtype = torch.float32,
+    key_value_heads: int = HEADS,
 ) -> list[Tensor]:
     """Output and the gradients of q, k and v."""
-    q, k, v = (tensor.requires_grad_() for tensor in random_qkv(sum(lengths), dtype))
+    qkv = random_qkv(sum(lengths), dtype, key_value_heads=key_value_heads)
+    q, k, v = (tensor.requires_grad_() for tensor in qkv)
     output = packed_attention(
         q,
         k,
@@ -101,11 +109,12 @@ def test_the_reference_computes_the_formula_written_out_for_single_queries(causa
 @pytest.mark.parametrize("lengths", MIXES.values(), ids=MIXES.keys())
 @pytest.mark.parametrize("alibi", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key_value_heads", [1, HEADS])
 def test_sdpa_gives_the_outputs_and_gradients_of_the_reference(
-    lengths: tuple[int, ...], causal: bool, alibi: bool
+    lengths: tuple[int, ...], causal: bool, alibi: bool, key_value_heads: int
 ) -> None:
-    expected = run("reference", lengths, causal=causal, alibi=alibi)
-    actual = run("sdpa", lengths, causal=causal, alibi=alibi)
+    expected = run("reference", lengths, causal=causal, alibi=alibi, key_value_heads=key_value_heads)
+    actual = run("sdpa", lengths, causal=causal, alibi=alibi, key_value_heads=key_value_heads)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -238,10 +247,92 @@ def test_a_segment_above_max_sequence_length_is_refused() -> None:
 
 def test_tensors_of_unequal_shape_and_borders_of_another_dtype_are_refused_without_the_shape_checker() -> None:
     q, k, v = random_qkv(10)
-    with pytest.raises(ValueError, match=r"one shape \[T, H, D\], found"):
-        attention._check_arguments(q, k[:9], v, borders((10,)), 10)
+    for wrong in ((q, k[:9], v), (q, k[:9], v[:9]), (q, k[..., :8], v[..., :8]), (q[0], k, v), (q, k, v[:, :1])):
+        with pytest.raises(ValueError, match=r"q of shape \[T, H, D\], k and v of \[T, G, D\], found"):
+            attention._check_arguments(*wrong, borders((10,)), 10)
     with pytest.raises(ValueError, match=r"must be int32"):
         attention._check_arguments(q, k, v, borders((10,)).long(), 10)
+
+
+def test_key_value_heads_that_do_not_divide_the_heads_are_refused() -> None:
+    q, k, v = random_qkv(10)
+    for heads in (0, 2):
+        with pytest.raises(ValueError, match=rf"heads of k and v \({heads}\) must divide those of q \(3\)"):
+            packed_attention(q, k[:, :heads], v[:, :heads], borders((10,)), 10, causal=True)
+
+
+# Grouped queries
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_shared_key_value_heads_give_what_copies_of_them_would(backend: str, causal: bool, alibi: bool) -> None:
+    """Six query heads on two key/value heads: the first three read the first. Gradients of copies add up."""
+    lengths = MIXES["long among short"]
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(sum(lengths), 6, HEAD_DIM, generator=generator).requires_grad_()
+    k, v = (torch.randn(sum(lengths), 2, HEAD_DIM, generator=generator).requires_grad_() for _ in range(2))
+    by_head = [0, 0, 0, 1, 1, 1]
+    slopes = torch.exp2(-torch.arange(1.0, 7)) if alibi else None
+    upstream = torch.randn(q.shape, generator=generator)
+    found = packed_attention(
+        q, k, v, borders(lengths), max(lengths), causal=causal, alibi_slopes=slopes, backend=backend
+    )
+    expected = packed_attention(
+        q,
+        k[:, by_head],
+        v[:, by_head],
+        borders(lengths),
+        max(lengths),
+        causal=causal,
+        alibi_slopes=slopes,
+        backend="reference",
+    )
+    wrong = packed_attention(
+        q,
+        k[:, [0, 1] * 3],
+        v[:, [0, 1] * 3],
+        borders(lengths),
+        max(lengths),
+        causal=causal,
+        alibi_slopes=slopes,
+        backend="reference",
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (found - wrong).abs().max() > 0.1
+    torch.testing.assert_close(
+        torch.autograd.grad(found, (q, k, v), upstream),
+        torch.autograd.grad(expected, (q, k, v), upstream),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("knows_groups", [False, True])
+def test_varlen_is_asked_for_groups_where_its_release_has_them_and_given_copies_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, knows_groups: bool
+) -> None:
+    heads_seen = []
+
+    def with_groups(*arguments: Any, window_size: tuple[int, int], enable_gqa: bool = False) -> Tensor:
+        assert enable_gqa == (arguments[0].shape[1] != arguments[1].shape[1])
+        return without_groups(*arguments, window_size=window_size)
+
+    def without_groups(*arguments: Any, window_size: tuple[int, int]) -> Tensor:
+        heads_seen.append(arguments[1].shape[1])
+        return dense(*arguments[:4], causal=window_size == (-1, 0), slopes=None)
+
+    import torch.nn.attention.varlen
+
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", with_groups if knows_groups else without_groups)
+    varlen._parameters.cache_clear()
+    for key_value_heads in (HEADS, 1):
+        arguments = (*random_qkv(30, key_value_heads=key_value_heads), borders((10, 20, 0)))
+        actual = varlen.attend(*arguments, 20, causal=True, alibi_slopes=None, dropout=0.0)
+        assert torch.equal(actual, dense(*arguments, causal=True, slopes=None))
+    varlen._parameters.cache_clear()
+    assert heads_seen == [HEADS, 1 if knows_groups else HEADS]
 
 
 # The choice
@@ -442,10 +533,10 @@ def test_varlen_asks_each_release_of_torch_for_causality_in_its_own_words(
 
     stand_in = by_window if interface == "window_size" else by_flag
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", stand_in)
-    varlen._causal_arguments.cache_clear()
+    varlen._parameters.cache_clear()
     q, k, v = random_qkv(30)
     actual = varlen.attend(q, k, v, borders((10, 20, 0)), 20, causal=causal, alibi_slopes=None, dropout=0.0)
-    varlen._causal_arguments.cache_clear()
+    varlen._parameters.cache_clear()
     assert torch.equal(actual, dense(q, k, v, borders((10, 20, 0)), causal=causal, slopes=None))
 
 

@@ -29,6 +29,13 @@ def test_no_bit_of_another_segment_changes_and_the_control_leaks(
     assert result.passed
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+def test_segments_stay_apart_where_query_heads_share_keys_and_values(backend: str) -> None:
+    result = probe_isolation(backend, device="cpu", dtype=torch.float32, causal=True, alibi=False, key_value_heads=1)
+    assert result.max_deviation == 0
+    assert result.passed
+
+
 def test_a_backend_that_cannot_serve_is_an_error_and_not_a_pass() -> None:
     with pytest.raises(BackendError, match="cannot serve"):
         probe("flash")

@@ -248,7 +248,7 @@ def test_commands_on_lengths_have_every_option_on_inputs(evenpack: Command) -> N
 
 
 def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: Path, evenpack: Command) -> None:
-    done = evenpack("train", prepared, "training.steps=10", "--num-gpus", "2", "--dry-run", "--json")
+    done = evenpack("train", prepared, "training.steps=10", "--cpu-ranks", "2", "--dry-run", "--json")
     assert done.code == 0
     values = done.json()
     assert values["command"][-3:] == ["evenpack.launcher.worker", str(prepared), "training.steps=10"]
@@ -267,9 +267,13 @@ def test_train_refuses_before_it_starts_anything(run_file: Path, evenpack: Comma
     assert missing.code == 2
     assert "run `evenpack prepare`" in missing.err
     evenpack("prepare", run_file)
-    uneven = evenpack("train", run_file, "-n", "3")
+    uneven = evenpack("train", run_file, "--cpu-ranks", "3")
     assert uneven.code == 2
     assert "number of ranks can be 1, 2, 4" in uneven.err.replace("\n", " ")
+    no_gpus = evenpack("train", run_file, "--num-gpus", "8")
+    assert no_gpus.code == 2
+    assert "--num-gpus 8: PyTorch sees no CUDA device" in no_gpus.err
+    assert "For ranks on the CPU say --cpu-ranks 8" in " ".join(no_gpus.err.split())
     extra = evenpack("train", run_file, "deepspeed.extra.train_batch_size=3")
     assert extra.code == 2
     assert "training.packs_per_step" in extra.err

@@ -8,17 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig as TheirBertConfig
 from transformers import BertForMaskedLM, BertForPreTraining
 
-from evenpack.models.bert import Bert
-from evenpack.models.cost import (
-    Work,
-    device_peak_flops,
-    parameter_count,
-    performed_work,
-    step_flops,
-    useful_work,
-)
-from evenpack.models.gpt2 import Gpt2
-from evenpack.models.model_config import BertConfig, Gpt2Config
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.common.batch_work import performed_work, useful_work
+from evenpack.models.common.device_peaks import device_peak_flops
+from evenpack.models.cost import Work, parameter_count, step_flops
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
 
 SHAPE = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=32, heads=4)
 VOCABULARY = 101
@@ -51,7 +47,8 @@ def test_flops_of_a_small_pack_by_hand():
     batch, _ = build_batch([sequences], "packed", max_sequence_length=8, pack_length=14)
     work = useful_work(batch)
     assert work == Work(slots=10, squared_lengths=25 + 9 + 4, head_slots=7, sequences=3)
-    assert work.causal_pairs == 24
+    assert work.attended_pairs(causal=True) == 24
+    assert work.attended_pairs(causal=False) == 38
     query_key_value = 2 * 10 * 32 * 96
     output = 2 * 10 * 32 * 32
     feed_forward = 2 * (2 * 10 * 32 * 128)

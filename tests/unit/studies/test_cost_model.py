@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import evenpack
+from evenpack.data.order.step_shape import CostWeights
+from evenpack.engine.cost_model import CostModel, MeasuredOn
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies import cost_model
-from evenpack.studies.cost_model import CostModel, MeasuredOn, MicroBatchTimes, fit_cost_model, shuffled_places
+from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model, shuffled_places
 
 SHIPPED = Path(evenpack.__file__).parent / "studies" / "imbalance" / "cost_models"
 MEASURED = sorted(path for path in SHIPPED.glob("*.json") if not path.stem.endswith("_estimate"))
@@ -19,7 +21,9 @@ TRUTH = np.array([2e-3, 3e-6, 5e-9])
 
 ORIGIN = MeasuredOn(
     device="a device",
+    family="gpt2",
     model="gpt2 tiny",
+    causal=True,
     layers=2,
     hidden_size=64,
     vocabulary_size=100,
@@ -34,16 +38,16 @@ ORIGIN = MeasuredOn(
 )
 
 
-def times(*, rows: int = 400, noise: float = 0.0, per_sequence: float = 0.0, repeats: int = 1) -> MicroBatchTimes:
+def times(*, rows: int = 400, noise: float = 0.0, per_segment: float = 0.0, repeats: int = 1) -> MicroBatchTimes:
     """1 to 8 packs of 512 slots, each cut into 1 to 16 equal sequences."""
     random = np.random.default_rng(1)
     packs = random.integers(1, 9, size=rows).repeat(repeats)
     pieces = random.integers(1, 17, size=rows).repeat(repeats)
-    slots, sequences = 512 * packs, packs * pieces
+    slots, segments = 512 * packs, packs * pieces
     squares = packs * pieces * (512 // pieces) ** 2
-    exact = TRUTH[0] + TRUTH[1] * slots + TRUTH[2] * squares + per_sequence * sequences
+    exact = TRUTH[0] + TRUTH[1] * slots + TRUTH[2] * squares + per_segment * segments
     seconds = exact * (1.0 + noise * random.standard_normal(len(exact)))
-    return MicroBatchTimes(slots=slots, squared_lengths=squares, sequences=sequences, seconds=seconds)
+    return MicroBatchTimes(slots=slots, squared_lengths=squares, segments=segments, seconds=seconds)
 
 
 def fit(given: MicroBatchTimes) -> CostModel:
@@ -53,7 +57,7 @@ def fit(given: MicroBatchTimes) -> CostModel:
 def test_a_noiseless_truth_is_found_exactly() -> None:
     model = fit(times())
     np.testing.assert_allclose([model.constant, model.per_token, model.per_squared_length], TRUTH, rtol=1e-6)
-    assert model.per_sequence == 0.0
+    assert model.per_segment == 0.0
     assert model.held_out_95_percent_error < 1e-9
     assert model.repeat_noise is None or model.repeat_noise < 1e-12
 
@@ -71,7 +75,7 @@ def test_repeats_tell_noise_from_what_the_model_misses() -> None:
     wrong = MicroBatchTimes(
         slots=given.slots,
         squared_lengths=given.squared_lengths,
-        sequences=given.sequences,
+        segments=given.segments,
         seconds=given.seconds * (1.0 + 0.2 * np.sin(given.squared_lengths)),  # which no term can follow
     )
     model = fit(wrong)
@@ -79,10 +83,10 @@ def test_repeats_tell_noise_from_what_the_model_misses() -> None:
     assert model.noise > 0.1
 
 
-def test_the_term_for_sequences_stays_where_it_earns_its_place() -> None:
-    assert fit(times(noise=0.02)).per_sequence == 0.0
-    model = fit(times(noise=0.02, per_sequence=1e-3))
-    assert model.per_sequence == pytest.approx(1e-3, rel=0.1)
+def test_the_term_for_segments_stays_where_it_earns_its_place() -> None:
+    assert fit(times(noise=0.02)).per_segment == 0.0
+    model = fit(times(noise=0.02, per_segment=1e-3))
+    assert model.per_segment == pytest.approx(1e-3, rel=0.1)
     slots, squares, sequences = np.array([512]), np.array([4096]), np.array([3])
     expected = TRUTH @ [1, 512, 4096] + 3e-3
     assert model.seconds(slots, squares, sequences)[0] == pytest.approx(expected, rel=0.1)
@@ -95,7 +99,7 @@ def test_a_cost_is_never_negative() -> None:
     falling = MicroBatchTimes(
         slots=given.slots,
         squared_lengths=given.squared_lengths,
-        sequences=given.sequences,
+        segments=given.segments,
         seconds=1.0 - 1e-8 * given.squared_lengths,
     )
     model = fit(falling)
@@ -116,7 +120,7 @@ def test_repeats_of_a_micro_batch_are_never_on_both_sides() -> None:
 def test_held_out_error_is_not_that_of_the_rows_that_were_fitted() -> None:
     """Rows that are to be held out take twice as long: the fit cannot know."""
     given = times()
-    terms = np.stack([given.slots, given.squared_lengths, given.sequences], axis=1)
+    terms = np.stack([given.slots, given.squared_lengths, given.segments], axis=1)
     _, group = np.unique(np.c_[np.ones(len(terms)), terms], axis=0, return_inverse=True)
     places = shuffled_places(group.ravel(), seed=0)
     is_held_out = places < round(0.25 * (places.max() + 1))
@@ -124,7 +128,7 @@ def test_held_out_error_is_not_that_of_the_rows_that_were_fitted() -> None:
     slow = MicroBatchTimes(
         slots=given.slots,
         squared_lengths=given.squared_lengths,
-        sequences=given.sequences,
+        segments=given.segments,
         seconds=given.seconds * np.where(is_held_out, 2.0, 1.0),
     )
     model = fit(slow)
@@ -137,7 +141,7 @@ def test_micro_batches_that_are_too_few_or_too_much_alike_are_refused() -> None:
     with pytest.raises(DataError, match="12 micro-batches of different make-up or more, got 5"):
         fit(few)
     slots = np.arange(1, 101) * 64
-    alike = MicroBatchTimes(slots=slots, squared_lengths=slots * 64, sequences=slots // 64, seconds=slots * 1e-5)
+    alike = MicroBatchTimes(slots=slots, squared_lengths=slots * 64, segments=slots // 64, seconds=slots * 1e-5)
     with pytest.raises(DataError, match="too much alike"):
         fit(alike)
 
@@ -146,7 +150,7 @@ def test_micro_batches_that_are_too_few_or_too_much_alike_are_refused() -> None:
 def test_seconds_must_be_positive_numbers(wrong: float) -> None:
     one = np.array([1])
     with pytest.raises(DataError, match="positive numbers"):
-        MicroBatchTimes(slots=one, squared_lengths=one, sequences=one, seconds=np.array([wrong]))
+        MicroBatchTimes(slots=one, squared_lengths=one, segments=one, seconds=np.array([wrong]))
 
 
 def test_a_model_survives_its_file(tmp_path: Path) -> None:
@@ -154,7 +158,9 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     model.write(path)
     assert CostModel.read(path) == model
-    assert model.assignment_weights == (model.per_token, model.per_squared_length)
+    assert model.cost_weights == CostWeights(
+        per_token=model.per_token, per_squared_length=model.per_squared_length, per_segment=model.per_segment
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import packed_source
+from step_shapes import step_shape
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator, order_hash
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.permutation import derive_key
-from evenpack.data.order.step_plan import Assignment, PackedSource, PackSelection, StepPlanner
-from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, BatchForm, Layout
+from evenpack.data.order.step_plan import PackedSource, PackSelection, StepPlanner, select_packs
+from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
 from evenpack.errors import DataError
 
 PADDING_TOKEN = 3
@@ -28,20 +29,15 @@ sequence_lists = st.lists(
 
 
 def select(source: PackedSource, packs: int) -> PackSelection:
-    assignment = Assignment(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
-    )
-    planner = StepPlanner([source], [1], packs_per_step=packs, assignment=assignment, objective=NextTokens())
-    return planner.select(np.zeros(packs, dtype=np.int64), np.arange(packs))
+    return select_packs([source], np.zeros(packs, dtype=np.int64), np.arange(packs))
 
 
 def collator(source: PackedSource, layout: Layout, rows: int, pack_length: int) -> Collator:
     return Collator(
         [source],
-        form=BatchForm(layout=layout),
+        shape=step_shape(layout=layout, items_per_micro_batch=rows),
         objective=NextTokens(),
         pack_length=pack_length,
-        packs_per_micro_batch=rows,
         padding_token=PADDING_TOKEN,
         vocabulary_size=VOCABULARY_SIZE,
     )
@@ -126,17 +122,14 @@ def test_slots_of_each_layout() -> None:
 def test_sources_keep_their_tokens_apart() -> None:
     first = packed_source([[5], [4], [3]], pack_length=12, longest=12, first_token=1000)
     second = packed_source([[7], [6, 2]], pack_length=12, longest=12, first_token=5000)
-    assignment = Assignment(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
-    )
-    planner = StepPlanner([first, second], [1, 1], packs_per_step=4, assignment=assignment, objective=NextTokens())
+    shape = step_shape(items_per_step=4)
+    planner = StepPlanner([first, second], [1, 1], shape=shape, ranks=1, objective=NextTokens())
     plan = planner.plan(0)
     both = Collator(
         [first, second],
-        form=BatchForm(layout="packed"),
+        shape=shape,
         objective=NextTokens(),
         pack_length=12,
-        packs_per_micro_batch=4,
         padding_token=PADDING_TOKEN,
         vocabulary_size=VOCABULARY_SIZE,
     )
@@ -182,10 +175,9 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
     source = packed_source([[5], [4]], pack_length=12, longest=12, first_token=1000)
     one = Collator(
         [source],
-        form=BatchForm(layout="packed"),
+        shape=step_shape(),
         objective=NextTokens(),
         pack_length=12,
-        packs_per_micro_batch=1,
         padding_token=0,
         vocabulary_size=1015,
     )

@@ -17,12 +17,13 @@ from pair_sources import (
     random_halves,
     random_sentence_pairs,
 )
+from step_shapes import step_shape
 
 from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
-from evenpack.data.order.step_plan import Assignment, PackedSource, PackSelection, StepPlanner
-from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, BatchForm, Layout
+from evenpack.data.order.step_plan import PackedSource, PackSelection, StepPlanner, select_packs
+from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
 from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
 
 PADDING_TOKEN = 1
@@ -43,12 +44,8 @@ def planner(
     micro_batches: int = 1,
     weights: Sequence[int] | None = None,
 ) -> StepPlanner:
-    assignment = Assignment(
-        ranks=ranks, micro_batches=micro_batches, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
-    )
-    return StepPlanner(
-        sources, weights or [1] * len(sources), packs_per_step=packs, assignment=assignment, objective=objective
-    )
+    shape = step_shape(items_per_step=packs, items_per_micro_batch=packs // (ranks * micro_batches))
+    return StepPlanner(sources, weights or [1] * len(sources), shape=shape, ranks=ranks, objective=objective)
 
 
 def collator(
@@ -57,14 +54,13 @@ def collator(
     *,
     rows: int,
     pack_length: int,
-    form: BatchForm | None = None,
+    layout: Layout = "packed",
 ) -> Collator:
     return Collator(
         sources,
-        form=form or BatchForm(layout="packed"),
+        shape=step_shape(layout=layout, items_per_micro_batch=rows),
         objective=objective,
         pack_length=pack_length,
-        packs_per_micro_batch=rows,
         padding_token=PADDING_TOKEN,
         vocabulary_size=VOCABULARY_SIZE,
     )
@@ -209,11 +205,9 @@ def test_every_array_is_that_of_the_pairs_one_by_one(
     ]
     objective = masked_objective(reduction=reduction, whole_words=whole_words)
     of_first = np.arange(3) + epoch * sources[0].plan.packs
-    packs = planner(sources, objective, packs=1).select(
-        np.array([0, 1, 0, 0]), np.array([of_first[0], 2 + epoch, of_first[1], of_first[2]])
-    )
+    packs = select_packs(sources, np.array([0, 1, 0, 0]), np.array([of_first[0], 2 + epoch, of_first[1], of_first[2]]))
     rows = 5
-    one = collator(sources, objective, rows=rows, pack_length=pack_length, form=BatchForm(layout=layout))
+    one = collator(sources, objective, rows=rows, pack_length=pack_length, layout=layout)
     batch = one.collate(packs, COUNTS)
     assert_is(batch, expect(packs, sources, pairs, objective, layout=layout, rows=rows, pack_length=pack_length))
     starts = masked_targets(batch).sequence_starts[: batch.local_counts.sequences]
@@ -239,7 +233,7 @@ def test_packed_shapes_are_the_same_for_any_content() -> None:
     one = collator([source], objective, rows=4, pack_length=64)
     planned = planner([source], objective, packs=4)
     batches = [one.collate(planned.plan(step).packs, COUNTS) for step in range(6)]
-    fewer = one.collate(planned.select(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)), COUNTS)
+    fewer = one.collate(select_packs([source], np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)), COUNTS)
     assert len({batch.local_counts.targets for batch in batches}) > 1
     assert all(shapes(batch) == shapes(fewer) for batch in batches)
 
@@ -297,7 +291,7 @@ def masks_of_steps(
         objective,
         rows=PACKS_PER_STEP // (ranks * micro_batches),
         pack_length=64,
-        form=BatchForm(layout=layout),
+        layout=layout,
     )
     planned = planner(
         sources, objective, packs=PACKS_PER_STEP, ranks=ranks, micro_batches=micro_batches, weights=weights

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from pair_sources import masked_objective, pair_source, random_halves, random_sentence_pairs
 from sources import packed_source
+from step_shapes import step_shape
 
 from evenpack.batch import CausalTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens, Objective
-from evenpack.data.order.step_plan import Assignment, PackedSource, StepPlanner
-from evenpack.data.order.step_shape import BatchForm
+from evenpack.data.order.step_plan import PackedSource, select_packs
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError
 
@@ -24,18 +24,14 @@ PAIRS = pair_source(
 )
 
 
-def collate(source: PackedSource, objective: Objective, form: BatchForm) -> PackedBatch:
+def collate(source: PackedSource, objective: Objective, **study: bool) -> PackedBatch:
     """Two packs in three rows."""
-    assignment = Assignment(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
-    )
-    packs = StepPlanner([source], [1], packs_per_step=2, assignment=assignment, objective=objective).plan(0).packs
+    packs = select_packs([source], np.zeros(2, dtype=np.int64), np.arange(2))
     collator = Collator(
         [source],
-        form=form,
+        shape=step_shape(items_per_micro_batch=3, **study),
         objective=objective,
         pack_length=PACK_LENGTH,
-        packs_per_micro_batch=3,
         padding_token=0,
         vocabulary_size=1_000_000,
     )
@@ -45,7 +41,7 @@ def collate(source: PackedSource, objective: Objective, form: BatchForm) -> Pack
 @pytest.mark.parametrize(
     ("source", "objective", "message"),
     [
-        (PAIRS, NextTokens(), "sentence_pairs is BERT's: set model.kind=bert, or another recipe"),
+        (PAIRS, NextTokens(), "sentence_pairs is for a model of masked tokens"),
         (DOCUMENTS, masked_objective(), "learns from sentence pairs: set data.recipe.kind=sentence_pairs"),
     ],
 )
@@ -53,14 +49,13 @@ def test_sequences_of_another_kind_are_refused_with_what_to_do(
     source: PackedSource, objective: Objective, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        collate(source, objective, BatchForm(layout="packed"))
+        collate(source, objective)
 
 
 @pytest.mark.parametrize(("isolate", "reset_positions"), [(False, True), (True, False), (False, False)])
 def test_switches_for_study_leave_next_tokens_as_they_are(isolate: bool, reset_positions: bool) -> None:
-    plain = collate(DOCUMENTS, NextTokens(), BatchForm(layout="packed"))
-    form = BatchForm(layout="packed", isolate=isolate, reset_positions=reset_positions)
-    other = collate(DOCUMENTS, NextTokens(), form)
+    plain = collate(DOCUMENTS, NextTokens())
+    other = collate(DOCUMENTS, NextTokens(), isolate=isolate, reset_positions=reset_positions)
     assert other.tokens.tolist() == plain.tokens.tolist()
     assert isinstance(other.targets, CausalTargets)
     assert isinstance(plain.targets, CausalTargets)
@@ -71,9 +66,8 @@ def test_switches_for_study_leave_next_tokens_as_they_are(isolate: bool, reset_p
 
 @pytest.mark.parametrize(("isolate", "reset_positions"), [(False, True), (True, False), (False, False)])
 def test_switches_for_study_leave_masks_as_they_are(isolate: bool, reset_positions: bool) -> None:
-    plain = collate(PAIRS, masked_objective(), BatchForm(layout="packed"))
-    form = BatchForm(layout="packed", isolate=isolate, reset_positions=reset_positions)
-    other = collate(PAIRS, masked_objective(), form)
+    plain = collate(PAIRS, masked_objective())
+    other = collate(PAIRS, masked_objective(), isolate=isolate, reset_positions=reset_positions)
     assert other.tokens.tolist() == plain.tokens.tolist()
     assert other.token_type_ids.tolist() == plain.token_type_ids.tolist()
     for name in ("positions", "labels", "weights", "sequence_starts", "next_sentence_labels"):
@@ -102,7 +96,7 @@ def test_a_pair_without_an_ordinary_token_asks_for_no_token_and_counts_as_a_sequ
     pairs = random_sentence_pairs([(0, 0), (3, 4)], seed=1)
     source = pair_source(pairs, pack_length=PACK_LENGTH, longest=20)
     for reduction, weight in (("token", 1.0), ("sequence", 0.5)):
-        batch = collate(source, masked_objective(reduction=reduction), BatchForm(layout="packed"))
+        batch = collate(source, masked_objective(reduction=reduction))
         assert batch.local_counts.sequences == 4, "a pack of both, in two epochs"
         assert batch.local_counts.targets == 4, "two of ten tokens"
         assert batch.targets.weights[:4].tolist() == [weight] * 4

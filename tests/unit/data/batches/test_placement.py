@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_shapes import step_shape
 
 from evenpack.data.batches.placement import Placement, Placer
 from evenpack.data.order.step_plan import PackSelection
-from evenpack.data.order.step_shape import BatchForm, Layout
+from evenpack.data.order.step_shape import Layout, StepShape
 
 PACK_LENGTH = 20
 LONGEST = 8
@@ -27,7 +28,7 @@ packs_of_sequences = st.lists(
 
 
 def place(
-    packs: Sequence[Sequence[Sequence[int]]], form: BatchForm, *, looks_both_ways: bool
+    packs: Sequence[Sequence[Sequence[int]]], shape: StepShape, *, looks_both_ways: bool
 ) -> tuple[Placer, Placement]:
     sequences = [segments for pack in packs for segments in pack]
     selection = PackSelection(
@@ -38,9 +39,8 @@ def place(
         lengths=np.array([sum(segments) for segments in sequences]),
     )
     placer = Placer(
-        form=form,
+        shape=shape,
         pack_length=PACK_LENGTH,
-        rows=ROWS,
         max_sequence_length=LONGEST,
         looks_both_ways=looks_both_ways,
     )
@@ -62,8 +62,8 @@ def tokens_of_packs(packs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
 def test_without_isolation_the_tokens_of_a_row_are_one_segment_and_padding_stays_apart(
     looks_both_ways: bool, packs: list[list[list[int]]]
 ) -> None:
-    form = BatchForm(layout="packed", isolate=False)
-    placer, placement = place(packs, form, looks_both_ways=looks_both_ways)
+    shape = step_shape(items_per_micro_batch=ROWS, layout="packed", isolate=False)
+    placer, placement = place(packs, shape, looks_both_ways=looks_both_ways)
     expected = []
     for row, tokens in enumerate(tokens_of_packs(packs)):
         start = row * PACK_LENGTH
@@ -81,10 +81,12 @@ def test_without_isolation_the_tokens_of_a_row_are_one_segment_and_padding_stays
 def test_what_is_isolated_or_counted_on_moves_no_token_and_no_target(
     looks_both_ways: bool, packs: list[list[list[int]]]
 ) -> None:
-    _, plain = place(packs, BatchForm(layout="packed"), looks_both_ways=looks_both_ways)
+    _, plain = place(packs, step_shape(items_per_micro_batch=ROWS, layout="packed"), looks_both_ways=looks_both_ways)
     for isolate, reset_positions in ((False, True), (True, False), (False, False)):
-        form = BatchForm(layout="packed", isolate=isolate, reset_positions=reset_positions)
-        _, other = place(packs, form, looks_both_ways=looks_both_ways)
+        shape = step_shape(
+            items_per_micro_batch=ROWS, layout="packed", isolate=isolate, reset_positions=reset_positions
+        )
+        _, other = place(packs, shape, looks_both_ways=looks_both_ways)
         assert other.slots == plain.slots
         assert other.slot_of_token.tolist() == plain.slot_of_token.tolist()
         assert other.segment_last_slots.tolist() == plain.segment_last_slots.tolist()
@@ -97,19 +99,22 @@ def test_what_is_isolated_or_counted_on_moves_no_token_and_no_target(
 @given(packs=packs_of_sequences, isolate=st.booleans())
 @settings(deadline=None, max_examples=60)
 def test_positions_that_are_not_reset_count_through_each_row(packs: list[list[list[int]]], isolate: bool) -> None:
-    form = BatchForm(layout="packed", isolate=isolate, reset_positions=False)
-    placer, placement = place(packs, form, looks_both_ways=True)
+    shape = step_shape(items_per_micro_batch=ROWS, layout="packed", isolate=isolate, reset_positions=False)
+    placer, placement = place(packs, shape, looks_both_ways=True)
     assert placement.position_ids.tolist() == list(range(PACK_LENGTH)) * ROWS
     assert placer.position_rows == PACK_LENGTH
-    assert place(packs, BatchForm(layout="packed"), looks_both_ways=True)[0].position_rows == LONGEST
+    assert (
+        place(packs, step_shape(items_per_micro_batch=ROWS, layout="packed"), looks_both_ways=True)[0].position_rows
+        == LONGEST
+    )
 
 
 @given(packs=packs_of_sequences.map(lambda packs: [[s for s in pack if sum(s) <= LONGEST] or [[1]] for pack in packs]))
 @settings(deadline=None, max_examples=100)
 def test_padding_of_a_rectangle_is_a_segment_of_its_own_where_it_would_be_seen(packs: list[list[list[int]]]) -> None:
     sequences = [segments for pack in packs for segments in pack]
-    placer, both_ways = place(packs, BatchForm(layout="padded"), looks_both_ways=True)
-    _, causal = place(packs, BatchForm(layout="padded"), looks_both_ways=False)
+    placer, both_ways = place(packs, step_shape(items_per_micro_batch=ROWS, layout="padded"), looks_both_ways=True)
+    _, causal = place(packs, step_shape(items_per_micro_batch=ROWS, layout="padded"), looks_both_ways=False)
     with_padding, real = [], []
     for row, segments in enumerate(sequences):
         starts = [row * LONGEST + start for start in np.cumsum([0, *segments])]
@@ -128,7 +133,7 @@ def test_padding_of_a_rectangle_is_a_segment_of_its_own_where_it_would_be_seen(p
 @given(packs=packs_of_sequences.map(lambda packs: [[s for s in pack if sum(s) <= LONGEST] or [[1]] for pack in packs]))
 @settings(deadline=None, max_examples=40)
 def test_no_two_tokens_share_a_slot_and_sequences_are_whole(layout: Layout, packs: list[list[list[int]]]) -> None:
-    _, placement = place(packs, BatchForm(layout=layout), looks_both_ways=True)
+    _, placement = place(packs, step_shape(items_per_micro_batch=ROWS, layout=layout), looks_both_ways=True)
     slots = placement.slot_of_token.tolist()
     assert sorted(set(slots)) == slots
     assert slots[-1] < placement.slots

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
+from step_shapes import step_shape
 
-from evenpack.data.order.assignment import POLICIES, AssignmentPolicy, Shares, assign_step, padded_width
+from evenpack.data.order.assignment import Shares, assign_step, padded_width
 from evenpack.data.order.balance import assign_by_cost
-from evenpack.data.order.step_shape import Batching, Layout, default_policy
+from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.errors import ConfigError
 
 EQUAL_COUNTS = ("arrival", "sorted", "sorted_serpentine", "cost_balanced")
@@ -31,15 +32,14 @@ def assigned(
     per_micro_batch: bool = False,
 ) -> Shares:
     values = np.array(lengths, dtype=np.int64)
-    return assign_step(
-        policy,
-        values,
-        values.astype(np.float64) ** 2,
-        ranks=ranks,
-        micro_batches=micro_batches,
-        per_micro_batch=per_micro_batch,
+    shape = step_shape(
+        items_per_step=ranks * micro_batches,
+        items_per_micro_batch=1,
+        policy=policy,
         layout=layout,
+        balances_each_micro_batch=per_micro_batch,
     )
+    return assign_step(shape, values, values.astype(np.float64) ** 2, ranks=ranks)
 
 
 def lengths_of_shares(shares: Shares, lengths: list[int] | np.ndarray) -> list[list[int]]:

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from sources import packed_source
+from step_shapes import PACKS, step_shape
 
 from evenpack.config import validate
 from evenpack.data.batches.collate import order_hash
 from evenpack.data.batches.objectives import NextTokens
 from evenpack.data.order.assignment import POLICIES, AssignmentPolicy
-from evenpack.data.order.step_plan import Assignment, StepPlan, StepPlanner
+from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import Layout
 from evenpack.engine.checkpoints.continuation import compare_run_files, require_fingerprint
 from evenpack.engine.checkpoints.files import TrainState
@@ -115,7 +116,7 @@ def state(training: dict[str, Any], fingerprint: str = "f") -> TrainState:
         fingerprint=fingerprint,
         world_size=1,
         zero_stage=0,
-        cost_weights=(0.0, 1.0),
+        cost_weights=PACKS.cost_weights,
         config={"run": {"name": "a", "seed": 1}, "training": training},
     )
 
@@ -140,16 +141,10 @@ RANKS, MICRO_BATCHES = 3, 2
 def step_plan(policy: AssignmentPolicy, layout: Layout, step: int, *, ranks: int = RANKS) -> StepPlan:
     lengths = np.random.default_rng(1).integers(1, 33, size=100)
     source = packed_source([[int(length)] for length in lengths], pack_length=32, longest=32, algorithm="none")
-    assignment = Assignment(
-        ranks=ranks,
-        micro_batches=MICRO_BATCHES,
-        per_micro_batch=False,
-        cost_per_token=1.0,
-        cost_per_squared_length=0.1,
-        policy=policy,
-        layout=layout,
+    shape = step_shape(
+        items_per_step=36, items_per_micro_batch=36 // (ranks * MICRO_BATCHES), policy=policy, layout=layout
     )
-    return StepPlanner([source], [1], packs_per_step=36, assignment=assignment, objective=NextTokens()).plan(step)
+    return StepPlanner([source], [1], shape=shape, ranks=ranks, objective=NextTokens()).plan(step)
 
 
 @pytest.mark.parametrize("step", [0, 2, 10**9])  # the third step crosses the end of an epoch

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from pair_sources import pair_run
+from step_shapes import step_shape
 
 from evenpack.config import validate
 from evenpack.data.batches.pipeline import packed_sources
-from evenpack.data.order.step_plan import Assignment, StepPlanner
+from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
@@ -17,6 +18,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
 from evenpack.engine.objective import build_denominators, build_objective
+from evenpack.engine.resolve import open_run, resolve
 from evenpack.launcher.training import plan_training
 from evenpack.launcher.views import plan_table
 
@@ -45,12 +47,13 @@ def of_sequences(config: RunConfig, layout: str) -> RunConfig:
 
 
 def test_validation_is_the_same_whatever_a_step_counts(packs: RunConfig) -> None:
-    data = PreparedData.open(packs.prepared_dir, packs.data)
+    run = open_run(packs)
+    data = run.prepared
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    model = build_model(packs, data, world.device)
-    expected = evaluations_to_json(data, evaluate_model(model, data, packs, world))
+    model = build_model(run, world.device)
+    expected = evaluations_to_json(data, evaluate_model(model, run, world))
     for layout in ("unpadded", "padded"):
-        found = evaluations_to_json(data, evaluate_model(model, data, of_sequences(packs, layout), world))
+        found = evaluations_to_json(data, evaluate_model(model, resolve(of_sequences(packs, layout), data), world))
         for source, values in expected.items():
             assert values is not None
             assert found[source] == pytest.approx(values, rel=1e-5)
@@ -87,10 +90,8 @@ def test_expected_denominators_are_what_steps_of_sequences_hold_on_average(packs
     planner = StepPlanner(
         packed_sources(data, "train", seed=1, batching="sequences"),
         data.weights,
-        packs_per_step=PER_STEP,
-        assignment=Assignment(
-            ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
-        ),
+        shape=step_shape(items_per_step=PER_STEP),
+        ranks=1,
         objective=build_objective(config, data),
     )
     steps = [planner.plan(step).counts for step in range(100)]

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import packed_source
+from step_shapes import step_shape
 
 from evenpack.data.batches.collate import order_hash
 from evenpack.data.batches.objectives import NextTokens
-from evenpack.data.order.step_plan import Assignment, PackedSource, StepPlan, StepPlanner
+from evenpack.data.order.step_plan import PackedSource, StepPlan, StepPlanner
 
 PACKS_PER_STEP = 16
 
@@ -25,16 +26,12 @@ def sources(key: int = 7) -> list[PackedSource]:
 
 
 def planner(ranks: int = 1, micro_batches: int = 1, *, per_micro_batch: bool = False, key: int = 7) -> StepPlanner:
-    assignment = Assignment(
-        ranks=ranks,
-        micro_batches=micro_batches,
-        per_micro_batch=per_micro_batch,
-        cost_per_token=1.0,
-        cost_per_squared_length=0.1,
+    shape = step_shape(
+        items_per_step=PACKS_PER_STEP,
+        items_per_micro_batch=PACKS_PER_STEP // (ranks * micro_batches),
+        balances_each_micro_batch=per_micro_batch,
     )
-    return StepPlanner(
-        sources(key), [3, 1], packs_per_step=PACKS_PER_STEP, assignment=assignment, objective=NextTokens()
-    )
+    return StepPlanner(sources(key), [3, 1], shape=shape, ranks=ranks, objective=NextTokens())
 
 
 def content(plan: StepPlan) -> tuple[bytes, ...]:

@@ -125,7 +125,10 @@ def test_squad_is_packed_as_published(options, packs, efficiency):
 @pytest.mark.slow
 def test_squad_has_less_padding_when_padding_is_what_is_minimised():
     packing = packed(least_squares_padding, PUBLISHED_HISTOGRAMS["squad_1_1_384"], 384, 3)
-    assert (packing.packs, round(packing.efficiency * 100, 3)) == (40_271, 98.612)
+    # 40,270 packs and 98.615 % in the source. Which of many near solutions the solver ends at follows the processor's
+    # rounding: 40,269 and 40,271 have both been seen.
+    assert packing.packs == pytest.approx(40_270, abs=1)
+    assert packing.efficiency * 100 == pytest.approx(98.615, abs=0.003)
 
 
 @pytest.mark.slow

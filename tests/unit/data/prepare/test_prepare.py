@@ -67,7 +67,7 @@ def test_the_split_follows_the_text_alone(corpus: Path, finished: Path) -> None:
         np.testing.assert_array_equal(np.load(finished / "sources" / name / "document_hashes.npy"), identities)
         out = held_out(identities, 0.1)
         assert 0.03 < out.mean() < 0.2
-        lengths = TokenFile(finished / "sources" / name / "tokens").document_lengths
+        lengths = TokenFile(finished / "sources" / name / "tokens").document_lengths()
         for split, chosen in (("train", ~out), ("validation", out)):
             documents = np.load(finished / "sources" / name / split / "documents.npy")
             assert documents.tolist() == np.flatnonzero(chosen & (lengths >= 2)).tolist()

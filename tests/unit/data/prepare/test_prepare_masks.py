@@ -11,20 +11,21 @@ import pytest
 import xxhash
 from pair_sources import pair_run
 from prepared_files import Recorder, StoppedError, contents, data_config, sentence_documents, write_jsonl
+from step_shapes import step_shape
 
 from evenpack.batch import StepCounts
 from evenpack.config import validate
 from evenpack.data.batches.objectives import StoredMasksAndNextSentence
 from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.config import DataConfig, MaskingConfig
-from evenpack.data.order.step_plan import Assignment, StepPlanner
+from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.prepare import pairs as prepare_pairs
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.masking import masked_count
-from evenpack.engine.build import cost_weights
 from evenpack.engine.config import RunConfig
+from evenpack.engine.cost_weights import operation_weights
 from evenpack.engine.objective import build_denominators, build_objective
 from evenpack.errors import ConfigError, DataError
 
@@ -219,7 +220,7 @@ def test_a_set_without_masks_is_known_as_before_there_were_any(plain: Path, text
     prepared = PreparedData.open(plain, config_of(text_file, None))
     tokenizer, files = prepared.manifest.tokenizer, prepared.manifest.files
     content = {
-        "files": {name: record.checksum for name, record in files.items()},
+        "files": {name: record.content.whole for name, record in files.items()},
         "tokenizer": {
             "vocabulary_size": tokenizer.vocabulary_size,
             "end_of_text_id": tokenizer.end_of_text_id,
@@ -301,7 +302,9 @@ def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
     )
     drawn = changed(run, data={"recipe": {**run.data.recipe.model_dump(), "static_masks": None}})
     unpadded = {"training": {"layout": "unpadded"}}
-    assert cost_weights(changed(run, **unpadded), prepared) != cost_weights(changed(drawn, **unpadded), prepared)
+    assert operation_weights(changed(run, **unpadded), prepared) != operation_weights(
+        changed(drawn, **unpadded), prepared
+    )
     with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks has them drawn once: leave\n? *masking out"):
         changed(run, masking={"share": 0.2})
 
@@ -311,13 +314,9 @@ def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig)
     run = changed(run, model={"loss_balancing": "expected"})
     prepared = PreparedData.open(run.prepared_dir, run.data)
     sources = packed_sources(prepared, "train", seed=run.run.seed)
-    assignment = Assignment(
-        ranks=1, micro_batches=1, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=0.0
-    )
     packs = 3 * int(np.lcm(sources[0].plan.packs, sources[1].plan.packs))
-    planner = StepPlanner(
-        sources, prepared.weights, packs_per_step=packs, assignment=assignment, objective=build_objective(run, prepared)
-    )
+    shape, objective = step_shape(items_per_step=packs), build_objective(run, prepared)
+    planner = StepPlanner(sources, prepared.weights, shape=shape, ranks=1, objective=objective)
     counts = planner.plan(0).counts
     run = changed(run, training={"packs_per_step": packs, "packs_per_micro_batch": packs})
     denominators = build_denominators(run, prepared)

@@ -18,18 +18,19 @@ from pair_sources import (
     random_sentence_pairs,
     with_own_masks,
 )
+from step_shapes import step_shape
 
 from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective, StoredMasksAndNextSentence
-from evenpack.data.order.step_plan import Assignment, PackedSource, PackSelection, StepPlanner
-from evenpack.data.order.step_shape import BatchForm, Layout
+from evenpack.data.order.step_plan import PackedSource, PackSelection, StepPlanner
+from evenpack.data.order.step_shape import Layout
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.static_masks import StaticMasks, most_masks_by_length
 from evenpack.errors import ConfigError, DataError
-from evenpack.models.bert import Bert
-from evenpack.models.losses import exact_denominators, scaled_loss
-from evenpack.models.model_config import BertConfig
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.common.losses import exact_denominators, scaled_loss
 
 LONGEST = 40
 PACK_LENGTH = 64
@@ -69,21 +70,16 @@ def objective(reduction: str = "token", vocabulary_size: int = VOCABULARY_SIZE) 
 def planner(
     sources: Sequence[PackedSource], asked: Objective, *, ranks: int = 1, micro_batches: int = 1
 ) -> StepPlanner:
-    assignment = Assignment(
-        ranks=ranks, micro_batches=micro_batches, per_micro_batch=False, cost_per_token=1.0, cost_per_squared_length=1.0
-    )
-    return StepPlanner(
-        sources, [1] * len(sources), packs_per_step=PACKS_PER_STEP, assignment=assignment, objective=asked
-    )
+    shape = step_shape(items_per_step=PACKS_PER_STEP, items_per_micro_batch=PACKS_PER_STEP // (ranks * micro_batches))
+    return StepPlanner(sources, [1] * len(sources), shape=shape, ranks=ranks, objective=asked)
 
 
 def collator(sources: Sequence[PackedSource], asked: Objective, *, rows: int, layout: Layout = "packed") -> Collator:
     return Collator(
         sources,
-        form=BatchForm(layout=layout),
+        shape=step_shape(layout=layout, items_per_micro_batch=rows),
         objective=asked,
         pack_length=PACK_LENGTH,
-        packs_per_micro_batch=rows,
         padding_token=1,
         vocabulary_size=VOCABULARY_SIZE,
     )

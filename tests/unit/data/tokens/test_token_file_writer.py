@@ -67,8 +67,9 @@ def test_the_record_of_a_finished_file_names_its_documents_checksums_and_the_cal
     assert record == read_journal(tmp_path / "tokens")
     assert (record.complete, record.documents, record.state) == (True, 30, {"skipped": [1, 2]})
     assert record.tokens == sum(len(document) for document in documents)
-    for name, checksum in record.checksums.items():
-        assert xxhash.xxh3_128((tmp_path / name).read_bytes()).hexdigest() == checksum
+    for name, checksums in record.checksums.items():
+        content = (tmp_path / name).read_bytes()
+        assert (checksums.whole, checksums.bytes) == (xxhash.xxh3_128(content).hexdigest(), len(content))
     assert sorted(record.checksums) == ["document_hashes.npy", "tokens.bin", "tokens.idx"]
     assert {path.name for path in tmp_path.iterdir()} == {*record.checksums, "tokens.journal.json"}
     np.testing.assert_array_equal(np.load(hashes_path(tmp_path / "tokens")), hashes_of(documents))

@@ -13,17 +13,23 @@ from typing import Any
 import pytest
 import torch
 
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.continuation import compare_run_files, require_fingerprint
 from evenpack.engine.checkpoints.files import (
+    Checkpoint,
     TrainState,
     checkpoint_name,
+    commit_files,
     find_candidates,
     find_changed_keys,
+    list_files,
     read_manifest,
     remove_checkpoint,
+    write_manifest,
 )
 from evenpack.engine.checkpoints.store import CheckpointStore, newest_whole
 from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError, RunError
 
@@ -59,7 +65,7 @@ def train_state(step: int) -> TrainState:
         fingerprint="f" * 32,
         world_size=1,
         zero_stage=0,
-        cost_weights=(1.0, 0.1 + 0.2),
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
         config={"run": {"name": "small", "seed": 42}, "training": {"gradient_clipping": None}},
     )
 
@@ -69,6 +75,27 @@ def save_steps(directory: Path, *steps: int, keep: int = 9) -> CheckpointStore:
     for step in steps:
         store.save(FileEngine(), train_state(step))
     return store
+
+
+class RunsWhenRead:
+    """Makes a folder when a reader of pickles takes it at its word."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+def forged(path: Path, name: str, content: object) -> Checkpoint:
+    """The checkpoint with another content of one file, and a manifest with the right checksums for it."""
+    state = read_manifest(path).state
+    if isinstance(content, bytes):
+        (path / name).write_bytes(content)
+    else:
+        torch.save({"module": content}, path / name)
+    write_manifest(path, state, commit_files(path, list_files(path)))
+    return read_manifest(path)
 
 
 def names(directory: Path) -> list[str]:
@@ -331,6 +358,53 @@ class TestLoad:
         assert (group["weight_decay"], group["betas"]) == (0.5, (0.9, 0.999))
         assert group["params"] == [torch.zeros(1)]
 
+    @pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
+    def test_a_file_that_would_run_code_is_named_before_deepspeed_reads_it(self, tmp_path: Path, name: str):
+        store = save_steps(tmp_path, 1)
+        checkpoint = forged(tmp_path / "step_000001", name, RunsWhenRead(tmp_path / "ran"))
+        engine = FileEngine()
+        with pytest.raises(CheckpointError, match=rf"step_000001: {name} asks for posix.mkdir when it is read"):
+            store.load(engine, checkpoint)
+        assert engine.loaded is None
+        assert not (tmp_path / "ran").exists()
+
+    def test_no_code_is_run_even_where_nobody_has_looked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        store = save_steps(tmp_path, 1)
+        checkpoint = forged(tmp_path / "step_000001", "unlisted.bin", RunsWhenRead(tmp_path / "ran"))
+        engine = FileEngine()
+
+        def load_as_deepspeed_does(load_dir: str, *, tag: str) -> Any:
+            return tag, torch.load(Path(load_dir) / tag / "unlisted.bin", weights_only=False)
+
+        engine.load_checkpoint = load_as_deepspeed_does  # type: ignore[method-assign]
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+        with pytest.raises(CheckpointError, match="step_000001: a file of it cannot be read without running code"):
+            store.load(engine, checkpoint)
+        assert not (tmp_path / "ran").exists()
+        assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+        assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"
+        load_as_deepspeed_does(str(tmp_path), tag="step_000001")
+        assert (tmp_path / "ran").exists()  # so the file does what it is said to do
+
+    def test_a_pickle_that_torch_did_not_write_is_named(self, tmp_path: Path):
+        store = save_steps(tmp_path, 1)
+        checkpoint = forged(tmp_path / "step_000001", "mp_rank_00_model_states.pt", b"no pickle")
+        with pytest.raises(CheckpointError, match=r"model_states\.pt is not a file as torch\.save writes it"):
+            store.load(FileEngine(), checkpoint)
+
+    @pytest.mark.parametrize(
+        ("number", "expected"),
+        [(1, r"format 1, of an earlier version.*initialize_from"), (99, r"format 99, which a later version.*upgrade")],
+    )
+    def test_another_format_is_refused_with_what_to_do(
+        self, tmp_path: Path, number: int, expected: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr("evenpack.engine.checkpoints.files.FORMAT", number)
+        save_steps(tmp_path, 1)
+        monkeypatch.undo()
+        with pytest.raises(CheckpointError, match=expected):
+            newest_whole(tmp_path, SOLO)
+
     def test_other_data_is_refused_with_both_fingerprints_and_a_way_out(self):
         require_fingerprint(train_state(7), "f" * 32)
         with pytest.raises(CheckpointError) as caught:
@@ -407,6 +481,35 @@ def test_steps_of_another_size_are_refused_and_other_changes_are_told_once(caplo
     assert "optimizer.weight_decay: 0.1 -> 0.2" in record.getMessage()
     with pytest.raises(CheckpointError, match=r"7 steps of 64 packs.*is 128.*packs_per_step=64"):
         compare_run_files(state, state.config | {"training": {"packs_per_step": 128}})
+
+
+def run_file_values() -> dict[str, Any]:
+    values = {
+        "run": {"name": "small", "output_dir": "out"},
+        "data": {
+            "sources": {"text": {"kind": "builtin"}},
+            "tokenizer": {"kind": "train"},
+            "recipe": {"kind": "documents", "max_sequence_length": 32},
+            "pack_length": 32,
+        },
+        "model": {"kind": "gpt2", "preset": "tiny"},
+        "training": {"packs_per_step": 4, "packs_per_micro_batch": 1, "steps": 9},
+        "optimizer": {"learning_rate": 1e-3},
+    }
+    return RunConfig.model_validate(values).model_dump(mode="json")
+
+
+def test_a_key_that_is_newer_than_the_checkpoint_counts_as_having_had_its_default(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    saved, present = run_file_values(), run_file_values()
+    for section, key in (("model", "activation_checkpointing"), ("model", "positions"), ("training", "loader_workers")):
+        del saved[section][key]
+    state = replace(train_state(7), config=saved)
+    compare_run_files(state, present)
+    assert not caplog.records
+    present["model"]["positions"] = "alibi"
+    with pytest.raises(CheckpointError, match=r"model\.positions: learned -> alibi"):
+        compare_run_files(state, present)
 
 
 def test_changed_keys_of_a_run_file_are_named_with_both_values():

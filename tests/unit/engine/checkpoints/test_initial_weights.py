@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import TrainState, checkpoint_name, commit_files, write_manifest
 from evenpack.engine.checkpoints.initial_weights import find_initial_weights, initialize
 from evenpack.engine.checkpoints.store import CHECKPOINTS
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.models.families import Model, new_model
+from evenpack.models.build import Model, new_model
+from evenpack.models.families import config_of
 from evenpack.models.huggingface import to_huggingface
-from evenpack.models.model_config import BertConfig, Gpt2Config
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(56))]
@@ -25,8 +26,9 @@ SHAPE: dict[str, Any] = {"kind": "bert", "preset": "tiny", "hidden_size": 16, "h
 
 def make_model(*, seed: int = 1, vocabulary_size: int = len(WORDS), rows: int = 24, **section: Any) -> Model:
     values = SHAPE | section
-    config = (BertConfig if values["kind"] == "bert" else Gpt2Config).model_validate(values)
-    return new_model(config, vocabulary_size=vocabulary_size, max_positions=rows, seed=seed)
+    return new_model(
+        config_of(values["kind"]).model_validate(values), vocabulary_size=vocabulary_size, max_positions=rows, seed=seed
+    )
 
 
 def write_words(folder: Path, words: list[str]) -> Path:
@@ -46,7 +48,12 @@ def save_checkpoint(output_dir: Path, model: Model, step: int) -> Path:
         "model": model.config.model_dump(mode="json"),
     }
     state = TrainState(
-        step=step, fingerprint="f" * 32, world_size=8, zero_stage=0, cost_weights=(0.0, 1.0), config=config
+        step=step,
+        fingerprint="f" * 32,
+        world_size=8,
+        zero_stage=0,
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
+        config=config,
     )
     write_manifest(path, state, commit_files(path, ["mp_rank_00_model_states.pt"]))
     return path
@@ -186,6 +193,22 @@ def test_what_shapes_do_not_tell_is_compared_too(phase1: Path, section: dict[str
     assert expected in refusal(make_model(**section), phase1)
 
 
+@pytest.mark.parametrize(
+    ("trained", "section", "expected"),
+    [
+        ({"positions": "alibi"}, {"positions": "rotary"}, "with positions alibi, this run has model.positions rotary"),
+        ({"positions": "rotary"}, {"positions": "rotary", "rotary_base": 500.0}, "with rotary_base 10000.0, this run"),
+        ({"kind": "llama", "norm_epsilon": 1e-6}, {"kind": "llama"}, "with norm_epsilon 1e-06, this run has model"),
+    ],
+)
+def test_numbers_that_no_tensor_holds_are_compared_too(
+    trained: dict[str, Any], section: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    shape = {"kind": "gpt2", "heads": 2}
+    save_checkpoint(tmp_path / "earlier", make_model(**(shape | trained)), 1)
+    assert expected in refusal(make_model(**(shape | section)), tmp_path / "earlier")
+
+
 def test_a_path_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
@@ -216,7 +239,14 @@ def test_a_folder_of_transformers_without_weights_is_refused(tmp_path: Path) -> 
 def test_a_run_that_goes_on_says_that_other_initial_weights_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     began: dict[str, Any] = {"training": {"packs_per_step": 8, "initialize_from": "runs/phase1"}}
-    state = TrainState(step=7, fingerprint="f" * 32, world_size=1, zero_stage=0, cost_weights=(0.0, 1.0), config=began)
+    state = TrainState(
+        step=7,
+        fingerprint="f" * 32,
+        world_size=1,
+        zero_stage=0,
+        cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
+        config=began,
+    )
     for same in ("runs/phase1", None):  # a run file without the key asks for nothing
         compare_run_files(state, {"training": began["training"] | {"initialize_from": same}})
         assert not caplog.records

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,12 +52,50 @@ class TestMetricsLog:
         with MetricsLog(tmp_path / "metrics.jsonl") as log, pytest.raises(ValueError, match="integer 'step'"):
             log.append({"loss": 1.0})
 
-    def test_a_full_disk_is_named(self):
-        log = MetricsLog(Path("/dev/full"))
-        with pytest.raises(RunError, match=r"/dev/full.*No space left"):
+    def test_a_full_disk_is_named_once_and_closing_does_not_hide_it(self):
+        with pytest.raises(RunError, match=r"/dev/full.*No space left"), MetricsLog(Path("/dev/full")) as log:
             log.append({"step": 1})
-        with pytest.raises(OSError, match="No space left"):
-            log.close()
+
+    def test_what_a_disk_says_only_at_the_end_is_an_error_too_but_hides_no_other(self, tmp_path: Path):
+        path = tmp_path / "metrics.jsonl"
+
+        def opened() -> MetricsLog:
+            log = MetricsLog(path)
+            descriptors = {int(link.name): link.readlink() for link in Path("/dev/fd/").iterdir() if link.is_file()}
+            os.close(next(number for number, target in descriptors.items() if target == path))  # now closing fails
+            return log
+
+        with pytest.raises(RunError, match=r"cannot write to .*metrics\.jsonl"), opened():
+            pass
+        with pytest.raises(ZeroDivisionError), opened():
+            raise ZeroDivisionError
+
+    def test_a_commit_puts_every_line_on_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        path = tmp_path / "metrics.jsonl"
+        flushed: list[bytes] = []
+        monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(Path(f"/dev/fd/{descriptor}").read_bytes()))
+        with MetricsLog(path) as log:
+            log.append({"step": 1})
+            assert flushed == []
+            log.commit()
+        assert flushed == [b'{"step": 1}\n']
+
+    @pytest.mark.parametrize("what", ["the file", "the folder", "the file, replaced"])
+    def test_a_log_that_was_removed_under_the_run_is_an_error_before_the_next_checkpoint(
+        self, tmp_path: Path, what: str
+    ):
+        path = tmp_path / "run" / "metrics.jsonl"
+        with MetricsLog(path) as log:
+            log.append({"step": 1})
+            log.commit()
+            if what == "the folder":
+                shutil.rmtree(path.parent)
+            else:
+                path.unlink()
+            if what == "the file, replaced":
+                path.write_text("")
+            with pytest.raises(RunError, match=r"metrics\.jsonl was removed or replaced while the run was writing it"):
+                log.commit()
 
 
 class TestCutBack:
@@ -118,11 +158,54 @@ class TestCutBack:
             cut_back(path, step=2)
         assert path.read_bytes() == before
 
-    def test_a_run_without_a_checkpoint_starts_its_log_anew(self, tmp_path: Path):
+    def test_a_run_without_a_checkpoint_starts_a_new_log_and_keeps_the_earlier_ones(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
+        path = tmp_path / "metrics.jsonl"
+        for last in (3, 5):
+            write_steps(path, range(1, last + 1))
+            MetricsLog.resume(path, step=0).close()
+            assert path.read_bytes() == b""
+        assert [read_metrics(tmp_path / f"metrics.kept_{n}.jsonl")[-1]["step"] for n in (1, 2)] == [3, 5]
+        assert "there is no checkpoint" in caplog.messages[0]
+        assert "tells of steps up to 5: it is kept as metrics.kept_2.jsonl" in caplog.messages[1]
+
+    def test_a_new_run_has_nothing_to_keep(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        for text in (None, "", '{"step": 1, "torn'):
+            if text is not None:
+                (tmp_path / "metrics.jsonl").write_text(text)
+            MetricsLog.resume(tmp_path / "metrics.jsonl", step=0).close()
+            assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+            assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+        assert not caplog.records
+
+    def test_steps_that_a_log_lacks_are_told_and_what_would_be_cut_away_is_kept(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
         path = tmp_path / "metrics.jsonl"
         write_steps(path, range(1, 4))
-        MetricsLog.resume(path, step=0).close()
-        assert path.read_bytes() == b""
+        write_steps(path, range(6, 13))
+        before = path.read_bytes()
+        MetricsLog.resume(path, step=10).close()
+        (message,) = caplog.messages
+        assert "does not tell of 2 of the 10 steps before the checkpoint, the first of them step 4" in message
+        assert "kept as metrics.kept_1.jsonl" in message
+        assert (tmp_path / "metrics.kept_1.jsonl").read_bytes() == before
+        assert sorted({record["step"] for record in read_metrics(path)}) == [1, 2, 3, 6, 7, 8, 9, 10]
+        MetricsLog.resume(path, step=10).close()  # nothing is cut away now, so nothing needs to be kept
+        assert len(list(tmp_path.iterdir())) == 2
+
+    def test_a_log_that_is_gone_is_told_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        MetricsLog.resume(tmp_path / "metrics.jsonl", step=7).close()
+        assert "does not tell of 7 of the 7 steps" in caplog.text
+
+    def test_a_whole_log_is_resumed_without_a_word(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        write_steps(tmp_path / "metrics.jsonl", range(1, 9))
+        MetricsLog.resume(tmp_path / "metrics.jsonl", step=5).close()
+        assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+        assert not caplog.records
+
+    def test_without_a_log_there_is_nothing_to_cut(self, tmp_path: Path):
         assert cut_back(tmp_path / "none.jsonl", step=3) == 0
 
 

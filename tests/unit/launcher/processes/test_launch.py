@@ -42,7 +42,31 @@ def test_a_cpu_gets_two_ranks_unless_another_number_is_asked_for_and_the_choice_
     assert plan.devices.ranks == 2
     assert "--num_gpus=2" in plan.command
     assert "4 of 8 cores each" in plan.devices.choice
-    assert plan_launch(RUN, [], num_gpus=5, hostfile=None).devices.ranks == 5
+    assert "PyTorch sees no CUDA device; --cpu-ranks chooses another number" in plan.devices.choice
+    asked = plan_launch(RUN, [], num_gpus=None, cpu_ranks=5, hostfile=None)
+    assert (asked.devices.ranks, asked.environment["DS_ACCELERATOR"]) == (5, "cpu")
+    assert asked.devices.choice == "5 ranks on the CPU (as asked), 1 of 8 cores each"
+
+
+def test_gpus_that_are_asked_for_are_never_taken_for_cpu_ranks() -> None:
+    with pytest.raises(ConfigError, match=r"--num-gpus 8: PyTorch sees no CUDA device .* say --cpu-ranks 8"):
+        local_devices(8, cuda_count=0, environment={})
+    with pytest.raises(ConfigError, match="--num-gpus 2: DS_ACCELERATOR is cpu"):
+        local_devices(2, cuda_count=2, environment={"DS_ACCELERATOR": "cpu"})
+
+
+def test_ranks_on_the_cpu_can_be_asked_for_where_there_are_gpus() -> None:
+    devices = local_devices(None, 3, cuda_count=8, environment={})
+    assert (devices.kind, devices.ranks) == ("cpu", 3)
+
+
+def test_ranks_on_the_cpu_go_together_with_no_other_choice_of_devices(hostfile: Path) -> None:
+    with pytest.raises(ConfigError, match="--num-gpus 2 and --cpu-ranks 3 exclude each other"):
+        plan_launch(RUN, [], num_gpus=2, cpu_ranks=3, hostfile=None)
+    with pytest.raises(ConfigError, match="--cpu-ranks is for this machine alone"):
+        plan_launch(RUN, [], num_gpus=None, cpu_ranks=3, hostfile=hostfile)
+    with pytest.raises(ConfigError, match="--cpu-ranks must be at least 1, not 0"):
+        plan_launch(RUN, [], num_gpus=None, cpu_ranks=0, hostfile=None)
 
 
 def test_one_core_gets_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,10 +77,15 @@ def test_one_core_gets_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cpu_only")
 def test_two_runs_on_one_machine_get_two_ports_unless_one_is_named() -> None:
     ports = {
-        part for _ in range(5) for part in plan_launch(RUN, [], num_gpus=1, hostfile=None).command if "port" in part
+        part
+        for _ in range(5)
+        for part in plan_launch(RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None).command
+        if "port" in part
     }
     assert len(ports) > 1
-    named = plan_launch(RUN, [], num_gpus=1, hostfile=None, deepspeed_options="--master_port=1234").command
+    named = plan_launch(
+        RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None, deepspeed_options="--master_port=1234"
+    ).command
     assert [part for part in named if "port" in part] == ["--master_port=1234"]
 
 
@@ -136,18 +165,18 @@ def test_an_override_that_a_remote_shell_would_interpret_is_refused(hostfile: Pa
 
 @pytest.mark.parametrize("option", ["--num_gpus=4", "--include localhost:0", "-H hosts", "--no_python"])
 def test_options_that_decide_which_ranks_there_are_cannot_be_smuggled_in(option: str) -> None:
-    with pytest.raises(ConfigError, match="use --num-gpus and --hostfile instead"):
+    with pytest.raises(ConfigError, match="use --num-gpus, --cpu-ranks and --hostfile instead"):
         plan_launch(RUN, [], num_gpus=None, hostfile=None, deepspeed_options=option)
 
 
 @pytest.mark.usefixtures("cpu_only")
 def test_further_options_reach_deepspeed_before_the_module() -> None:
     options = "--enable_each_rank_log 'my logs' --bind_cores_to_rank"
-    command = plan_launch(RUN, [], num_gpus=1, hostfile=None, deepspeed_options=options).command
+    command = plan_launch(RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None, deepspeed_options=options).command
     start = command.index("--enable_each_rank_log")
     assert command[start : start + 4] == ("--enable_each_rank_log", "my logs", "--bind_cores_to_rank", "--module")
     with pytest.raises(ConfigError, match="No closing quotation"):
-        plan_launch(RUN, [], num_gpus=1, hostfile=None, deepspeed_options="--x 'y")
+        plan_launch(RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None, deepspeed_options="--x 'y")
 
 
 @pytest.mark.usefixtures("cpu_only")
@@ -157,12 +186,12 @@ def test_a_hostfile_that_deepspeed_would_find_by_itself_is_kept_from_a_local_run
     found = tmp_path / "hostfile"
     found.write_text("node-a slots=4\n")
     monkeypatch.setattr(launch, "_DEEPSPEED_HOSTFILE", found)
-    assert "--hostfile=/dev/null" in plan_launch(RUN, [], num_gpus=1, hostfile=None).command
+    assert "--hostfile=/dev/null" in plan_launch(RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None).command
 
 
 @pytest.mark.usefixtures("cpu_only")
 def test_the_shell_line_is_the_command_as_a_user_could_type_it() -> None:
-    plan = plan_launch(Path("my run.yaml"), [], num_gpus=1, hostfile=None)
+    plan = plan_launch(Path("my run.yaml"), [], num_gpus=None, cpu_ranks=1, hostfile=None)
     words = shlex.split(plan.shell_line())
     assert words[:2] == ["PYTHONUNBUFFERED=1", "DS_ACCELERATOR=cpu"]
     assert tuple(words[2:]) == plan.command
@@ -172,7 +201,7 @@ def test_the_shell_line_is_the_command_as_a_user_could_type_it() -> None:
 def test_the_token_is_no_prefix_of_an_option_of_deepspeed() -> None:
     from deepspeed.launcher.runner import parse_args
 
-    plan = plan_launch(RUN, ["run.seed=1"], num_gpus=1, hostfile=None)
+    plan = plan_launch(RUN, ["run.seed=1"], num_gpus=None, cpu_ranks=1, hostfile=None)
     token = LaunchToken.of_this_process()
     parsed = parse_args(plan.command_of(token)[1:])
     assert parsed.user_script == WORKER_MODULE

@@ -114,6 +114,26 @@ def test_a_half_written_status_is_no_status(tmp_path: Path) -> None:
     assert folder(tmp_path).read_statuses() == {}
 
 
+NONSENSE = ("", "{", "[1]", "7", "null", '{"run_id": "run"}', '{"run_id": "run", "process": 3}', "\xff", "[" * 99_999)
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_files_of_somebody_elses_making_say_nothing(tmp_path: Path, text: str) -> None:
+    ranks = folder(tmp_path)
+    for name in ("rank_7.json", "rank_x.json", "rank_.json", "failure_run.json"):
+        (ranks.path / name).write_text(text, encoding="latin-1")
+    ranks.write_status(status(rank=1))
+    assert ranks.read_status(7) is None
+    assert list(ranks.read_statuses()) == [1]
+    assert ranks.read_failure() is None
+
+
+def test_what_cannot_be_removed_is_named(tmp_path: Path) -> None:
+    (folder(tmp_path).path / "rank_7.json").mkdir()
+    with pytest.raises(RunError, match=r"rank_7\.json is in the way and cannot be removed"):
+        folder(tmp_path).remove_earlier()
+
+
 def test_the_first_failure_stays_whoever_claims_one_later(tmp_path: Path) -> None:
     first = Failure.of(status(rank=2).ended("failed", exit_code=1, error="first"))
     later = Failure.of(status(rank=0).ended("failed", exit_code=1, error="later"))

@@ -10,18 +10,18 @@ from rich.console import Console
 from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.batch import PackedBatch
-from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
+from evenpack.engine.resolve import resolve
 from evenpack.errors import ConfigError, DataError
-from evenpack.models.cost import performed_work
+from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.forecast import forecast
 from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.forecast.forecast import ForecastOptions, RanksRow, VirtualRanks, study_forecast
 from evenpack.studies.forecast.logged_ranks import read_logged_ranks
 from evenpack.studies.forecast.options import parse_options, read_log
 from evenpack.studies.forecast.tables import forecast_tables
-from evenpack.studies.throughput.contenders import FORMS, formed, run_to_measure
+from evenpack.studies.throughput.contenders import formed, run_to_measure
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
 
 
@@ -38,7 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 def options(**given: Any) -> ForecastOptions:
     values: dict[str, Any] = {
-        "forms": (FORMS["unpadded/arrival"],),
+        "forms": ("unpadded/arrival",),
         "ranks": (2, 6),
         "steps": 10,
         "fit_steps": 40,
@@ -106,9 +106,8 @@ def test_a_forecast_that_is_wrong_is_seen(world: World, config: RunConfig, monke
 
 def test_virtual_ranks_share_the_step_that_real_ones_would(world: World, config: RunConfig) -> None:
     """All ranks together hold each sequence of the step once, and no rank's share is another's."""
-    prepared = PreparedData.open(config.prepared_dir, config.data)
-    run = formed(run_to_measure(config, prepared), FORMS["unpadded/arrival"])
-    virtual = VirtualRanks(run, prepared, world)
+    run = run_to_measure(config)
+    virtual = VirtualRanks(resolve(formed(run.config, "unpadded/arrival"), run.prepared), world)
     shares = [virtual.share(4, 3, rank) for rank in range(4)]
     assert [len(share) for share in shares] == [2] * 4  # micro-batches, as the run file's step has
     ids = [batch.sequence_ids[batch.sequence_ids >= 0].tolist() for share in shares for batch in share]

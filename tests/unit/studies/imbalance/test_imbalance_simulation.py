@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 from evenpack.data.batches.placement import Placer
 from evenpack.data.order.assignment import assign_step
 from evenpack.data.order.step_plan import PackSelection
-from evenpack.data.order.step_shape import POLICIES, BatchForm
+from evenpack.data.order.step_shape import POLICIES
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError
+from evenpack.models.bert.config import BertConfig
 from evenpack.models.cost import Work, step_flops
-from evenpack.models.model_config import BertConfig, Gpt2Config
+from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.studies.imbalance import simulation
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
@@ -42,7 +44,7 @@ PER_SLOT = StepCost(
     constant=0.0,
     per_slot=1.0,
     per_squared_length=0.0,
-    per_sequence=0.0,
+    per_segment=0.0,
     per_step=0.0,
     noise=0.0,
 )
@@ -183,7 +185,7 @@ def test_a_padded_row_costs_its_sequence_and_its_padding_apart_where_the_model_l
 
 def test_the_seconds_are_linear_in_the_cost_model() -> None:
     """With all four weights scaled, all seconds are; speed-ups stay."""
-    weights = {"constant": 3.0, "per_slot": 1.0, "per_squared_length": 0.002, "per_sequence": 5.0, "per_step": 7.0}
+    weights = {"constant": 3.0, "per_slot": 1.0, "per_squared_length": 0.002, "per_segment": 5.0, "per_step": 7.0}
     setting = {"devices": (1, 8), "batch": 4, "accumulation": 2, "steps": 30}
     counts = {20: 5, 90: 3, 128: 2}
     once = run(counts, model=cost(**weights), **setting)
@@ -199,7 +201,7 @@ def test_each_term_of_the_cost_model_counts_what_it_says() -> None:
         "constant": {"packed": 2, "unpadded": 2, "padded": 2},
         "per_slot": {"packed": 2 * 2 * 160, "unpadded": 2 * 4 * 64, "padded": 2 * 4 * 64},
         "per_squared_length": {"packed": 2 * 2 * (2 * 64**2 + 32**2), "unpadded": 8 * 64**2, "padded": 8 * 64**2},
-        "per_sequence": {"packed": 8, "unpadded": 8, "padded": 8},
+        "per_segment": {"packed": 8, "unpadded": 8, "padded": 8},
         "per_step": {"packed": 1, "unpadded": 1, "padded": 1},
     }
     for term, expected in parts.items():
@@ -455,7 +457,7 @@ def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_measured_cost_model_by_which_nothing_takes_time_is_refused(tmp_path: Path) -> None:
     values = json.loads((SHIPPED / "bert_large_width_cpu.json").read_text())
-    terms = ("constant", "per_token", "per_squared_length", "per_sequence")
+    terms = ("constant", "per_token", "per_squared_length", "per_segment")
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(values | dict.fromkeys(terms, 0.0)))
     with pytest.raises(ConfigError, match=r"cost\.json: constant, per_token, .* are all 0"):
@@ -489,35 +491,26 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
     kinds = make_cluster(histogram, packing, cost=PER_SLOT, options=options).kinds(scheme.batching)
     items = generator.choice(len(kinds.tokens), size=3 * 2 * (3 if scheme.layout == "packed" else 5))
     contents = packing.strategies if scheme.layout == "packed" else [(int(length),) for length in kinds.tokens]
-    shares = assign_step(
-        scheme.policy,
-        kinds.tokens[items],
-        kinds.tokens[items].astype(np.float64),
-        ranks=3,
-        micro_batches=2,
-        per_micro_batch=False,
-        layout=scheme.layout,
-    )
+    shape = make_cluster(histogram, packing, cost=PER_SLOT, options=options).shape(scheme, 3)
+    shares = assign_step(shape, kinds.tokens[items], kinds.tokens[items].astype(np.float64), ranks=3)
     found = []
-    for weights in ({}, {"per_slot": 0.0, "per_squared_length": 1.0}, {"per_slot": 0.0, "per_sequence": 1.0}):
+    for weights in ({}, {"per_slot": 0.0, "per_squared_length": 1.0}, {"per_slot": 0.0, "per_segment": 1.0}):
         cluster = make_cluster(histogram, packing, cost=cost(**weights), options=options, causal=causal)
         found.append(cluster.micro_batch_seconds(scheme, items, shares))
     for share in range(6):
         packs = selection([list(contents[kind]) for kind in items[shares.share(share)]])
         placer = Placer(
-            form=BatchForm(layout=scheme.layout),
+            shape=replace(shape, items_per_micro_batch=packs.packs),
             pack_length=200,
-            rows=packs.packs,
             max_sequence_length=90,
             looks_both_ways=not causal,
-            assignment=scheme.policy,
         )
         placed = placer.place(packs, packs.lengths, np.ones_like(packs.lengths))
         segments = np.diff([*placed.segment_starts, placed.slots])
         assert [values[share] for values in found] == [placed.slots, (segments**2).sum(), len(packs.lengths)]
 
 
-@pytest.mark.parametrize(("model", "causal"), [("bert large", False), ("gpt2 xl", True)])
+@pytest.mark.parametrize(("model", "causal"), [("bert large", False), ("another decoder", True)])
 def test_a_measured_cost_model_brings_its_weights_its_origin_and_the_kind_of_attention(
     model: str, causal: bool, tmp_path: Path
 ) -> None:
@@ -525,7 +518,7 @@ def test_a_measured_cost_model_brings_its_weights_its_origin_and_the_kind_of_att
         "constant": 0.5,
         "per_token": 0.25,
         "per_squared_length": 0.125,
-        "per_sequence": 2.0,
+        "per_segment": 2.0,
         "per_step": 3.0,
         "noise": 0.1,
         "repeat_noise": None,
@@ -534,7 +527,9 @@ def test_a_measured_cost_model_brings_its_weights_its_origin_and_the_kind_of_att
         "samples": 40,
         "measured_on": {
             "device": "a device",
+            "family": model.split(maxsplit=1)[0],
             "model": model,
+            "causal": causal,
             "layers": 2,
             "hidden_size": 64,
             "vocabulary_size": 100,

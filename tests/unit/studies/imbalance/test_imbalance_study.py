@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from tiny_run import tiny_gpt2_run
 
 from evenpack.launcher.cli import app as cli
-from evenpack.models.model_config import BertConfig, Gpt2Config
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings
 from evenpack.studies.imbalance.forecast import forecast_from_log

@@ -1,7 +1,6 @@
 """`study throughput` on a tiny model in this process, and its parts on times that are known."""
 
 import io
-import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator
@@ -21,14 +20,12 @@ from tiny_run import PACK_LENGTH, lone_world, tiny_gpt2_run
 from evenpack.data.config import PackingConfig
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.build import build, cost_weights
-from evenpack.engine.checkpoints.continuation import compare_run_files
-from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.train import train_in
+from evenpack.engine.resolve import open_run
 from evenpack.errors import ConfigError
-from evenpack.models.cost import step_flops, useful_work
+from evenpack.models.common.batch_work import useful_work
+from evenpack.models.cost import step_flops
 from evenpack.progress import Progress
 from evenpack.studies.plotting import figure_as_png, require_plot
 from evenpack.studies.throughput import plots, study
@@ -36,7 +33,6 @@ from evenpack.studies.throughput.clock import PeakMemory, PhaseClock, Spread
 from evenpack.studies.throughput.command import ThroughputCommand
 from evenpack.studies.throughput.contenders import (
     FORMS,
-    changed,
     contender,
     depth_contenders,
     parse_forms,
@@ -69,7 +65,7 @@ def prepared(config: RunConfig) -> PreparedData:
 
 def options(**given: object) -> ThroughputOptions:
     values: dict[str, object] = {
-        "layouts": tuple(FORMS[name] for name in ("padded", "unpadded", "packed")),
+        "layouts": ("padded", "unpadded", "packed"),
         "depths": (1, 2, None),
         "rounds": 3,
         "warmup": 1,
@@ -126,7 +122,7 @@ def test_a_study_can_be_shown_and_drawn(found: ThroughputStudy, tmp_path: Path) 
         "packing factor",
         "peak memory (resident",
         "held-out",
-        "training.cost_weights",
+        "training.cost_model",
     ):
         assert words in text
     require_plot(tmp_path / "t.png")
@@ -165,7 +161,7 @@ def test_no_text_of_a_figure_runs_into_another(
 def test_bert_can_be_measured_too(world: World, tmp_path: Path) -> None:
     config = pair_run(tmp_path)
     prepare(config.data, config.prepared_dir)
-    wanted = options(layouts=(FORMS["packed"], FORMS["padded/arrival"]), depths=(None,), rounds=1, samples=0)
+    wanted = options(layouts=("packed", "padded/arrival"), depths=(None,), rounds=1, samples=0)
     done = study_throughput(config, world, wanted, progress=lambda *_: None)
     assert done.cost_model is None
     assert done.cost_model_refusal is None
@@ -173,7 +169,7 @@ def test_bert_can_be_measured_too(world: World, tmp_path: Path) -> None:
 
 
 def test_too_few_micro_batches_give_a_study_without_a_cost_model(world: World, config: RunConfig) -> None:
-    wanted = options(layouts=(FORMS["packed"],), depths=(), rounds=1, warmup=0, samples=2)
+    wanted = options(layouts=("packed",), depths=(), rounds=1, warmup=0, samples=2)
     done = study_throughput(config, world, wanted, progress=lambda *_: None)
     assert done.cost_model is None
     assert "12 micro-batches of different make-up" in (done.cost_model_refusal or "")
@@ -184,14 +180,14 @@ def test_too_few_micro_batches_give_a_study_without_a_cost_model(world: World, c
 def test_layouts_hold_the_same_sequences_and_padding_has_as_many_rows_as_packs(
     world: World, config: RunConfig, prepared: PreparedData
 ) -> None:
-    config = run_to_measure(config, prepared)
+    run = run_to_measure(config)
     ids = [
         sorted(torch.cat([one.dataset[index].sequence_ids for index in range(2)]).tolist())
-        for one in (contender(FORMS[name], config, prepared, world) for name in ("padded", "packed"))
+        for one in (contender(name, run, world) for name in ("padded", "packed"))
     ]
     assert ids[0] == ids[1]
     assert len(set(ids[0])) > 8
-    padding, unmasked, packed = depth_contenders(config, prepared, world, (1, None))
+    padding, unmasked, packed = depth_contenders(run, world, (1, None))
     rows = config.training.packs_per_micro_batch
     assert padding.dataset[0].slots == packed[1].dataset[0].slots == packed[None].dataset[0].slots == rows * PACK_LENGTH
     assert padding.dataset[0].local_counts.sequences == rows
@@ -219,7 +215,7 @@ def test_repacked_data_holds_every_sequence_and_survives_pickling(prepared: Prep
 
 
 def test_samples_are_of_many_sizes_and_lengths(world: World, config: RunConfig, prepared: PreparedData) -> None:
-    singles = contender(FORMS["unpadded/arrival"], config, prepared, world).dataset
+    singles = contender("unpadded/arrival", open_run(config), world).dataset
     batches = list(sample_micro_batches(singles, 40))
     counts = [batch.local_counts.sequences for batch in batches]
     assert set(counts) == {1, 2, 3, 4}
@@ -231,9 +227,9 @@ def test_samples_are_of_many_sizes_and_lengths(world: World, config: RunConfig, 
 
 
 def test_a_timed_step_counts_exactly_and_trains(world: World, config: RunConfig, prepared: PreparedData) -> None:
-    config = run_to_measure(config, prepared)
-    timer = StepTimer(config, prepared, world, clock="wall")
-    packed = contender(FORMS["packed"], config, prepared, world)
+    run = run_to_measure(config)
+    timer = StepTimer(run, world, clock="wall")
+    packed = contender("packed", run, world)
     before = torch.cat([parameter.detach().flatten().clone() for parameter in timer.engine.model.parameters()])
     step = timer.time_step_of(packed.dataset, 0)
     after = torch.cat([parameter.detach().flatten() for parameter in timer.engine.model.parameters()])
@@ -253,9 +249,9 @@ def test_a_timed_step_counts_exactly_and_trains(world: World, config: RunConfig,
 def test_each_part_of_an_update_counts_in_its_phase(
     world: World, config: RunConfig, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = run_to_measure(config, prepared)
-    timer = StepTimer(config, prepared, world, clock="wall")
-    packed = contender(FORMS["packed"], config, prepared, world)
+    run = run_to_measure(config)
+    timer = StepTimer(run, world, clock="wall")
+    packed = contender("packed", run, world)
     plain = timer.time_step_of(packed.dataset, 0)
     delays = {"backward": 0.3, "allreduce_gradients": 0.4, "step": 0.5}
     for name, delay in delays.items():
@@ -311,7 +307,7 @@ def test_several_ranks_are_not_measured_by_the_cpu_clock(
     world: World, config: RunConfig, prepared: PreparedData
 ) -> None:
     with pytest.raises(ConfigError, match="measure on one rank"):
-        StepTimer(config, prepared, replace(world, size=2), clock="cpu")
+        StepTimer(open_run(config), replace(world, size=2), clock="cpu")
 
 
 def test_peak_memory_rises_by_what_a_step_takes() -> None:
@@ -345,7 +341,7 @@ def known_step(seconds: float, *, sequences: int = 8) -> MeasuredStep:
         micro_batches=study.MicroBatchTimes.concatenate(
             [
                 study.MicroBatchTimes(
-                    **{name: np.array([1]) for name in ("slots", "squared_lengths", "sequences")},
+                    **{name: np.array([1]) for name in ("slots", "squared_lengths", "segments")},
                     seconds=np.array([1.0]),
                 )
             ]
@@ -355,8 +351,8 @@ def known_step(seconds: float, *, sequences: int = 8) -> MeasuredStep:
 
 def test_speed_ups_follow_from_known_seconds(world: World, config: RunConfig, prepared: PreparedData) -> None:
     """Packs take 1.1 times the unmasked model, padding as long as that: by hand."""
-    config = run_to_measure(config, prepared)
-    contenders = depth_contenders(config, prepared, world, (None,))
+    run = run_to_measure(config)
+    contenders = depth_contenders(run, world, (None,))
     measured = {
         "padding": [known_step(2.0), known_step(4.0)],
         "unmasked": [known_step(2.0), known_step(4.0)],
@@ -400,52 +396,11 @@ def test_options_that_cannot_be_are_refused_before_anything_is_read(given: dict[
 
 
 def test_options_have_their_defaults() -> None:
-    assert [form.name for form in parse_forms("packed, unpadded/max_tokens")] == ["packed", "unpadded/max_tokens"]
+    assert parse_forms("packed, unpadded/max_tokens") == ("packed", "unpadded/max_tokens")
     assert parse_clock("cpu") == "cpu"
     none = parse_options(ThroughputCommand(depths=""))
     assert none.depths == ()
-    assert [form.name for form in none.layouts] == ["padded", "unpadded", "packed"]
-
-
-def test_cost_weights_of_the_run_file_are_those_that_deal(config: RunConfig, prepared: PreparedData) -> None:
-    assert cost_weights(config, prepared) == (0.0, 1.0)  # packed
-    given = changed(config, training={"cost_weights": [2e-6, 3e-9]})
-    assert cost_weights(given, prepared) == (2e-6, 3e-9)
-    for wrong in ([-1.0, 1.0], [0.0, 0.0]):
-        with pytest.raises(ConfigError, match="expected two numbers of 0 or more"):
-            changed(config, training={"cost_weights": wrong})
-
-
-def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    training: dict[str, Any] = {"packs_per_step": 8, "cost_weights": None}
-    state = TrainState(
-        step=7, fingerprint="f" * 32, world_size=1, zero_stage=0, cost_weights=(1.0, 2.0), config={"training": training}
-    )
-    compare_run_files(state, {"training": training})
-    assert not caplog.records
-    compare_run_files(state, {"training": training | {"cost_weights": [3.0, 4.0]}})
-    (message,) = caplog.messages
-    assert message.startswith("training.cost_weights is now [3.0, 4.0] and changes nothing")
-    assert "assigning by [1.0, 2.0]" in message
-
-
-def test_a_run_that_goes_on_in_another_layout_deals_by_the_weights_of_that(
-    world: World, config: RunConfig, prepared: PreparedData, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Those of packs leave tokens out, and un-padded a rank waits for the one with the most."""
-    caplog.set_level(logging.INFO)
-    course = {"steps": 2, "stop_after_steps": 1, "evaluate_every_steps": None, "loader_workers": 0}
-    packed = changed(config, run={"output_dir": tmp_path}, data={"prepared_dir": prepared.directory}, training=course)
-    train_in(world, packed, stop_requested=lambda: False)
-    assert build(packed, world).cost_weights == (0.0, 1.0)
-    unpadded = changed(packed, training={"layout": "unpadded"})
-    assert build(unpadded, world).cost_weights == cost_weights(unpadded, prepared) != (0.0, 1.0)
-    caplog.clear()
-    given = changed(packed, training={"layout": "unpadded", "cost_weights": [3.0, 4.0]})
-    assert build(given, world).cost_weights == (3.0, 4.0)
-    assert "changes nothing" not in caplog.text
-    assert "training.cost_weights: None -> [3.0, 4.0]" in caplog.text
+    assert none.layouts == ("padded", "unpadded", "packed")
 
 
 def test_progress_names_what_a_step_was_of_and_begins_again_with_other_steps() -> None:

@@ -1,0 +1,67 @@
+"""DeepSpeed's files are read so that no code in them is run.
+
+A pickle can call any function when it is read, and the checksums of a checkpoint do not say who wrote them. DeepSpeed
+reads its own files by `torch.load(weights_only=False)`, which lets a pickle do so. Here each file is looked through
+first, without being read, and then torch's restricted reader is forced upon DeepSpeed: it makes tensors, numbers and
+text, and the few classes of DeepSpeed that version 0.19 stores at ZeRO 1 (none at ZeRO 0).
+"""
+
+import importlib
+import os
+import pickle
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+from evenpack.engine.checkpoints.files import Checkpoint, FileRecord
+
+ALLOWED = frozenset(
+    {
+        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+        "deepspeed.utils.tensor_fragment.fragment_address",
+    }
+)
+"""What DeepSpeed stores beyond tensors and plain values: they hold numbers, and to make one does nothing else."""
+
+_FORCE, _FORCE_OFF = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+"""Variables of torch that overrule what a caller of `torch.load` asks for."""
+
+
+def find_classes(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> tuple[frozenset[str], str | None]:
+    """The classes of `ALLOWED` that pickles among `files` name, and what is wrong with the first that names others."""
+    found: set[str] = set()
+    for record in files:
+        if not record.name.endswith(".pt"):
+            continue
+        try:
+            names = set(get_unsafe_globals_in_checkpoint(checkpoint.path / record.name))
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            return frozenset(), f"{record.name} is not a file as torch.save writes it ({error})"
+        if names - ALLOWED:
+            return frozenset(), f"{record.name} asks for {', '.join(sorted(names - ALLOWED))} when it is read"
+        found |= names
+    return frozenset(found), None
+
+
+@contextmanager
+def running_no_code(classes: Iterable[str]) -> Iterator[None]:
+    """Within the block every `torch.load`, whoever calls it, makes plain values and these classes alone.
+
+    It raises pickle.UnpicklingError for anything else.
+    """
+    before = {name: os.environ.pop(name, None) for name in (_FORCE, _FORCE_OFF)}
+    os.environ[_FORCE] = "1"
+    try:
+        with safe_globals([_import(name) for name in sorted(classes)]):
+            yield
+    finally:
+        del os.environ[_FORCE]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+
+
+def _import(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)

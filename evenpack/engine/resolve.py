@@ -1,0 +1,133 @@
+"""A run file and its prepared data -> what is run. Done once, before anything is built.
+
+Training, `--dry-run`, evaluation and the studies all begin here, so they cannot disagree about what a step is.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from evenpack.data.batches.objectives import Objective
+from evenpack.data.batches.pipeline import PipelineSettings
+from evenpack.data.order.step_shape import CostWeights, StepShape
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
+from evenpack.engine.cost_model import CostModel
+from evenpack.engine.cost_weights import operation_weights, read_cost_model
+from evenpack.engine.distributed import World
+from evenpack.engine.objective import Denominators, build_denominators, build_objective
+from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
+from evenpack.engine.sharding import sharding_at
+from evenpack.errors import ConfigError
+from evenpack.models.config import study_switches
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRun:
+    """Everything about a run that depends neither on the ranks nor on a checkpoint."""
+
+    config: RunConfig
+    """With what `training.packing_adjustment` made of the run file's numbers."""
+    prepared: PreparedData
+    shape: StepShape
+    cost_model: CostModel | None
+    """What the cost weights come from; None: the model's operations."""
+    adjustment: tuple[str, ...]
+    """For people: what `training.packing_adjustment` changed."""
+
+    @cached_property
+    def objective(self) -> Objective:
+        """What is asked of the model. Raises: DataError if the vocabulary lacks a special token for it."""
+        return build_objective(self.config, self.prepared)
+
+    @cached_property
+    def denominators(self) -> Denominators:
+        """What the losses of a step are divided by."""
+        return build_denominators(self.config, self.prepared)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all that decides which packs form which step."""
+        return self.prepared.fingerprint(self.config.run.seed, self.shape.batching)
+
+    @property
+    def max_positions(self) -> int:
+        """Rows of a learned position table."""
+        return self.config.model.max_positions or self.config.positions_needed
+
+    @property
+    def settled_config(self) -> RunConfig:
+        """The run file that asks for no further adjustment: whoever trains by it again has the same numbers."""
+        training = self.config.training.model_copy(update={"packing_adjustment": "none"})
+        return self.config.model_copy(update={"training": training})
+
+    @property
+    def evaluation_shape(self) -> StepShape:
+        """Validation is always of packs as they come: all runs over the same data are judged by the same ones."""
+        rows = self.config.evaluation_packs_per_micro_batch
+        return replace(self.shape, batching="packs", policy="arrival", items_per_step=rows, items_per_micro_batch=rows)
+
+    def with_cost_weights(self, weights: CostWeights) -> "ResolvedRun":
+        """The run that goes on with the weights of a checkpoint."""
+        return replace(self, shape=replace(self.shape, cost_weights=weights))
+
+    def pipeline_settings(self, world: World) -> PipelineSettings:
+        """What decides this rank's batches."""
+        return PipelineSettings(
+            seed=self.config.run.seed,
+            objective=self.objective,
+            shape=self.shape,
+            ranks=world.size,
+            rank=world.rank,
+            loader_workers=self.config.training.loader_workers,
+            pin_memory=world.device.type == "cuda",
+        )
+
+
+def open_run(config: RunConfig) -> ResolvedRun:
+    """`resolve` over the run's own prepared data. Raises: NotPreparedError, DataError; and see `resolve`."""
+    return resolve(config, PreparedData.open(config.prepared_dir, config.data))
+
+
+def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
+    """Applies the packing adjustment, reads the cost model and decides how steps are formed.
+
+    Raises: ConfigError if `training.packing_adjustment` cannot be had, or the cost model is of another model or layout
+    and not to be used then; DataError if there is nothing to train on.
+    """
+    adjustment: tuple[str, ...] = ()
+    if config.training.packing_adjustment != "none":
+        adjusted = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
+        config, adjustment = adjusted.config, adjusted.description
+    cost_model = read_cost_model(config)
+    weights = operation_weights(config, prepared) if cost_model is None else cost_model.cost_weights
+    training = config.training
+    shape = StepShape(
+        batching=training.batching,
+        items_per_step=training.items_per_step,
+        items_per_micro_batch=training.items_per_micro_batch,
+        layout=training.layout,
+        isolate=config.attention.isolate,
+        reset_positions=config.model.restarts_positions,
+        policy=training.policy,
+        cost_weights=weights.in_layout(training.layout),
+        balances_each_micro_batch=sharding_at(config.deepspeed.zero_stage).balances_each_micro_batch,
+    )
+    if shape.policy == "cost_balanced" and shape.cost_weights == CostWeights(
+        per_token=0.0, per_squared_length=0.0, per_segment=0.0
+    ):
+        raise ConfigError(
+            f"training.cost_model {training.cost_model} leaves nothing in layout {shape.layout} by which packs differ "
+            "(per_squared_length and per_segment are 0): measure again, or set training.assignment=arrival"
+        )
+    return ResolvedRun(config=config, prepared=prepared, shape=shape, cost_model=cost_model, adjustment=adjustment)
+
+
+def announce(run: ResolvedRun) -> None:
+    """Says once what was adjusted and what is for study only."""
+    if run.adjustment:
+        log.info("%s", "\n  ".join(run.adjustment))
+    for switch, meaning in study_switches(run.config.model, run.config.attention).items():
+        log.warning("FOR STUDY ONLY: %s is false: %s", switch, meaning)

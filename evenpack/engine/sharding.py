@@ -1,0 +1,144 @@
+"""What of a model's training state is split over the ranks (ZeRO), and all that follows from it.
+
+    stage   split over the ranks                    here
+    0       nothing                                 `Replicated`
+    1       the optimizer's state                   `ShardedOptimizer`
+
+A stage is one class and one line of `SHARDINGS`. It owns how gradients are reduced, their norm and clipping, who waits
+for whom, whether an optimizer sees whole tensors, where a checkpoint keeps the weights, and what may change on resume.
+
+The run file is checked against this module, so torch is imported only where it is used.
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from evenpack.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_WEIGHTS = "mp_rank_00_model_states.pt"
+
+
+class Sharding(ABC):
+    """One ZeRO stage; holds no state."""
+
+    stage: ClassVar[int]
+    splits: ClassVar[str]
+    """What is split, for messages."""
+    balances_each_micro_batch: ClassVar[bool]
+    """Whether ranks wait for one another in each micro-batch (parameters or gradients are gathered there)."""
+    updates_whole_tensors: ClassVar[bool]
+    """Whether the optimizer sees tensors as the model has them: LAMB's trust ratios are norms of whole tensors."""
+
+    @abstractmethod
+    def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
+        """The keys of DeepSpeed's configuration that this stage decides."""
+
+    @abstractmethod
+    def reduce_gradients(
+        self, deepspeed: Any, model: "nn.Module", *, gradient_clipping: float | None
+    ) -> "Tensor | None":
+        """Averages the gradients over the ranks and clips them; their norm before that, or None if only the update
+        will know it (`norm_of_update`). Nothing here waits for the device.
+        """
+
+    @abstractmethod
+    def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
+        """The global L2 norm of the gradients of the update just done, where `reduce_gradients` gave None.
+
+        A number instead of a tensor says that the norm was not finite and the update was left out.
+        """
+
+    @abstractmethod
+    def require_resumable(self, *, saved_ranks: int, ranks: int, checkpoint: Path) -> None:
+        """Raises: CheckpointError if another number of ranks cannot go on from a checkpoint of this stage."""
+
+    def require_same_stage(self, saved_stage: int, checkpoint: Path) -> None:
+        """Raises: CheckpointError for a checkpoint of another stage."""
+        if saved_stage != self.stage:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} was saved at ZeRO stage {saved_stage}, this run has stage {self.stage}: "
+                f"the optimizer's state is laid out differently. Set deepspeed.zero_stage={saved_stage}, "
+                "or choose another run.output_dir to start again."
+            )
+
+    def weight_file(self, checkpoint: Path) -> Path:
+        """The file of a checkpoint that holds the module's whole weights, under `module`."""
+        return checkpoint / _WEIGHTS
+
+
+class Replicated(Sharding):
+    """ZeRO 0: every rank holds everything, and gradients are all-reduced once a step."""
+
+    stage = 0
+    splits = "nothing"
+    balances_each_micro_batch = False
+    updates_whole_tensors = True
+
+    def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
+        # Without the key DeepSpeed would clip at 1.0; its own clipping makes the host wait for the device.
+        return {"gradient_clipping": 0.0, "zero_optimization": {"stage": self.stage}}
+
+    def reduce_gradients(
+        self, deepspeed: Any, model: "nn.Module", *, gradient_clipping: float | None
+    ) -> "Tensor | None":
+        import torch
+
+        from evenpack.engine.optimizers.norms import total_norm
+
+        deepspeed.allreduce_gradients()
+        parameters = list(model.parameters())
+        norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if gradient_clipping is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clipping, norm)
+        return norm
+
+    def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
+        raise RuntimeError("at ZeRO 0 the norm is known before the update")
+
+    def require_resumable(self, *, saved_ranks: int, ranks: int, checkpoint: Path) -> None:
+        """Any number of ranks can: each holds everything."""
+
+
+class ShardedOptimizer(Sharding):
+    """ZeRO 1: every rank holds a share of the optimizer's state, flattened over tensors; weights are whole."""
+
+    stage = 1
+    splits = "the optimizer's state"
+    balances_each_micro_batch = False
+    updates_whole_tensors = False
+
+    def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
+        return {"gradient_clipping": gradient_clipping or 0.0, "zero_optimization": {"stage": self.stage}}
+
+    def reduce_gradients(
+        self, deepspeed: Any, model: "nn.Module", *, gradient_clipping: float | None
+    ) -> "Tensor | None":
+        deepspeed.allreduce_gradients()  # DeepSpeed takes the norm and clips in its step
+        return None
+
+    def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
+        norm: Tensor | float = deepspeed.get_global_grad_norm()
+        return norm
+
+    def require_resumable(self, *, saved_ranks: int, ranks: int, checkpoint: Path) -> None:
+        if saved_ranks != ranks:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} was saved by {saved_ranks} ranks and this run has {ranks}: at ZeRO stage "
+                f"{self.stage} each rank's file holds its share of the optimizer's state. Go on with {saved_ranks} "
+                "ranks, or choose another run.output_dir to start again; evaluate and export read it with any number "
+                "of ranks."
+            )
+
+
+SHARDINGS: dict[int, Sharding] = {0: Replicated(), 1: ShardedOptimizer()}
+
+
+def sharding_at(stage: int) -> Sharding:
+    """The sharding of a ZeRO stage. Raises: CheckpointError for a stage that there is not (of a checkpoint)."""
+    if stage not in SHARDINGS:
+        raise CheckpointError(f"ZeRO stage {stage} is unknown; known: {', '.join(map(str, SHARDINGS))}")
+    return SHARDINGS[stage]

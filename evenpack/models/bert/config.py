@@ -1,0 +1,60 @@
+"""The `model:` section of a BERT."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from evenpack.models.common.section import TransformerConfig
+
+
+class BertConfig(TransformerConfig):
+    """BERT, pretrained on masked tokens and next sentences."""
+
+    presets: ClassVar[dict[str, dict[str, int]]] = {
+        "tiny": {"layers": 2, "hidden_size": 128, "heads": 2},
+        "mini": {"layers": 4, "hidden_size": 256, "heads": 4},
+        "base": {"layers": 12, "hidden_size": 768, "heads": 12},
+        "large": {"layers": 24, "hidden_size": 1024, "heads": 16},
+    }
+    """Devlin et al. 2019, section 3; tiny and mini are of Turc et al. 2019 (Well-Read Students Learn Better)."""
+
+    kind: Literal["bert"]
+    preset: Literal["tiny", "mini", "base", "large"] = "base"
+    positions: Literal["learned"] = "learned"
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """After embeddings, attention probabilities, and each residual branch."""
+    token_types: int = Field(default=2, ge=2, le=1 << 16)
+    """Rows of the token-type table: the first and the second half of a pair."""
+    mlm_reduction: Literal["token", "sequence"] = "token"
+    """token: mean over all masked tokens; sequence: mean over each sequence's masked tokens, then over sequences."""
+    loss_balancing: Literal["exact", "expected"] = "exact"
+    """exact: losses are divided by what a step holds; expected: by what a step holds on average, the same each time."""
+    next_sentence: bool = True
+    """For study: false leaves out the pooler, the next-sentence head and its loss."""
+    reset_positions: bool = True
+    """For study: false counts positions through the pack instead of from 0 in each sequence; packed layout only."""
+
+    @property
+    def restarts_positions(self) -> bool:
+        return self.reset_positions
+
+    @property
+    def predicts_next_sentence(self) -> bool:
+        return self.next_sentence
+
+    @property
+    def loss_reduction(self) -> Literal["token", "sequence"]:
+        return self.mlm_reduction
+
+    @property
+    def denominators(self) -> Literal["exact", "expected"]:
+        return self.loss_balancing
+
+    @property
+    def study_switches(self) -> dict[str, str]:
+        found = {}
+        if not self.reset_positions:
+            found["model.reset_positions"] = "positions run on from one sequence of a pack to the next"
+        if not self.next_sentence:
+            found["model.next_sentence"] = "BERT learns from masked tokens alone"
+        return found

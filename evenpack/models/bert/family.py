@@ -1,0 +1,31 @@
+"""BERT: a post-norm encoder that learns from masked tokens and next sentences (Devlin et al. 2019)."""
+
+from typing import Any
+
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.cost import BERT_COST
+from evenpack.models.families import ModelFamily
+
+
+def _load_model() -> type[Any]:
+    from evenpack.models.bert.model import Bert
+
+    return Bert
+
+
+def _load_huggingface() -> Any:
+    from evenpack.models.bert.huggingface import BERT_MAPPING
+
+    return BERT_MAPPING
+
+
+BERT = ModelFamily(
+    name="bert",
+    config=BertConfig,
+    causal=False,
+    objective="masked_tokens",
+    recipes=("sentence_pairs",),
+    cost=BERT_COST,
+    load_model=_load_model,
+    load_huggingface=_load_huggingface,
+)

@@ -1,0 +1,178 @@
+"""What transformers calls the parts of a BERT.
+
+`BertForPreTraining` keeps query, key and value apart; ours are one matrix. Its decoder's matrix and bias are the token
+embedding and `cls.predictions.bias`.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from evenpack.config import validate
+from evenpack.errors import CheckpointError
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.common.huggingface import HuggingFaceMapping
+from evenpack.models.common.layers import BERT_NORM_EPSILON
+from evenpack.models.common.section import FEED_FORWARD_RATIO
+from evenpack.models.common.tensors import TensorName, check_config, renamed, untied
+from evenpack.models.common.transformer import INITIAL_DEVIATION
+
+_EMBEDDINGS = "bert.embeddings."
+_DECODER = "cls.predictions.decoder."
+_DECODER_BIAS = "cls.predictions.bias"
+_NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
+
+_CONSTANTS = (f"{_EMBEDDINGS}position_ids", f"{_EMBEDDINGS}token_type_ids")
+"""What old checkpoints carry beside the weights."""
+
+_SINGLE_TENSORS = {
+    "token_embedding.weight": f"{_EMBEDDINGS}word_embeddings.weight",
+    "positions.table.weight": f"{_EMBEDDINGS}position_embeddings.weight",
+    "token_type_embedding.weight": f"{_EMBEDDINGS}token_type_embeddings.weight",
+    "masked_token_head.decoder_bias": _DECODER_BIAS,
+}
+
+_LAYERS = {
+    "embedding_norm": f"{_EMBEDDINGS}LayerNorm",
+    "masked_token_head.dense": "cls.predictions.transform.dense",
+    "masked_token_head.norm": "cls.predictions.transform.LayerNorm",
+}
+
+_NEXT_SENTENCE_LAYERS = {
+    "next_sentence_head.pooler": "bert.pooler.dense",
+    "next_sentence_head.classifier": "cls.seq_relationship",
+}
+
+_BLOCK_PARTS = {
+    "attention.query_key_value": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.output": ("attention.output.dense",),
+    "attention_norm": ("attention.output.LayerNorm",),
+    "feed_forward.expand": ("intermediate.dense",),
+    "feed_forward.contract": ("output.dense",),
+    "feed_forward_norm": ("output.LayerNorm",),
+}
+
+_FIXED_ARCHITECTURE = {
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "layer_norm_eps": BERT_NORM_EPSILON,
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+"""Keys of config.json that our model has no choice in; transformers' defaults are the same."""
+
+_REQUIRED = {
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "intermediate_size",
+}
+
+
+def tensor_names(model: Bert) -> list[TensorName]:
+    """Every parameter's name there."""
+    names = [TensorName(ours=ours, theirs=(theirs,), is_transposed=False) for ours, theirs in _SINGLE_TENSORS.items()]
+    layers = _LAYERS if model.next_sentence_head is None else _LAYERS | _NEXT_SENTENCE_LAYERS
+    for ours, theirs in layers.items():
+        names += renamed(ours, theirs)
+    for layer in range(len(model.blocks)):
+        for ours, parts in _BLOCK_PARTS.items():
+            names += renamed(f"blocks.{layer}.{ours}", *(f"bert.encoder.layer.{layer}.{part}" for part in parts))
+    return names
+
+
+def plain_weights(model: Bert, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The trained tensors that have a place in `model`, each once, under the names of today's transformers.
+
+    Raises: CheckpointError if the decoder is not the token embedding or has two biases.
+    """
+    found = {_name_of_today(name): tensor for name, tensor in weights.items() if name not in _CONSTANTS}
+    if _DECODER_BIAS not in found and f"{_DECODER}bias" in found:
+        found[_DECODER_BIAS] = found[f"{_DECODER}bias"]
+    untied(found, f"{_DECODER}bias", _DECODER_BIAS)
+    untied(found, f"{_DECODER}weight", f"{_EMBEDDINGS}word_embeddings.weight")
+    if model.next_sentence_head is None:
+        found = {name: tensor for name, tensor in found.items() if not name.startswith(_NEXT_SENTENCE)}
+    return found
+
+
+def config_values(model: Bert, padding_id: int) -> dict[str, Any]:
+    """The content of config.json."""
+    shape, dropout = model.config.shape, model.config.dropout
+    architecture = "BertForMaskedLM" if model.next_sentence_head is None else "BertForPreTraining"
+    return _FIXED_ARCHITECTURE | {
+        "architectures": [architecture],
+        "vocab_size": model.vocabulary_size,
+        "max_position_embeddings": model.max_positions,
+        "type_vocab_size": model.config.token_types,
+        "hidden_size": shape["hidden_size"],
+        "num_hidden_layers": shape["layers"],
+        "num_attention_heads": shape["heads"],
+        "intermediate_size": FEED_FORWARD_RATIO * shape["hidden_size"],
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+        "initializer_range": INITIAL_DEVIATION,
+        "pad_token_id": padding_id,
+        "dtype": "float32",
+    }
+
+
+def read_config(values: Mapping[str, Any], origin: str) -> tuple[BertConfig, dict[str, int]]:
+    """The `model:` section that computes what config.json describes, and the sizes of its tables.
+
+    Dropout is the run's choice and is 0 here.
+
+    Raises: CheckpointError if we do not compute such a model.
+    """
+    inner = {"intermediate_size": FEED_FORWARD_RATIO * values.get("hidden_size", 0)}
+    check_config(values, _FIXED_ARCHITECTURE, _REQUIRED, origin)
+    check_config(values, inner, set(), origin)
+    section = {
+        "kind": "bert",
+        "max_positions": values["max_position_embeddings"],
+        "token_types": values["type_vocab_size"],
+        "layers": values["num_hidden_layers"],
+        "hidden_size": values["hidden_size"],
+        "heads": values["num_attention_heads"],
+        "dropout": 0.0,
+    }
+    sizes = {"vocabulary_size": values["vocab_size"], "max_positions": values["max_position_embeddings"]}
+    return validate(section, BertConfig, origin=origin), sizes
+
+
+def config_for_weights(config: BertConfig, names: Collection[str], origin: str) -> BertConfig:
+    """Without next-sentence prediction where the weights have no head for it, of which config.json does not tell.
+
+    Raises: CheckpointError for weights without the head that every BERT here has, such as a bare `BertModel`'s.
+    """
+    if not any(name.startswith("cls.predictions.transform.") for name in names):
+        raise CheckpointError(
+            f"{origin} has no masked-token head (cls.predictions.*): expected a BertForPreTraining or BertForMaskedLM, "
+            "found the encoder alone; save the whole pretraining model"
+        )
+    has_next_sentence_head = any(name.startswith("cls.seq_relationship.") for name in names)
+    return config if has_next_sentence_head else config.model_copy(update={"next_sentence": False})
+
+
+def _name_of_today(name: str) -> str:
+    """Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+BERT_MAPPING = HuggingFaceMapping(
+    model_type="bert",
+    special_token="padding",
+    input_names=("input_ids", "token_type_ids", "attention_mask"),
+    tensor_names=tensor_names,
+    plain_weights=plain_weights,
+    config_values=config_values,
+    read_config=read_config,
+    config_for_weights=config_for_weights,
+)

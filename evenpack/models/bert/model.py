@@ -1,0 +1,146 @@
+"""BERT on packs: masked tokens and next sentences.
+
+Shapes: T = slots of the micro-batch, C = hidden size, V = vocabulary, M = masked tokens and N = sequences that a
+micro-batch can hold. Both heads run at M and N chosen slots only, never at all T.
+
+Source: Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers; layers and names as in its code.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from evenpack.batch import MaskedTargets, PackedBatch
+from evenpack.kernels.cross_entropy import linear_cross_entropy
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.common.layers import BERT_NORM_EPSILON, PostNormBlock, Segments
+from evenpack.models.common.losses import LossSums
+from evenpack.models.common.positions import LearnedPositions
+from evenpack.models.common.transformer import PackedTransformer
+
+_NEXT_OR_RANDOM = 2
+"""Classes of next-sentence prediction: 0, the second half follows the first; 1, it comes from elsewhere."""
+
+
+class MaskedTokenHead(nn.Module):
+    """What stands between the encoder and the decoder, which is the token embedding with a bias of its own."""
+
+    def __init__(self, hidden_size: int, vocabulary_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
+        self.decoder_bias = nn.Parameter(torch.zeros(vocabulary_size))
+
+    def forward(self, hidden: Float[Tensor, " M C"]) -> Float[Tensor, " M C"]:
+        result: Tensor = self.norm(F.gelu(self.dense(hidden)))
+        return result
+
+
+class NextSentenceHead(nn.Module):
+    """The pooler and the two classes it is read for."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.pooler = nn.Linear(hidden_size, hidden_size)
+        self.classifier = nn.Linear(hidden_size, _NEXT_OR_RANDOM)
+
+    def forward(self, first_tokens: Float[Tensor, " N C"]) -> Float[Tensor, " N 2"]:
+        result: Tensor = self.classifier(self.pooler(first_tokens).tanh())
+        return result
+
+
+class Bert(PackedTransformer[BertConfig]):
+    """Post-norm transformer encoder with the decoder of masked tokens tied to the token embedding."""
+
+    def _build(self, attention_backend: str) -> None:
+        shape = self.config.shape
+        hidden_size, dropout = shape["hidden_size"], self.config.dropout
+        self.token_embedding = nn.Embedding(self.vocabulary_size, hidden_size)
+        self.positions = LearnedPositions(self.max_positions, hidden_size)
+        self.token_type_embedding = nn.Embedding(self.config.token_types, hidden_size)
+        self.embedding_norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
+        self.embedding_dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            PostNormBlock(hidden_size, shape["heads"], dropout=dropout, backend=attention_backend)
+            for _ in range(shape["layers"])
+        )
+        self.masked_token_head = MaskedTokenHead(hidden_size, self.vocabulary_size)
+        self.next_sentence_head = NextSentenceHead(hidden_size) if self.config.next_sentence else None
+
+    def forward(self, batch: PackedBatch) -> LossSums:
+        """Sums of masked-token and next-sentence losses over the batch's targets.
+
+        Raises: ValueError for a batch without masked targets; and see `hidden_states`.
+        """
+        targets = _masked_targets(batch)
+        hidden = self.hidden_states(batch)
+        loss_sum, correct = linear_cross_entropy(
+            self._masked_tokens(hidden, targets),
+            self.token_embedding.weight,
+            targets.labels,
+            targets.weights,
+            bias=self.masked_token_head.decoder_bias,
+        )
+        sums = LossSums.of_tokens(loss_sum=loss_sum, correct=correct, targets=batch.local_counts.targets)
+        if self.next_sentence_head is None:
+            return sums
+        logits = self.next_sentence_head(hidden.index_select(0, targets.sequence_starts))
+        return sums.with_next_sentence(*_next_sentence_sums(logits, targets))
+
+    def masked_token_logits(self, batch: PackedBatch) -> Float[Tensor, " M V"]:
+        """Scores of the token at each of the batch's masked positions, those that fill up included."""
+        rows = self._masked_tokens(self.hidden_states(batch), _masked_targets(batch))
+        return F.linear(rows, self.token_embedding.weight, self.masked_token_head.decoder_bias)
+
+    def next_sentence_logits(self, batch: PackedBatch) -> Float[Tensor, " N 2"]:
+        """Scores of both classes for each of the batch's sequences, those that fill up included.
+
+        Raises: ValueError for a model without this head.
+        """
+        if self.next_sentence_head is None:
+            raise ValueError("this BERT was built with model.next_sentence: false and has no next-sentence head")
+        first_tokens = self.hidden_states(batch).index_select(0, _masked_targets(batch).sequence_starts)
+        logits: Tensor = self.next_sentence_head(first_tokens)
+        return logits
+
+    def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
+        """Activations after the last block: what the heads read.
+
+        Raises: ValueError if positions may lie beyond the learned table; BackendError if the attention backend cannot
+        serve on this device, dtype, head size or dropout.
+        """
+        embedded: Tensor = self.token_embedding(batch.tokens) + self.token_type_embedding(batch.token_type_ids)
+        embedded = embedded + self.positions(batch.position_ids, batch.position_rows)
+        hidden: Tensor = self.embedding_dropout(self.embedding_norm(embedded))
+        segments = Segments(
+            cu_seqlens=batch.cu_seqlens,
+            max_sequence_length=batch.max_sequence_length,
+            causal=False,
+            alibi_slopes=None,
+            rotation=None,
+        )
+        return self._through_blocks(hidden, segments)
+
+    def _masked_tokens(self, hidden: Float[Tensor, " T C"], targets: MaskedTargets) -> Float[Tensor, " M C"]:
+        rows: Tensor = self.masked_token_head(hidden.index_select(0, targets.positions))
+        return rows
+
+
+def _masked_targets(batch: PackedBatch) -> MaskedTargets:
+    if not isinstance(batch.targets, MaskedTargets):
+        raise ValueError(
+            f"BERT learns from MaskedTargets, the batch has {type(batch.targets).__name__}; take the recipe "
+            "sentence_pairs, or a model.kind of next tokens"
+        )
+    return batch.targets
+
+
+def _next_sentence_sums(
+    logits: Float[Tensor, " N 2"], targets: MaskedTargets
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """The weighted loss sum in FP32 and how many sequences of weight above zero were told right."""
+    labels, weights = targets.next_sentence_labels.long(), targets.sequence_weights
+    losses = F.cross_entropy(logits.float(), labels, reduction="none")
+    correct = ((logits.argmax(dim=1) == labels) & (weights > 0)).sum()
+    return (losses * weights).sum(), correct

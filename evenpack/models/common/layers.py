@@ -1,0 +1,184 @@
+"""The parts of a transformer on packs: activations are flat, and attention stays within segments.
+
+Shapes: T = slots, C = hidden size, H = heads, G = key/value heads, D = C / H, F = width of the feed-forward layer,
+S = segments.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from evenpack.kernels.attention import packed_attention
+from evenpack.models.common.positions import Rotation
+from evenpack.models.common.section import FEED_FORWARD_RATIO
+
+GPT2_NORM_EPSILON = 1e-5
+BERT_NORM_EPSILON = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """Who attends to whom; the same for each layer of one forward pass."""
+
+    cu_seqlens: Int[Tensor, " S_plus_1"]
+    max_sequence_length: int
+    causal: bool
+    """Whether a slot sees only itself and those before it."""
+    alibi_slopes: Float[Tensor, " H"] | None
+    """None: positions come from elsewhere."""
+    rotation: Rotation | None
+    """By which queries and keys are turned; None: positions come from elsewhere."""
+
+
+class MergedLinear(nn.Linear):
+    """Several linear layers of one input, computed as one; LAMB gives each a trust ratio of its own.
+
+    Args:
+        in_features: width of the input.
+        parts: outputs of each layer, in order.
+        bias: whether each has one.
+    """
+
+    def __init__(self, in_features: int, parts: Sequence[int], *, bias: bool = True) -> None:
+        super().__init__(in_features, sum(parts), bias=bias)
+        self.parts = tuple(parts)
+
+    def separately(self, inputs: Float[Tensor, " T C"]) -> tuple[Tensor, ...]:
+        """The output of each layer: [T, part]."""
+        outputs: tuple[Tensor, ...] = self(inputs).split_with_sizes(self.parts, dim=1)
+        return outputs
+
+
+class SelfAttention(nn.Module):
+    """Each slot reads its own segment: all of it, or itself and what stands before.
+
+    Args:
+        hidden_size: C.
+        heads: H, a divisor of C.
+        key_value_heads: G, a divisor of H; None: H.
+        bias: of the projections.
+        dropout: of attention probabilities.
+        backend: as `packed_attention` takes it.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: int,
+        *,
+        key_value_heads: int | None = None,
+        bias: bool = True,
+        dropout: float,
+        backend: str,
+    ) -> None:
+        super().__init__()
+        self.head_dim = hidden_size // heads
+        self.dropout = dropout
+        self.backend = backend
+        key_value_size = (key_value_heads or heads) * self.head_dim
+        self.query_key_value = MergedLinear(hidden_size, (hidden_size, key_value_size, key_value_size), bias=bias)
+        self.output = nn.Linear(hidden_size, hidden_size, bias=bias)
+
+    def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
+        parts = self.query_key_value.separately(hidden)
+        query, key, value = (part.view(len(hidden), -1, self.head_dim) for part in parts)
+        if segments.rotation is not None:
+            query, key = segments.rotation.turn(query), segments.rotation.turn(key)
+        attended = packed_attention(
+            query,
+            key,
+            value,
+            segments.cu_seqlens,
+            segments.max_sequence_length,
+            causal=segments.causal,
+            alibi_slopes=segments.alibi_slopes,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
+        result: Tensor = self.output(attended.flatten(1))
+        return result
+
+
+class FeedForward(nn.Module):
+    """Two linear layers around GELU: `none` is its exact form (by erf), `tanh` the approximation of GPT-2."""
+
+    def __init__(self, hidden_size: int, *, gelu: Literal["none", "tanh"]) -> None:
+        super().__init__()
+        self.gelu = gelu
+        self.expand = nn.Linear(hidden_size, FEED_FORWARD_RATIO * hidden_size)
+        self.contract = nn.Linear(FEED_FORWARD_RATIO * hidden_size, hidden_size)
+
+    def forward(self, hidden: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
+        result: Tensor = self.contract(F.gelu(self.expand(hidden), approximate=self.gelu))
+        return result
+
+
+class GatedFeedForward(nn.Module):
+    """SwiGLU: a linear layer times SiLU of another, and a third one back; no biases.
+
+    Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv:2002.05202), equation 6.
+    """
+
+    def __init__(self, hidden_size: int, inner_size: int) -> None:
+        super().__init__()
+        self.expand = MergedLinear(hidden_size, (inner_size, inner_size), bias=False)
+        self.contract = nn.Linear(inner_size, hidden_size, bias=False)
+
+    def forward(self, hidden: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
+        gate, values = self.expand.separately(hidden)
+        result: Tensor = self.contract(F.silu(gate) * values)
+        return result
+
+
+class PreNormBlock(nn.Module):
+    """Attention, then feed-forward, each normalised before and added to what came in."""
+
+    def __init__(
+        self,
+        *,
+        attention_norm: nn.Module,
+        attention: SelfAttention,
+        feed_forward_norm: nn.Module,
+        feed_forward: FeedForward | GatedFeedForward,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.feed_forward_norm = feed_forward_norm
+        self.feed_forward = feed_forward
+        self.residual_dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
+        attended: Tensor = self.residual_dropout(self.attention(self.attention_norm(hidden), segments))
+        hidden = hidden + attended
+        transformed: Tensor = self.residual_dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+        return hidden + transformed
+
+    @property
+    def residual_outputs(self) -> tuple[nn.Linear, nn.Linear]:
+        """The layers whose results are added to the residual stream."""
+        return self.attention.output, self.feed_forward.contract
+
+
+class PostNormBlock(nn.Module):
+    """BERT's: attention, then feed-forward, each added to what came in and the sum normalised."""
+
+    def __init__(self, hidden_size: int, heads: int, *, dropout: float, backend: str) -> None:
+        super().__init__()
+        self.attention = SelfAttention(hidden_size, heads, dropout=dropout, backend=backend)
+        self.attention_norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
+        self.feed_forward = FeedForward(hidden_size, gelu="none")
+        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
+        self.residual_dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
+        attended: Tensor = self.residual_dropout(self.attention(hidden, segments))
+        hidden = self.attention_norm(hidden + attended)
+        transformed: Tensor = self.residual_dropout(self.feed_forward(hidden))
+        normalised: Tensor = self.feed_forward_norm(hidden + transformed)
+        return normalised

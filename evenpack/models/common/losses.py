@@ -1,0 +1,118 @@
+"""Sums in, exact global means out.
+
+A model returns the *sum* of its weighted losses. Which share of the step a rank holds is chance, so a mean taken there
+would weigh tokens unequally. Every rank knows the whole step's denominators from the plan instead, and no
+communication is needed to normalise exactly.
+
+The loss of a step is the token loss, over next or masked tokens, plus the next-sentence loss of a model that predicts
+it. Each has its own denominator:
+
+    token loss      loss_reduction: token       sum over targets / targets
+                    loss_reduction: sequence    sum over sequences of (sum over its targets / their number)
+                                                / sequences; collation puts the inner division into the weights
+    next sentence                               sum over sequences / sequences
+
+A sequence without a target adds 0 to the token loss and counts as a sequence, as in listing 5 of the source.
+
+Source: Krell et al. 2021 (Efficient Sequence Packing without Cross-contamination, arXiv:2107.02027), sections 3.2.3
+(loss per sequence) and T.6 (loss balancing).
+"""
+
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from evenpack.batch import StepCounts
+from evenpack.models.common.section import TransformerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSums:
+    """What one micro-batch adds to the step."""
+
+    loss_sum: Float[Tensor, ""]
+    """Sum of weight x cross-entropy over next or masked tokens in nats; FP32, differentiable."""
+    correct: Int[Tensor, ""]
+    """Targets whose label had the highest logit."""
+    targets: int
+    """Positions summed over."""
+    next_sentence_loss_sum: Float[Tensor, ""]
+    """Sum of weight x cross-entropy over sequences in nats; zero for a model without next-sentence prediction."""
+    next_sentence_correct: Int[Tensor, ""]
+    """Sequences whose label had the higher logit."""
+
+    @staticmethod
+    def of_tokens(*, loss_sum: Float[Tensor, ""], correct: Int[Tensor, ""], targets: int) -> "LossSums":
+        """Of a model that predicts tokens and nothing else."""
+        return LossSums(
+            loss_sum=loss_sum,
+            correct=correct,
+            targets=targets,
+            next_sentence_loss_sum=loss_sum.new_zeros(()),
+            next_sentence_correct=correct.new_zeros(()),
+        )
+
+    def with_next_sentence(self, loss_sum: Float[Tensor, ""], correct: Int[Tensor, ""]) -> "LossSums":
+        """The same with what next-sentence prediction adds."""
+        return replace(self, next_sentence_loss_sum=loss_sum, next_sentence_correct=correct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDenominators:
+    """What the two loss sums of a whole step over all ranks are divided by; never zero."""
+
+    tokens: float
+    next_sentence: float
+
+
+def exact_denominators(config: TransformerConfig, step_counts: StepCounts) -> LossDenominators:
+    """The numbers that were really summed over; a step without any target has loss 0 and gradient 0."""
+    return LossDenominators(
+        tokens=float(max(step_counts.sequences if _is_mean_of_means(config) else step_counts.targets, 1)),
+        next_sentence=float(max(step_counts.sequences, 1)),
+    )
+
+
+def expected_denominators(
+    config: TransformerConfig,
+    *,
+    packs: int,
+    targets_of_a_full_pack: float,
+    token_efficiency: float,
+    packing_factor: float,
+) -> LossDenominators:
+    """The numbers that a step sums over on average (section T.6, equations 25 and 26).
+
+    The same in every step, so that a token and a sequence weigh alike in all of them, and the losses' ratio does not
+    follow what a step happens to hold. A loss divided by them means something only when averaged over steps.
+
+    Args:
+        packs: of a step over all ranks (b).
+        targets_of_a_full_pack: masked tokens of a pack without padding (m): 76 at 512 slots.
+        token_efficiency: real tokens / slots (e), above 0.
+        packing_factor: sequences / packs (p), at least 1.
+    """
+    sequences = packs * packing_factor
+    return LossDenominators(
+        tokens=sequences if _is_mean_of_means(config) else packs * targets_of_a_full_pack * token_efficiency,
+        next_sentence=sequences,
+    )
+
+
+def scaled_loss(
+    sums: LossSums, denominators: LossDenominators, *, world_size: int, accumulation: int
+) -> Float[Tensor, ""]:
+    """What a rank hands to the backward pass, so that the gradient is that of the step's mean loss.
+
+    Data parallelism averages gradients over `world_size` ranks and the engine divides each of `accumulation`
+    micro-batches by their number, so both are multiplied back; what remains is the sum over all micro-batches of all
+    ranks of loss_sum / denominator of the step. The mean of all scaled losses is therefore the exact global mean loss.
+    """
+    parts = world_size * accumulation
+    token_loss = sums.loss_sum * (parts / denominators.tokens)
+    return token_loss + sums.next_sentence_loss_sum * (parts / denominators.next_sentence)
+
+
+def _is_mean_of_means(config: TransformerConfig) -> bool:
+    return config.loss_reduction == "sequence"

@@ -1,0 +1,112 @@
+"""What the `model:` section of a run file has in every family."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from evenpack.config import Section
+
+FEED_FORWARD_RATIO = 4
+"""Width of the feed-forward layer in hidden sizes, where a family has no key for it."""
+
+
+ROTARY_BASE = 10_000.0
+"""Of RoFormer and Llama."""
+
+
+class TransformerConfig(Section):
+    """Base of each family's section: a preset, each of whose numbers may be overridden.
+
+    The properties say how the engine treats a model; a family overrides those in which it differs.
+    """
+
+    presets: ClassVar[dict[str, dict[str, int]]]
+
+    kind: str
+    """The family's name."""
+    preset: str
+    positions: str
+    max_positions: int | None = Field(default=None, ge=1, le=1 << 24)
+    """Rows of the learned position table; null: as many as the data needs (`positions_needed`). At most as many as the
+    longest sequence there can be has tokens."""
+    layers: int | None = Field(default=None, ge=1, le=1 << 12)
+    hidden_size: int | None = Field(default=None, ge=8, le=1 << 17)
+    heads: int | None = Field(default=None, ge=1, le=1 << 12)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """After embeddings, attention probabilities, and each residual branch."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass: less memory, about a third more work."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TransformerConfig":
+        if self.shape["hidden_size"] % self.shape["heads"]:
+            raise ValueError(
+                f"hidden_size ({self.shape['hidden_size']}) must be a multiple of heads ({self.shape['heads']})"
+            )
+        return self
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """layers, hidden_size, heads, and what else the presets set, with the overrides applied."""
+        preset = self.presets[self.preset]
+        return {name: getattr(self, name) or preset[name] for name in preset}
+
+    def positions_needed(self, *, max_sequence_length: int, pack_length: int) -> int:
+        """Rows that a learned position table must have for such data, packed."""
+        return max_sequence_length if self.restarts_positions else pack_length
+
+    @property
+    def restarts_positions(self) -> bool:
+        """Whether positions count from 0 in each sequence of a pack."""
+        return True
+
+    @property
+    def predicts_next_sentence(self) -> bool:
+        """Whether the model has a head and a loss for it."""
+        return False
+
+    @property
+    def loss_reduction(self) -> Literal["token", "sequence"]:
+        """Whether the token loss is a mean over all targets, or over sequences of the mean over each one's targets."""
+        return "token"
+
+    @property
+    def denominators(self) -> Literal["exact", "expected"]:
+        """Whether losses are divided by what a step holds, or by what a step holds on average."""
+        return "exact"
+
+    @property
+    def unseen_in_weights(self) -> dict[str, Any]:
+        """Keys by which a model computes and that names and shapes of its tensors do not tell, or tell badly."""
+        return {"kind": self.kind, "heads": self.shape["heads"]}
+
+    @property
+    def study_switches(self) -> dict[str, str]:
+        """Keys of this section that are false and make it one for study alone, each with what that means."""
+        return {}
+
+
+class DecoderConfig(TransformerConfig):
+    """What decoders have beside it."""
+
+    rotary_base: float = Field(default=ROTARY_BASE, gt=0.0)
+    """Of `positions: rotary`, where pair i of a head's channels turns by base^(-2i / head_dim) from one position to the
+    next; other positions have none."""
+
+    @model_validator(mode="after")
+    def _check_positions(self) -> "DecoderConfig":
+        if self.positions == "rotary":
+            head_dim = self.shape["hidden_size"] // self.shape["heads"]
+            if head_dim % 2:
+                raise ValueError(
+                    f"positions rotary turns pairs of channels: hidden_size / heads must be even, found {head_dim}"
+                )
+        elif self.rotary_base != ROTARY_BASE:
+            raise ValueError(f"rotary_base is for positions rotary, and positions is {self.positions}: leave it out")
+        return self
+
+    @property
+    def unseen_in_weights(self) -> dict[str, Any]:
+        kind = {} if self.positions == "learned" else {"positions": self.positions}
+        base = {"rotary_base": self.rotary_base} if self.positions == "rotary" else {}
+        return super().unseen_in_weights | kind | base

@@ -1,0 +1,104 @@
+"""Tensors of one model under the names and in the layout of another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenpack.errors import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorName:
+    """What one parameter of ours is called there."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    """Several: ours holds them concatenated along its first dimension."""
+    is_transposed: bool
+    """Whether a matrix is stored as input x output there."""
+    rows: tuple[int, ...] | None = None
+    """Of each of theirs in ours; None: equal shares."""
+
+    def parts_of(self, parameter: Tensor) -> tuple[Tensor, ...]:
+        """What each of theirs is in ours, as it is laid out there."""
+        parts = parameter.chunk(len(self.theirs)) if self.rows is None else parameter.split_with_sizes(self.rows)
+        return tuple(part.t() if self.is_transposed else part for part in parts)
+
+
+def renamed(ours: str, *theirs: str) -> list[TensorName]:
+    """Weight and bias of a layer that is laid out alike in both."""
+    return [
+        TensorName(ours=f"{ours}.{kind}", theirs=tuple(f"{name}.{kind}" for name in theirs), is_transposed=False)
+        for kind in ("weight", "bias")
+    ]
+
+
+def export_tensors(model: nn.Module, names: Sequence[TensorName]) -> dict[str, Tensor]:
+    """Parameters of `model` under their names: FP32 copies on the CPU."""
+    parameters = dict(model.named_parameters())
+    weights = {}
+    for name in names:
+        for theirs, part in zip(name.theirs, name.parts_of(parameters[name.ours].detach()), strict=True):
+            weights[theirs] = part.to("cpu", torch.float32, copy=True).contiguous()
+    return weights
+
+
+@torch.no_grad()
+def load_tensors(model: nn.Module, names: Sequence[TensorName], weights: Mapping[str, Tensor]) -> None:
+    """Fills the parameters of `model`, whose device and dtype stay.
+
+    Raises: CheckpointError if a tensor is missing, of another shape or unknown; nothing has been loaded then.
+    """
+    parameters = dict(model.named_parameters())
+    unknown = sorted(weights.keys() - {theirs for name in names for theirs in name.theirs})
+    if unknown:
+        raise CheckpointError(
+            f"{unknown[0]} has no place in a {type(model).__name__} of {_layers(names)} layers: the checkpoint belongs "
+            "to another model section"
+        )
+    parts = [
+        (part, theirs)
+        for name in names
+        for part, theirs in zip(name.parts_of(parameters[name.ours]), name.theirs, strict=True)
+    ]
+    for part, theirs in parts:
+        expected = tuple(part.shape)
+        if theirs not in weights:
+            raise CheckpointError(f"{theirs} is missing, expected a tensor of shape {expected}")
+        if tuple(weights[theirs].shape) != expected:
+            raise CheckpointError(
+                f"{theirs} must have shape {expected}, found {tuple(weights[theirs].shape)}: the checkpoint belongs to "
+                "another model section, vocabulary or number of positions"
+            )
+    for part, theirs in parts:
+        part.copy_(weights[theirs])
+
+
+def untied(weights: dict[str, Tensor], name: str, tied_to: str) -> None:
+    """Takes the tensor called `name` out of `weights`, if it is there.
+
+    Raises: CheckpointError if it is another than the one called `tied_to`.
+    """
+    tensor = weights.pop(name, None)
+    if tensor is not None and tied_to in weights and not torch.equal(tensor, weights[tied_to]):
+        raise CheckpointError(f"{name} differs from {tied_to}, expected a tied LM head")
+
+
+def check_config(values: Mapping[str, Any], fixed: Mapping[str, Any], required: set[str], origin: str) -> None:
+    """Checks config.json: `fixed` keys have their value or are absent, `required` ones are there.
+
+    Raises: CheckpointError that names the key.
+    """
+    for key, expected in fixed.items():
+        if values.get(key, expected) != expected:
+            raise CheckpointError(f"{origin}: {key} must be {expected!r}, found {values[key]!r}")
+    missing = required - values.keys()
+    if missing:
+        raise CheckpointError(f"{origin}: {min(missing)} is missing")
+
+
+def _layers(names: Sequence[TensorName]) -> int:
+    return len({name.ours.split(".")[1] for name in names if name.ours.startswith("blocks.")})

@@ -1,0 +1,110 @@
+"""What the models have in common: how they are built and initialised, and the way through their blocks.
+
+Shapes: T = slots of the micro-batch, C = hidden size. There is no batch dimension: `cu_seqlens` says where each segment
+ends, and nothing else in a model mixes slots.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from evenpack.batch import PackedBatch
+from evenpack.models.common.layers import Segments
+from evenpack.models.common.losses import LossSums
+from evenpack.models.common.section import TransformerConfig
+
+INITIAL_DEVIATION = 0.02
+"""Standard deviation of initial weights, of GPT-2, BERT and Llama."""
+
+_INITIALISED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
+
+ConfigT = TypeVar("ConfigT", bound=TransformerConfig)
+
+
+class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
+    """A stack of blocks over packs.
+
+    Args:
+        config: shape, dropout, activation checkpointing, and what is the model's own.
+        vocabulary_size: rows of the token embedding, to which the output head is tied.
+        max_positions: rows of the learned position table; ALiBi has none and ignores it.
+        attention_backend: `auto` or a name of `evenpack.kernels`; matched to the device and dtype when called.
+        seed: of the initial weights, which depend on nothing else: each rank and each device gets the same.
+
+    Built under `torch.device("meta")` it has shapes only, at no cost of memory; then `to_empty` and `initialize`,
+    or load weights.
+    """
+
+    token_embedding: nn.Embedding
+    blocks: nn.ModuleList
+
+    def __init__(
+        self,
+        config: ConfigT,
+        *,
+        vocabulary_size: int,
+        max_positions: int,
+        attention_backend: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary_size = vocabulary_size
+        self.max_positions = max_positions
+        device = torch.get_default_device()
+        with torch.device("meta"):  # torch's own initial values would cost time and draw from its global random state
+            self._build(attention_backend)
+        if device.type != "meta":
+            self.to_empty(device=device)
+            self.initialize(seed)
+
+    @abstractmethod
+    def _build(self, attention_backend: str) -> None:
+        """Makes all layers, `token_embedding` and `blocks` among them."""
+
+    @abstractmethod
+    def forward(self, batch: PackedBatch) -> LossSums:
+        """Sums over the batch's targets; logits are never held as a whole."""
+
+    def _initial_deviation(self, layer: nn.Module) -> float:
+        """Of the weights of a linear layer or an embedding."""
+        return INITIAL_DEVIATION
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Draws all weights again from `seed`: normal, biases zero, norms one.
+
+        Numbers are drawn on the CPU and copied, because devices draw differently from one seed.
+
+        Raises: TypeError for a weight of another kind of layer: a model that has some must override this.
+        """
+        generator = torch.Generator(device="cpu").manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                drawn = torch.empty(module.weight.shape, device="cpu", dtype=torch.float32)
+                module.weight.copy_(drawn.normal_(0.0, self._initial_deviation(module), generator=generator))
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+                module.weight.fill_(1.0)
+        known = {id(module.weight) for module in self.modules() if isinstance(module, _INITIALISED)}
+        for name, parameter in self.named_parameters():
+            if not name.endswith("bias") and id(parameter) not in known:
+                raise TypeError(f"{type(self).__name__} says no initial values for {name}: override initialize")
+
+    def _through_blocks(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
+        """All blocks; with activation checkpointing only their inputs are kept for the backward pass."""
+        recompute = self.config.activation_checkpointing and self.training and torch.is_grad_enabled()
+        for block in self.blocks:
+            if recompute:
+                # Saving the random state makes the device wait; only dropout needs it.
+                keeps_random_state = self.config.dropout > 0.0
+                hidden = checkpoint(block, hidden, segments, use_reentrant=False, preserve_rng_state=keeps_random_state)
+            else:
+                hidden = block(hidden, segments)
+        return hidden

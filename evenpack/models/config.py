@@ -1,0 +1,19 @@
+"""The `model:` section of a run file: that of any family."""
+
+from typing import Annotated
+
+from pydantic import SerializeAsAny
+
+from evenpack.config import SectionByKind
+from evenpack.kernels.config import AttentionConfig
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.families import config_of
+
+ModelConfig = Annotated[SerializeAsAny[TransformerConfig], SectionByKind(find=config_of)]
+"""Checked against the section of the family that `kind` names."""
+
+
+def study_switches(model: TransformerConfig, attention: AttentionConfig) -> dict[str, str]:
+    """The keys of a run file that are false and make it one for study alone, each with what that means."""
+    isolation = {} if attention.isolate else {"attention.isolate": "sequences of one pack attend to one another"}
+    return isolation | model.study_switches

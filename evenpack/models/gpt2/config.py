@@ -1,0 +1,23 @@
+"""The `model:` section of a GPT-2."""
+
+from typing import ClassVar, Literal
+
+from evenpack.models.common.section import DecoderConfig
+
+
+class Gpt2Config(DecoderConfig):
+    """GPT-2."""
+
+    presets: ClassVar[dict[str, dict[str, int]]] = {
+        "tiny": {"layers": 2, "hidden_size": 128, "heads": 2},
+        "mini": {"layers": 4, "hidden_size": 256, "heads": 4},
+        "small": {"layers": 12, "hidden_size": 768, "heads": 12},
+        "medium": {"layers": 24, "hidden_size": 1024, "heads": 16},
+        "large": {"layers": 36, "hidden_size": 1280, "heads": 20},
+        "xl": {"layers": 48, "hidden_size": 1600, "heads": 25},
+    }
+    """Radford et al. 2019, table 2; tiny and mini are ours, for CPUs."""
+
+    kind: Literal["gpt2"]
+    preset: Literal["tiny", "mini", "small", "medium", "large", "xl"] = "small"
+    positions: Literal["learned", "alibi", "rotary"] = "learned"

@@ -1,0 +1,174 @@
+"""What a run file and its prepared data are resolved to, and by what items are assigned."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_run import lone_world, tiny_gpt2_run
+
+import evenpack
+from evenpack.data.order.step_plan import PackStatistics, StepPlanner, item_costs
+from evenpack.data.order.step_shape import CostWeights
+from evenpack.engine.build import build
+from evenpack.engine.checkpoints.continuation import compare_run_files
+from evenpack.engine.checkpoints.files import TrainState
+from evenpack.engine.config import RunConfig
+from evenpack.engine.cost_model import CostModel
+from evenpack.engine.cost_weights import operation_weights, warn_of_other_device
+from evenpack.engine.distributed import World
+from evenpack.engine.resolve import open_run
+from evenpack.engine.train import train_in
+from evenpack.errors import ConfigError
+from evenpack.studies.throughput.contenders import changed
+
+SHIPPED = Path(evenpack.__file__).parent / "studies" / "imbalance" / "cost_models"
+SQUARES = CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return tiny_gpt2_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with lone_world() as alone:
+        yield alone
+
+
+def write_cost_model(folder: Path, **changes: Any) -> Path:
+    """One that was measured on a GPT-2, of three terms."""
+    values = json.loads((SHIPPED / "gpt2_xl_width_cpu.json").read_text())
+    values |= {"per_token": 2e-6, "per_squared_length": 3e-9, "per_segment": 4e-5}
+    values["measured_on"] |= changes
+    path = folder / "cost.json"
+    path.write_text(json.dumps(values))
+    return path
+
+
+def test_the_layout_chooses_the_terms_of_a_measured_cost_model(config: RunConfig, tmp_path: Path) -> None:
+    path = write_cost_model(tmp_path)
+    packed = open_run(changed(config, training={"cost_model": path}))
+    assert packed.shape.cost_weights == CostWeights(per_token=0.0, per_squared_length=3e-9, per_segment=4e-5)
+    unpadded = open_run(changed(config, training={"cost_model": path, "layout": "unpadded"}))
+    assert unpadded.shape.cost_weights == CostWeights(per_token=2e-6, per_squared_length=3e-9, per_segment=4e-5)
+
+
+def test_without_a_cost_model_operations_decide_and_segments_cost_nothing(config: RunConfig) -> None:
+    assert open_run(config).shape.cost_weights == SQUARES
+    unpadded = open_run(changed(config, training={"layout": "unpadded"}))
+    assert unpadded.shape.cost_weights == operation_weights(unpadded.config, unpadded.prepared)
+    assert unpadded.shape.cost_weights.per_token > 0.0
+    assert unpadded.shape.cost_weights.per_segment == 0.0
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [
+        ({"family": "bert", "model": "bert large"}, r"was measured on bert large, and model\.kind is gpt2"),
+        (
+            {"layouts": ["padded", "unpadded/arrival"]},
+            r"in the layouts padded, unpadded, and training\.layout is packed",
+        ),
+    ],
+)
+def test_a_cost_model_of_another_model_or_layout_is_used_only_if_asked(
+    config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture, measured: dict[str, Any], message: str
+) -> None:
+    path = write_cost_model(tmp_path, **measured)
+    with pytest.raises(ConfigError, match=message):
+        open_run(changed(config, training={"cost_model": path}))
+    run = open_run(changed(config, training={"cost_model": path, "cost_model_of_another": "use"}))
+    assert run.shape.cost_weights.per_squared_length == 3e-9
+    assert "is used all the same" in caplog.text
+
+
+def test_a_cost_model_of_another_device_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cost_model = CostModel.read(write_cost_model(tmp_path, device="one card"))
+    warn_of_other_device(cost_model, "one card")
+    assert not caplog.records
+    warn_of_other_device(cost_model, "another card")
+    assert "was measured on one card and this is another card" in caplog.text
+
+
+def test_a_missing_cost_model_is_named(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
+        open_run(changed(config, training={"cost_model": tmp_path / "none.json"}))
+
+
+def test_the_cost_per_segment_counts_and_changes_who_computes_what() -> None:
+    statistics = PackStatistics(
+        tokens=np.array([10, 20]), squared_lengths=np.array([100, 50]), segments=np.array([1, 7])
+    )
+    weights = CostWeights(per_token=2.0, per_squared_length=0.5, per_segment=3.0)
+    assert item_costs(weights, statistics).tolist() == [20 + 50 + 3, 40 + 25 + 21]
+    assert item_costs(replace(weights, per_segment=0.0), statistics).tolist() == [70.0, 65.0]
+
+
+def test_a_run_balances_segments_where_they_cost(config: RunConfig) -> None:
+    """Where only segments cost, the ranks' numbers of segments are nearer to one another than by squares."""
+    run = open_run(config)
+    sources = build_sources(run)
+
+    def spread(weights: CostWeights) -> float:
+        shape = replace(run.shape, items_per_step=32, items_per_micro_batch=4, cost_weights=weights)
+        planner = StepPlanner(sources, run.prepared.weights, shape=shape, ranks=4, objective=run.objective)
+        found = []
+        for step in range(8):
+            plan = planner.plan(step)
+            counts = [
+                sum(len(plan.micro_batch(rank, index).sequence_ids) for index in range(plan.micro_batches))
+                for rank in range(4)
+            ]
+            found.append(max(counts) - min(counts))
+        return float(np.mean(found))
+
+    of_segments = CostWeights(per_token=0.0, per_squared_length=0.0, per_segment=1.0)
+    assert spread(of_segments) < 0.75 * spread(SQUARES)
+
+
+def build_sources(run: Any) -> Any:
+    from evenpack.data.batches.pipeline import packed_sources
+
+    return packed_sources(run.prepared, "train", seed=run.config.run.seed)
+
+
+def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    training: dict[str, Any] = {"packs_per_step": 8, "cost_model": None}
+    state = TrainState(
+        step=7, fingerprint="f" * 32, world_size=1, zero_stage=0, cost_weights=SQUARES, config={"training": training}
+    )
+    compare_run_files(state, {"training": training})
+    assert not caplog.records
+    compare_run_files(state, {"training": training | {"cost_model": "h100.json"}})
+    (message,) = caplog.messages
+    assert message.startswith("training.cost_model is now h100.json and changes nothing")
+    assert "per_squared_length=1.0" in message
+
+
+def test_a_run_that_goes_on_in_another_layout_assigns_by_the_weights_of_that(
+    world: World, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of packs leave tokens out, and un-padded a rank waits for the one with the most."""
+    caplog.set_level(logging.INFO)
+    course = {"steps": 2, "stop_after_steps": 1, "evaluate_every_steps": None, "loader_workers": 0}
+    packed = changed(config, run={"output_dir": tmp_path}, training=course)
+    train_in(world, packed, stop_requested=lambda: False)
+    path = write_cost_model(tmp_path, device="another card")
+    assert build(changed(packed, training={"cost_model": path}), world).resolved.shape.cost_weights == SQUARES
+    assert "changes nothing" in caplog.text
+    unpadded = changed(packed, training={"layout": "unpadded"})
+    weights = build(unpadded, world).resolved.shape.cost_weights
+    assert weights == open_run(unpadded).shape.cost_weights != SQUARES
+    caplog.clear()
+    given = changed(packed, training={"layout": "unpadded", "cost_model": path})
+    assert build(given, world).resolved.shape.cost_weights.per_token == 2e-6
+    assert "changes nothing" not in caplog.text
+    assert "training.cost_model: None ->" in caplog.text
+    assert "the cost model was measured on" in caplog.text

@@ -1,0 +1,346 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from batches import build_batch, random_sequences
+from masked_batches import build_masked_batch, random_pairs
+
+from evenpack.errors import BackendError
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.build import new_model
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
+
+VOCABULARY = 61
+LONGEST = 24
+
+
+def tiny(*, max_positions=LONGEST, seed=0, backend="auto", layers=3, dropout=0.0, **settings):
+    config = BertConfig(kind="bert", preset="tiny", layers=layers, hidden_size=48, heads=3, dropout=dropout, **settings)
+    return Bert(config, vocabulary_size=VOCABULARY, max_positions=max_positions, attention_backend=backend, seed=seed)
+
+
+def some_batch(lengths=((7, 2, 12, 4), (24,)), **settings):
+    packs = [random_pairs(pack, vocabulary_size=VOCABULARY, seed=index) for index, pack in enumerate(lengths)]
+    return build_masked_batch(packs, "packed", max_sequence_length=LONGEST, pack_length=28, **settings)[0]
+
+
+def total(sums):
+    return sums.loss_sum + sums.next_sentence_loss_sum
+
+
+def gradients(model, batch):
+    model.zero_grad()
+    loss = total(model(batch))
+    loss.backward()
+    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+# What is summed
+
+
+@pytest.mark.parametrize("mlm_reduction", ["token", "sequence"])
+def test_the_losses_are_weighted_sums_over_the_logits(mlm_reduction):
+    model, batch = tiny(), some_batch(mlm_reduction=mlm_reduction)
+    sums, targets = model(batch), batch.targets
+    masked, pairs = model.masked_token_logits(batch), model.next_sentence_logits(batch)
+    losses = F.cross_entropy(masked, targets.labels, reduction="none")
+    torch.testing.assert_close(sums.loss_sum, (losses * targets.weights).sum(), rtol=1e-6, atol=0.0)
+    pair_losses = F.cross_entropy(pairs, targets.next_sentence_labels, reduction="none")
+    expected = (pair_losses * targets.sequence_weights).sum()
+    torch.testing.assert_close(sums.next_sentence_loss_sum, expected, rtol=1e-6, atol=0.0)
+    assert sums.loss_sum.dtype == sums.next_sentence_loss_sum.dtype == torch.float32
+    assert sums.targets == int((targets.weights > 0).sum()) == 1 + 1 + 2 + 1 + 4
+
+
+def test_weights_per_sequence_give_the_sum_of_the_sequences_means():
+    """Section 3.2.3 of the paper: a long sequence weighs no more than a short one."""
+    model = tiny()
+    pairs = random_pairs([7, 2, 20, 12], vocabulary_size=VOCABULARY)
+    means = []
+    for pair in pairs:
+        alone, _ = build_masked_batch([[pair]], "packed", max_sequence_length=LONGEST)
+        means.append(model(alone).loss_sum.item() / alone.local_counts.targets)
+    batch, _ = build_masked_batch([pairs], "packed", max_sequence_length=LONGEST, mlm_reduction="sequence")
+    assert [len(pair.masked) for pair in pairs] == [1, 1, 3, 2]
+    assert model(batch).loss_sum.item() == pytest.approx(sum(means), rel=1e-5)
+
+
+def test_right_predictions_are_counted_where_the_weight_is_above_zero():
+    model, batch = tiny(), some_batch()
+    with torch.no_grad():
+        labels = model.masked_token_logits(batch).argmax(dim=1)
+        pair_labels = model.next_sentence_logits(batch).argmax(dim=1)
+    labels[0] = (labels[0] + 1) % VOCABULARY
+    pair_labels[2] = 1 - pair_labels[2]
+    targets = replace(batch.targets, labels=labels, next_sentence_labels=pair_labels)
+    sums = model(replace(batch, targets=targets))
+    assert int(sums.correct) == 9 - 1
+    assert int(sums.next_sentence_correct) == 5 - 1
+    assert len(labels) > 9
+    assert len(pair_labels) > 5
+
+
+def test_a_model_that_is_trained_on_a_batch_comes_to_know_it():
+    model, batch = tiny(), some_batch()
+    assert int(model(batch).correct) < 9
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        total(model(batch)).backward()
+        optimizer.step()
+    assert int(model(batch).correct) == 9
+    assert int(model(batch).next_sentence_correct) == 5
+
+
+def test_what_fills_up_the_arrays_changes_neither_sums_nor_gradients():
+    model, batch = tiny(), some_batch()
+    targets = batch.targets
+    unused, unused_pairs = targets.weights == 0, targets.sequence_weights == 0
+    assert unused.any()
+    assert unused_pairs.any()
+    other = replace(
+        targets,
+        positions=torch.where(unused, 40, targets.positions),
+        labels=torch.where(unused, 5, targets.labels),
+        sequence_starts=torch.where(unused_pairs, 30, targets.sequence_starts),
+        next_sentence_labels=torch.where(unused_pairs, 1, targets.next_sentence_labels),
+    )
+    expected, found = gradients(model, batch), gradients(model, replace(batch, targets=other))
+    assert torch.equal(found[0], expected[0])
+    assert all(torch.equal(found[1][name], gradient) for name, gradient in expected[1].items())
+    sums, others = model(batch), model(replace(batch, targets=other))
+    assert torch.equal(sums.correct, others.correct)
+    assert torch.equal(sums.next_sentence_correct, others.next_sentence_correct)
+
+
+def test_every_parameter_is_trained():
+    for name, gradient in gradients(tiny(), some_batch())[1].items():
+        assert gradient.any(), name
+
+
+def test_shapes_depend_on_nothing_that_changes_from_batch_to_batch():
+    """Each layer sees the same shapes, however many sequences and masked tokens there are."""
+    model, seen = tiny(), []
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda _, inputs, output: seen[-1].append((inputs[0].shape, output.shape)))
+    for lengths in (((7, 2, 12, 4), (24,)), ((3,), (5, 5)), ((2, 2, 2, 2, 2, 2),) * 2):
+        seen.append([])
+        batch = some_batch(lengths, max_targets=14, max_sequences=12)
+        total(model(batch))
+        assert batch.slots == 56
+    assert len(seen[0]) > 20
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_the_heads_run_at_chosen_slots_only():
+    model, batch, rows = tiny(), some_batch(max_targets=11, max_sequences=6), {}
+    heads = {"masked": model.masked_token_head, "pairs": model.next_sentence_head}
+    for name, head in heads.items():
+        head.register_forward_pre_hook(lambda _, inputs, name=name: rows.update({name: len(inputs[0])}))
+    model(batch)
+    assert rows == {"masked": 11, "pairs": 6}
+    assert batch.slots == 56
+
+
+# What is read
+
+
+def test_token_types_and_positions_are_read_from_the_batch():
+    model, batch = tiny(), some_batch()
+    expected = model.masked_token_logits(batch)
+    swapped = replace(batch, token_type_ids=1 - batch.token_type_ids)
+    shifted = replace(batch, position_ids=(batch.position_ids + 1) % LONGEST)
+    for changed in (swapped, shifted):
+        assert (model.masked_token_logits(changed) - expected).abs().max() > 1e-3
+
+
+def test_attention_looks_both_ways():
+    """The last token of a sequence is felt at its first."""
+    model, batch = tiny(), some_batch([[24]])
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.query_key_value.weight.mul_(10.0)
+    tokens = batch.tokens.clone()
+    tokens[23] = (tokens[23] + 1) % VOCABULARY
+    changed = model.hidden_states(replace(batch, tokens=tokens)) - model.hidden_states(batch)
+    assert changed[0].abs().max() > 1e-3
+
+
+def test_positions_beyond_the_table_are_refused():
+    with pytest.raises(ValueError, match="model has 23"):
+        tiny(max_positions=23)(some_batch())
+
+
+def test_positions_that_run_through_the_pack_need_a_table_of_its_length():
+    batch = some_batch()
+    running = replace(batch, position_ids=torch.arange(56) % 28, position_rows=28)
+    with pytest.raises(ValueError, match=r"up to 28 tokens .* the model has 24"):
+        tiny()(running)
+    model = tiny(max_positions=28)
+    assert not torch.allclose(model.masked_token_logits(running), model.masked_token_logits(batch))
+
+
+def test_a_backend_that_cannot_serve_here_is_an_error():
+    with pytest.raises(BackendError, match="varlen"):
+        tiny(backend="varlen")(some_batch())
+
+
+def test_targets_of_the_other_kind_are_refused():
+    causal, _ = build_batch([random_sequences([7], vocabulary_size=VOCABULARY)], "packed", max_sequence_length=LONGEST)
+    with pytest.raises(ValueError, match="BERT learns from MaskedTargets, the batch has CausalTargets"):
+        tiny()(causal)
+    gpt2 = Gpt2(Gpt2Config(kind="gpt2", preset="tiny"), vocabulary_size=VOCABULARY, max_positions=LONGEST)
+    with pytest.raises(ValueError, match="Gpt2 learns from CausalTargets, the batch has MaskedTargets"):
+        gpt2(some_batch())
+
+
+# Study switches
+
+
+def test_without_next_sentence_the_masked_tokens_are_predicted_as_before():
+    batch = some_batch()
+    whole, alone = tiny(), tiny(next_sentence=False)
+    sums = alone(batch)
+    assert torch.equal(sums.loss_sum, whole(batch).loss_sum)
+    assert sums.next_sentence_loss_sum.item() == sums.next_sentence_correct.item() == 0
+    assert not [name for name, _ in alone.named_parameters() if "next_sentence" in name]
+    assert all(gradient.any() for gradient in gradients(alone, batch)[1].values())
+    with pytest.raises(ValueError, match=r"model\.next_sentence: false"):
+        alone.next_sentence_logits(batch)
+
+
+# Weights
+
+
+def test_a_model_section_becomes_the_model_that_it_names():
+    sizes = {"vocabulary_size": VOCABULARY, "max_positions": LONGEST}
+    bert = new_model(tiny().config, **sizes, attention_backend="reference", seed=5)
+    assert isinstance(bert, Bert)
+    assert {block.attention.backend for block in bert.blocks} == {"reference"}
+    assert torch.equal(bert.token_embedding.weight, tiny(seed=5).token_embedding.weight)
+    assert isinstance(new_model(Gpt2Config(kind="gpt2", preset="tiny"), **sizes), Gpt2)
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    weights = tiny(seed=5).state_dict()
+    torch.manual_seed(99)
+    again, other = tiny(seed=5).state_dict(), tiny(seed=6).state_dict()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert not torch.equal(weights["token_embedding.weight"], other["token_embedding.weight"])
+
+
+def test_initial_weights_follow_bert():
+    config = BertConfig(kind="bert", preset="tiny", hidden_size=256, heads=4)
+    for name, parameter in Bert(config, vocabulary_size=512, max_positions=64).named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert (parameter == 1.0).all(), name
+        else:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.1), name
+
+
+def test_a_model_built_on_the_meta_device_becomes_the_same_model():
+    with torch.device("meta"):
+        model = tiny()
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(7.0)
+    model.initialize(0)
+    expected = tiny(seed=0).state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+# Dropout and checkpointing
+
+
+def test_dropout_is_berts_by_default_and_has_its_rate_in_each_of_three_places():
+    assert BertConfig(kind="bert").dropout == 0.1
+    model = tiny(dropout=0.3)
+    assert model.embedding_dropout.p == 0.3
+    assert {block.attention.dropout for block in model.blocks} == {0.3}
+    assert {block.residual_dropout.p for block in model.blocks} == {0.3}
+
+
+def test_dropout_repeats_under_a_seed_and_is_off_in_evaluation():
+    model, batch = tiny(dropout=0.2), some_batch()
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        losses.append(gradients(model, batch))
+    assert torch.equal(losses[0][0], losses[1][0])
+    assert all(torch.equal(gradient, losses[1][1][name]) for name, gradient in losses[0][1].items())
+    assert not torch.equal(losses[0][0], losses[2][0])
+    model.eval()
+    assert torch.equal(total(model(batch)), total(model(batch)))
+    torch.testing.assert_close(total(model(batch)), total(tiny()(batch)), rtol=1e-6, atol=0.0)
+
+
+def test_dropout_of_the_embedding_drops_all_that_goes_into_the_blocks():
+    model, batch = tiny(), some_batch()
+    model.embedding_dropout.p = 1.0
+    assert not model.hidden_states(batch).any()  # initial biases are zero, so that nothing comes from nothing
+
+
+def test_dropout_of_residuals_drops_all_that_blocks_add():
+    model, batch = tiny(layers=1), some_batch()
+    model.blocks[0].residual_dropout.p = 1.0
+    embedded = model.token_embedding(batch.tokens) + model.token_type_embedding(batch.token_type_ids)
+    embedded = embedded + model.positions.table(batch.position_ids)
+    normalised = F.layer_norm(embedded, (48,), eps=1e-12)
+    torch.testing.assert_close(model.hidden_states(batch), normalised, rtol=0.0, atol=1e-5)
+
+
+def test_dropout_of_attention_changes_the_loss_of_training():
+    model, batch = tiny(), some_batch()
+    expected = total(model(batch)).item()
+    for block in model.blocks:
+        block.attention.dropout = 0.5
+    torch.manual_seed(0)
+    assert abs(total(model(batch)).item() - expected) > 1e-4
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_activation_checkpointing_recomputes_and_gives_the_same_gradients(dropout):
+    batch = some_batch()
+    results, calls = [], []
+    for checkpointing in (False, True):
+        model = tiny(dropout=dropout, activation_checkpointing=checkpointing)
+        calls.append(0)
+
+        def count(*_):
+            calls[-1] += 1
+
+        for block in model.blocks:
+            block.feed_forward.expand.register_forward_pre_hook(count)
+        torch.manual_seed(3)
+        results.append(gradients(model, batch))
+    assert calls == [3, 6]
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(gradient, results[1][1][name]) for name, gradient in results[0][1].items())
+
+
+# At full width
+
+
+def test_one_step_at_the_full_width_of_large_lowers_both_losses():
+    config = BertConfig(kind="bert", preset="large", layers=2, dropout=0.0)
+    assert config.shape == {"layers": 2, "hidden_size": 1024, "heads": 16}
+    model = Bert(config, vocabulary_size=30522, max_positions=512)
+    pairs = random_pairs([30, 9, 60], vocabulary_size=30522)
+    batch, _ = build_masked_batch([pairs], "packed", max_sequence_length=512, pack_length=128)
+    first = model(batch)
+    counts = batch.local_counts
+    assert first.loss_sum.item() / counts.targets == pytest.approx(math.log(30522), rel=0.05)
+    (first.loss_sum / counts.targets + first.next_sentence_loss_sum / counts.sequences).backward()
+    torch.optim.SGD(model.parameters(), lr=0.02).step()
+    second = model(batch)
+    assert second.loss_sum.item() < 0.97 * first.loss_sum.item()
+    assert second.next_sentence_loss_sum.item() < 0.97 * first.next_sentence_loss_sum.item()

@@ -1,0 +1,284 @@
+"""BERT's weights to and from transformers, and its outputs beside those of `BertForPreTraining`."""
+
+import json
+
+import pytest
+import torch
+from masked_batches import build_masked_batch, random_pairs
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, BertForMaskedLM, BertForPreTraining
+from transformers import BertConfig as TheirConfig
+
+from evenpack.errors import CheckpointError, ConfigError
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
+from evenpack.models.huggingface import (
+    from_huggingface,
+    huggingface_weights,
+    load_huggingface_weights,
+    to_huggingface,
+)
+
+VOCABULARY = 59
+LONGEST = 32
+TOLERANCE = 1e-5
+
+
+def our_model(seed=4, **settings):
+    config = BertConfig(kind="bert", preset="tiny", layers=3, hidden_size=48, heads=3, **settings)
+    return Bert(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, seed=seed).eval()
+
+
+def their_model(kind=BertForPreTraining, **settings):
+    """A random BERT of transformers, with weights large enough that each of them matters."""
+    torch.manual_seed(8)
+    defaults = {
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 192,
+        "max_position_embeddings": LONGEST,
+        "vocab_size": VOCABULARY,
+    }
+    theirs = kind(TheirConfig(**(defaults | settings)))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return theirs.eval()
+
+
+def save_theirs(theirs, directory):
+    theirs.save_pretrained(directory)
+    return directory
+
+
+@torch.no_grad()
+def their_outputs(theirs, pair):
+    """Scores of every token at each masked position, and of both classes, of one sequence alone."""
+    outputs = theirs(
+        input_ids=torch.tensor([pair.tokens]),
+        token_type_ids=torch.tensor([pair.token_types]),
+        attention_mask=torch.ones(1, len(pair.tokens), dtype=torch.int64),
+    )
+    return outputs.prediction_logits[0, list(pair.masked)], outputs.seq_relationship_logits[0]
+
+
+@torch.no_grad()
+def our_outputs(model, packs, layout="packed"):
+    """The same for each sequence of the packs."""
+    batch, _ = build_masked_batch(packs, layout, max_sequence_length=LONGEST, pack_length=LONGEST)
+    pairs = [pair for pack in packs for pair in pack]
+    rows = model.masked_token_logits(batch)[: batch.local_counts.targets]
+    return list(zip(rows.split([len(pair.masked) for pair in pairs]), model.next_sentence_logits(batch), strict=False))
+
+
+def assert_outputs_equal(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        assert theirs.abs().max() > 0.1
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("length", [2, 3, 17, 32])
+def test_our_outputs_equal_those_of_transformers_on_single_sequences(tmp_path, length):
+    theirs = their_model()
+    ours = from_huggingface(save_theirs(theirs, tmp_path / "theirs")).eval()
+    (pair,) = random_pairs([length], vocabulary_size=VOCABULARY)
+    (found,) = our_outputs(ours, [[pair]])
+    assert_outputs_equal(found, their_outputs(theirs, pair))
+
+
+@pytest.mark.parametrize("layout", ["packed", "unpadded", "padded"])
+def test_several_sequences_give_what_transformers_gives_on_each_alone(tmp_path, layout):
+    theirs = their_model()
+    ours = from_huggingface(save_theirs(theirs, tmp_path / "theirs")).eval()
+    packs = [random_pairs(lengths, vocabulary_size=VOCABULARY) for lengths in ([32], [9, 2, 16, 4], [20, 11])]
+    expected = [their_outputs(theirs, pair) for pack in packs for pair in pack]
+    assert torch.stack([next_sentence for _, next_sentence in expected]).std(dim=0).min() > 0.1
+    for ours_of_one, theirs_of_one in zip(our_outputs(ours, packs, layout), expected, strict=True):
+        assert_outputs_equal(ours_of_one, theirs_of_one)
+
+
+def test_an_exported_model_loads_in_transformers_with_equal_outputs(tmp_path):
+    ours = our_model(dropout=0.2, token_types=3)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    to_huggingface(ours, tmp_path / "exported", tokenizer_dir=None, special_token_id=7)
+    theirs, loading = BertForPreTraining.from_pretrained(tmp_path / "exported", output_loading_info=True)
+    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert theirs.config.hidden_dropout_prob == theirs.config.attention_probs_dropout_prob == 0.2
+    assert (theirs.config.pad_token_id, theirs.config.type_vocab_size) == (7, 3)
+    assert theirs.dtype == torch.float32
+    (pair,) = random_pairs([32], vocabulary_size=VOCABULARY)
+    (found,) = our_outputs(ours, [[pair]])
+    assert_outputs_equal(found, their_outputs(theirs.eval(), pair))
+
+
+def test_weights_survive_the_way_out_and_in_bit_for_bit(tmp_path):
+    ours = our_model(token_types=4)
+    to_huggingface(ours, tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    again = from_huggingface(tmp_path / "exported")
+    assert again.config.shape == ours.config.shape
+    assert (again.vocabulary_size, again.max_positions, again.config.token_types) == (VOCABULARY, LONGEST, 4)
+    assert again.state_dict().keys() == ours.state_dict().keys()
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in ours.state_dict().items())
+
+
+def test_weights_survive_the_way_in_and_out_bit_for_bit(tmp_path):
+    theirs = their_model()
+    weights = huggingface_weights(from_huggingface(save_theirs(theirs, tmp_path / "theirs")))
+    expected = dict(theirs.named_parameters())  # tied ones come once
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+def of_tensorflow(weights):
+    """As the checkpoints that were converted from Google's have it, bert-base-uncased among them."""
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in weights.items()
+    }
+    return renamed | {"bert.embeddings.position_ids": torch.arange(LONGEST)[None]}
+
+
+def without_own_bias(weights):
+    return {name: tensor for name, tensor in weights.items() if name != "cls.predictions.bias"}
+
+
+@pytest.mark.parametrize("change", [dict, of_tensorflow, without_own_bias], ids=lambda change: change.__name__)
+def test_state_dicts_with_tied_tensors_or_old_names_load_into_a_model(change):
+    theirs, ours = their_model(), our_model()
+    state = theirs.state_dict()
+    assert {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"} <= state.keys()
+    load_huggingface_weights(ours, change(state))
+    (pair,) = random_pairs([12], vocabulary_size=VOCABULARY)
+    (found,) = our_outputs(ours, [[pair]])
+    assert_outputs_equal(found, their_outputs(theirs, pair))
+
+
+def test_a_model_without_next_sentence_becomes_a_masked_language_model_and_back(tmp_path):
+    ours = our_model(next_sentence=False)
+    to_huggingface(ours, tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    theirs, loading = BertForMaskedLM.from_pretrained(tmp_path / "exported", output_loading_info=True)
+    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    (pair,) = random_pairs([20], vocabulary_size=VOCABULARY)
+    batch, _ = build_masked_batch([[pair]], "packed", max_sequence_length=LONGEST)
+    with torch.no_grad():
+        found = ours.masked_token_logits(batch)[: len(pair.masked)]
+        outputs = theirs.eval()(torch.tensor([pair.tokens]), token_type_ids=torch.tensor([pair.token_types]))
+    torch.testing.assert_close(found, outputs.logits[0, list(pair.masked)], rtol=0.0, atol=TOLERANCE)
+    again = from_huggingface(tmp_path / "exported")
+    assert again.config.next_sentence is False
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in ours.state_dict().items())
+
+
+def test_an_encoder_without_a_head_is_named_as_such(tmp_path):
+    their_model().bert.save_pretrained(tmp_path / "encoder")
+    with pytest.raises(CheckpointError, match=r"encoder has no masked-token head .* found the encoder alone"):
+        from_huggingface(tmp_path / "encoder")
+
+
+def test_a_model_without_next_sentence_takes_the_rest_of_a_checkpoint_with_it():
+    weights = huggingface_weights(our_model(seed=9))
+    ours = our_model(next_sentence=False)
+    load_huggingface_weights(ours, weights)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in huggingface_weights(ours).items())
+
+
+def test_a_checkpoint_of_another_shape_names_tensor_expected_and_found_and_loads_nothing():
+    ours = our_model()
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    weights = huggingface_weights(our_model(seed=9))
+    weights["bert.encoder.layer.2.attention.self.key.weight"] = torch.zeros(40, 48)
+    with pytest.raises(
+        CheckpointError, match=r"layer\.2\.attention\.self\.key\.weight must have shape \(48, 48\), found \(40, 48\)"
+    ):
+        load_huggingface_weights(ours, weights)
+    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("bert.pooler.dense.bias"), r"pooler\.dense\.bias is missing, expected .* \(48,\)"),
+        (
+            lambda weights: weights.update({"bert.encoder.layer.3.output.dense.bias": torch.zeros(48)}),
+            r"layer\.3\.output\.dense\.bias has no place in a Bert of 3 layers",
+        ),
+        (
+            lambda weights: weights.update({"bert.embeddings.position_embeddings.weight": torch.zeros(512, 48)}),
+            r"position_embeddings\.weight must have shape \(32, 48\), found \(512, 48\)",
+        ),
+        (
+            lambda weights: weights.update({"cls.predictions.decoder.weight": torch.zeros(59, 48)}),
+            "decoder.weight differs from bert.embeddings.word_embeddings.weight, expected a tied LM head",
+        ),
+        (
+            lambda weights: weights.update({"cls.predictions.decoder.bias": torch.ones(59)}),
+            "decoder.bias differs from cls.predictions.bias",
+        ),
+    ],
+)
+def test_a_state_dict_of_another_model_is_refused(change, message):
+    weights = huggingface_weights(our_model())
+    change(weights)
+    with pytest.raises(CheckpointError, match=message):
+        load_huggingface_weights(our_model(), weights)
+
+
+def test_the_weights_of_a_gpt2_are_refused():
+    config = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=48, heads=3)
+    weights = huggingface_weights(Gpt2(config, vocabulary_size=VOCABULARY, max_positions=LONGEST))
+    with pytest.raises(CheckpointError, match=r"transformer\.h\.0\.attn\.c_attn\.bias has no place in a Bert"):
+        load_huggingface_weights(our_model(), weights)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_act", "relu"),
+        ("layer_norm_eps", 1e-5),
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("intermediate_size", 100),
+        ("model_type", "roberta"),
+    ],
+)
+def test_an_architecture_that_we_do_not_compute_is_refused(tmp_path, key, value):
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    path = tmp_path / "exported" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(CheckpointError, match=rf"{key} must be .* found .*{value}"):
+        from_huggingface(tmp_path / "exported")
+
+
+def test_a_config_without_a_size_names_it(tmp_path):
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    (tmp_path / "exported" / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(CheckpointError, match=r"config\.json: hidden_size is missing"):
+        from_huggingface(tmp_path / "exported")
+
+
+def test_another_vocabulary_in_config_and_weights_names_the_tensor(tmp_path):
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    weights = load_file(tmp_path / "exported" / "model.safetensors")
+    weights["bert.embeddings.word_embeddings.weight"] = torch.zeros(VOCABULARY + 1, 48)
+    save_file(weights, tmp_path / "exported" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"word_embeddings\.weight must have shape \(59, 48\), found \(60, 48\)"):
+        from_huggingface(tmp_path / "exported")
+
+
+def test_a_padding_id_outside_the_vocabulary_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"vocabulary .0 to 58., found 59"):
+        to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=VOCABULARY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_berts_vocabulary_file_travels_along(tmp_path):
+    (tmp_path / "tokenizer").mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "even", "pack", "##s"]
+    (tmp_path / "tokenizer" / "vocab.txt").write_text("\n".join(words) + "\n")
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=tmp_path / "tokenizer", special_token_id=0)
+    assert AutoTokenizer.from_pretrained(tmp_path / "exported")("Even packs")["input_ids"] == [2, 5, 6, 7, 3]

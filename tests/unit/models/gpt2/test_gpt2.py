@@ -1,0 +1,212 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from batches import build_batch, random_sequences
+
+from evenpack.errors import BackendError
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
+
+VOCABULARY = 61
+LONGEST = 24
+
+
+def tiny(*, max_positions=LONGEST, seed=0, backend="auto", layers=3, **settings):
+    config = Gpt2Config(kind="gpt2", preset="tiny", layers=layers, hidden_size=48, heads=3, **settings)
+    return Gpt2(config, vocabulary_size=VOCABULARY, max_positions=max_positions, attention_backend=backend, seed=seed)
+
+
+def some_batch(seed=0):
+    sequences = random_sequences([7, 1, 12, 4, 24], vocabulary_size=VOCABULARY, seed=seed)
+    return build_batch([sequences[:4], sequences[4:]], "packed", max_sequence_length=LONGEST, pack_length=28)
+
+
+def gradients(model, batch):
+    model.zero_grad()
+    loss = model(batch).loss_sum
+    loss.backward()
+    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def test_the_loss_is_the_weighted_sum_over_the_logits():
+    model, (batch, _) = tiny(), some_batch()
+    losses = F.cross_entropy(model.logits(batch), batch.targets.labels, reduction="none")
+    hits = (model.logits(batch).argmax(-1) == batch.targets.labels) & (batch.targets.weights > 0)
+    sums = model(batch)
+    torch.testing.assert_close(sums.loss_sum, (losses * batch.targets.weights).sum(), rtol=1e-6, atol=0.0)
+    assert sums.loss_sum.dtype == torch.float32
+    assert int(sums.correct) == int(hits.sum())
+    assert sums.targets == int((batch.targets.weights > 0).sum()) == 6 + 0 + 11 + 3 + 23
+
+
+def test_correct_counts_the_hits_of_a_model_that_knows_the_answer():
+    model = tiny()
+    sequence = [5, 9, 5, 9, 5, 9]
+    batch, _ = build_batch([[sequence]], "packed", max_sequence_length=LONGEST)
+    assert int(model(batch).correct) < 5
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        model(batch).loss_sum.backward()
+        optimizer.step()
+    assert int(model(batch).correct) == 5
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    weights = tiny(seed=5).state_dict()
+    torch.manual_seed(99)
+    again = tiny(seed=5).state_dict()
+    other = tiny(seed=6).state_dict()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert not torch.equal(weights["token_embedding.weight"], other["token_embedding.weight"])
+
+
+def test_building_leaves_the_random_state_of_torch_alone():
+    before = torch.get_rng_state()
+    tiny()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_initial_weights_follow_gpt2():
+    config = Gpt2Config(kind="gpt2", preset="tiny", layers=8, hidden_size=256, heads=4)
+    parameters = dict(Gpt2(config, vocabulary_size=512, max_positions=64).named_parameters())
+    residual = ("attention.output.weight", "feed_forward.contract.weight")
+    for name, parameter in parameters.items():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert (parameter == 1.0).all(), name
+        else:
+            expected = 0.02 / math.sqrt(2 * 8) if name.endswith(residual) else 0.02
+            assert parameter.std().item() == pytest.approx(expected, rel=0.03), name
+            assert abs(parameter.mean().item()) < 6 * expected / math.sqrt(parameter.numel()), name
+
+
+def test_a_model_built_on_the_meta_device_becomes_the_same_model():
+    with torch.device("meta"):
+        model = tiny()
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    model.initialize(0)
+    expected = tiny(seed=0).state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_positions_are_read_from_the_batch():
+    model, (batch, _) = tiny(), some_batch()
+    shifted = replace(batch, position_ids=(batch.position_ids + 1) % LONGEST)
+    assert not torch.allclose(model.logits(batch), model.logits(shifted))
+
+
+def test_alibi_has_no_position_parameters_and_no_longest_sequence():
+    model, (batch, _) = tiny(positions="alibi", max_positions=1), some_batch()
+    assert not [name for name, _ in model.named_parameters() if "position" in name]
+    shifted = replace(batch, position_ids=batch.position_ids + 1000)
+    assert torch.equal(model.logits(batch), model.logits(shifted))
+
+
+@pytest.mark.parametrize("has_slopes", [True, False])
+def test_alibi_tells_orders_apart(has_slopes, monkeypatch):
+    """One layer without positions sees a set: the order of earlier tokens would change nothing, as slopes 0 show."""
+    if not has_slopes:
+        monkeypatch.setattr("evenpack.models.common.decoder.alibi_slopes", lambda heads, _: torch.zeros(heads))
+    model = tiny(positions="alibi", layers=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5.0)
+    orders = [build_batch([[tokens]], "packed", max_sequence_length=LONGEST)[0] for tokens in ([7, 11, 2], [11, 7, 2])]
+    difference = (model.logits(orders[0])[-1] - model.logits(orders[1])[-1]).abs().max().item()
+    assert difference > 1e-2 if has_slopes else difference < 1e-5
+
+
+def test_sequences_longer_than_the_position_table_are_refused():
+    with pytest.raises(ValueError, match="model has 23"):
+        tiny(max_positions=23)(some_batch()[0])
+
+
+def test_a_backend_that_cannot_serve_here_is_an_error():
+    with pytest.raises(BackendError, match="varlen"):
+        tiny(backend="varlen")(some_batch()[0])
+
+
+def test_dropout_repeats_under_a_seed_and_is_off_in_evaluation():
+    model, (batch, _) = tiny(dropout=0.2), some_batch()
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        losses.append(gradients(model, batch))
+    assert torch.equal(losses[0][0], losses[1][0])
+    assert all(torch.equal(gradient, losses[1][1][name]) for name, gradient in losses[0][1].items())
+    assert not torch.equal(losses[0][0], losses[2][0])
+    model.eval()
+    assert torch.equal(model(batch).loss_sum, model(batch).loss_sum)
+    torch.testing.assert_close(model(batch).loss_sum, tiny()(batch).loss_sum, rtol=1e-6, atol=0.0)
+
+
+def test_dropout_has_its_rate_in_each_of_three_places():
+    model = tiny(dropout=0.3)
+    assert model.embedding_dropout.p == 0.3
+    assert {block.attention.dropout for block in model.blocks} == {0.3}
+    assert {block.residual_dropout.p for block in model.blocks} == {0.3}
+
+
+def test_dropout_of_the_embedding_drops_all_that_goes_into_the_blocks():
+    model, (batch, _) = tiny(), some_batch()
+    model.embedding_dropout.p = 1.0
+    assert not model.logits(batch).any()  # initial biases are zero, so that nothing comes from nothing
+
+
+def test_dropout_of_residuals_drops_all_that_blocks_add():
+    model, (batch, _) = tiny(), some_batch()
+    for block in model.blocks:
+        block.residual_dropout.p = 1.0
+    embedded = model.token_embedding(batch.tokens) + model.positions.table(batch.position_ids)
+    assert torch.equal(model.hidden_states(batch), model.final_norm(embedded))
+
+
+def test_dropout_of_attention_changes_the_loss_of_training():
+    model, (batch, _) = tiny(), some_batch()
+    expected = model(batch).loss_sum.item()
+    for block in model.blocks:
+        block.attention.dropout = 0.5
+    torch.manual_seed(0)
+    assert abs(model(batch).loss_sum.item() - expected) > 1e-4
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("positions", ["learned", "alibi"])
+def test_activation_checkpointing_recomputes_and_gives_the_same_gradients(dropout, positions):
+    batch, _ = some_batch()
+    results, calls = [], []
+    for checkpointing in (False, True):
+        model = tiny(dropout=dropout, positions=positions, activation_checkpointing=checkpointing)
+        calls.append(0)
+
+        def count(*_):
+            calls[-1] += 1
+
+        for block in model.blocks:
+            block.feed_forward.expand.register_forward_pre_hook(count)
+        torch.manual_seed(3)
+        results.append(gradients(model, batch))
+    assert calls == [3, 6]
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(gradient, results[1][1][name]) for name, gradient in results[0][1].items())
+
+
+def test_one_step_at_the_full_width_of_xl_lowers_the_loss():
+    config = Gpt2Config(kind="gpt2", preset="xl", layers=2)
+    assert config.shape == {"layers": 2, "hidden_size": 1600, "heads": 25}
+    model = Gpt2(config, vocabulary_size=50257, max_positions=1024)
+    sequences = random_sequences([9, 3, 14], vocabulary_size=50257)
+    batch, _ = build_batch([sequences], "packed", max_sequence_length=1024, pack_length=32)
+    first = model(batch)
+    assert first.loss_sum.item() / first.targets == pytest.approx(math.log(50257), rel=0.05)
+    (first.loss_sum / first.targets).backward()
+    torch.optim.SGD(model.parameters(), lr=0.05).step()
+    second = model(batch)
+    assert second.loss_sum.item() < 0.97 * first.loss_sum.item()

@@ -1,0 +1,311 @@
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from batches import build_batch, random_sequences
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from evenpack.errors import CheckpointError, ConfigError
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.gpt2.model import Gpt2
+from evenpack.models.huggingface import (
+    from_huggingface,
+    huggingface_weights,
+    load_huggingface_weights,
+    to_huggingface,
+)
+
+VOCABULARY = 59
+LONGEST = 32
+TOLERANCE = 1e-5
+
+
+def our_model(seed=4, **settings):
+    config = Gpt2Config(kind="gpt2", preset="tiny", layers=3, hidden_size=48, heads=3, **settings)
+    return Gpt2(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, seed=seed)
+
+
+def their_model(**settings):
+    """A random GPT-2 of transformers, with weights large enough that each of them matters."""
+    torch.manual_seed(8)
+    defaults = {"n_embd": 48, "n_layer": 3, "n_head": 3, "n_positions": LONGEST, "vocab_size": VOCABULARY}
+    theirs = GPT2LMHeadModel(GPT2Config(**(defaults | {"bos_token_id": 0, "eos_token_id": 0} | settings)))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return theirs.eval()
+
+
+def save_theirs(theirs, directory):
+    theirs.save_pretrained(directory)
+    return directory
+
+
+def their_logits(theirs, sequence):
+    with torch.no_grad():
+        return theirs(torch.tensor([sequence]), use_cache=False).logits[0]
+
+
+def batch_of(*packs):
+    return build_batch(packs, "packed", max_sequence_length=LONGEST, pack_length=LONGEST)
+
+
+@torch.no_grad()
+def our_logits(model, sequence):
+    batch, spans = batch_of([sequence])
+    return model.eval().logits(batch)[spans[0]]
+
+
+@pytest.mark.parametrize("length", [1, 2, 31, 32])
+def test_our_logits_equal_those_of_transformers_on_single_sequences(tmp_path, length):
+    theirs = their_model()
+    ours = from_huggingface(save_theirs(theirs, tmp_path / "theirs"))
+    (sequence,) = random_sequences([length], vocabulary_size=VOCABULARY)
+    expected = their_logits(theirs, sequence)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(our_logits(ours, sequence), expected, rtol=0.0, atol=TOLERANCE)
+
+
+@torch.no_grad()
+def test_packed_logits_equal_solo_logits_of_transformers_at_every_slot(tmp_path):
+    theirs = their_model()
+    ours = from_huggingface(save_theirs(theirs, tmp_path / "theirs")).eval()
+    packs = [random_sequences(lengths, vocabulary_size=VOCABULARY) for lengths in ([32], [9, 1, 16, 4], [20, 11])]
+    batch, spans = batch_of(*packs)
+    logits = ours.logits(batch)
+    sequences = [sequence for pack in packs for sequence in pack]
+    for sequence, slots in zip(sequences, spans, strict=True):
+        torch.testing.assert_close(logits[slots], their_logits(theirs, sequence), rtol=0.0, atol=TOLERANCE)
+
+
+def test_an_exported_model_loads_in_transformers_with_equal_logits(tmp_path):
+    ours = our_model(dropout=0.1)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    to_huggingface(ours, tmp_path / "new" / "exported", tokenizer_dir=None, special_token_id=7)
+    theirs, loading = GPT2LMHeadModel.from_pretrained(tmp_path / "new" / "exported", output_loading_info=True)
+    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert theirs.config.resid_pdrop == theirs.config.attn_pdrop == theirs.config.embd_pdrop == 0.1
+    assert theirs.config.eos_token_id == theirs.generation_config.eos_token_id == 7
+    assert theirs.dtype == torch.float32
+    (sequence,) = random_sequences([32], vocabulary_size=VOCABULARY)
+    expected = our_logits(ours, sequence)
+    torch.testing.assert_close(their_logits(theirs.eval(), sequence), expected, rtol=0.0, atol=TOLERANCE)
+
+
+def test_weights_survive_the_way_out_and_in_bit_for_bit(tmp_path):
+    ours = our_model()
+    to_huggingface(ours, tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    again = from_huggingface(tmp_path / "exported")
+    assert again.config.shape == ours.config.shape
+    assert (again.vocabulary_size, again.max_positions) == (VOCABULARY, LONGEST)
+    assert again.state_dict().keys() == ours.state_dict().keys()
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in ours.state_dict().items())
+
+
+def test_weights_survive_the_way_in_and_out_bit_for_bit(tmp_path):
+    theirs = their_model()
+    weights = huggingface_weights(from_huggingface(save_theirs(theirs, tmp_path / "theirs")))
+    expected = dict(theirs.named_parameters())
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_exported_weights_are_copies():
+    ours = our_model()
+    weights = huggingface_weights(ours)
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in before.items())
+
+
+def test_state_dicts_with_a_head_old_masks_or_no_prefix_load_into_a_model():
+    theirs = their_model()
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in theirs.state_dict().items()}
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    for weights in (theirs.state_dict(), bare, bare | masks):
+        ours = our_model()
+        load_huggingface_weights(ours, weights)
+        (sequence,) = random_sequences([12], vocabulary_size=VOCABULARY)
+        torch.testing.assert_close(our_logits(ours, sequence), their_logits(theirs, sequence), rtol=0.0, atol=TOLERANCE)
+
+
+def test_a_sharded_checkpoint_loads(tmp_path):
+    theirs = their_model()
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="50KB")
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
+    expected = dict(theirs.named_parameters())
+    weights = huggingface_weights(from_huggingface(tmp_path / "shards"))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_checkpoint_of_another_shape_names_tensor_expected_and_found_and_loads_nothing():
+    ours = our_model()
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    weights = huggingface_weights(our_model(seed=9))
+    weights["transformer.h.2.mlp.c_fc.weight"] = torch.zeros(48, 200)
+    with pytest.raises(
+        CheckpointError, match=r"h\.2\.mlp\.c_fc\.weight must have shape \(48, 192\), found \(48, 200\)"
+    ):
+        load_huggingface_weights(ours, weights)
+    assert all(torch.equal(ours.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("transformer.ln_f.bias"), r"ln_f\.bias is missing, expected .* \(48,\)"),
+        (
+            lambda weights: weights.update({"h.3.ln_1.bias": torch.zeros(48)}),
+            r"h\.3\.ln_1\.bias has no place .* 3 layers",
+        ),
+        (lambda weights: weights.update({"lm_head.weight": torch.zeros(59, 48)}), "differs .* expected a tied LM head"),
+        (lambda weights: weights.update({"lm_head.weight": torch.zeros(60, 48)}), "differs .* expected a tied LM head"),
+    ],
+)
+def test_a_state_dict_of_another_model_is_refused(change, message):
+    weights = huggingface_weights(our_model())
+    change(weights)
+    with pytest.raises(CheckpointError, match=message):
+        load_huggingface_weights(our_model(), weights)
+
+
+@pytest.mark.parametrize("positions", ["alibi", "rotary"])
+def test_models_without_learned_positions_say_why_they_cannot_be_exported(positions, tmp_path):
+    with pytest.raises(ConfigError, match=rf"learned positions only.*model\.positions: {positions}"):
+        to_huggingface(our_model(positions=positions), tmp_path / "out", tokenizer_dir=None, special_token_id=0)
+    with pytest.raises(ConfigError, match="learned positions only"):
+        load_huggingface_weights(our_model(positions=positions), huggingface_weights(our_model()))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("activation_function", "gelu"),
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("layer_norm_epsilon", 1e-6),
+        ("n_inner", 100),
+        ("model_type", "gpt_neo"),
+        ("tie_word_embeddings", False),
+    ],
+)
+def test_an_architecture_that_we_do_not_compute_is_refused(tmp_path, key, value):
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    path = tmp_path / "exported" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(CheckpointError, match=rf"{key} must be .* found .*{value}"):
+        from_huggingface(tmp_path / "exported")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, r"config\.json does not exist"),
+        (lambda directory: (directory / "config.json").write_text("{"), "not readable JSON"),
+        (lambda directory: (directory / "config.json").write_text("[]"), "must hold a JSON object, found list"),
+        (lambda directory: (directory / "config.json").write_text("{}"), "n_embd is missing"),
+        (lambda directory: (directory / "model.safetensors").unlink(), r"model\.safetensors does not exist"),
+        (lambda directory: os.truncate(directory / "model.safetensors", 5000), "is broken or not in safetensors"),
+    ],
+)
+def test_a_broken_checkpoint_directory_is_refused(tmp_path, damage, message):
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    damage(tmp_path / "exported")
+    with pytest.raises(CheckpointError, match=message):
+        from_huggingface(tmp_path / "exported")
+
+
+def test_another_vocabulary_in_config_and_weights_names_the_tensor(tmp_path):
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    weights = load_file(tmp_path / "exported" / "model.safetensors")
+    weights["transformer.wte.weight"] = torch.zeros(VOCABULARY + 1, 48)
+    save_file(weights, tmp_path / "exported" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"wte\.weight must have shape \(59, 48\), found \(60, 48\)"):
+        from_huggingface(tmp_path / "exported")
+
+
+def save_tokenizer(directory):
+    entries = {word: index for index, word in enumerate(["<|endoftext|>", "even", "pack"])}
+    tokenizer = Tokenizer(models.WordLevel(entries, unk_token="<|endoftext|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(directory)
+    return directory
+
+
+def test_the_tokenizer_travels_along(tmp_path):
+    tokenizer_dir = save_tokenizer(tmp_path / "tokenizer")
+    (tokenizer_dir / "notes.md").write_text("not a part of a tokenizer")
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=tokenizer_dir, special_token_id=0)
+    assert AutoTokenizer.from_pretrained(tmp_path / "exported")("pack even")["input_ids"] == [2, 1]
+    assert not (tmp_path / "exported" / "notes.md").exists()
+
+
+def test_the_tokenizer_hands_over_what_the_model_takes(tmp_path):
+    """GPT-2 would add token types to its input, taken for tokens."""
+    tokenizer_dir = save_tokenizer(tmp_path / "tokenizer")
+    path = tokenizer_dir / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": ["input_ids", "token_type_ids"]}))
+    to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=tokenizer_dir, special_token_id=0)
+    assert set(AutoTokenizer.from_pretrained(tmp_path / "exported")("pack")) == {"input_ids", "attention_mask"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"special_token_id": VOCABULARY}, "vocabulary .0 to 58., found 59"),
+        ({"special_token_id": -1}, "found -1"),
+        ({"tokenizer_dir": Path("nowhere")}, "nowhere holds no tokenizer"),
+    ],
+)
+def test_wrong_arguments_leave_nothing_behind(tmp_path, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        to_huggingface(
+            our_model(), tmp_path / "exported", **({"tokenizer_dir": None, "special_token_id": 0} | arguments)
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_with_content_is_never_written_over(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.safetensors").write_text("years of work")
+    with pytest.raises(ConfigError, match="exists and is not an empty directory"):
+        to_huggingface(our_model(), tmp_path / "mine", tokenizer_dir=None, special_token_id=0)
+    assert (tmp_path / "mine" / "model.safetensors").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    to_huggingface(our_model(), tmp_path / "empty", tokenizer_dir=None, special_token_id=0)
+    assert from_huggingface(tmp_path / "empty").config.shape["layers"] == 3
+
+
+def test_every_exported_file_is_on_disk_before_the_directory_has_its_name(tmp_path, monkeypatch):
+    save_tokenizer(tmp_path / "tokenizer")
+    flushed, replace = set(), os.replace
+    on_disk_before = {}
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.add(Path(f"/dev/fd/{descriptor}").readlink().name))
+
+    def watched_replace(source, target):
+        on_disk_before[Path(target).name] = set(flushed)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched_replace)
+    to_huggingface(our_model(), tmp_path / "out", tokenizer_dir=tmp_path / "tokenizer", special_token_id=0)
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= written <= on_disk_before["out"]
+
+
+def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
+    def disk_full(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("evenpack.models.huggingface.write_json", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        to_huggingface(our_model(), tmp_path / "exported", tokenizer_dir=None, special_token_id=0)
+    assert not list(tmp_path.iterdir())

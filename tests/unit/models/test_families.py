@@ -1,0 +1,175 @@
+"""The registry of model families: what it takes, what it refuses, and that nothing else knows a family."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import evenpack
+from evenpack.errors import ConfigError
+from evenpack.models.families import (
+    ENTRY_POINTS,
+    ModelFamily,
+    config_of,
+    family_of,
+    find_family,
+    known_families,
+    load_family,
+    register,
+)
+
+PACKAGE = Path(evenpack.__file__).parent
+TOKENIZERS = (PACKAGE / "data" / "config.py", PACKAGE / "data" / "prepare", PACKAGE / "data" / "tokenizers")
+"""Kinds of tokenizers are no model families."""
+
+
+def entry(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name=name, value=value, group=ENTRY_POINTS)
+
+
+@pytest.mark.parametrize("name", known_families())
+def test_each_family_that_comes_with_evenpack_is_whole(name: str) -> None:
+    family = find_family(name)
+    section = config_of(name).model_validate({"kind": name})
+    assert family_of(section) is family
+    assert set(family.recipes) <= {"documents", "concat", "sentence_pairs"}
+    assert family.load_model().__name__
+    assert family.load_huggingface is None or family.load_huggingface().model_type
+
+
+def test_a_family_that_is_registered_twice_is_refused() -> None:
+    entries = [entry("mine", "one:FAMILY"), entry("other", "three:FAMILY"), entry("mine", "two:FAMILY")]
+    assert list(register(entries[:2])) == ["mine", "other"]
+    with pytest.raises(ConfigError, match=r"'mine' is registered twice: as one:FAMILY of evenpack and as two:FAMILY"):
+        register(entries)
+
+
+@pytest.mark.parametrize("part", [field.name for field in fields(ModelFamily)])
+def test_a_family_that_lacks_a_part_is_refused(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    module = f"lacking_{part}"
+    text = (
+        "from dataclasses import fields\n"
+        "from evenpack.models.families import ModelFamily, find_family\n"
+        "whole = {field.name: getattr(find_family('gpt2'), field.name) for field in fields(ModelFamily)}\n"
+        f"FAMILY = ModelFamily(**{{name: value for name, value in whole.items() if name != '{part}'}})\n"
+    )
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    request.addfinalizer(lambda: sys.modules.pop(module, None))
+    with pytest.raises(ConfigError, match=f"'gpt2' .* cannot be loaded: .*'{part}'"):
+        load_family(entry("gpt2", f"{module}:FAMILY"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("recipes=()", "model family 'gpt2' lacks recipes"),
+        ("cost=None, load_model=None", "model family 'gpt2' lacks cost, load_model"),
+        ("config=dict", "model family 'gpt2': config must be a TransformerConfig, found <class 'dict'>"),
+        ("name='gpt3'", "model family 'gpt3': Gpt2Config.kind must be Literal['gpt3'], found typing.Literal['gpt2']"),
+        ("objective='next_token'", "model family 'gpt2' has no known objective; did you mean 'next_tokens'?"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(change: str, message: str) -> None:
+    """In a process that does not check types, as somebody else's package is loaded."""
+    script = (
+        "from dataclasses import replace\n"
+        "from evenpack.errors import ConfigError\n"
+        "from evenpack.models.families import find_family\n"
+        f"try: replace(find_family('gpt2'), {change})\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("evenpack.models.gpt2.family:NONE", "cannot be loaded: .*NONE"),
+        ("evenpack.models.no_such_family.family:MINE", "cannot be loaded: No module named"),
+        ("evenpack.models.gpt2.family:GPT2", "calls itself 'gpt2': give both the same name"),
+        ("evenpack.models.gpt2.config:Gpt2Config", "must be a ModelFamily"),
+    ],
+)
+def test_an_entry_point_that_names_no_such_family_is_refused(value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'mine' \({value} of evenpack\) {message}"):
+        load_family(entry("mine", value))
+
+
+def test_an_unknown_family_is_told_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="family 'brt'; did you mean 'bert'\\? known: bert, gpt2, llama"):
+        find_family("brt")
+
+
+def test_a_run_file_is_checked_without_loading_torch_or_another_family() -> None:
+    script = (
+        "import sys\n"
+        "from evenpack.config import validate\n"
+        "from evenpack.engine.config import RunConfig\n"
+        "from evenpack.models.families import config_of\n"
+        "config_of('gpt2')\n"
+        "print(sorted(name for name in sys.modules if name in ('torch', 'transformers', 'evenpack.models.bert')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("if config.kind == 'gpt2': pass", ["'gpt2'"]),
+        ("from evenpack.models.bert.config import BertConfig", ["evenpack.models.bert.config", "BertConfig"]),
+        ("'''Speaks of gpt2 and Bert.'''\nx = 'bert_large_estimate'", []),
+        ("def load_gpt2(): pass\nclass Gpt2Thing: pass\ny = model.bert", ["load_gpt2", "Gpt2Thing", "bert"]),
+        ("raise ConfigError('set model.kind=bert')", ["'set model.kind=bert'"]),
+    ],
+)
+def test_the_search_for_families_finds_code_that_names_one(source: str, found: list[str]) -> None:
+    assert sorted(_names_of_families(ast.parse(source))) == sorted(found)
+
+
+def test_no_code_outside_the_models_names_a_family() -> None:
+    sources = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if not path.is_relative_to(PACKAGE / "models") and not any(path.is_relative_to(place) for place in TOKENIZERS)
+    ]
+    assert len(sources) > 100
+    found = {
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in sources
+        for name in _names_of_families(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == set()
+
+
+def _names_of_families(tree: ast.AST) -> Iterator[str]:
+    """Identifiers and modules with a family's name in them, and strings that are one or set `model.kind` to one."""
+    families = known_families()
+    for node in ast.walk(tree):
+        for name in _identifiers(node):
+            if any(family in name.lower() for family in families):
+                yield name
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            kinds = [text for family in families for text in (f"kind={family}", f"kind: {family}", f"kind {family}")]
+            if node.value in families or any(kind in node.value for kind in kinds):
+                yield repr(node.value)
+
+
+def _identifiers(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
+            return [name]
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.keyword(arg=str(name)):
+            return [name]
+        case ast.ImportFrom(module=str(name)):
+            return [name]
+    return []

@@ -1,0 +1,90 @@
+"""What is written appears whole and on disk, or not at all; a line that is no JSON is refused with the reason."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evenpack.files import atomic_directory, parse_json_object, read_json_object, write_text, write_text_once
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what is flushed to disk, in order; renames stand among them as '-> NAME'."""
+    events: list[str] = []
+    replace = os.replace
+
+    def watched_replace(source: Path, target: Path) -> None:
+        replace(source, target)
+        events.append(f"-> {target.name}")
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(Path(f"/dev/fd/{descriptor}").readlink().name))
+    monkeypatch.setattr(os, "replace", watched_replace)
+    return events
+
+
+def write_half(folder: Path) -> None:
+    (folder / "new").touch()
+    raise ZeroDivisionError
+
+
+class TestAtomicDirectory:
+    def test_all_in_it_is_on_disk_before_it_has_its_name(self, tmp_path: Path, flushed: list[str]) -> None:
+        with atomic_directory(tmp_path / "whole") as folder:
+            (folder / "inner").mkdir()
+            for name in ("a", "inner/b"):
+                (folder / name).write_text(name)
+            unfinished = folder.name
+            assert not (tmp_path / "whole").exists()
+        assert flushed == ["a", "inner", "b", unfinished, "-> whole", tmp_path.name]
+        assert (tmp_path / "whole" / "inner" / "b").read_text() == "inner/b"
+
+    def test_it_takes_the_place_of_an_earlier_one(self, tmp_path: Path) -> None:
+        for name in ("old", "new"):
+            with atomic_directory(tmp_path / "whole") as folder:
+                (folder / name).touch()
+        assert [path.name for path in (tmp_path / "whole").iterdir()] == ["new"]
+        assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+    def test_an_error_leaves_the_earlier_one_and_nothing_else(self, tmp_path: Path) -> None:
+        with atomic_directory(tmp_path / "whole") as folder:
+            (folder / "old").touch()
+        with pytest.raises(ZeroDivisionError), atomic_directory(tmp_path / "whole") as folder:
+            write_half(folder)
+        assert [path.name for path in tmp_path.rglob("*")] == ["whole", "old"]
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, flushed: list[str]) -> None:
+    write_text(tmp_path / "a.json", "{}")
+    assert flushed == [f".a.json.{os.getpid()}.partial", "-> a.json", tmp_path.name]
+
+
+def test_of_several_writers_the_first_one_stays(tmp_path: Path) -> None:
+    path = tmp_path / "first.json"
+    assert [write_text_once(path, text) for text in ("one", "two")] == [True, False]
+    assert path.read_text() == "one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[1]", "expected a JSON object, found list"),
+        ("7", "expected a JSON object, found int"),
+        ('{"a": ', "not a readable JSON line"),
+        ("[" * 100_000, "not a readable JSON line"),
+        (b"\xff{}", "not a readable JSON line"),
+    ],
+)
+def test_a_line_that_is_no_object_is_refused_with_the_reason(line: str | bytes, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=problem):
+        parse_json_object(line)
+    (tmp_path / "a.json").write_bytes(line if isinstance(line, bytes) else line.encode())
+    assert read_json_object(tmp_path / "a.json") is None
+
+
+def test_an_object_is_read_and_a_missing_file_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    assert read_json_object(tmp_path / "a.json") == {"a": 1}
+    assert read_json_object(tmp_path / "b.json") is None
+    assert read_json_object(tmp_path) is None
