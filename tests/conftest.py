@@ -13,6 +13,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 install_import_hook("evenpack", "beartype.beartype")
 
+from evenpack.testing import preload  # noqa: E402 - nothing of evenpack before the hook
+
+preload("conftest")  # ranks that tests start check shapes and types, too
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_that_count() -> None:

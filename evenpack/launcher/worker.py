@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError
 from evenpack.launcher.processes.devices import cpu_cores, settle_accelerator
@@ -45,6 +45,7 @@ _OTHERS_SECONDS = 2.0
 """How long a rank with an error waits to hear whether another one has it too, or is the cause of it."""
 
 
+@runtime_checkable
 class Outcome(Protocol):
     """What the training loop says at its end."""
 
@@ -55,6 +56,7 @@ class Outcome(Protocol):
     def step(self) -> int: ...
 
 
+@runtime_checkable
 class TrainFunction(Protocol):
     """The training loop; it asks `stop_requested` at the end of each step."""
 

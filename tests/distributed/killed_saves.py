@@ -1,10 +1,9 @@
 """Saves a checkpoint on real processes and kills one of them right before any chosen change of the file system.
 
 The engine here writes as DeepSpeed does (plain files under final names, no flush) but starts in a fraction of a
-second, so that every border can be tried. Imports are few: each process begins with them.
+second, so that every border can be tried.
 """
 
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -19,6 +18,7 @@ from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.distributed import World
+from evenpack.testing.ranks import fork_context
 
 BORDERS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
 """Every call of `os` by which a save changes the file system, and `write` where the engine says that it wrote."""
@@ -106,8 +106,7 @@ def run_save(directory: Path, step: int, content: bytes, *, ranks: int, watched_
 
     Returns the borders that the watched rank crossed, 0 if it was killed.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "evenpack.engine.checkpoints.store"])
+    context = fork_context()
     processes, answers = [], []
     for rank in range(ranks):
         here, there = context.Pipe(duplex=False)
@@ -119,11 +118,11 @@ def run_save(directory: Path, step: int, content: bytes, *, ranks: int, watched_
         processes.append(process)
         answers.append(here)
     watched = processes[watched_rank]
-    watched.join(60)
+    watched.join(600)
     for process in processes:
         if watched.exitcode != 0:
             process.kill()
-        process.join(60)
+        process.join(600)
     said = Path(f"{directory}.rank_{watched_rank}").read_text()
     assert watched.exitcode in (0, -signal.SIGKILL), said
     return answers[watched_rank].recv() if watched.exitcode == 0 else 0

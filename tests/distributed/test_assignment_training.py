@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import run_ranks
 from masked_batches import roughen
 from pair_sources import pair_run
 from tiny_training import changed, never, prepare_run
 
 from evenpack.batch import MaskedTargets
-from evenpack.data.order.assignment import PADDED_WIDTH_MULTIPLE, POLICIES
+from evenpack.data.order.assignment import PADDED_WIDTH_MULTIPLE
+from evenpack.data.order.step_shape import POLICIES
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.build import CHECKPOINTS, build
 from evenpack.engine.checkpoints.files import read_manifest
@@ -24,6 +24,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
+from evenpack.testing import run_ranks
 
 STEP = 1
 """The step that is looked at."""
@@ -196,7 +197,7 @@ def trained(prepared: dict[str, RunConfig], tmp_path_factory: pytest.TempPathFac
         changed(config, training={"stop_after_steps": 2}) if label.startswith("stopped") else config
         for label, config in found.items()
     ]
-    run_ranks(train_all, 2, first, timeout_seconds=280)
+    run_ranks(train_all, 2, first)
     run_ranks(train_all, 2, [config for label, config in found.items() if label.startswith("stopped")])
     return found
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import run_ranks
 from masked_batches import MaskedPair, build_masked_batch, roughen
 from pair_sources import pair_run
 from step_shapes import step_shape
@@ -29,6 +28,7 @@ from evenpack.engine.objective import build_objective
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolve import open_run
 from evenpack.engine.train import train_in
+from evenpack.testing import run_ranks
 
 STEP = 2
 """The step that is looked at; others before it are only planned."""
@@ -237,7 +237,7 @@ def train_all(world: World, configs: list[RunConfig]) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(config: RunConfig) -> Runs:
     runs = Runs(config)
-    runs.said = run_ranks(train_all, 2, list(runs.all.values()), timeout_seconds=280)[0]
+    runs.said = run_ranks(train_all, 2, list(runs.all.values()))[0]
     return runs
 
 

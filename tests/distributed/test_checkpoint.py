@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import RanksFailed, run_ranks
 from killed_saves import PlainEngine, run_save, train_state
 from torch import nn
 
@@ -24,6 +23,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.common.losses import LossSums, exact_denominators
+from evenpack.testing import RanksFailed, run_ranks
 
 if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
     from evenpack.engine.engine import TrainingEngine

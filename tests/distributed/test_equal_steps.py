@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from harness import run_ranks
 from tiny_training import changed, never, prepare_run
 
 from evenpack.engine.build import build
@@ -14,6 +13,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
+from evenpack.testing import run_ranks
 
 FEW = ["the first of three lines", "another line of this", "and the third line is it"]
 SHORT = ["a b", "c d e", "f", "ghi jk", "lm no", "p q r s t", "uv wx y z", "0 1", "2 3 4 5", "67 89"]

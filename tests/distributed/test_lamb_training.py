@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import run_ranks
 from plain_lamb import PlainLamb, blocks_of
 from test_normalisation import (
     CLIPPING,
@@ -32,6 +31,7 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
 from evenpack.models.common.losses import exact_denominators
+from evenpack.testing import run_ranks
 
 STEPS = 10
 LARGE_EPSILON = 1e-3
@@ -141,7 +141,7 @@ def measure(world: World, unclipped: np.ndarray, clipped: np.ndarray) -> list[Re
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ten_steps_of_lamb_are_those_of_one_plain_process(ranks: int):
-    for fp32, clipped, bf16 in run_ranks(measure, ranks, train_alone(None), train_alone(CLIPPING), timeout_seconds=280):
+    for fp32, clipped, bf16 in run_ranks(measure, ranks, train_alone(None), train_alone(CLIPPING)):
         for report in (fp32, clipped):
             assert report.from_one_process < 1e-5, report
         for report in (fp32, clipped, bf16):
@@ -249,7 +249,7 @@ def test_adjusted_runs_say_what_they_do_and_go_on_as_they_began(config: RunConfi
         )
         for base, kind, steps, dropout in ((config, "lamb_betas", 12, 0.1), (with_adamw, "fewer_accumulations", 5, 0.0))
     )
-    for told in run_ranks(all_runs, 2, betas, fewer, timeout_seconds=280):
+    for told in run_ranks(all_runs, 2, betas, fewer):
         (line,) = [text for text in told.log if text.startswith("packing adjustment lamb_betas for ")]
         assert "Restore the training.packs_per_step and packing_adjustment with which the run" in told.refusals[0]
         assert "another network or optimizer" in told.refusals[1]

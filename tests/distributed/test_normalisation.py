@@ -1,13 +1,12 @@
 """Invariants 3 and 6: however a step is split, its gradient is that of one big un-packed batch."""
 
-import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
 from batches import build_batch, random_sequences
-from harness import run_ranks
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.engine.config import RunConfig
@@ -15,6 +14,8 @@ from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.gpt2.model import Gpt2
+from evenpack.testing import run_config as checked_run
+from evenpack.testing import run_ranks, run_values
 
 PACKS = 16
 PACK_LENGTH = 24
@@ -69,17 +70,12 @@ def make_model() -> Gpt2:
 
 def run_config(setting: Setting, *, ranks: int) -> RunConfig:
     extra = {"zero_optimization": {"overlap_comm": True}} if setting.overlap else {}
-    return RunConfig.model_validate(
-        {
-            "run": {"name": "test", "output_dir": "unused"},
-            "data": {
-                "sources": {"builtin": {"kind": "builtin"}},
-                "tokenizer": {"kind": "train"},
-                "recipe": {"kind": "documents", "max_sequence_length": PACK_LENGTH},
-                "pack_length": PACK_LENGTH,
-            },
-            "model": {"kind": "gpt2", "preset": "tiny", "hidden_size": 32, "heads": 2},
-            "training": {
+    return checked_run(
+        run_values(
+            "gpt2",
+            Path("unused"),
+            data={"recipe": {"kind": "documents", "max_sequence_length": PACK_LENGTH}, "pack_length": PACK_LENGTH},
+            training={
                 "packs_per_step": PACKS,
                 "packs_per_micro_batch": PACKS // (ranks * setting.accumulation),
                 "steps": 10,
@@ -87,10 +83,10 @@ def run_config(setting: Setting, *, ranks: int) -> RunConfig:
                 "gradient_clipping": setting.clipping,
             },
             # A large epsilon, or Adam would blow rounding errors of tiny gradients up to whole updates.
-            "optimizer": {"learning_rate": 1e-2, "epsilon": 1e-3},
-            "schedule": {"kind": "linear"},
-            "deepspeed": {"zero_stage": setting.stage, "extra": extra},
-        }
+            optimizer={"learning_rate": 1e-2, "epsilon": 1e-3},
+            schedule={"kind": "linear"},
+            deepspeed={"zero_stage": setting.stage, "extra": extra},
+        )
     )
 
 
@@ -133,17 +129,9 @@ def compare(world: World, config: RunConfig, setting: Setting) -> Report:
     precision = config.training.precision
     accumulation = setting.accumulation
     mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=accumulation)
-    everything = unpacked_batches()
-    if precision == "bf16_autocast":  # other shapes would round otherwise, so only the split may differ
-        everything = [
-            batch
-            for rank in range(world.size)
-            for batch in micro_batches(rank=rank, ranks=world.size, accumulation=accumulation)
-        ]
-    reference = make_model()
-    start = copy.deepcopy(reference)
-    gradients, norm = train_reference(reference, config, everything, targets=mine[0].step_counts.targets)
-
+    split = (1, 1) if precision == "fp32" else (world.size, accumulation)
+    gradients, norm, updated = train_reference(precision, setting.clipping, *split)
+    start = make_model()
     engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
     seen = spy_on_gradients(engine)
     result = engine.train_step(0, mine)
@@ -154,7 +142,7 @@ def compare(world: World, config: RunConfig, setting: Setting) -> Report:
         tokens=tuple(world.all_gather(sum(batch.local_counts.tokens for batch in mine))),
         gradient=max(relative(ours, theirs) for ours, theirs in zip(seen, gradients, strict=True)),
         gradient_norm=relative(result.gradient_norm, norm),
-        update=relative(flat(engine.model) - flat(start), flat(reference) - flat(start)),
+        update=relative(flat(engine.model) - flat(start), updated - flat(start)),
     )
     engine.deepspeed.destroy()
     return report
@@ -181,11 +169,23 @@ def updates(config: RunConfig) -> int:
     return 3 if config.training.precision == "fp32" else 1
 
 
+@cache
 def train_reference(
-    model: Gpt2, config: RunConfig, batches: list[PackedBatch], *, targets: int
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Updates by torch's AdamW and torch's clipping; the first gradient and its norm before clipping."""
-    section = config.optimizer
+    precision: str, clipping: float | None, ranks: int, accumulation: int
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Updates by torch's AdamW and torch's clipping: the first gradient, its norm before clipping, the last weights.
+
+    In FP32 every sequence of the step is computed by itself. In bfloat16 other shapes would round otherwise, so only
+    the split may differ: the micro-batches of all ranks follow one another.
+    """
+    config = run_config(Setting(precision=precision, clipping=clipping), ranks=1)
+    batches = unpacked_batches()
+    targets = micro_batches(rank=0, ranks=1, accumulation=1)[0].step_counts.targets
+    if precision == "bf16_autocast":
+        batches = [
+            batch for rank in range(ranks) for batch in micro_batches(rank=rank, ranks=ranks, accumulation=accumulation)
+        ]
+    model, section = make_model(), config.optimizer
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     optimizer = torch.optim.AdamW(
@@ -196,14 +196,14 @@ def train_reference(
     )
     first: list[torch.Tensor] = []
     for update in range(1, updates(config) + 1):
-        reference_gradients(model, batches, precision=config.training.precision, targets=targets)
+        reference_gradients(model, batches, precision=precision, targets=targets)
         first = first or [parameter.grad.clone() for parameter in model.parameters()]
-        if config.training.gradient_clipping is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.gradient_clipping)
+        if clipping is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clipping)
         for group in optimizer.param_groups:
             group["lr"] = section.learning_rate * (1.0 - 0.9 * update / config.training.steps)
         optimizer.step()
-    return first, torch.nn.utils.get_total_norm(first)
+    return first, torch.nn.utils.get_total_norm(first), flat(model)
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -263,7 +263,7 @@ def measure(world: World) -> tuple[list[Report], float, list[int]]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_any_split_gives_the_gradient_and_the_updates_of_one_unpacked_batch(ranks: int):
-    measured = run_ranks(measure, ranks, timeout_seconds=280)
+    measured = run_ranks(measure, ranks)
     for reports, naive_error, _ in measured:
         assert len(reports) == len(settings())
         assert naive_error > 0.05, "a mean of means would pass as well"

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from harness import run_ranks
 from masked_batches import MaskedPair, build_masked_batch, random_pairs, roughen
 
 from evenpack.batch import PackedBatch
@@ -14,6 +13,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.losses import exact_denominators
+from evenpack.testing import run_ranks
 
 PACKS = 8
 PACK_LENGTH = 40

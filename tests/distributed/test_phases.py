@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
 from prepared_files import sentence_documents
 from tiny_training import changed, never, prepare_run
 
@@ -20,6 +19,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
+from evenpack.testing import run_ranks
 
 PHASE_1_LENGTH, PHASE_2_LENGTH = 24, 48
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import run_ranks
 from pair_sources import pair_run
 from step_shapes import step_shape
 from tiny_training import changed, never
@@ -19,6 +18,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.objective import build_objective
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
+from evenpack.testing import run_ranks
 
 STEPS = 4
 EXACT = ("step", "loss", "token_loss", "next_sentence_loss", "accuracy", "gradient_norm", "targets", "order_hash")
@@ -83,7 +83,7 @@ def test_ranks_layouts_and_resume_leave_the_step_as_it_is(config: RunConfig) -> 
     straight = run_of(config, "straight")
     stopped = run_of(config, "stopped", training={"stop_after_steps": 2})
     run_ranks(train_all, 1, [one])
-    run_ranks(train_all, 2, [two, padded, straight, stopped], timeout_seconds=250)
+    run_ranks(train_all, 2, [two, padded, straight, stopped])
     expected = records(one)
     assert [record["targets"] for record in expected] == stored_counts(config)
     for other in (two, padded):

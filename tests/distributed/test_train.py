@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import run_ranks
 from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
 
 from evenpack.engine.build import build
@@ -23,6 +22,7 @@ from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.errors import CheckpointError, RunError
 from evenpack.models.common.losses import exact_denominators
+from evenpack.testing import run_ranks
 
 DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash", "validation")

@@ -16,6 +16,9 @@ from evenpack.launcher.processes.launch import free_port
 
 HERE = Path(__file__).parent
 
+HANGS_SECONDS = 600.0
+"""Only what hangs takes so long, on a busy machine too; below the 1000 seconds that fake ranks sleep."""
+
 RUN_FILE = """
 run: {name: fake, output_dir: OUTPUT_DIR}
 data:
@@ -60,7 +63,7 @@ class FakeRun:
     def environment(self, **more: str) -> dict[str, str]:
         return {
             **os.environ,
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
             "FAKE_TRAINING": self.training,
             "FAKE_PIDS": str(self.pids_dir),
             "OMP_NUM_THREADS": "1",
@@ -102,10 +105,10 @@ class FakeRun:
             for rank in range(ranks)
         ]
 
-    def wait_for(self, name: str, *, seconds: float = 90.0) -> str:
+    def wait_for(self, name: str) -> str:
         """Waits until a rank has written a file of the output directory."""
         path = self.output_dir / name
-        wait_until(lambda: path.exists() and path.read_text() != "", f"{name} to appear", seconds=seconds)
+        wait_until(lambda: path.exists() and path.read_text() != "", f"{name} to appear")
         return path.read_text()
 
     def pid(self, rank: int) -> int:
@@ -150,13 +153,13 @@ class FakeRun:
             process.wait()
         return orphans
 
-    def wait_until_nothing_lives(self, *, seconds: float) -> None:
-        wait_until(lambda: not self.living(), f"the end of {self.living()}", seconds=seconds)
+    def wait_until_nothing_lives(self) -> None:
+        wait_until(lambda: not self.living(), f"the end of {self.living()}")
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + HANGS_SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds} s in vain for {what}")
+            raise AssertionError(f"waited {HANGS_SECONDS} s in vain for {what}")
         time.sleep(0.1)

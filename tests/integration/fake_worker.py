@@ -1,9 +1,14 @@
-"""A rank that goes the way of evenpack's worker but, instead of training, does what FAKE_TRAINING says."""
+"""A rank that goes the way of evenpack's worker but, instead of training, does what FAKE_TRAINING says.
+
+It imports no torch, which would take most of a test's time: ranks meet by sockets of their own.
+"""
 
 import os
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,28 +24,59 @@ class Outcome:
     step: int
 
 
-def loop(config, *, stop_requested):
-    """Steps with a reduction each, until any rank is asked to stop; then rank 0 saves."""
-    import torch
-    import torch.distributed as dist
+class Meeting:
+    """Where all ranks wait for one another; who waits for a rank that has died gets a ConnectionError."""
 
-    dist.init_process_group("gloo")
+    def __init__(self) -> None:
+        self.rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        if self.rank == 0:
+            with socket.create_server(address) as server:
+                self.others = [server.accept()[0] for _ in range(size - 1)]
+        else:
+            self.others = [self._connect(address)]
+
+    def _connect(self, address: tuple[str, int]) -> socket.socket:
+        while True:
+            with suppress(ConnectionRefusedError):
+                return socket.create_connection(address)
+            time.sleep(0.05)
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        if self.rank > 0:
+            self.others[0].sendall(bytes([flag]))
+            return self._receive(self.others[0])
+        answer = any([flag, *map(self._receive, self.others)])
+        for other in self.others:
+            other.sendall(bytes([answer]))
+        return answer
+
+    def _receive(self, other: socket.socket) -> bool:
+        byte = other.recv(1)
+        if not byte:
+            raise ConnectionResetError("the other rank is gone")
+        return bool(byte[0])
+
+
+def loop(config, *, stop_requested):
+    """Steps at which all ranks meet, until any of them is asked to stop; then rank 0 saves."""
+    meeting = Meeting()
     step = 0
     while step < config.training.steps:
         step += 1
         time.sleep(STEP_SECONDS)
-        asked = torch.tensor([int(stop_requested())])
-        dist.all_reduce(asked)
-        if dist.get_rank() == 0:
+        asked = meeting.any(stop_requested())
+        if meeting.rank == 0:
             (config.run.output_dir / "step").write_text(str(step))
             print(f"step {step}", flush=True)
-        if asked.item():
-            if dist.get_rank() == 0:
+        if asked:
+            if meeting.rank == 0:
                 time.sleep(0.5)
                 (config.run.output_dir / "saved").write_text(str(step))
-            dist.barrier()
+            meeting.any(False)
             return Outcome("stopped", step)
-    dist.barrier()
+    meeting.any(False)
     return Outcome("finished", step)
 
 

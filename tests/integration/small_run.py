@@ -1,17 +1,33 @@
-"""A run that is real in every part and takes seconds: files of text, a trained tokenizer, DeepSpeed on the CPU."""
+"""A run that is real in every part and takes seconds, and the command line, in this process or one of its own."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+import torch
 
-EVENPACK = Path(sys.executable).parent / "evenpack"
+from evenpack.engine.checkpoints.files import read_manifest
+from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.launcher.cli.app import main
+from evenpack.testing import RunValues, run_values, write_run_file
+
+EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash")
+"""Of each step, to the bit."""
+
+COMMAND = (sys.executable, "-m", "evenpack.launcher.cli")
 STEPS = 12
+
+HANGS_SECONDS = 1200
+"""Only a command that hangs takes so long, on a busy machine too."""
 
 WORDS = ["pack", "sequence", "rank", "step", "equal", "whole", "slot", "order", "seed", "every", "same", "none"]
 
@@ -25,14 +41,15 @@ def write_corpus(path: Path, *, documents: int, first: int) -> None:
             file.write(json.dumps({"text": " ".join(words)}) + "\n")
 
 
-def write_run(folder: Path) -> Path:
-    """A run file over two sources; its output goes to folder/out and its data to folder/data."""
+def small_run_values(folder: Path) -> RunValues:
+    """A run over two sources; its output goes to folder/out and its data to folder/data."""
     write_corpus(folder / "one.jsonl", documents=240, first=0)
     write_corpus(folder / "two.jsonl", documents=90, first=1000)
-    values: dict[str, Any] = {
-        "run": {"name": "small", "output_dir": str(folder / "out"), "seed": 5},
-        "data": {
-            "prepared_dir": str(folder / "data"),
+    return run_values(
+        "gpt2",
+        folder,
+        run={"seed": 5},
+        data={
             "sources": {
                 "one": {"kind": "jsonl", "path": str(folder / "one.jsonl"), "weight": 2},
                 "two": {"kind": "jsonl", "path": str(folder / "two.jsonl"), "weight": 1},
@@ -42,51 +59,67 @@ def write_run(folder: Path) -> Path:
             "recipe": {"kind": "documents", "max_sequence_length": 64},
             "pack_length": 64,
         },
-        "model": {"kind": "gpt2", "preset": "tiny", "hidden_size": 32, "dropout": 0.1},
-        "training": {
-            "packs_per_step": 8,
-            "packs_per_micro_batch": 2,
-            "steps": STEPS,
-            "evaluate_every_steps": 4,
-            "checkpoint_every_steps": 4,
-            "precision": "fp32",
-            "loader_workers": 0,
-        },
-        "optimizer": {"learning_rate": 3e-3},
-        "schedule": {"warmup_steps": 2},
-    }
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+        model={"dropout": 0.1},
+        training={"steps": STEPS, "evaluate_every_steps": 4, "checkpoint_every_steps": 4},
+        schedule={"warmup_steps": 2},
+    )
+
+
+def write_run(folder: Path) -> Path:
+    """The run file of `small_run_values`."""
+    return write_run_file(folder / "run.yaml", small_run_values(folder))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a command printed."""
+
+    stdout: str
+    stderr: str
 
 
 def evenpack(
     command: str, run_file: Path, *overrides: str, options: Sequence[str] = (), expected: int = 0, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs an evenpack command and checks its exit code."""
+) -> Done:
+    """Runs an evenpack command in this process, which has imported what it needs, and checks its exit code."""
+    arguments = ["evenpack", *command.split(), *options, str(run_file), *overrides]
+    stdout, stderr = io.StringIO(), io.StringIO()
+    before, arguments_before = dict(os.environ), sys.argv
+    os.environ.update(environment)
+    sys.argv = arguments
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            main()
+        code: Any = 0
+    except SystemExit as exit_:
+        code = exit_.code or 0
+    finally:
+        sys.argv = arguments_before
+        os.environ.clear()
+        os.environ.update(before)
+    assert code == expected, f"exit code {code}\n{stdout.getvalue()}\n{stderr.getvalue()}"
+    return Done(stdout=stdout.getvalue(), stderr=stderr.getvalue())
+
+
+def evenpack_process(
+    command: str, run_file: Path, *overrides: str, options: Sequence[str] = (), expected: int = 0
+) -> Done:
+    """Runs an evenpack command as a user does, in a process of its own, and checks its exit code."""
+    return process([*COMMAND, *command.split(), *options, str(run_file), *overrides], expected=expected)
+
+
+def process(command: Sequence[str], *, expected: int = 0, **environment: str) -> Done:
+    """Runs any command to its end and checks its exit code."""
     done = subprocess.run(
-        [str(EVENPACK), *command.split(), *options, str(run_file), *overrides],
+        command,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANGS_SECONDS,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         check=False,
     )
     assert done.returncode == expected, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
-
-
-def worker(run_file: Path, *overrides: str) -> None:
-    """One rank without a launcher: `python -m evenpack.launcher.worker`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "evenpack.launcher.worker", str(run_file), *overrides],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-        check=False,
-    )
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return Done(stdout=done.stdout, stderr=done.stderr)
 
 
 def metrics(output_dir: Path) -> list[dict[str, Any]]:
@@ -97,3 +130,31 @@ def metrics(output_dir: Path) -> list[dict[str, Any]]:
 def steps(output_dir: Path, *fields: str) -> list[tuple[Any, ...]]:
     """The given fields of each training step."""
     return [tuple(record[name] for name in fields) for record in metrics(output_dir)]
+
+
+def losses(output_dir: Path) -> list[float]:
+    return [loss for (loss,) in steps(output_dir, "loss")]
+
+
+def final_weights(output_dir: Path) -> dict[str, torch.Tensor]:
+    return load_model_weights(read_manifest(output_dir / "checkpoints" / f"step_{STEPS:06d}"))
+
+
+def assert_same_run(output_dir: Path, other: Path) -> None:
+    """The same steps and the same last weights, to the bit."""
+    assert steps(output_dir, *EXACT) == steps(other, *EXACT)
+    expected = final_weights(other)
+    for name, tensor in final_weights(output_dir).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def train_on(world: World, *configs: RunConfig) -> None:
+    """Trains one run after another, for `run_ranks`."""
+    from evenpack.engine.train import train_in  # imports DeepSpeed, which ranks alone do
+
+    for config in configs:
+        train_in(world, config, stop_requested=_never)
+
+
+def _never() -> bool:
+    return False

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from masked_batches import MaskedPair, build_masked_batch
 from pair_sources import pair_run_values
-from small_run import evenpack, metrics
+from small_run import evenpack, evenpack_process, metrics
 from transformers import AutoTokenizer, BertForPreTraining
 
 from evenpack.models.bert.model import Bert
 from evenpack.models.huggingface import from_huggingface
+from evenpack.testing import write_run_file
 
 STEPS = 4
 TEXTS = ("return the value", "import a module")
@@ -36,10 +36,9 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
         training={"steps": STEPS, "evaluate_every_steps": STEPS, "evaluation_packs": 20},
     )
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(values))
+    path = write_run_file(folder / "run.yaml", values)
     evenpack("prepare", path)
-    evenpack("train", path, options=["--cpu-ranks", "2"])
+    evenpack_process("train", path, options=["--cpu-ranks", "2"])
     return path
 
 

@@ -239,7 +239,7 @@ def work(*overrides: str) -> tuple[int, str]:
         [sys.executable, "-m", "evenpack.launcher.worker", "run.yaml", "training.loader_workers=0", *overrides],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

@@ -1,61 +1,137 @@
-"""The commands one after another, as a user types them, each in a process of its own."""
+"""The commands one after another, as a user types them; one run is killed on the way and goes on (invariant 7)."""
 
 import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import STEPS, evenpack, write_run
+from small_run import (
+    COMMAND,
+    HANGS_SECONDS,
+    STEPS,
+    assert_same_run,
+    evenpack,
+    evenpack_process,
+    losses,
+    metrics,
+    train_on,
+    write_run,
+)
+
+from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
+from evenpack.testing import changed, run_ranks
 
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared run."""
     path = write_run(tmp_path_factory.mktemp("commands"))
-    evenpack("prepare", path)
+    evenpack_process("prepare", path)
     return path
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A run on two ranks whose second rank was killed, and the next start of the same command."""
+
+    killed_code: int
+    killed_text: str
+    done_at_kill: int
+    """Steps."""
+    value: dict[str, Any]
+    """What `--json` printed at the end."""
+    messages: str
+
+
 @pytest.fixture(scope="module")
-def trained(run_file: Path) -> dict[str, Any]:
-    """What `evenpack train --json` says of the run on two ranks."""
-    done = evenpack("train", run_file, options=["--cpu-ranks", "2", "--json"])
-    assert f"step {STEPS}/{STEPS}" in done.stderr
-    values: dict[str, Any] = json.loads(done.stdout)
-    return values
+def trained(run_file: Path) -> Trained:
+    output = run_file.parent / "out"
+    process = subprocess.Popen(
+        [*COMMAND, "train", "--cpu-ranks", "2", str(run_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    wait_for_step(process, output, 5)
+    os.kill(rank_process(output, 1), signal.SIGKILL)
+    text, _ = process.communicate(timeout=HANGS_SECONDS)
+    done_at_kill = len(metrics(output))
+    with (output / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # a torn line, as a kill in the middle of writing leaves it
+    done = evenpack_process("train", run_file, options=["--cpu-ranks", "2", "--json"])
+    return Trained(
+        killed_code=process.returncode,
+        killed_text=text,
+        done_at_kill=done_at_kill,
+        value=json.loads(done.stdout),
+        messages=done.stderr,
+    )
 
 
-def test_train_ends_with_the_numbers_of_the_run_and_a_plot(run_file: Path, trained: dict[str, Any]) -> None:
-    report = trained["report"]
-    assert (trained["state"], report["step"]) == ("finished", STEPS)
+def wait_for_step(process: "subprocess.Popen[str]", output: Path, step: int) -> None:
+    path = output / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("learning_rate") < step:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def rank_process(output: Path, rank: int) -> int:
+    """Pid of a rank, as its status file tells."""
+    (status,) = (output / "ranks").rglob(f"rank_{rank}.json")
+    return int(json.loads(status.read_text())["process"]["pid"])
+
+
+def test_a_killed_rank_ends_the_run_by_name(trained: Trained) -> None:
+    assert trained.killed_code not in (0, 75)
+    assert "rank 1" in trained.killed_text
+    assert 5 <= trained.done_at_kill < STEPS, "a run that was through would have nothing to go on with"
+
+
+def test_the_next_start_goes_on_bit_for_bit(run_file: Path, trained: Trained) -> None:
+    straight = changed(load_run_file(run_file, RunConfig), run={"output_dir": run_file.parent / "straight"})
+    run_ranks(train_on, 2, straight)
+    assert_same_run(run_file.parent / "out", straight.run.output_dir)
+
+
+def test_train_ends_with_the_numbers_of_the_run_and_a_plot(run_file: Path, trained: Trained) -> None:
+    report, output = trained.value["report"], run_file.parent / "out"
+    assert f"step {STEPS}/{STEPS}" in trained.messages
+    assert (trained.value["state"], report["step"]) == ("finished", STEPS)
     assert 0.9 < report["packing_efficiency"] <= 1
     assert report["packing_factor"] > 1
-    assert report["last_loss"] < report["first_loss"]
+    assert report["last_loss"] == losses(output)[-1] < report["first_loss"]
     assert set(report["validation_loss"]) == {"one", "two"}
-    assert Path(trained["loss_plot"]).read_bytes().startswith(b"\x89PNG")
-    output = run_file.parent / "out"
+    assert Path(trained.value["loss_plot"]).read_bytes().startswith(b"\x89PNG")
     assert not (output / ".stop").exists()
     assert [json.loads(path.read_text())["state"] for path in (output / "ranks").glob("rank_*.json")] == [
         "finished"
     ] * 2
 
 
-def test_a_run_that_is_done_is_shown_again_as_a_table(run_file: Path, trained: dict[str, Any]) -> None:
-    done = evenpack("train", run_file, options=["--cpu-ranks", "1"])
+@pytest.mark.slow
+def test_a_run_that_is_done_is_shown_again_as_a_table(run_file: Path, trained: Trained) -> None:
+    done = evenpack_process("train", run_file, options=["--cpu-ranks", "1"])
     assert "nothing to do" in done.stderr
     for words in ("packing efficiency", "packing factor", "padding share", "tokens/s", "validation loss, two"):
         assert words in done.stdout
-    assert f"{trained['report']['last_loss']:.4f}" in done.stdout
+    assert f"{trained.value['report']['last_loss']:.4f}" in done.stdout
 
 
-def test_evaluate_finds_the_losses_that_training_has_seen(run_file: Path, trained: dict[str, Any]) -> None:
-    values = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)
+def test_evaluate_finds_the_losses_that_training_has_seen(run_file: Path, trained: Trained) -> None:
+    values = json.loads(evenpack_process("evaluate", run_file, options=["--json"]).stdout)
     assert values["step"] == STEPS
-    for source, loss in trained["report"]["validation_loss"].items():
+    for source, loss in trained.value["report"]["validation_loss"].items():
         assert values["sources"][source]["loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_transformers_loads_what_export_writes(run_file: Path, trained: dict[str, Any]) -> None:
+def test_transformers_loads_what_export_writes(run_file: Path, trained: Trained) -> None:
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     directory = run_file.parent / "exported"

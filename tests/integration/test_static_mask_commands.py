@@ -1,4 +1,4 @@
-"""Masks drawn once, through the command line: prepared, trained on by two ranks, evaluated, and refused."""
+"""Masks drawn once: prepared, trained on by two ranks with loader processes, evaluated, and refused."""
 
 import json
 import math
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from pair_sources import pair_run_values
-from small_run import evenpack, metrics
+from small_run import evenpack, metrics, train_on
+
+from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
+from evenpack.testing import run_ranks, write_run_file
 
 STEPS = 3
 
@@ -21,9 +24,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data={"recipe": {"kind": "sentence_pairs", "max_sequence_length": 48, "duplication_factor": 2}},
         training={"steps": STEPS, "evaluate_every_steps": STEPS, "loader_workers": 1},
     )
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return path
+    return write_run_file(folder / "run.yaml", values)
 
 
 MASKS = ("data.recipe.static_masks.share=0.25", "data.recipe.static_masks.max_predictions=8")
@@ -32,7 +33,7 @@ MASKS = ("data.recipe.static_masks.share=0.25", "data.recipe.static_masks.max_pr
 def test_prepare_train_and_evaluate_with_masks_drawn_once(run_file: Path) -> None:
     out = run_file.parent
     evenpack("prepare", run_file, *MASKS)
-    evenpack("train", run_file, *MASKS, options=["--cpu-ranks", "2"])
+    run_ranks(train_on, 2, load_run_file(run_file, RunConfig, MASKS))
     records = metrics(out / "out")
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     assert records[0]["token_loss"] == pytest.approx(math.log(120), rel=0.05)

@@ -1,13 +1,11 @@
 """`study throughput` and `study forecast` as a user types them."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from small_run import evenpack, write_run
+from small_run import evenpack, process, write_run
 
 from evenpack.studies.cost_model import CostModel
 
@@ -51,13 +49,10 @@ def test_what_was_measured_is_shown_although_no_cost_model_comes_of_it(run_file:
 
 
 def test_two_ranks_measure_together_and_print_once(run_file: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29731", "-m"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command += ["evenpack.launcher.cli", "study", "throughput", str(run_file), "--rounds", "1", "--warmup", "0"]
     command += ["--depths", "", "--samples", "0", "--layouts", "unpadded,unpadded/max_tokens", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    value = json.loads(done.stdout)
+    value = json.loads(process(command, DS_ACCELERATOR="cpu").stdout)
     assert value["ranks"] == 2
     assert [row["layout"] for row in value["layouts"]] == ["unpadded", "unpadded/max_tokens"]
     assert value["cost_model"] is None

@@ -1,29 +1,30 @@
-"""Whole runs under `deepspeed`: order, resume, layouts and world sizes; invariants 3 to 7 from end to end."""
+"""Whole runs: order, resume, layouts and world sizes; invariants 3 to 7. `test_commands` starts one by the command."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import time
+from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
-from small_run import EVENPACK, STEPS, evenpack, metrics, steps, worker, write_run
+from small_run import EXACT, STEPS, assert_same_run, losses, metrics, small_run_values, steps, train_on
 
-from evenpack.engine.checkpoints.files import read_manifest
-from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.errors import CheckpointError
+from evenpack.testing import changed, prepared, run_config, run_ranks, write_run_file
 
-EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "targets", "order_hash")
+UNDROPPED = {"dropout": 0.0}
+"""Dropout's masks depend on the split."""
 
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared run."""
-    path = write_run(tmp_path_factory.mktemp("training"))
-    evenpack("prepare", path)
-    return path
+    folder = tmp_path_factory.mktemp("training")
+    values = small_run_values(folder)
+    prepared(run_config(values))
+    return write_run_file(folder / "run.yaml", values)
 
 
 @pytest.fixture(scope="module")
@@ -32,32 +33,17 @@ def straight(run_file: Path) -> Path:
     return train(run_file, "straight")
 
 
-def train(run_file: Path, name: str, *overrides: str, ranks: int = 2, expected: int = 0) -> Path:
-    output = run_file.parent / name
-    evenpack(
-        "train",
-        run_file,
-        f"run.output_dir={output}",
-        *overrides,
-        options=["--cpu-ranks", str(ranks)],
-        expected=expected,
-    )
-    return output
+@cache
+def undropped(run_file: Path) -> Path:
+    """The same without dropout."""
+    return train(run_file, "undropped", model=UNDROPPED)
 
 
-def final_weights(output: Path) -> dict[str, torch.Tensor]:
-    return load_model_weights(read_manifest(output / "checkpoints" / f"step_{STEPS:06d}"))
-
-
-def assert_same_run(output: Path, straight: Path) -> None:
-    assert steps(output, *EXACT) == steps(straight, *EXACT)
-    expected = final_weights(straight)
-    for name, tensor in final_weights(output).items():
-        assert torch.equal(tensor, expected[name]), name
-
-
-def losses(output: Path) -> list[float]:
-    return [loss for (loss,) in steps(output, "loss")]
+def train(run_file: Path, name: str, *, ranks: int = 2, **sections: dict[str, object]) -> Path:
+    """Trains with some values changed; the output."""
+    config = changed(load_run_file(run_file, RunConfig), **{"run": {"output_dir": run_file.parent / name}, **sections})
+    run_ranks(train_on, ranks, config)
+    return config.run.output_dir
 
 
 def test_a_run_leaves_metrics_a_summary_and_checkpoints(straight: Path) -> None:
@@ -71,79 +57,61 @@ def test_a_run_leaves_metrics_a_summary_and_checkpoints(straight: Path) -> None:
     assert evaluated == [4, 8, 12]
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(run_file: Path, straight: Path) -> None:
-    train(run_file, "resumed", "training.stop_after_steps=6")
-    assert len(steps(run_file.parent / "resumed", "step")) == 6
-    assert_same_run(train(run_file, "resumed"), straight)
-
-
-def test_zero_1_gives_the_same_losses_and_goes_on_bit_for_bit(run_file: Path, straight: Path) -> None:
-    whole = train(run_file, "zero_1", "deepspeed.zero_stage=1")
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_a_stopped_run_goes_on_bit_for_bit(run_file: Path, straight: Path, zero_stage: int) -> None:
+    deepspeed = {"zero_stage": zero_stage}
+    whole = straight if zero_stage == 0 else train(run_file, "zero_1", deepspeed=deepspeed)
+    name = f"resumed_{zero_stage}"
+    train(run_file, name, deepspeed=deepspeed, training={"stop_after_steps": 6 - zero_stage})
+    assert len(steps(run_file.parent / name, "step")) == 6 - zero_stage
+    assert_same_run(train(run_file, name, deepspeed=deepspeed), whole)
     assert steps(whole, "order_hash") == steps(straight, "order_hash")
     assert losses(whole) == pytest.approx(losses(straight), rel=1e-5)
-    train(run_file, "zero_1_resumed", "deepspeed.zero_stage=1", "training.stop_after_steps=5")
-    assert_same_run(train(run_file, "zero_1_resumed", "deepspeed.zero_stage=1"), whole)
-
-
-def test_a_killed_rank_ends_the_run_by_name_and_the_next_start_goes_on_bit_for_bit(
-    run_file: Path, straight: Path
-) -> None:
-    output = run_file.parent / "killed"
-    command = [EVENPACK, "train", "--cpu-ranks", "2", run_file, f"run.output_dir={output}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_for_step(output, 5)
-    started = time.monotonic()
-    os.kill(rank_process(output, 1), signal.SIGKILL)
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode not in (0, 75)
-    assert time.monotonic() - started < 60
-    assert "rank 1" in text
-    with (output / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "lo')  # a torn line, as a kill in the middle of writing leaves it
-    assert_same_run(train(run_file, "killed"), straight)
 
 
 @pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 4), (4, 1)])
 def test_other_ranks_and_accumulation_give_the_same_order_and_loss(
     run_file: Path, straight: Path, ranks: int, micro_batch: int
 ) -> None:
-    changed = ["model.dropout=0.0", f"training.packs_per_micro_batch={micro_batch}"]
-    reference = undropped(run_file)
-    output = train(run_file, f"ranks_{ranks}", *changed, ranks=ranks)
+    training = {"packs_per_micro_batch": micro_batch}
+    output = train(run_file, f"ranks_{ranks}", ranks=ranks, model=UNDROPPED, training=training)
     assert steps(output, "step", "tokens", "targets", "order_hash") == steps(
         straight, "step", "tokens", "targets", "order_hash"
     )
-    assert losses(output) == pytest.approx(losses(reference), rel=1e-5)
+    assert losses(output) == pytest.approx(losses(undropped(run_file)), rel=1e-5)
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(run_file: Path, straight: Path) -> None:
-    reference = undropped(run_file)
-    train(run_file, "fewer", "model.dropout=0.0", "training.stop_after_steps=6")
-    output = run_file.parent / "fewer"
-    worker(run_file, f"run.output_dir={output}", "model.dropout=0.0")
+    output = train(run_file, "fewer", model=UNDROPPED, training={"stop_after_steps": 6})
+    assert len(steps(output, "step")) == 6
+    train(run_file, "fewer", ranks=1, model=UNDROPPED)
     assert steps(output, "order_hash") == steps(straight, "order_hash")
-    assert losses(output) == pytest.approx(losses(reference), rel=1e-5)
+    assert losses(output) == pytest.approx(losses(undropped(run_file)), rel=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["unpadded", "padded"])
 def test_every_layout_gives_the_same_loss(run_file: Path, layout: str) -> None:
-    reference = undropped(run_file)
-    output = train(run_file, layout, "model.dropout=0.0", f"training.layout={layout}")
-    assert steps(output, "order_hash", "targets") == steps(reference, "order_hash", "targets")
-    assert losses(output) == pytest.approx(losses(reference), rel=1e-5)
+    output = train(run_file, layout, model=UNDROPPED, training={"layout": layout})
+    assert steps(output, "order_hash", "targets") == steps(undropped(run_file), "order_hash", "targets")
+    assert losses(output) == pytest.approx(losses(undropped(run_file)), rel=1e-5)
 
 
 def test_prefetching_workers_do_not_change_the_run(run_file: Path, straight: Path) -> None:
-    assert_same_run(train(run_file, "workers", "training.loader_workers=2"), straight)
+    assert_same_run(train(run_file, "workers", training={"loader_workers": 2}), straight)
+
+
+def refused(world: World, config: RunConfig) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        train_on(world, config)
+    return str(caught.value)
 
 
 def test_other_data_is_refused_with_an_explanation(run_file: Path, straight: Path) -> None:
     output = run_file.parent / "other_data"
     shutil.copytree(straight, output)
-    done = evenpack(
-        "train", run_file, f"run.output_dir={output}", "run.seed=6", options=["--cpu-ranks", "1"], expected=2
-    )
-    assert "fingerprint" in done.stderr
+    other = changed(load_run_file(run_file, RunConfig), run={"output_dir": output, "seed": 6})
+    for message in run_ranks(refused, 2, other):
+        assert "fingerprint" in message
     assert len(steps(output, "step")) == STEPS, "nothing is cut back"
 
 
@@ -154,25 +122,3 @@ def test_a_truncated_checkpoint_is_passed_over_for_the_one_before(run_file: Path
     with newest.open("r+b") as file:
         file.truncate(newest.stat().st_size // 2)
     assert_same_run(train(run_file, "truncated"), straight)
-
-
-def undropped(run_file: Path) -> Path:
-    """Two ranks without dropout, whose masks depend on the split."""
-    output = run_file.parent / "undropped"
-    return output if (output / "summary.json").exists() else train(run_file, "undropped", "model.dropout=0.0")
-
-
-def wait_for_step(output: Path, step: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        path = output / "metrics.jsonl"
-        if path.exists() and path.read_text().count("learning_rate") >= step:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"no step {step} within two minutes")
-
-
-def rank_process(output: Path, rank: int) -> int:
-    """Pid of a rank, as its status file tells."""
-    (status,) = (output / "ranks").rglob(f"rank_{rank}.json")
-    return int(json.loads(status.read_text())["process"]["pid"])

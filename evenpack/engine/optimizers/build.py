@@ -7,7 +7,7 @@ from torch import nn
 
 from evenpack.engine.config import AdamWSection, LambSection
 from evenpack.engine.optimizers.lamb import Lamb
-from evenpack.models.common.layers import SelfAttention
+from evenpack.models.common.layers import MergedLinear
 
 
 def build_optimizer(
@@ -16,9 +16,10 @@ def build_optimizer(
     """The optimizer that `section` names over `model`, in the two groups of `parameter_groups`.
 
     AdamW is torch's (Loshchilov and Hutter 2019). LAMB is that of `lamb.py`; the group that does not decay has no
-    trust ratios, as in MLPerf's BERT, and query, key and value, which are one matrix here, are a third group and
-    have one each, as in MLPerf's reference. Learning rates are set before each update. DeepSpeed counts torch's AdamW
-    among the optimizers that ZeRO may split, so it needs no `zero_allow_untested_optimizer`; LAMB it must not split.
+    trust ratios, as in MLPerf's BERT, and layers that are one matrix here, such as query, key and value, are groups of
+    their own and have one each, as in MLPerf's reference. Learning rates are set before each update. DeepSpeed counts
+    torch's AdamW among the optimizers that ZeRO may split, so it needs no `zero_allow_untested_optimizer`; LAMB it
+    must not split.
     """
     decaying, others = parameter_groups(model, weight_decay=section.weight_decay)
     fused = device.type == "cuda"
@@ -38,12 +39,12 @@ def build_optimizer(
 
 
 def _by_parts(group: dict[str, Any], model: nn.Module) -> list[dict[str, Any]]:
-    """The group, and one of what it has of matrices that hold query, key and value; without empty ones."""
-    merged = {id(module.query_key_value.weight) for module in model.modules() if isinstance(module, SelfAttention)}
-    single = [parameter for parameter in group["params"] if id(parameter) not in merged]
-    triple = [parameter for parameter in group["params"] if id(parameter) in merged]
-    groups = [group | {"params": single}, group | {"params": triple, "parts": 3}]
-    return [each for each in groups if each["params"]]
+    """The group, and one of what it has of matrices that hold several layers alike; without empty ones."""
+    merged = {id(module.weight): module.parts for module in model.modules() if isinstance(module, MergedLinear)}
+    by_parts: dict[tuple[int, ...], list[nn.Parameter]] = {(): []}
+    for parameter in group["params"]:
+        by_parts.setdefault(merged.get(id(parameter), ()), []).append(parameter)
+    return [group | {"params": params, "parts": parts} for parts, params in by_parts.items() if params]
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
-"""`evenpack verify`: every file of a prepared set against the checksums of its manifest."""
+"""`evenpack verify`."""
 
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from evenpack.launcher.cli.arguments import AsJson, Overrides, Report, RunFile, load, reporting
+from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, load, reporting
 
 if TYPE_CHECKING:
+    from evenpack.console import Report
     from evenpack.data.prepare.verification import Verified
     from evenpack.engine.config import RunConfig
 
@@ -30,16 +31,17 @@ def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = 
     raise typer.Exit(0 if is_sound else EXIT_DAMAGED)
 
 
-def _verify(config: "RunConfig", report: Report) -> bool:
+def _verify(config: "RunConfig", report: "Report") -> bool:
     """Raises: NotPreparedError if there is nothing to verify; DataError for a damaged manifest or one of other data."""
+    from evenpack import console
     from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
+    from evenpack.data.prepare.shown import PrepareProgress
     from evenpack.data.prepare.verification import Verifier, remedy
-    from evenpack.launcher import console
 
     directory = config.prepared_dir.expanduser().absolute()
     manifest = Manifest.read(directory)
     refuse_differences(manifest.data, data_section(config.data), directory)
-    with console.PrepareProgress(console.messages()) as progress:
+    with PrepareProgress(console.messages()) as progress:
         verified = Verifier(directory, manifest).verify_all(progress)
     report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
     lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {_rate(verified)}"]

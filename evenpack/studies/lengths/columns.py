@@ -15,8 +15,8 @@ from evenpack.data.prepare.progress import PrepareState, Progress
 from evenpack.data.sources.tables import Rows, Table
 from evenpack.data.tokenizers.encoder import Encoder, load_encoder
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.input_options import InputOptions
 from evenpack.studies.lengths.counter import LengthCounter
+from evenpack.studies.lengths.options import InputOptions
 
 Kind = Literal["number", "list", "text", "other"]
 

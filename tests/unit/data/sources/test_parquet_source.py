@@ -14,7 +14,8 @@ from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.kinds import KINDS, open_corpus, source_inputs
 from evenpack.data.sources.tables.parquet import ParquetTable
 from evenpack.errors import DataError
-from evenpack.studies.lengths import InputOptions, read_histogram
+from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.reading import read_histogram
 
 
 def write(path: Path, texts: list[str | None], *, rows_in_group: int = 7, type_: pa.DataType | None = None) -> Path:

@@ -16,11 +16,13 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import resolve
 from evenpack.errors import ConfigError, DataError
-from evenpack.launcher.forecast_view import forecast_tables, parse_options, read_log
 from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.forecast import forecast
+from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.forecast.forecast import ForecastOptions, RanksRow, VirtualRanks, study_forecast
 from evenpack.studies.forecast.logged_ranks import read_logged_ranks
+from evenpack.studies.forecast.options import parse_options, read_log
+from evenpack.studies.forecast.tables import forecast_tables
 from evenpack.studies.statistics.maxima import best_law, expected_maximum, expected_maximum_of_draws
 from evenpack.studies.throughput.contenders import formed, run_to_measure
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
@@ -215,9 +217,9 @@ def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str)
         "simulated_steps": 10,
         "clock": "wall",
     }
-    assert parse_options(**values).ranks == (2,)
+    assert parse_options(ForecastCommand(**values)).ranks == (2,)
     with pytest.raises(ConfigError, match=message):
-        parse_options(**(values | given))
+        parse_options(ForecastCommand(**(values | given)))
 
 
 def test_several_real_ranks_are_refused(config: RunConfig, world: World) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evenpack.console import _plain
 from evenpack.errors import ConfigError
-from evenpack.launcher.console import _plain
 from evenpack.studies.imbalance import forecast as forecast_module
 from evenpack.studies.imbalance.forecast import Estimate, ForecastRow, LogForecast, forecast_from_log
 from evenpack.studies.imbalance.reference import single_device_gumbel

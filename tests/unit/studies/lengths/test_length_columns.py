@@ -17,7 +17,8 @@ from wordpiece import write_vocabulary
 from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.sources.tables import csv, jsonl, parquet
 from evenpack.errors import ConfigError, DataError, EvenpackError
-from evenpack.studies.lengths import InputOptions, read_histogram
+from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.reading import read_histogram
 
 ROWS: dict[str, list[Any]] = {
     "n": [3, 1, 3, 7, 2, 3],

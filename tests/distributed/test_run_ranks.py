@@ -1,0 +1,85 @@
+"""The helper that the other tests here stand on: it must be able to fail."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from evenpack.engine.distributed import World
+from evenpack.errors import EvenpackError
+from evenpack.testing import RanksFailed, preload, run_ranks
+
+
+def speak(world: World, word: str) -> tuple[str, list[int], str, float]:
+    total = world.all_sum(torch.tensor([world.rank + 1.0], dtype=torch.float64))
+    return (f"{word} {world.rank}", world.all_gather(world.rank), world.broadcast(f"from {world.rank}"), total.item())
+
+
+def raise_on_rank_1(world: World) -> None:
+    if world.rank == 1:
+        raise ValueError("the reason")
+    world.barrier()
+
+
+def die_on_rank_1(world: World) -> None:
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    world.barrier()
+
+
+def sleep_for_ever(world: World) -> None:
+    time.sleep(3600)
+
+
+def return_what_cannot_be_pickled(world: World) -> object:
+    return lambda: world
+
+
+def leave_traces(world: World) -> tuple[int, str | None, str | None, int]:
+    """What an earlier run in the same processes would have left, and what the caller's environment says."""
+    before = os.environ.get("A_TRACE")
+    os.environ["A_TRACE"] = "left"
+    return os.getpid(), before, os.environ.get("OF_THE_CALLER"), torch.get_num_threads()
+
+
+def test_ranks_talk_to_each_other_and_results_come_back_in_order() -> None:
+    assert run_ranks(speak, 2, "rank") == [
+        ("rank 0", [0, 1], "from 0", 3.0),
+        ("rank 1", [0, 1], "from 0", 3.0),
+    ]
+
+
+def test_each_call_has_new_processes_with_the_environment_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_CALLER", "seen")
+    found = [*run_ranks(leave_traces, 2), *run_ranks(leave_traces, 1)]
+    assert [rest for _, *rest in found] == [[None, "seen", 1]] * 3
+    assert len({process for process, *_ in found} | {os.getpid()}) == 4
+
+
+def test_a_rank_that_raises_is_reported_with_its_traceback() -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)rank 1: Traceback.*ValueError: the reason"):
+        run_ranks(raise_on_rank_1, 2)
+
+
+def test_a_rank_that_is_killed_is_reported() -> None:
+    with pytest.raises(RanksFailed, match="rank 1: exited without an error message"):
+        run_ranks(die_on_rank_1, 2)
+
+
+def test_ranks_that_hang_are_killed_at_the_time_limit() -> None:
+    with pytest.raises(RanksFailed, match="rank 0: no answer within the time limit"):
+        run_ranks(sleep_for_ever, 1, timeout_seconds=1.0)
+
+
+def test_a_result_that_cannot_be_sent_is_reported() -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)rank 0: Traceback.*pickle"):
+        run_ranks(return_what_cannot_be_pickled, 1)
+
+
+def test_modules_to_begin_with_are_refused_once_ranks_were_started() -> None:
+    run_ranks(speak, 1, "a")
+    preload("conftest")  # known already
+    with pytest.raises(EvenpackError, match=r"preload\('json'\) must come before the first start"):
+        preload("json")
