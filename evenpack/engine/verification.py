@@ -11,6 +11,7 @@ import threading
 from types import TracebackType
 
 from evenpack.data.prepare.changed_inputs import refuse_changed_sources
+from evenpack.data.prepare.manifest import MANIFEST
 from evenpack.data.prepare.verification import Verified, Verifier
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.distributed import World
@@ -102,7 +103,7 @@ class DataVerification:
 
 def _share(prepared: PreparedData, world: World) -> tuple[int, int]:
     """This rank's place among those that see the very same files, and their number: machines may have copies."""
-    status = (prepared.directory / "manifest.json").stat()
+    status = (prepared.directory / MANIFEST).stat()
     seen = world.all_gather((status.st_ino, status.st_ctime_ns))
     alike = [rank for rank, identity in enumerate(seen) if identity == seen[world.rank]]
     return alike.index(world.rank), len(alike)

@@ -13,7 +13,8 @@ from pair_sources import pair_run
 from tiny_training import changed, never, prepare_run
 
 from evenpack.batch import MaskedTargets
-from evenpack.data.order.assignment import PADDED_WIDTH_MULTIPLE, POLICIES
+from evenpack.data.order.assignment import PADDED_WIDTH_MULTIPLE
+from evenpack.data.order.step_shape import POLICIES
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.build import CHECKPOINTS, build
 from evenpack.engine.checkpoints.files import read_manifest

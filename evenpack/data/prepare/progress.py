@@ -33,17 +33,6 @@ class PrepareState:
     elapsed_seconds: float
     """Since this call began with this source."""
 
-    @property
-    def bytes_per_second(self) -> float:
-        return (self.bytes_read - self.bytes_resumed) / max(self.elapsed_seconds, 1e-9)
-
-    @property
-    def remaining_seconds(self) -> float | None:
-        """At the rate so far; None before there is one."""
-        if self.bytes_per_second <= 0:
-            return None
-        return (self.total_bytes - self.bytes_read) / self.bytes_per_second
-
 
 @runtime_checkable
 class Progress(Protocol):

@@ -25,6 +25,6 @@ def test_a_run_file_for_eight_gpus_divides_and_fits(name: str, parameters: int) 
     assert micro_batches_per_step(config.training, GPUS) > 1
     slots = config.training.packs_per_micro_batch * config.data.pack_length
     memory = estimate_training_memory(
-        config.model, **sizes, slots=slots, head_rows=slots, optimizer=config.optimizer.kind
+        config.model, **sizes, slots=slots, head_rows=slots, optimizer_states=config.optimizer.fp32_states
     )
     assert GPU_BYTES / 8 < memory.total < 2 / 3 * GPU_BYTES

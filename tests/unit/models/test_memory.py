@@ -9,6 +9,7 @@ from masked_batches import build_masked_batch, random_pairs
 from torch import nn
 
 from evenpack.batch import PackedBatch
+from evenpack.engine.optimizers.config import AdamWSection, LambSection
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.build import Model, new_model
 from evenpack.models.common import layers
@@ -73,7 +74,7 @@ def activations(config: ModelConfig, batch: PackedBatch) -> int:
         max_positions=SLOTS,
         slots=batch.slots,
         head_rows=batch.targets.labels.shape[0],
-        optimizer="lamb",
+        optimizer_states=3,
     ).activations
 
 
@@ -104,11 +105,11 @@ def test_dropout_and_checkpointing_count(config_and_batch: tuple[ModelConfig, Pa
     assert activations(config.model_copy(update={"activation_checkpointing": True}), batch) < plain / 2
 
 
-@pytest.mark.parametrize(("optimizer", "numbers"), [("adamw", 4), ("lamb", 5)])
-def test_states_are_counted_in_fp32(optimizer: str, numbers: int) -> None:
+@pytest.mark.parametrize(("states", "numbers"), [(AdamWSection.fp32_states, 4), (LambSection.fp32_states, 5)])
+def test_states_are_counted_in_fp32(states: int, numbers: int) -> None:
     config = BertConfig(kind="bert", preset="large")
     memory = estimate_training_memory(
-        config, vocabulary_size=30_522, max_positions=512, slots=0, head_rows=0, optimizer=optimizer
+        config, vocabulary_size=30_522, max_positions=512, slots=0, head_rows=0, optimizer_states=states
     )
     assert memory.activations == 0
     assert memory.total == 336_226_108 * (4 * numbers + 2)

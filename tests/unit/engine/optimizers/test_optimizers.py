@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from evenpack.engine.config import AdamWSection, LambSection
 from evenpack.engine.optimizers.build import build_optimizer, parameter_groups
+from evenpack.engine.optimizers.config import AdamWSection, LambSection
 from evenpack.engine.optimizers.lamb import Lamb
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert

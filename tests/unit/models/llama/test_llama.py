@@ -10,8 +10,8 @@ from masked_batches import build_masked_batch, random_pairs
 from torch import nn
 
 from evenpack.config import validate
-from evenpack.engine.config import AdamWSection, LambSection
 from evenpack.engine.optimizers.build import build_optimizer, parameter_groups
+from evenpack.engine.optimizers.config import AdamWSection, LambSection
 from evenpack.errors import ConfigError
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.batch_work import useful_work

@@ -16,7 +16,9 @@ from wordpiece import write_vocabulary
 
 from evenpack.data.prepare.progress import PrepareState
 from evenpack.errors import ConfigError, DataError, EvenpackError
-from evenpack.studies.lengths import InputOptions, jsonl_table, read_histogram, tables
+from evenpack.studies.lengths import jsonl_table, tables
+from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.reading import read_histogram
 
 ROWS: dict[str, list[Any]] = {
     "n": [3, 1, 3, 7, 2, 3],

@@ -24,12 +24,13 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import open_run
 from evenpack.errors import ConfigError
-from evenpack.launcher.throughput_view import StudyProgress, parse_clock, parse_options, throughput_tables
 from evenpack.models.common.batch_work import useful_work
 from evenpack.models.cost import step_flops
-from evenpack.studies.plots import figure_as_png, require_plot
+from evenpack.progress import Progress
+from evenpack.studies.plotting import figure_as_png, require_plot
 from evenpack.studies.throughput import plots, study
 from evenpack.studies.throughput.clock import PeakMemory, PhaseClock, Spread
+from evenpack.studies.throughput.command import ThroughputCommand
 from evenpack.studies.throughput.contenders import (
     FORMS,
     contender,
@@ -38,9 +39,12 @@ from evenpack.studies.throughput.contenders import (
     run_to_measure,
 )
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
+from evenpack.studies.throughput.measured import StepProgress
+from evenpack.studies.throughput.options import parse_clock, parse_options
 from evenpack.studies.throughput.plots import plot_throughput
 from evenpack.studies.throughput.samples import sample_micro_batches
 from evenpack.studies.throughput.study import ThroughputOptions, ThroughputStudy, study_throughput
+from evenpack.studies.throughput.tables import throughput_tables
 
 
 @pytest.fixture(scope="module")
@@ -387,37 +391,26 @@ def test_what_packing_promises_is_compared_round_by_round() -> None:
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_read(given: dict[str, object], message: str) -> None:
-    values: dict[str, object] = {
-        "layouts": None,
-        "depths": None,
-        "rounds": 1,
-        "warmup": 0,
-        "samples": 1,
-        "clock": "wall",
-        "plot": None,
-        "cost_model": None,
-    }
     with pytest.raises(ConfigError, match=message):
-        parse_options(**(values | given))  # type: ignore[arg-type]
+        parse_options(ThroughputCommand(**given))  # type: ignore[arg-type]
 
 
 def test_options_have_their_defaults() -> None:
     assert parse_forms("packed, unpadded/max_tokens") == ("packed", "unpadded/max_tokens")
     assert parse_clock("cpu") == "cpu"
-    none = parse_options(
-        layouts=None, depths="", rounds=1, warmup=0, samples=1, clock="wall", plot=None, cost_model=None
-    )
+    none = parse_options(ThroughputCommand(depths=""))
     assert none.depths == ()
     assert none.layouts == ("padded", "unpadded", "packed")
 
 
-def test_progress_shows_the_first_line_late_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:
-    now = [0.0]
-    progress = StudyProgress(silent=False, clock=lambda: now[0])
-    for done in range(1, 31):
-        now[0] += 1.0
-        progress("packed", done, 30)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    assert "step 11 of 30 (packed)  19s to go" in lines[0]
-    assert "step 30 of 30" in lines[-1]
+def test_progress_names_what_a_step_was_of_and_begins_again_with_other_steps() -> None:
+    stream = io.StringIO()
+    progress = StepProgress(Progress(Console(file=stream), clock=lambda: 1.0))
+    for what, done, total in (("packed", 1, 2), ("padded", 2, 2), ("cost model", 4, 8), ("cost model", 8, 8)):
+        progress(what, done, total)
+    assert [line.split("  ")[:2] for line in stream.getvalue().splitlines()] == [
+        ["step 1/2", "packed"],
+        ["step 2/2", "padded"],
+        ["step 4/8", "cost model"],
+        ["step 8/8", "cost model"],
+    ]

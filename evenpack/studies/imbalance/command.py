@@ -1,10 +1,17 @@
-"""The options of `evenpack study imbalance` besides those about lengths."""
+"""`evenpack study imbalance`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from evenpack.console import Report
+from evenpack.studies.shared_options import Plot
+
+if TYPE_CHECKING:
+    from evenpack.studies.lengths.subject import Subject
 
 _CLUSTER = "Simulated clusters"
 _REFERENCE = "Published reference"
@@ -12,8 +19,18 @@ _LOG = "Measured log"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImbalanceOptions:
-    """Clusters to simulate, the published curve, and a log."""
+class ImbalanceCommand:
+    """Compare packs with un-padding and padding on one device to thousands, where each step waits for the slowest.
+
+    Clusters are simulated on the lengths; beside them stand the published curve and, if given, a log.
+
+    \b
+    Examples:
+      evenpack study imbalance wikipedia_512 --devices 1..2048 --plot imbalance.png --save imbalance.json
+      evenpack study imbalance wikipedia_1024 --cost-model gpt2_xl_estimate --devices 8,64,512
+      evenpack study imbalance RUN.yaml --cost-model h100.json --all-reduce-bytes 6.7e8 --bandwidth 100
+      evenpack study imbalance wikipedia_512 --log result_0.txt --padded-baseline 1130
+    """
 
     devices: Annotated[
         str, typer.Option(metavar="LIST", help="1..2048: powers of two; or a list: 1,8,24.", rich_help_panel=_CLUSTER)
@@ -97,3 +114,12 @@ class ImbalanceOptions:
         int | None,
         typer.Option(help="Steps to cut at its start. Default: found.", show_default=False, rich_help_panel=_LOG),
     ] = None
+    plot: Plot = None
+
+    def run(self, find_subject: "Callable[[], Subject]") -> Report:
+        """Options and the log are checked before the lengths are read. Raises: as `ImbalanceRequest`."""
+        from evenpack.studies.imbalance.study import ImbalanceRequest, study_imbalance
+
+        request = ImbalanceRequest(self)
+        value, shown = study_imbalance(find_subject(), request)
+        return Report(value=value, shown=shown)

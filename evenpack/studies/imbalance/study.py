@@ -1,47 +1,28 @@
-"""What `evenpack study imbalance` does and shows: the published curve, a log and simulated clusters side by side."""
+"""The study of waiting: the published curve, a log and simulated clusters side by side."""
 
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
 
+from evenpack import console
 from evenpack.data.packing import pack
-from evenpack.engine.reporting.metrics import format_duration, format_rate
 from evenpack.errors import ConfigError
-from evenpack.launcher import console
-from evenpack.launcher.imbalance_options import ImbalanceOptions
-from evenpack.launcher.imbalance_tables import imbalance_tables
-from evenpack.launcher.inspection import Subject, long_lines
-from evenpack.studies.imbalance import Gumbel, LogForecast, forecast_from_log, read_step_log, reference_curve
+from evenpack.progress import Progress
 from evenpack.studies.imbalance.cluster import ClusterOptions
+from evenpack.studies.imbalance.command import ImbalanceCommand
+from evenpack.studies.imbalance.forecast import LogForecast, forecast_from_log
 from evenpack.studies.imbalance.plots import ImbalanceStudy, plot_imbalance
-from evenpack.studies.imbalance.simulation import Simulation, SimulationProgress, parse_devices, simulate
+from evenpack.studies.imbalance.reference import reference_curve
+from evenpack.studies.imbalance.simulation import Simulation, parse_devices, simulate
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
-from evenpack.studies.plots import require_plot
+from evenpack.studies.imbalance.step_log import read_step_log
+from evenpack.studies.imbalance.tables import imbalance_tables
+from evenpack.studies.lengths.subject import Subject, long_lines
+from evenpack.studies.plotting import require_plot
+from evenpack.studies.statistics.laws import Gumbel
 
 _LINE_SECONDS = 5.0
-
-
-class ProgressLines:
-    """A line every few seconds: how much is done, the rate, the time to go."""
-
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._started = self._shown_at = clock()
-
-    def __call__(self, state: SimulationProgress) -> None:
-        now = self._clock()
-        if now - self._shown_at < _LINE_SECONDS:
-            return
-        self._shown_at = now
-        elapsed = now - self._started
-        console.messages().print(
-            f"simulating: {100 * state.share:.0f} %  {format_rate(state.sequences / elapsed)} sequences/s  "
-            f"{format_duration(elapsed / state.share - elapsed)} to go",
-            soft_wrap=True,
-        )
 
 
 class ImbalanceRequest:
@@ -50,9 +31,9 @@ class ImbalanceRequest:
     Raises: ConfigError for one that is wrong.
     """
 
-    def __init__(self, options: ImbalanceOptions, *, plot: Path | None) -> None:
-        if plot is not None:
-            require_plot(plot)
+    def __init__(self, options: ImbalanceCommand) -> None:
+        if options.plot is not None:
+            require_plot(options.plot)
         self.devices = parse_devices(options.devices)
         for name, count in (("--reference-devices", options.reference_devices), ("--log-devices", options.log_devices)):
             if count < 1:
@@ -61,7 +42,7 @@ class ImbalanceRequest:
         self.cost: StepCost | None = None if options.cost_model is None else find_cost(options.cost_model)
         """None: by what is looked at."""
         self.causal = options.causal
-        self.plot = plot
+        self.plot = options.plot
         self.reference = reference_curve(
             Gumbel(location=options.reference_location, scale=options.reference_scale),
             options.reference_devices,
@@ -70,7 +51,7 @@ class ImbalanceRequest:
         self.forecast = _forecast(options, self.devices)
 
 
-def cluster_options(options: ImbalanceOptions) -> ClusterOptions:
+def cluster_options(options: ImbalanceCommand) -> ClusterOptions:
     """Raises: ConfigError for a number that is out of range."""
     return ClusterOptions(
         batch=options.batch,
@@ -111,18 +92,20 @@ def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[s
 def _simulate(subject: Subject, request: ImbalanceRequest) -> Simulation:
     packing = pack(subject.histogram, pack_length=subject.pack_length)
     cost = request.cost or (find_cost(DEFAULT_COST) if subject.model is None else estimate_for(subject.model))
-    return simulate(
-        subject.histogram,
-        packing,
-        devices=request.devices,
-        cost=cost,
-        options=request.cluster,
-        causal=request.causal,
-        progress=ProgressLines(),
-    )
+    with Progress(console.messages(), interval_seconds=_LINE_SECONDS) as progress:
+        steps = progress.begin("simulating", unit="sequences")
+        return simulate(
+            subject.histogram,
+            packing,
+            devices=request.devices,
+            cost=cost,
+            options=request.cluster,
+            causal=request.causal,
+            progress=lambda state: steps.update(state.share, 1.0, amount=state.sequences),
+        )
 
 
-def _forecast(options: ImbalanceOptions, devices: Sequence[int]) -> LogForecast | None:
+def _forecast(options: ImbalanceCommand, devices: Sequence[int]) -> LogForecast | None:
     if options.log is None:
         given = [
             name

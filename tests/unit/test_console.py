@@ -9,36 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evenpack.data.prepare.progress import PrepareState, Progress
-from evenpack.launcher import console
-from evenpack.launcher.console import PrepareProgress, WideTable, pairs, print_error, print_json, table
+from evenpack import console
+from evenpack.console import WideTable, pairs, print_error, print_json, table
 
 
 @dataclass(frozen=True)
 class Finding:
     path: Path
     values: tuple[float, ...]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def state(bytes_read: int, *, source: str = "wiki") -> PrepareState:
-    return PrepareState(
-        stage="tokens",
-        source=source,
-        documents=bytes_read // 1000,
-        tokens=bytes_read // 4,
-        bytes_read=bytes_read,
-        bytes_resumed=0,
-        total_bytes=4_000_000,
-        elapsed_seconds=2.0,
-    )
 
 
 def rendered(shown: object, *, width: int = 100) -> str:
@@ -71,36 +49,6 @@ def test_tables_show_numbers_with_thousands_and_what_is_missing_as_a_dash() -> N
     assert rendered(table([])).strip() == ""
 
 
-def test_progress_is_a_line_every_few_seconds_where_there_is_no_terminal() -> None:
-    stream, clock = io.StringIO(), Clock()
-    with PrepareProgress(Console(file=stream, width=160), clock=clock) as progress:
-        for seconds in range(12):
-            clock.now = float(seconds)
-            progress.update(state(100_000 * seconds))
-        progress.update(state(4_000_000))
-        progress.note("done with [wiki]")
-    lines = stream.getvalue().splitlines()
-    assert [line.split("  ")[1] for line in lines[:-1]] == ["0 %", "12 %", "25 %", "100 %"]
-    assert lines[1] == "wiki: tokenising  12 %  500 documents  125k tokens  0.2 MB/s  14s to go"
-    assert lines[-1] == "done with [wiki]"
-
-
-def test_progress_is_a_bar_for_each_source_on_a_terminal() -> None:
-    stream = io.StringIO()
-    with PrepareProgress(Console(file=stream, width=100, force_terminal=True)) as progress:
-        progress.update(state(1_000_000))
-        progress.update(state(4_000_000))
-        progress.update(state(2_000_000, source="code"))
-    last = stream.getvalue()
-    assert "wiki: tokenising" in last
-    assert "code: tokenising" in last
-    assert "100 %" in last
-
-
-def test_progress_is_what_prepare_takes() -> None:
-    assert isinstance(PrepareProgress(console.messages()), Progress)
-
-
 @pytest.mark.parametrize(
     ("width", "parts"),
     [(80, [[1, 2, 4, 8]]), (35, [[1, 2, 4], [8]]), (34, [[1, 2], [4, 8]]), (20, [[1], [2], [4], [8]])],
@@ -120,3 +68,12 @@ def test_a_table_too_wide_goes_on_below_and_breaks_no_number(width: int, parts: 
         ]
     assert [block[0][0] for block in blocks] == ["Rates"] * len(blocks)
     assert ["(further" in block[0] for block in blocks] == [False] + [True] * (len(blocks) - 1)
+
+
+def test_a_log_file_is_no_terminal_whatever_the_environment_asks_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not console.messages().is_terminal
+    print_error("plain")
+    assert capsys.readouterr().err == "error: plain\n"

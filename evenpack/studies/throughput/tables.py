@@ -1,115 +1,14 @@
-"""What `evenpack study throughput` shows."""
+"""`evenpack study throughput` as tables."""
 
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
-from evenpack.config import nearest
-from evenpack.engine.config import RunConfig
+from evenpack import console
 from evenpack.engine.cost_model import CostModel
-from evenpack.engine.distributed import World, configure_logging, joined_world
-from evenpack.engine.reporting.metrics import format_duration
-from evenpack.errors import ConfigError
-from evenpack.launcher import console
-from evenpack.launcher.inspection import parse_depths
-from evenpack.studies.plots import require_plot
-from evenpack.studies.throughput.clock import ClockName, Spread
-from evenpack.studies.throughput.contenders import DEPTHS, LAYOUTS, parse_forms
-from evenpack.studies.throughput.plots import plot_throughput
-from evenpack.studies.throughput.study import (
-    DepthRow,
-    LayoutRow,
-    ThroughputOptions,
-    ThroughputStudy,
-    study_throughput,
-)
-
-_CLOCKS: tuple[ClockName, ...] = ("wall", "cpu")
-_LINE_SECONDS = 10.0
-
-
-class StudyProgress:
-    """A line for the first and last step and every few seconds, with the time to go."""
-
-    def __init__(self, *, silent: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._silent = silent
-        self._clock = clock
-        self._started = clock()
-        self._shown_at = self._started
-        self._total = self._done = 0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` steps are done."""
-        now = self._clock()
-        if total != self._total or done < self._done:
-            self._started = self._shown_at = now
-        self._total, self._done = total, done
-        is_due = now - self._shown_at >= _LINE_SECONDS or done == total
-        if self._silent or not is_due:
-            return
-        self._shown_at = now
-        to_go = (now - self._started) / max(done - 1, 1) * (total - done)
-        console.messages().print(f"step {done} of {total} ({what})  {format_duration(to_go)} to go", soft_wrap=True)
-
-
-def parse_options(
-    *,
-    layouts: str | None,
-    depths: str | None,
-    rounds: int,
-    warmup: int,
-    samples: int,
-    clock: str,
-    plot: Path | None,
-    cost_model: Path | None,
-) -> ThroughputOptions:
-    """Raises: ConfigError for what cannot be measured, drawn or written, before anything is read."""
-    if plot is not None:
-        require_plot(plot)
-    if cost_model is not None and not cost_model.absolute().parent.is_dir():
-        raise ConfigError(
-            f"--cost-model {cost_model}: there is no folder {cost_model.absolute().parent}; make it first"
-        )
-    if cost_model is not None and samples == 0:
-        raise ConfigError("--cost-model needs --samples: with 0 of them no cost model is fitted")
-    return ThroughputOptions(
-        layouts=parse_forms(layouts or ",".join(LAYOUTS)),
-        depths=DEPTHS if depths is None else () if depths == "" else tuple(dict.fromkeys(parse_depths(depths))),
-        rounds=rounds,
-        warmup=warmup,
-        samples=samples,
-        clock=parse_clock(clock),
-    )
-
-
-def parse_clock(given: str) -> ClockName:
-    """Raises: ConfigError for another word."""
-    for name in _CLOCKS:
-        if name == given:
-            return name
-    raise ConfigError(f"--clock {given}: there is no such clock; {nearest(given, _CLOCKS)}")
-
-
-def measure_run(
-    config: RunConfig, options: ThroughputOptions, *, plot: Path | None, cost_model: Path | None
-) -> tuple[ThroughputStudy, list[RenderableType], World]:
-    """The study as a value for JSON and as what rich can print, and the ranks that made it: one of them shows it."""
-    with joined_world() as world:
-        configure_logging(world)
-        study = study_throughput(config, world, options, progress=StudyProgress(silent=not world.is_main))
-    shown: list[RenderableType] = [*throughput_tables(study)]
-    if not world.is_main:
-        return study, [], world
-    if plot is not None:
-        plot_throughput(study, plot)
-        shown.append(console.text(f"Drew {plot}"))
-    if cost_model is not None and study.cost_model is not None:
-        study.cost_model.write(cost_model)
-        shown.append(console.text(f"Wrote {cost_model}"))
-    return study, shown, world
+from evenpack.studies.throughput.clock import Spread
+from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
 
 def throughput_tables(study: ThroughputStudy) -> list[RenderableType]:

@@ -5,12 +5,13 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from evenpack.launcher import console
-from evenpack.launcher.console import WideTable, pairs, percent, table
-from evenpack.studies.imbalance import LogForecast, ReferenceCurve
+from evenpack import console
+from evenpack.console import WideTable, pairs, percent, table
 from evenpack.studies.imbalance.cluster import SCHEMES
 from evenpack.studies.imbalance.crossings import Crossing
+from evenpack.studies.imbalance.forecast import LogForecast
 from evenpack.studies.imbalance.plots import ImbalanceStudy, reference_name
+from evenpack.studies.imbalance.reference import ReferenceCurve
 from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.step_times import SimulationRow
 

@@ -1,77 +1,16 @@
-"""What `evenpack study forecast` shows."""
+"""`evenpack study forecast` as tables."""
 
-from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
-from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import configure_logging, joined_world
-from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.errors import ConfigError
-from evenpack.launcher import console
-from evenpack.launcher.throughput_view import StudyProgress, cost_model_table, parse_clock
-from evenpack.studies.forecast.forecast import (
-    METHODS,
-    ForecastOptions,
-    ForecastStudy,
-    FormForecast,
-    RanksRow,
-    study_forecast,
-)
-from evenpack.studies.forecast.logged_ranks import LoggedRanks, read_logged_ranks
-from evenpack.studies.throughput.contenders import parse_forms
+from evenpack import console
+from evenpack.studies.forecast.forecast import METHODS, ForecastStudy, FormForecast, RanksRow
+from evenpack.studies.forecast.logged_ranks import LoggedRanks
+from evenpack.studies.throughput.tables import cost_model_table
 
 AIM = 0.10
 """Largest error of a forecast that is good enough."""
-
-
-def parse_options(
-    *,
-    layouts: str,
-    ranks: str,
-    steps: int,
-    fit_steps: int,
-    warmup: int,
-    simulated_steps: int,
-    clock: str,
-) -> ForecastOptions:
-    """Raises: ConfigError for what cannot be timed, before anything is read."""
-    words = [word.strip() for word in ranks.split(",")]
-    wrong = [word for word in words if not word.isdecimal()]
-    if wrong:
-        raise ConfigError(f"--ranks {ranks}: '{wrong[0]}' is no number of ranks; give 2,4,8")
-    return ForecastOptions(
-        forms=parse_forms(layouts),
-        ranks=tuple(sorted({int(word) for word in words} - {1})),  # one rank is measured in any case
-        steps=steps,
-        fit_steps=fit_steps,
-        warmup=warmup,
-        simulated_steps=simulated_steps,
-        clock=parse_clock(clock),
-    )
-
-
-def read_log(path: Path, *, warmup: int) -> LoggedRanks:
-    """Raises: ConfigError if there is no such file; DataError or RunError for one that says nothing of ranks."""
-    if not path.is_file():
-        raise ConfigError(f"--log {path}: there is no such file; give the metrics.jsonl of a run")
-    return read_logged_ranks(read_metrics(path), warmup=warmup)
-
-
-def forecast_run(
-    config: RunConfig, options: ForecastOptions, *, logged: LoggedRanks | None
-) -> tuple[dict[str, Any], list[RenderableType]]:
-    """The study as a value for JSON and as what rich can print."""
-    with joined_world() as world:
-        configure_logging(world)
-        study = study_forecast(config, world, options, progress=StudyProgress(silent=False))
-    value = {
-        "study": study,
-        "errors": {form.form: {method: form.largest_error(method) for method in METHODS} for form in study.forms},
-        "logged": logged,
-    }
-    return value, forecast_tables(study, logged)
 
 
 def forecast_tables(study: ForecastStudy, logged: LoggedRanks | None) -> list[RenderableType]:
@@ -88,7 +27,7 @@ def forecast_tables(study: ForecastStudy, logged: LoggedRanks | None) -> list[Re
     for form in study.forms:
         title = (
             f"{form.form}: seconds of the slowest rank (one rank: {form.one_rank_seconds:.4g} s, deviation "
-            f"{form.one_rank_deviation:.2g}; its law: {form.law})"
+            f"{form.one_rank_deviation:.2g}; its law: {form.law.replace('_', ' ')})"
         )
         shown.append(console.table([_row(row) for row in form.rows], title=title))
         shown.append(console.text(_verdict(form)))

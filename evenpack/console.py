@@ -1,4 +1,4 @@
-"""What a person at the command line sees: tables, progress, errors; or, for programs, one JSON document.
+"""What a person at the command line sees: tables, errors; or, for programs, one JSON document.
 
 Results go to standard output, everything else to standard error.
 """
@@ -8,20 +8,14 @@ import json
 import logging
 import math
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, TaskID, TextColumn
-from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-from evenpack.data.prepare.progress import PrepareState
-from evenpack.engine.reporting.metrics import format_duration, format_rate
 from evenpack.files import write_json
 
 _FILE_COLUMNS = 160
@@ -29,15 +23,23 @@ _FILE_COLUMNS = 160
 
 _COLUMN_GAP = 2
 
-_LINE_SECONDS = 5.0
-"""Between two lines of progress where there is no terminal."""
 
-_STAGES = {
-    "tokenizer": "reading for the tokenizer",
-    "tokens": "tokenising",
-    "pairs": "making pairs",
-    "verification": "verifying",
-}
+@dataclasses.dataclass
+class Report:
+    """What a command has found."""
+
+    value: Any = None
+    """For --json."""
+    shown: list[Any] = dataclasses.field(default_factory=list)
+    """For people: what rich can print."""
+    is_silent: bool = False
+    """Another rank prints the result."""
+    unmet: str | None = None
+    """What was asked for beside the result and could not be had: the result is printed, and the command fails."""
+
+    def take(self, found: "Report") -> None:
+        """Becomes what another report is."""
+        vars(self).update(vars(found))
 
 
 def results() -> Console:
@@ -147,61 +149,10 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-class PrepareProgress:
-    """Shows `prepare` at work: bars on a terminal, elsewhere a line every few seconds. A context manager."""
-
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
-        self._clock = clock
-        self._shown_at = -math.inf
-        self._tasks: dict[tuple[str, str], TaskID] = {}
-        self._bars: RichProgress | None = None
-
-    def __enter__(self) -> "PrepareProgress":
-        if self._console.is_terminal:
-            columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}")]
-            self._bars = RichProgress(*columns, console=self._console)
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    def update(self, state: PrepareState) -> None:
-        """A batch is done."""
-        if self._bars is not None:
-            key = (state.stage, state.source)
-            if key not in self._tasks:
-                title = f"{state.source}: {_STAGES[state.stage]}"
-                self._tasks[key] = self._bars.add_task(title, total=state.total_bytes, facts="")
-            self._bars.update(
-                self._tasks[key], completed=state.bytes_read, total=state.total_bytes, facts=_facts(state)
-            )
-            return
-        now = self._clock()
-        if now - self._shown_at >= _LINE_SECONDS or state.bytes_read >= state.total_bytes:
-            self._shown_at = now
-            self._console.print(f"{state.source}: {_STAGES[state.stage]}  {_facts(state)}", soft_wrap=True)
-
-    def note(self, message: str) -> None:
-        """Something to be said once."""
-        self._console.print(message, soft_wrap=True, highlight=False, markup=False)
-
-
-def _facts(state: PrepareState) -> str:
-    done = 100 * state.bytes_read / max(1, state.total_bytes)
-    tokens = f"{format_rate(float(state.tokens))} tokens  " if state.tokens else ""
-    things = "pairs" if state.stage == "pairs" else "documents"
-    count = "" if state.stage == "verification" else f"{format_rate(float(state.documents))} {things}  "
-    return (
-        f"{done:.0f} %  {count}{tokens}"
-        f"{state.bytes_per_second / 1e6:.1f} MB/s  {format_duration(state.remaining_seconds)} to go"
-    )
-
-
 def _console(is_terminal: bool, *, stderr: bool = False) -> Console:
-    return Console(stderr=stderr, highlight=False, markup=False, width=None if is_terminal else _FILE_COLUMNS)
+    width = None if is_terminal else _FILE_COLUMNS
+    # Said, for else an environment that asks for colours would put escape codes and bars into log files.
+    return Console(stderr=stderr, highlight=False, markup=False, width=width, force_terminal=is_terminal)
 
 
 def _plain_table(title: str, *, show_header: bool = True) -> Table:
@@ -226,6 +177,8 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    from pydantic import BaseModel  # slow to import, and commands that only explain themselves need none of it
+
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from evenpack.errors import ConfigError, EvenpackError
-from evenpack.launcher.inspection import Subject
-from evenpack.studies.lengths import read_histogram
 from evenpack.studies.lengths.distance import HistogramDistance, histogram_distance
+from evenpack.studies.lengths.reading import read_histogram
+from evenpack.studies.lengths.subject import Subject
 
 
 def refuse_senseless(against: str, inputs: Sequence[str]) -> None:
