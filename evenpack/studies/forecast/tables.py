@@ -27,7 +27,7 @@ def forecast_tables(study: ForecastStudy, logged: LoggedRanks | None) -> list[Re
     for form in study.forms:
         title = (
             f"{form.form}: seconds of the slowest rank (one rank: {form.one_rank_seconds:.4g} s, deviation "
-            f"{form.one_rank_deviation:.2g}; its law: {form.law})"
+            f"{form.one_rank_deviation:.2g}; its law: {form.law.replace('_', ' ')})"
         )
         shown.append(console.table([_row(row) for row in form.rows], title=title))
         shown.append(console.text(_verdict(form)))
