@@ -9,7 +9,7 @@ import numpy as np
 from prepared_files import sentence_documents, write_jsonl
 from sources import ListView
 
-from evenpack.config import validate
+from evenpack import testing
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
 from evenpack.data.config import MaskingConfig, SentencePairsRecipe
 from evenpack.data.order.plan import PackPlan
@@ -155,37 +155,22 @@ def pair_run_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     """A run file over two sources of sentences, written to `folder`; `sections` change values, section by section."""
     for number, name in enumerate(("wiki", "code")):
         write_jsonl(folder / f"{name}.jsonl", sentence_documents(60 - 25 * number, seed=number))
-    values: dict[str, dict[str, Any]] = {
-        "run": {"name": "pairs", "output_dir": str(folder / "out"), "seed": 3},
-        "data": {
-            "prepared_dir": str(folder / "data"),
+    values = testing.pair_run_values(
+        "bert",
+        folder,
+        data={
             "sources": {
                 "wiki": {"kind": "jsonl", "path": str(folder / "wiki.jsonl"), "weight": 2},
                 "code": {"kind": "jsonl", "path": str(folder / "code.jsonl")},
             },
             "validation_fraction": 0.2,
-            "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 120},
             "recipe": {"kind": "sentence_pairs", "max_sequence_length": 48, "duplication_factor": 2},
             "pack_length": 96,
         },
-        "model": {"kind": "bert", "preset": "tiny", "hidden_size": 32, "dropout": 0.0},
-        "training": {
-            "packs_per_step": 8,
-            "packs_per_micro_batch": 2,
-            "steps": 4,
-            "evaluate_every_steps": None,
-            "checkpoint_every_steps": None,
-            "precision": "fp32",
-            "loader_workers": 0,
-        },
-        "optimizer": {"kind": "lamb", "learning_rate": 2e-3},
-        "schedule": {"kind": "linear", "warmup_steps": 1},
-    }
-    for name, changes in sections.items():
-        values[name] |= changes
-    return values
+    )
+    return {**values, **{name: {**values.get(name, {}), **changes} for name, changes in sections.items()}}
 
 
 def pair_run(folder: Path, **sections: dict[str, Any]) -> RunConfig:
     """The same as a configuration; nothing is prepared."""
-    return validate(pair_run_values(folder, **sections), RunConfig, origin="test")
+    return testing.run_config(pair_run_values(folder, **sections))

@@ -19,11 +19,10 @@ from evenpack.engine.checkpoints import files as checkpoint_files
 from evenpack.engine.checkpoints.files import checkpoint_name, find_candidates, read_manifest
 from evenpack.engine.checkpoints.store import CheckpointStore, newest_whole
 from evenpack.engine.checkpoints.weights import load_model_weights
-from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.common.losses import LossSums, exact_denominators
-from evenpack.testing import RanksFailed, run_ranks
+from evenpack.testing import RanksFailed, run_config, run_ranks, run_values
 
 if TYPE_CHECKING:  # imports DeepSpeed, which the ranks do once they have their environment
     from evenpack.engine.engine import TrainingEngine
@@ -112,20 +111,14 @@ class PackModel(nn.Module):
 def training_engine(world: World, *, zero_stage: int, width: int = 16, weight_decay: float = 0.1) -> "TrainingEngine":
     from evenpack.engine.engine import TrainingEngine
 
-    values = {
-        "run": {"name": "test", "output_dir": "nowhere"},
-        "data": {
-            "sources": {"text": {"kind": "builtin"}},
-            "tokenizer": {"kind": "train"},
-            "recipe": {"kind": "documents", "max_sequence_length": SLOTS},
-            "pack_length": SLOTS,
-        },
-        "model": {"kind": "gpt2"},
-        "training": {"packs_per_step": 4, "packs_per_micro_batch": 1, "steps": STEPS, "precision": "fp32"},
-        "optimizer": {"learning_rate": 1e-2, "weight_decay": weight_decay},
-        "deepspeed": {"zero_stage": zero_stage},
-    }
-    config = RunConfig.model_validate(values)
+    values = run_values(
+        "gpt2",
+        Path("nowhere"),
+        training={"packs_per_step": 4, "packs_per_micro_batch": 1, "steps": STEPS},
+        optimizer={"learning_rate": 1e-2, "weight_decay": weight_decay},
+        deepspeed={"zero_stage": zero_stage},
+    )
+    config = run_config(values)
     return TrainingEngine(PackModel(width), config, world, denominators=partial(exact_denominators, config.model))
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.losses import exact_denominators
-from evenpack.testing import run_ranks
+from evenpack.testing import pair_run_values, run_ranks
+from evenpack.testing import run_config as checked_run
 
 PACKS = 8
 PACK_LENGTH = 40
@@ -29,32 +31,19 @@ def make_packs() -> list[list[MaskedPair]]:
 
 
 def run_config(*, ranks: int, accumulation: int, mlm_reduction: str) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "run": {"name": "test", "output_dir": "unused"},
-            "data": {
-                "sources": {"builtin": {"kind": "builtin"}},
-                "tokenizer": {"kind": "train_word_pieces"},
-                "recipe": {"kind": "sentence_pairs", "max_sequence_length": PACK_LENGTH},
-                "pack_length": PACK_LENGTH,
-            },
-            "model": {
-                "kind": "bert",
-                "preset": "tiny",
-                "hidden_size": 32,
-                "heads": 2,
-                "dropout": 0.0,
-                "mlm_reduction": mlm_reduction,
-            },
-            "training": {
+    return checked_run(
+        pair_run_values(
+            "bert",
+            Path("unused"),
+            data={"recipe": {"kind": "sentence_pairs", "max_sequence_length": PACK_LENGTH}, "pack_length": PACK_LENGTH},
+            model={"mlm_reduction": mlm_reduction},
+            training={
                 "packs_per_step": PACKS,
                 "packs_per_micro_batch": PACKS // (ranks * accumulation),
                 "steps": 10,
-                "precision": "fp32",
                 "gradient_clipping": None,
             },
-            "optimizer": {"learning_rate": 1e-2},
-        }
+        )
     )
 
 

@@ -9,8 +9,6 @@ import torch
 from prepared_files import sentence_documents
 from tiny_training import changed, never, prepare_run
 
-from evenpack.config import validate
-from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.build import build
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
@@ -19,37 +17,27 @@ from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
-from evenpack.testing import run_ranks
+from evenpack.testing import pair_run_values, prepared, run_config, run_ranks
 
 PHASE_1_LENGTH, PHASE_2_LENGTH = 24, 48
 
 
 def prepare_phase(folder: Path, number: int, length: int, **training: Any) -> RunConfig:
-    values = {
-        "run": {"name": f"phase{number}", "output_dir": folder / f"phase{number}", "seed": number},
-        "data": {
+    values = pair_run_values(
+        "bert",
+        folder / f"phase{number}",
+        run={"seed": number},
+        data={
             "sources": {"text": {"kind": "text", "path": folder / "text.txt", "document_separator": "line"}},
-            "validation_fraction": 0.0,
-            "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 120},
             "recipe": {"kind": "sentence_pairs", "max_sequence_length": length, "duplication_factor": 1},
             "pack_length": length,
         },
-        "model": {"kind": "bert", "preset": "tiny", "hidden_size": 32, "heads": 2, "max_positions": PHASE_2_LENGTH},
-        "training": {
-            "packs_per_step": 4,
-            "packs_per_micro_batch": 2,
-            "steps": 2,
-            "evaluate_every_steps": None,
-            "checkpoint_every_steps": None,
-            "precision": "fp32",
-            "loader_workers": 0,
-            **training,
-        },
-        "optimizer": {"kind": "lamb", "learning_rate": 1e-2},
-    }
-    config = validate(values, RunConfig, origin="test")
-    prepare(config.data, config.prepared_dir)
-    return config
+        model={"max_positions": PHASE_2_LENGTH},
+        training={"packs_per_step": 4, "steps": 2, **training},
+        optimizer={"learning_rate": 1e-2},
+        schedule={"kind": "cosine", "warmup_steps": 0},
+    )
+    return prepared(run_config(values))
 
 
 def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[str, Any]:

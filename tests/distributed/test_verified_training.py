@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import run_ranks
 from tiny_training import changed, never, prepare_run
 
 from evenpack.data.prepare.manifest import Manifest
@@ -13,6 +12,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.train import train_in
 from evenpack.errors import DataError
+from evenpack.testing import run_ranks
 
 DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
 

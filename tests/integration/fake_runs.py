@@ -13,23 +13,12 @@ from typing import Any
 import psutil
 
 from evenpack.launcher.processes.launch import free_port
+from evenpack.testing import run_values, write_run_file
 
 HERE = Path(__file__).parent
 
 HANGS_SECONDS = 600.0
 """Only what hangs takes so long, on a busy machine too; below the 1000 seconds that fake ranks sleep."""
-
-RUN_FILE = """
-run: {name: fake, output_dir: OUTPUT_DIR}
-data:
-  sources: {builtin: {kind: builtin}}
-  tokenizer: {kind: train, vocabulary_size: 512}
-  recipe: {kind: documents, max_sequence_length: 64}
-  pack_length: 64
-model: {kind: gpt2, preset: tiny}
-training: {packs_per_step: 4, packs_per_micro_batch: 1, steps: 10000}
-optimizer: {learning_rate: 1e-3}
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +34,7 @@ class FakeRun:
         run = cls(folder=folder, training=training)
         run.output_dir.mkdir()
         run.pids_dir.mkdir()
-        run.run_file.write_text(RUN_FILE.replace("OUTPUT_DIR", str(run.output_dir)))
+        write_run_file(run.run_file, run_values("gpt2", folder, training={"steps": 10000}))
         return run
 
     @property

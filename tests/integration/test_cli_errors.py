@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from evenpack.config import load_run_file
 from evenpack.data.prepare.prepare import prepare as prepare_data
@@ -19,6 +18,7 @@ from evenpack.data.tokens.index import write_index
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.cli import app as cli
 from evenpack.launcher.processes import launch
+from evenpack.testing import run_values, write_run_file
 
 
 @pytest.fixture
@@ -77,20 +77,13 @@ def write_text(folder: Path) -> None:
 def write_run(folder: Path, **changes: object) -> None:
     """run.yaml; `changes` replace keys of its data section."""
     data = {
+        "prepared_dir": None,
         "sources": {"wiki": {"kind": "jsonl", "path": "text.jsonl"}},
         "validation_fraction": 0.1,
         "tokenizer": {"kind": "train", "vocabulary_size": 300},
-        "recipe": {"kind": "documents", "max_sequence_length": 32},
-        "pack_length": 32,
     }
-    values = {
-        "run": {"name": "bad", "output_dir": "out"},
-        "data": data | changes,
-        "model": {"kind": "gpt2", "preset": "tiny", "hidden_size": 32},
-        "training": {"packs_per_step": 8, "packs_per_micro_batch": 2, "steps": 4, "precision": "fp32"},
-        "optimizer": {"learning_rate": 1e-3},
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(values))
+    values = run_values("gpt2", Path(), data=data | changes, training={"steps": 4})
+    write_run_file(folder / "run.yaml", values)
 
 
 def prepare(folder: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.manifest import Manifest, refuse_changed_inputs
-from evenpack.data.sources.corpus import source_inputs
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.kinds import source_inputs
 from evenpack.data.tokenizers.tokenizer import tokenizer_inputs
 from evenpack.errors import DataError
 

@@ -43,8 +43,9 @@ from evenpack.data.prepare.tokenise import SourceReporter
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
 from evenpack.data.prepare.verification import Verifier
 from evenpack.data.sequences.sentences import LANGUAGES_WITH_RULES
-from evenpack.data.sources.corpus import Corpus, open_corpus, source_inputs
+from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from evenpack.errors import DataError
 

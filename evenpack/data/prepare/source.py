@@ -31,9 +31,10 @@ from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
 from evenpack.data.sequences import PAIRS, SequenceView, build_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
 from evenpack.data.sequences.sentences import SentenceIndex
-from evenpack.data.sources.corpus import Corpus, megatron_prefix
+from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.megatron import megatron_prefix
 from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
 from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile, column_path, hash_documents, hashes_path, read_journal

@@ -10,7 +10,7 @@ lengths.txt, or -         integers separated by spaces or lines (standard input 
 FOLDER, NAME[:SUBSET]     the same of a dataset, local or of the hub; `glue:cola` knows its columns
 
     read_histogram -> numbers.py, histograms.py
-                   -> tables.py, jsonl_table.py, dataset_table.py -> columns.py
+                   -> evenpack.data.sources.tables, dataset_table.py -> columns.py
 """
 
 import sys
@@ -21,16 +21,16 @@ import numpy as np
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.progress import NoProgress, Progress
+from evenpack.data.sources.json_lines import JSONL_SUFFIXES
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.lengths import histograms, numbers
 from evenpack.studies.lengths.options import InputOptions
 from evenpack.studies.lengths.published import published_histogram, published_names
 
 if TYPE_CHECKING:
-    from evenpack.studies.lengths.tables import Table
+    from evenpack.data.sources.tables import Table
 
-_JSONL_SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz")
-_TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", *_JSONL_SUFFIXES)
+_TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", *JSONL_SUFFIXES)
 _FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
 
 
@@ -99,11 +99,13 @@ def _read_table(path: Path, options: InputOptions, progress: Progress) -> Length
 
 
 def _open_table(path: Path) -> "Table":
-    from evenpack.studies.lengths import jsonl_table, tables
+    from evenpack.data.sources.tables.csv import CsvTable
+    from evenpack.data.sources.tables.jsonl import JsonlTable
+    from evenpack.data.sources.tables.parquet import ParquetTable
 
-    if path.name.endswith(_JSONL_SUFFIXES):
-        return jsonl_table.JsonlTable(path)
-    return tables.ParquetTable(path) if path.suffix == ".parquet" else tables.CsvTable(path)
+    if path.name.endswith(JSONL_SUFFIXES):
+        return JsonlTable(path)
+    return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path)
 
 
 def _read_dataset(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:

@@ -284,7 +284,7 @@ def test_a_write_that_takes_a_few_bytes_at_a_time_goes_on_until_all_are_written(
         def write(self, content: Any, /) -> int:
             return super().write(content[:7])
 
-    monkeypatch.setattr("evenpack.data.tokens.writer.io.FileIO", Hesitant)
+    monkeypatch.setattr("evenpack.data.tokens.growing_file.io.FileIO", Hesitant)
     tokens = write(tmp_path / "tokens", DOCUMENTS)
 
     assert all_documents(tokens) == [document.tolist() for document in DOCUMENTS]

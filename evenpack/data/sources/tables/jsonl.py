@@ -6,9 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from evenpack.data.sources.corpus import encode_text
 from evenpack.data.sources.input_files import SourceReader
+from evenpack.data.sources.json_lines import filled_lines, value_of
+from evenpack.data.sources.tables import Rows
 from evenpack.errors import DataError
-from evenpack.studies.lengths.tables import Rows
 
 _BLOCK_BYTES = 1 << 20
 """Of lines, gathered into one part."""
@@ -56,16 +58,12 @@ class JsonlTable:
 
 
 def _objects(reader: SourceReader) -> Iterator[dict[str, Any]]:
-    for line in reader.lines():
-        if not line.isspace():
-            yield reader.json_object(line)
+    return (reader.json_object(line) for line in filled_lines(reader))
 
 
 def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -> Any:
     """The value under `name`, or the length of a list. `kinds` keeps what the first line had there."""
-    if name not in value:
-        raise DataError(f"{where}: no key '{name}'; the keys there are: {', '.join(value) or 'none'}")
-    cell = value[name]
+    cell = value_of(value, name, where, remedy="Choose with --column")
     if cell is None:
         return None
     kind = _KINDS.get(type(cell), type(cell).__name__)
@@ -75,17 +73,8 @@ def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -
     if isinstance(cell, int) and not -(1 << 63) <= cell < 1 << 63:
         raise DataError(f"{where}: '{name}' is {cell}: too great for a length")
     if isinstance(cell, str) and not cell.isascii():
-        _refuse_surrogates(cell, where)
+        encode_text(cell, where)
     return len(cell) if isinstance(cell, list) else cell
-
-
-def _refuse_surrogates(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: the text holds half of a surrogate pair at character {error.start} and is no valid Unicode"
-        ) from error
 
 
 def _type_of(value: Any) -> Any:
