@@ -35,12 +35,13 @@ def serving(dtype: torch.dtype, causal: bool, alibi: bool) -> list[str]:
     return able
 
 
-def run(backend: str, dtype: torch.dtype, *, causal: bool, alibi: bool) -> list[Tensor]:
+def run(backend: str, dtype: torch.dtype, *, causal: bool, alibi: bool, key_value_heads: int = HEADS) -> list[Tensor]:
     """Output and the gradients of q, k and v, in FP32."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, upstream = (
         torch.randn(sum(STATIC_LENGTHS), HEADS, HEAD_DIM, generator=generator).to("cuda", dtype) for _ in range(4)
     )
+    k, v = k[:, :key_value_heads].clone(), v[:, :key_value_heads].clone()
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
     output = packed_attention(
         *inputs,
@@ -53,11 +54,14 @@ def run(backend: str, dtype: torch.dtype, *, causal: bool, alibi: bool) -> list[
     return [tensor.detach().float() for tensor in (output, *torch.autograd.grad(output, inputs, upstream))]
 
 
+@pytest.mark.parametrize("key_value_heads", [1, 2, HEADS])
 @pytest.mark.parametrize(("dtype", "causal", "alibi"), CASES)
-def test_outputs_and_gradients_are_those_of_the_reference(dtype: torch.dtype, causal: bool, alibi: bool) -> None:
-    expected = run("reference", dtype, causal=causal, alibi=alibi)
+def test_outputs_and_gradients_are_those_of_the_reference(
+    dtype: torch.dtype, causal: bool, alibi: bool, key_value_heads: int
+) -> None:
+    expected = run("reference", dtype, causal=causal, alibi=alibi, key_value_heads=key_value_heads)
     for backend in serving(dtype, causal, alibi):
-        actual = run(backend, dtype, causal=causal, alibi=alibi)
+        actual = run(backend, dtype, causal=causal, alibi=alibi, key_value_heads=key_value_heads)
         torch.testing.assert_close(
             actual,
             expected,

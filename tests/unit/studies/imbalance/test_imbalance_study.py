@@ -16,6 +16,7 @@ from tiny_run import tiny_gpt2_run
 from evenpack.launcher.cli import app as cli
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.llama.config import LlamaConfig
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings
 from evenpack.studies.imbalance.forecast import forecast_from_log
@@ -145,6 +146,10 @@ def test_a_model_is_estimated_as_the_shipped_estimates_are(model: BertConfig | G
     assert found.per_slot == pytest.approx(shipped.per_slot, rel=1e-12)
     assert found.per_squared_length == pytest.approx(shipped.per_squared_length, rel=1e-12)
     assert (found.causal, found.origin) == (shipped.causal, shipped.origin)
+
+
+def test_a_third_decoder_is_causal_in_an_estimate_too() -> None:
+    assert estimate_for(LlamaConfig(kind="llama", preset="1.1b")).causal
 
 
 def test_a_run_is_simulated_with_its_own_model(study: Command, tmp_path: Path) -> None:

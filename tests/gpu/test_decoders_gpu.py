@@ -10,8 +10,10 @@ from batches import build_batch, random_sequences
 
 from evenpack.kernels.attention import AttentionRequest
 from evenpack.kernels.capabilities import capabilities
+from evenpack.models.build import new_model
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
+from evenpack.models.llama.config import LlamaConfig
 
 pytestmark = pytest.mark.gpu
 
@@ -21,9 +23,18 @@ LONGEST = 256
 HEAD_DIM = 64
 
 
-def build_model(*, device=DEVICE, backend="auto", layers=4, **settings):
-    config = Gpt2Config(kind="gpt2", preset="tiny", layers=layers, hidden_size=4 * HEAD_DIM, heads=4, **settings)
-    model = Gpt2(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, attention_backend=backend, seed=3)
+SHAPE = {"preset": "tiny", "hidden_size": 4 * HEAD_DIM, "heads": 4}
+DECODERS = {
+    "learned": Gpt2Config(kind="gpt2", positions="learned", **SHAPE),
+    "alibi": Gpt2Config(kind="gpt2", positions="alibi", **SHAPE),
+    "rotary": Gpt2Config(kind="gpt2", positions="rotary", **SHAPE),
+    "llama": LlamaConfig(kind="llama", key_value_heads=2, feed_forward_size=512, **SHAPE),
+}
+
+
+def build_model(*, decoder="learned", device=DEVICE, backend="auto", layers=4, **settings):
+    config = DECODERS[decoder].model_copy(update={"layers": layers, **settings})
+    model = new_model(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, attention_backend=backend, seed=3)
     return model.to(device)
 
 
@@ -40,18 +51,18 @@ def loss_and_gradients(model, batch):
     return sums.loss_sum.item(), {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}
 
 
-def serving_backends(positions):
+def serving_backends(decoder):
     """Every backend that takes bfloat16 here; of torch's own, none may be missing."""
     request = AttentionRequest(
         device_type="cuda",
         dtype=torch.bfloat16,
         head_dim=HEAD_DIM,
         causal=True,
-        alibi=positions == "alibi",
+        alibi=decoder == "alibi",
         dropout=False,
     )
     able = {answer.backend for answer in capabilities(request) if answer.available}
-    assert able >= ({"reference", "sdpa"} if positions == "alibi" else {"reference", "sdpa", "varlen"})
+    assert able >= ({"reference", "sdpa"} if decoder == "alibi" else {"reference", "sdpa", "varlen"})
     return sorted(able)
 
 
@@ -68,25 +79,25 @@ def test_initial_weights_are_those_of_the_cpu():
     assert all(torch.equal(tensor.cpu(), on_cpu[name]) for name, tensor in on_device.state_dict().items())
 
 
-@pytest.mark.parametrize("positions", ["learned", "alibi"])
-def test_fp32_gives_the_loss_and_gradients_of_the_cpu(positions):
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_fp32_gives_the_loss_and_gradients_of_the_cpu(decoder):
     cpu = torch.device("cpu")
-    loss, gradients = loss_and_gradients(build_model(positions=positions), some_batch()[0])
+    loss, gradients = loss_and_gradients(build_model(decoder=decoder), some_batch()[0])
     expected_loss, expected = loss_and_gradients(
-        build_model(device=cpu, backend="reference", positions=positions), some_batch(cpu)[0]
+        build_model(device=cpu, backend="reference", decoder=decoder), some_batch(cpu)[0]
     )
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     for name, gradient in expected.items():
         assert (gradients[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
 
 
-@pytest.mark.parametrize("positions", ["learned", "alibi"])
-def test_bf16_autocast_stays_near_fp32_with_every_backend(positions):
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_bf16_autocast_stays_near_fp32_with_every_backend(decoder):
     batch, _ = some_batch()
-    expected_loss, expected = loss_and_gradients(build_model(positions=positions), batch)
-    for backend in serving_backends(positions):
+    expected_loss, expected = loss_and_gradients(build_model(decoder=decoder), batch)
+    for backend in serving_backends(decoder):
         with bf16_autocast():
-            loss, gradients = loss_and_gradients(build_model(backend=backend, positions=positions), batch)
+            loss, gradients = loss_and_gradients(build_model(backend=backend, decoder=decoder), batch)
         assert loss == pytest.approx(expected_loss, rel=1e-3), backend
         for name, gradient in expected.items():
             assert (gradients[name] - gradient).norm() <= 0.05 * gradient.norm(), (backend, name)
@@ -104,8 +115,8 @@ def losses_at(model, batch, slots):
     return logits.detach().float(), gradient
 
 
-@pytest.mark.parametrize("positions", ["learned", "alibi"])
-def test_sequences_are_isolated_with_every_backend_and_the_control_leaks(positions):
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_sequences_are_isolated_with_every_backend_and_the_control_leaks(decoder):
     batch, spans = some_batch()
     rows = torch.arange(0, batch.slots + 1, LONGEST, dtype=torch.int32, device=DEVICE)
     changed = spans[1]
@@ -113,8 +124,8 @@ def test_sequences_are_isolated_with_every_backend_and_the_control_leaks(positio
     tokens[changed] = (tokens[changed] + 1) % VOCABULARY
     others = torch.ones(batch.slots, dtype=torch.bool, device=DEVICE)
     others[changed] = False
-    for backend in serving_backends(positions):
-        model = build_model(backend=backend, positions=positions)
+    for backend in serving_backends(decoder):
+        model = build_model(backend=backend, decoder=decoder)
         deviations = []
         for isolated in (batch, replace(batch, cu_seqlens=rows)):
             logits, gradient = losses_at(model, isolated, others)

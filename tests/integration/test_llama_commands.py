@@ -1,0 +1,60 @@
+"""Llama through the whole command line: two ranks with LAMB, evaluation, and what transformers makes of it."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from batches import build_batch
+from small_run import evenpack, evenpack_process, metrics
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from evenpack.models.huggingface import from_huggingface
+from evenpack.testing import run_values, write_run_file
+
+STEPS, VOCABULARY = 4, 300
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared run over the built-in corpus, trained on two ranks."""
+    folder = tmp_path_factory.mktemp("llama")
+    values = run_values(
+        "llama",
+        folder,
+        data={"validation_fraction": 0.02, "tokenizer": {"kind": "train", "vocabulary_size": VOCABULARY}},
+        model={"hidden_size": 32, "heads": 4, "key_value_heads": 2, "feed_forward_size": 48},
+        training={"steps": STEPS, "evaluate_every_steps": STEPS, "evaluation_packs": 20},
+        optimizer={"kind": "lamb", "learning_rate": 0.1},
+    )
+    path = write_run_file(folder / "run.yaml", values)
+    evenpack("prepare", path)
+    evenpack_process("train", path, options=["--cpu-ranks", "2"])
+    return path
+
+
+def test_two_ranks_learn_and_evaluate_finds_what_training_has_seen(run_file: Path) -> None:
+    records = metrics(run_file.parent / "out")
+    losses = [record["loss"] for record in records]
+    assert losses[0] == pytest.approx(math.log(VOCABULARY), rel=0.05)
+    assert losses[-1] < losses[0]
+    seen = records[-1]["validation"]["builtin"]
+    found = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)["sources"]["builtin"]
+    assert found == pytest.approx(seen, rel=1e-5)
+
+
+def test_transformers_loads_what_is_exported_and_gives_our_logits(run_file: Path) -> None:
+    directory = run_file.parent / "exported"
+    evenpack("export", run_file, str(directory))
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    theirs, loading = LlamaForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not any(loading.values())
+    assert theirs.config.eos_token_id == tokenizer.eos_token_id
+    tokens = tokenizer("import a module and return its value")["input_ids"]
+    batch, _ = build_batch([[tokens]], "packed", max_sequence_length=len(tokens))
+    with torch.no_grad():
+        expected = theirs.eval()(torch.tensor([tokens])).logits[0]
+        found = from_huggingface(directory).eval().logits(batch)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
