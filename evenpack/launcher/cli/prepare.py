@@ -6,7 +6,7 @@ from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, load, re
 def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
     """Turn text into tokens and packs.
 
-    Writes to data.prepared_dir. A second call does nothing; an interrupted one goes on.
+    Writes to data.prepared_dir. A second call only verifies what is there; an interrupted one goes on.
 
     \b
     Example:
