@@ -24,7 +24,7 @@ from pathlib import Path
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
-from evenpack.data.sources.corpus import open_corpus
+from evenpack.data.sources.kinds import open_corpus
 
 BARE_BATCH_SIZES = {"bare, 1000 documents a call": 1000, "bare, all documents in one call": None}
 """What `datasets.map(batched=True)` gives, and what leaves the least waiting between calls. The faster one counts."""

@@ -1,8 +1,6 @@
 """One run file in YAML becomes one frozen, checked object; every mistake names the nearest right word."""
 
 import difflib
-import re
-import reprlib
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -10,21 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from evenpack.errors import ConfigError
+from evenpack.yaml_text import cut, read_yaml, shown
 
 RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weights": "training.cost_model"}
 """Keys of earlier run files and what they are called now; for error messages alone, nothing reads an old key."""
-
-_MOST_VALUES = 100_000
-"""In a run file, each alias counted as what it stands for: a few lines of aliases can stand for a billion values."""
-
-_MOST_COLUMNS = 160
-"""Of a value in a message."""
 
 _MOST_LINES = 20
 """Of mistakes in a message."""
@@ -101,7 +93,7 @@ def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] =
         raise ConfigError(f"{path} is not readable YAML: {error}") from error
     except OSError as error:
         raise ConfigError(f"run file {shown(str(path))} cannot be read: {error.strerror}") from error
-    values = _read_yaml(text, f"{path} is not readable YAML")
+    values = read_yaml(text, f"{path} is not readable YAML")
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold sections such as 'run:' and 'data:', found {type(values).__name__}")
     for override in overrides:
@@ -127,84 +119,6 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"{hint}known: {', '.join(sorted(known))}"
 
 
-def shown(value: Any) -> str:
-    """The value as it stands in a message: a line at most, however large it is."""
-    brief = reprlib.Repr()
-    brief.maxlevel, brief.maxstring, brief.maxother = 3, _MOST_COLUMNS, _MOST_COLUMNS
-    return _cut(brief.repr(value))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_COLUMNS else f"{text[: _MOST_COLUMNS - 4]} ..."
-
-
-class _RunFileLoader(yaml.SafeLoader):
-    """YAML 1.2 floats ('6e-4' is a number), dates stay text, and a key given twice is an error."""
-
-    def construct_document(self, node: yaml.Node) -> Any:
-        _require_finite(node)
-        return super().construct_document(node)
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-            kind = node.tag.rpartition(":")[2]
-            raise _refusal(f"{shown(node.value)} cannot be read as {kind}", node) from error
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise _refusal(f"a key must be text, found {shown(key)}", key_node)
-            if key in seen:
-                raise _refusal(f"key {shown(key)} is given twice", key_node)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _refusal(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
-    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-
-
-def _require_finite(root: yaml.Node) -> None:
-    """Refuses a document that stands for more values than anyone writes, or for endlessly many."""
-    sizes: dict[int, int | None] = {}
-
-    def size(node: yaml.Node) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = None  # under way: whoever meets it again is inside it
-            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-            inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
-            sizes[id(node)] = 1 + sum(size(part) for part in inner)
-        found = sizes[id(node)]
-        if found is None:
-            raise _refusal("an alias stands inside what it is an alias of", node)
-        return found
-
-    if size(root) > _MOST_VALUES:
-        raise _refusal(f"it stands for {size(root):,} values, its aliases written out; at most {_MOST_VALUES:,}", root)
-
-
-_FLOAT = r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"
-_RunFileLoader.yaml_implicit_resolvers = {  # a run may be named 2026-11-22
-    letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_RunFileLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
-
-
-def _read_yaml(text: str, problem: str) -> Any:
-    """Raises: ConfigError that begins with `problem`."""
-    try:
-        return yaml.load(text, Loader=_RunFileLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{problem}: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{problem}: brackets are nested too deeply") from error
-
-
 def _apply_override(values: dict[str, Any], override: str, schema: type[Section]) -> None:
     """Sets one `a.b.c=value`; the key must exist in the schema, a source in the file."""
     name, separator, text = override.partition("=")
@@ -213,7 +127,7 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
     origin = f"override {shown(override)}"
     if name in RENAMED_KEYS:
         raise ConfigError(f"{origin}: {_renamed(name)}")
-    value = _read_yaml(text, f"{origin}: the value is not readable YAML") if text else None
+    value = read_yaml(text, f"{origin}: the value is not readable YAML") if text else None
     *parents, last = name.split(".")
     place: Any = values
     kinds: list[Any] = [schema]
@@ -221,7 +135,7 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
         known = _known_keys(kinds, place)
         if known is not None and key not in known:
             where = ".".join(name.split(".")[:depth]) or "the run file"
-            raise ConfigError(f"{origin}: '{_cut(where)}' has no key {shown(key)}; {nearest(key, known)}")
+            raise ConfigError(f"{origin}: '{cut(where)}' has no key {shown(key)}; {nearest(key, known)}")
         if depth == len(parents):
             place[key] = value
             return
@@ -230,7 +144,7 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
             place[key] = {}
         place = place[key]
         if not isinstance(place, dict):
-            raise ConfigError(f"{origin}: '{_cut('.'.join(parents))}' is a single value, not a section")
+            raise ConfigError(f"{origin}: '{cut('.'.join(parents))}' is a single value, not a section")
 
 
 def _known_keys(kinds: list[Any], place: dict[str, Any]) -> list[str] | None:
@@ -288,7 +202,7 @@ def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
             kinds = children
             place.append(part)
     last = location[-1] if location else ""
-    name = _cut(".".join([*place, last]))
+    name = cut(".".join([*place, last]))
     if detail["type"] == "extra_forbidden":
         if name in RENAMED_KEYS:
             return f"{name}: {_renamed(name)}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from evenpack.studies.plots import COLOURS, figure_as_png, write_title
+from evenpack.studies.plotting import COLOURS, figure_as_png, write_title
 
 SERIES = {"longest_pack_first": COLOURS[1], "cutting_stock": COLOURS[0]}
 BAR = 0.38

@@ -7,7 +7,7 @@ from typing import Any
 
 from evenpack.data.config import DataConfig, TrainedTokenizer
 from evenpack.data.prepare.progress import PrepareState
-from evenpack.data.sources.corpus import open_corpus
+from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.tokenizer import train_tokenizer
 
 

@@ -29,6 +29,16 @@ class JsonlSource(_SourceBase):
     """The key whose string is the document."""
 
 
+class ParquetSource(_SourceBase):
+    """Parquet files with a column of text."""
+
+    kind: Literal["parquet"]
+    path: UserPath | None = None
+    """A file, or a folder or glob pattern of files, read in sorted order."""
+    text_key: str = "text"
+    """The column whose string is the document."""
+
+
 class TextSource(_SourceBase):
     """Plain UTF-8 text files."""
 
@@ -61,7 +71,9 @@ class MegatronSource(_SourceBase):
     """Refuse documents that do not end in the tokenizer's end-of-text id (Megatron's `--append-eod`)."""
 
 
-Source = Annotated[BuiltinSource | JsonlSource | TextSource | HubSource | MegatronSource, Field(discriminator="kind")]
+Source = Annotated[
+    BuiltinSource | JsonlSource | ParquetSource | TextSource | HubSource | MegatronSource, Field(discriminator="kind")
+]
 
 
 class Gpt2Tokenizer(Section):
@@ -221,6 +233,11 @@ class DataConfig(Section):
     pack_length: int = Field(ge=2, le=MOST_SLOTS)
     """Slots of a pack."""
     packing: PackingConfig = PackingConfig()
+    verify_in_training: bool = True
+    """`train` reads all prepared files beside its first steps, each rank a share, and compares their checksums before
+    it saves a checkpoint; false: sizes alone are compared."""
+    on_changed_sources: Literal["warn", "error", "ignore"] = "warn"
+    """What `train` does where a source's files or the tokenizer's are not those that the data was prepared from."""
 
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":

@@ -124,7 +124,7 @@ class PreparedData:
         """Of all that decides which packs form which step; not of places, times, world size or workers."""
         common = math.gcd(*self.weights)
         content = {
-            "files": {name: record.checksum for name, record in sorted(self.manifest.files.items())},
+            "files": {name: record.content.whole for name, record in sorted(self.manifest.files.items())},
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
             # What is off is left out, so that a new option of a recipe leaves earlier fingerprints as they are.
             "recipe": self.config.recipe.model_dump(exclude_none=True),
@@ -153,8 +153,10 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
     for record in manifest.files.values():
         path = directory / record.path
         found = path.stat().st_size if path.is_file() else None
-        if found != record.bytes:
-            wrong.append(f"  {path}: expected {record.bytes} bytes, found {'no file' if found is None else found}")
+        if found != record.content.bytes:
+            wrong.append(
+                f"  {path}: expected {record.content.bytes} bytes, found {'no file' if found is None else found}"
+            )
     if wrong:
         raise DataError(
             "\n".join(

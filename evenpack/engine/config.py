@@ -1,14 +1,15 @@
 """The whole run file."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from evenpack.config import Section, UserPath
 from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
 from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
+from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.config import ModelConfig
@@ -23,64 +24,6 @@ class RunSection(Section):
     """Metrics, summary and checkpoints; on several nodes a folder that all of them see."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
     """Of the order of packs, the weights and dropout."""
-
-
-class AdamWSection(Section):
-    """AdamW; decay spares biases and norms."""
-
-    kind: Literal["adamw"] = "adamw"
-    learning_rate: float = Field(gt=0.0)
-    """At the end of warm-up."""
-    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
-    beta2: float = Field(default=0.95, ge=0.0, lt=1.0)
-    epsilon: float = Field(default=1e-8, gt=0.0)
-    weight_decay: float = Field(default=0.1, ge=0.0)
-
-
-class LambSection(Section):
-    """LAMB; decay and trust ratios spare biases and norms."""
-
-    kind: Literal["lamb"]
-    learning_rate: float = Field(gt=0.0)
-    """At the end of warm-up."""
-    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
-    beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
-    epsilon: float = Field(default=1e-6, gt=0.0)
-    weight_decay: float = Field(default=0.01, ge=0.0)
-    bias_correction: bool = True
-    """Divide the moments by 1 - beta**t, as MLPerf's submissions do."""
-
-
-def _optimizer_kind(section: Any) -> Any:
-    """AdamW where a run file names none."""
-    return section.get("kind", "adamw") if isinstance(section, dict) else getattr(section, "kind", None)
-
-
-OptimizerSection = Annotated[
-    Annotated[AdamWSection, Tag("adamw")] | Annotated[LambSection, Tag("lamb")],
-    Discriminator(
-        _optimizer_kind,
-        custom_error_type="optimizer_kind",
-        custom_error_message="expected a section whose kind is adamw or lamb",
-    ),
-]
-
-
-class ScheduleSection(Section):
-    """Linear warm-up from zero, then a fall to `final_fraction` of the learning rate."""
-
-    kind: Literal["cosine", "linear", "constant", "polynomial"] = "cosine"
-    """`polynomial` is MLPerf's for BERT."""
-    warmup_steps: int = Field(default=0, ge=0)
-    final_fraction: float = Field(default=0.1, ge=0.0, le=1.0)
-    degree: float = Field(default=1.0, gt=0.0)
-    """Of `polynomial`; the others have none."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "ScheduleSection":
-        if self.kind != "polynomial" and self.degree != 1.0:
-            raise ValueError(f"degree ({self.degree:g}) is polynomial's, and kind is {self.kind}: leave it out")
-        return self
 
 
 class DeepSpeedSection(Section):
@@ -241,10 +184,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_optimizer(self) -> "RunConfig":
         kind, adjustment, stage = self.optimizer.kind, self.training.packing_adjustment, self.deepspeed.zero_stage
-        if kind == "lamb" and not SHARDINGS[stage].updates_whole_tensors:
+        if self.optimizer.needs_whole_tensors and not SHARDINGS[stage].updates_whole_tensors:
             raise ValueError(
-                f"optimizer.kind lamb needs deepspeed.zero_stage=0, found {stage}: its trust ratios are norms of whole "
-                "tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
+                f"optimizer.kind {kind} needs deepspeed.zero_stage=0, found {stage}: its trust ratios are norms of "
+                "whole tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
             )
         if adjustment == "lamb_betas" and kind != "lamb":
             raise ValueError(

@@ -18,6 +18,7 @@ from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
+from evenpack.engine.verification import DataVerification
 from evenpack.errors import RunError
 from evenpack.models.common.losses import exact_denominators
 
@@ -59,10 +60,18 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
         with Journal.opened(run, last_step=last_step) as journal:  # a kill may have come before the summary
             journal.summarise("finished", run.first_step)
         return TrainOutcome(state="finished", step=run.first_step)
-    with closing(run.batches(stop_step=last_step)) as batches:
+    verification = DataVerification.begin(run.prepared, world)
+    with verification, closing(run.batches(stop_step=last_step)) as batches:
         first = next(batches)  # starts the loader's processes, which is no part of a step's time
         with Journal.opened(run, last_step=last_step) as journal:
-            outcome = _loop(run, journal, chain([first], batches), last_step, stop_requested)
+            outcome = _loop(
+                run,
+                journal,
+                chain([first], batches),
+                last_step,
+                lambda: stop_requested() or verification.has_found_damage,
+                before_saving=verification.finish,
+            )
             journal.summarise(outcome.state, outcome.step)
     return outcome
 
@@ -73,6 +82,8 @@ def _loop(
     batches_of_steps: Iterator[StepBatches],
     last_step: int,
     stop_requested: Callable[[], bool],
+    *,
+    before_saving: Callable[[], None],
 ) -> TrainOutcome:
     training = run.config.training
     rank_times = RankTimes(run.world)
@@ -100,6 +111,7 @@ def _loop(
         )
         if is_last or is_stopped or _is_due(step, training.checkpoint_every_steps, is_last=False):
             with journal.paused():
+                before_saving()
                 journal.commit()
                 run.checkpoints.save(run.engine.deepspeed, run.state(step))
         if is_stopped:

@@ -88,7 +88,7 @@ def packed_attention(
         dropout=dropout > 0,
     )
     attend = BACKENDS[resolve_backend(backend, request)]
-    # Autocast has had its say. Left on it would round the oracle's FP32 and the ALiBi bias to 8 bits.
+    # Autocast has chosen the dtype. Left on it would round the oracle's FP32 and the ALiBi bias to 8 bits.
     with torch.autocast(device_type, enabled=False):
         return attend(
             q, k, v, cu_seqlens, max_sequence_length, causal=causal, alibi_slopes=alibi_slopes, dropout=dropout

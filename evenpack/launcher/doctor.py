@@ -13,10 +13,10 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
+from evenpack.console import pairs, table, text
 from evenpack.errors import RunError
 from evenpack.kernels.capabilities import AttentionRequest, capabilities
 from evenpack.kernels.isolation import probe_isolation
-from evenpack.launcher.console import pairs, table, text
 from evenpack.launcher.processes.devices import cpu_cores
 from evenpack.launcher.processes.launch import find_deepspeed
 

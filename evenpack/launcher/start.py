@@ -7,13 +7,15 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from evenpack import console
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
-from evenpack.launcher import console, views
+from evenpack.launcher import views
+from evenpack.launcher.loss_plot import draw_loss
 from evenpack.launcher.processes.launch import LaunchPlan
 from evenpack.launcher.processes.streams import say
 from evenpack.launcher.processes.supervise import supervise
-from evenpack.launcher.training import TrainingPlan, draw_loss, report_training
+from evenpack.launcher.training import TrainingPlan, report_training
 
 
 def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:

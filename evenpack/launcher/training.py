@@ -8,13 +8,9 @@ from typing import Any
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.resolve import open_run
 from evenpack.engine.step_items import average_item, items_of_an_epoch
 from evenpack.files import read_json_object
-from evenpack.studies.plots import LossCurve, plot_loss
-
-LOSS_PLOT = "loss.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,30 +107,9 @@ def report_training(plan: TrainingPlan, output_dir: Path) -> TrainingReport | No
         tokens_per_second=summary["tokens_per_second"],
         first_loss=summary["first_loss"],
         last_loss=summary["last_loss"],
-        validation_loss=_losses(summary["validation"] or {}),
+        validation_loss=losses_of(summary["validation"] or {}),
     )
 
 
-def loss_curve(output_dir: Path) -> LossCurve:
-    """Of all steps in the run's metrics whose loss was finite."""
-    records = read_metrics(output_dir / "metrics.jsonl")
-    steps = [record for record in records if record.get("loss") is not None]
-    validation: dict[str, list[tuple[int, float]]] = {}
-    for record in records:
-        for source, loss in _losses(record.get("validation") or {}).items():
-            if loss is not None:
-                validation.setdefault(source, []).append((record["step"], loss))
-    return LossCurve(
-        steps=[record["step"] for record in steps], losses=[record["loss"] for record in steps], validation=validation
-    )
-
-
-def draw_loss(config: RunConfig) -> Path:
-    """Writes OUTPUT_DIR/loss.png. Raises: ConfigError without matplotlib."""
-    path = config.run.output_dir / LOSS_PLOT
-    plot_loss(loss_curve(config.run.output_dir), path, name=config.run.name)
-    return path
-
-
-def _losses(validation: Mapping[str, Any]) -> dict[str, float | None]:
+def losses_of(validation: Mapping[str, Any]) -> dict[str, float | None]:
     return {source: values["loss"] if values is not None else None for source, values in validation.items()}

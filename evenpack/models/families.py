@@ -22,6 +22,7 @@ ENTRY_POINTS = "evenpack.model_families"
 _SHIPPED = {
     "bert": "evenpack.models.bert.family:BERT",
     "gpt2": "evenpack.models.gpt2.family:GPT2",
+    "llama": "evenpack.models.llama.family:LLAMA",
 }
 
 ObjectiveKind = Literal["next_tokens", "masked_tokens"]

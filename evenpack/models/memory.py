@@ -14,9 +14,6 @@ from evenpack.models.common.section import TransformerConfig
 from evenpack.models.cost import parameter_count
 from evenpack.models.families import family_of
 
-_STATES = {"adamw": 2, "lamb": 3}
-"""FP32 numbers a parameter: the two moments, and LAMB's update."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
@@ -35,19 +32,25 @@ class TrainingMemory:
 
 
 def estimate_training_memory(
-    config: TransformerConfig, *, vocabulary_size: int, max_positions: int, slots: int, head_rows: int, optimizer: str
+    config: TransformerConfig,
+    *,
+    vocabulary_size: int,
+    max_positions: int,
+    slots: int,
+    head_rows: int,
+    optimizer_states: int,
 ) -> TrainingMemory:
     """Of `precision: bf16_autocast` with a varlen attention kernel, which keeps no scores.
 
     Args:
         slots: T of a micro-batch.
         head_rows: R of a micro-batch: its masked tokens, or all slots of a model that predicts the next ones.
-        optimizer: `adamw` or `lamb`.
+        optimizer_states: FP32 numbers a parameter that the optimizer holds (`fp32_states` of its section).
     """
     count = parameter_count(config, vocabulary_size=vocabulary_size, max_positions=max_positions)
     return TrainingMemory(
         parameters=(FP32_BYTES + BF16_BYTES) * count,
         gradients=FP32_BYTES * count,
-        optimizer=_STATES[optimizer] * FP32_BYTES * count,
+        optimizer=optimizer_states * FP32_BYTES * count,
         activations=family_of(config).cost.activation_bytes(config, slots=slots, head_rows=head_rows),
     )

@@ -5,8 +5,8 @@ import torch
 from plain_lamb import PlainLamb
 from torch import nn
 
-from evenpack.engine.config import LambSection
 from evenpack.engine.optimizers.build import build_optimizer
+from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.optimizers.lamb import trust_ratios
 
 pytestmark = pytest.mark.gpu

@@ -55,7 +55,7 @@ def test_a_tokenizer_with_a_wrong_vocabulary_is_refused(run_file: Path) -> None:
 def test_prepare_says_nothing_more_to_do_and_refuses_a_changed_section(run_file: Path) -> None:
     evenpack("prepare", run_file)
     before = contents(run_file.parent / "data")
-    assert "is prepared already: nothing to do" in evenpack("prepare", run_file).stderr
+    assert "is prepared already, and every file is as it was written" in evenpack("prepare", run_file).stderr
     done = evenpack("prepare", run_file, "data.pack_length=96", expected=2)
     assert "data.pack_length: prepared with 64, this run has 96" in done.stderr
     assert contents(run_file.parent / "data") == before

@@ -1,18 +1,21 @@
 """`manifest.json`: what a prepared directory holds, written last, so that a directory with one is whole."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import xxhash
 from pydantic import ValidationError, model_validator
 
 from evenpack.config import Section
+from evenpack.data.checksums import Checksums, digest_of
 from evenpack.data.config import DataConfig
 from evenpack.data.packing import Packing
 from evenpack.data.sequences import TokenAccounting
 from evenpack.data.sources.input_files import InputFile
 from evenpack.errors import DataError, NotPreparedError
-from evenpack.files import file_checksum, write_text
+from evenpack.files import write_json
 
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -26,14 +29,12 @@ class FileRecord(Section):
 
     path: str
     """Relative to the prepared directory; absolute for a token file that is used where it lies."""
-    bytes: int
-    checksum: str
-    """XXH3, 128 bits, hexadecimal."""
+    content: Checksums
 
     @classmethod
-    def of(cls, path: Path, recorded_path: str, checksum: str | None = None) -> "FileRecord":
-        """The file at `path`, read for its checksum unless that is known."""
-        return cls(path=recorded_path, bytes=path.stat().st_size, checksum=checksum or file_checksum(path))
+    def of(cls, path: Path, recorded_path: str, content: Checksums | None = None) -> "FileRecord":
+        """The file at `path`, read for its checksums unless they are known."""
+        return cls(path=recorded_path, content=content or digest_of(path).checksums())
 
 
 class PackingSummary(Section):
@@ -105,7 +106,7 @@ class TokenizerRecord(Section):
 class Manifest(Section):
     """A finished prepared directory."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     data: dict[str, Any]
     """`data_section` of the run that prepared it."""
     tokenizer: TokenizerRecord
@@ -115,7 +116,8 @@ class Manifest(Section):
 
     def write(self, directory: Path) -> None:
         """Makes the directory a prepared one, atomically."""
-        write_text(directory / MANIFEST, self.model_dump_json(indent=2) + "\n")
+        content = self.model_dump(mode="json")
+        write_json(directory / MANIFEST, content | {"checksum": _content_checksum(content)})
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
@@ -127,12 +129,21 @@ class Manifest(Section):
                 f"{directory} has not been prepared{begun}: run `evenpack prepare` with this run file"
             )
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
+            content = json.loads(path.read_bytes())
+            checksum = content.pop("checksum", None)
+            manifest = cls.model_validate(content)
+        except (ValueError, AttributeError) as error:
+            finding = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             raise DataError(
-                f"{path} is broken or of another version of evenpack: {error.errors()[0]['msg']}; "
-                f"remove {directory} and prepare again"
+                f"{path} is broken or of another version of evenpack: {finding}; remove {directory} and prepare again"
             ) from error
+        if checksum != _content_checksum(content):
+            raise DataError(
+                f"{path} is damaged: its checksum is {checksum}, that of its content "
+                f"{_content_checksum(content)}; copy it again from where it is whole, or remove {directory} and "
+                "prepare again"
+            )
+        return manifest
 
     def summary(self) -> list[dict[str, Any]]:
         """A row for each source and split, for tables and JSON; figures of packing are 0 where there is no sequence."""
@@ -158,8 +169,9 @@ class Manifest(Section):
 
 
 def data_section(config: DataConfig) -> dict[str, Any]:
-    """What of the `data:` section decides the prepared files: not their place, and not the weights of the mixture."""
-    section = config.model_dump(mode="json", exclude={"prepared_dir"})
+    """What of the `data:` section decides the prepared files: not their place, not how training looks at them, and not
+    the weights of the mixture."""
+    section = config.model_dump(mode="json", exclude={"prepared_dir", "verify_in_training", "on_changed_sources"})
     for source in section["sources"].values():
         del source["weight"]
     for part in (section["tokenizer"], *section["sources"].values()):
@@ -194,6 +206,11 @@ def refuse_changed_inputs(before: Sequence[InputFile], now: Sequence[InputFile],
                 f"input file {path} has changed since {place} was prepared from it:\n"
                 f"  prepared with {_describe(earlier.get(path))}, now {_describe(current.get(path))}\n{_remedy(place)}"
             )
+
+
+def _content_checksum(content: dict[str, Any]) -> str:
+    """Of a manifest without its own checksum; independent of white space and of the order of keys."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _describe(file: InputFile | None) -> str:

@@ -7,13 +7,12 @@
     DIR/sources/NAME/{train,validation}/       the recipe's view, the strategies, the sorted sequences
 
 A call that was interrupted is gone on with: finished sources stay, a half-written token file continues at its
-journal. A second call on a finished directory changes nothing.
+journal, once what is there has been compared with the journal's checksums. A second call on a finished directory
+compares every file with the manifest's checksums and changes nothing.
 """
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from evenpack.data.config import (
@@ -25,6 +24,7 @@ from evenpack.data.config import (
     TrainedWordPieces,
 )
 from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.prepare.changed_inputs import refuse_changed_sources
 from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
 from evenpack.data.prepare.manifest import (
     MANIFEST,
@@ -35,18 +35,18 @@ from evenpack.data.prepare.manifest import (
     SourceRecord,
     TokenizerRecord,
     data_section,
-    refuse_changed_inputs,
     refuse_differences,
 )
 from evenpack.data.prepare.progress import Meter, NoProgress, Progress
 from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenise import SourceReporter
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
-from evenpack.data.prepared import check_sizes
+from evenpack.data.prepare.verification import Verifier
 from evenpack.data.sequences.sentences import LANGUAGES_WITH_RULES
-from evenpack.data.sources.corpus import Corpus, open_corpus, source_inputs
+from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.input_files import InputFile
-from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_inputs
+from evenpack.data.sources.kinds import open_corpus, source_inputs
+from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from evenpack.errors import DataError
 
 
@@ -74,24 +74,13 @@ def prepare(config: DataConfig, directory: Path, *, progress: Progress | None = 
 
 
 def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifest:
-    """The finished set, if it is of this run's data. Files that it was made from and that are gone are not missed."""
+    """The finished set, if it is of this run's data and every file is as it was written."""
     manifest = Manifest.read(directory)
     refuse_differences(manifest.data, data_section(config), directory)
-    inputs: list[tuple[tuple[InputFile, ...], Callable[[], tuple[InputFile, ...]]]] = [
-        (manifest.tokenizer.inputs, partial(tokenizer_inputs, config.tokenizer)),
-        *(
-            (manifest.sources[name].inputs, partial(source_inputs, name, config.sources[name]))
-            for name in config.sources
-        ),
-    ]
-    for before, find in inputs:
-        try:
-            now = find()
-        except DataError:
-            continue
-        refuse_changed_inputs(before, now, directory)
-    check_sizes(directory, manifest)
-    progress.note(f"{directory} is prepared already: nothing to do")
+    refuse_changed_sources(config, manifest, directory)
+    verifier = Verifier(directory, manifest)
+    verifier.refuse(verifier.verify_all(progress).damages)
+    progress.note(f"{directory} is prepared already, and every file is as it was written: nothing to do")
     return manifest
 
 

@@ -10,8 +10,8 @@ _BYTES_PER_DOCUMENT = 64
 """Length, hash, index, view and plan, roughly."""
 
 
-Stage = Literal["tokenizer", "tokens", "pairs"]
-"""Reading for the training of a tokenizer, tokenising, or making pairs of sentences."""
+Stage = Literal["tokenizer", "tokens", "pairs", "verification"]
+"""Reading for the training of a tokenizer, tokenising, making pairs of sentences, or comparing files with checksums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,27 +21,17 @@ class PrepareState:
     stage: Stage
     source: str
     documents: int
-    """Done so far, by earlier calls too. While pairs are made: pairs."""
+    """Done so far, by earlier calls too. While pairs are made: pairs; while files are verified: 0."""
     tokens: int
-    """0 while a tokenizer is trained."""
+    """0 while a tokenizer is trained or files are verified."""
     bytes_read: int
-    """Of the source's files; while pairs are made, of the tokens that all passes go over."""
+    """Of the source's files; while pairs are made, of the tokens that all passes go over; while a prepared set is
+    verified, of its files."""
     bytes_resumed: int
     """The part of `bytes_read` that an earlier call had done."""
     total_bytes: int
     elapsed_seconds: float
     """Since this call began with this source."""
-
-    @property
-    def bytes_per_second(self) -> float:
-        return (self.bytes_read - self.bytes_resumed) / max(self.elapsed_seconds, 1e-9)
-
-    @property
-    def remaining_seconds(self) -> float | None:
-        """At the rate so far; None before there is one."""
-        if self.bytes_per_second <= 0:
-            return None
-        return (self.total_bytes - self.bytes_read) / self.bytes_per_second
 
 
 @runtime_checkable

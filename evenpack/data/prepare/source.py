@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64, UInt64
 
+from evenpack.data.checksums import Checksums
 from evenpack.data.config import DataConfig, MegatronSource, SentencePairsRecipe
 from evenpack.data.order.stored_plan import store_plan
 from evenpack.data.prepare.manifest import (
@@ -30,9 +31,10 @@ from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
 from evenpack.data.sequences import PAIRS, SequenceView, build_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
 from evenpack.data.sequences.sentences import SentenceIndex
-from evenpack.data.sources.corpus import Corpus, megatron_prefix
+from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.megatron import megatron_prefix
 from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
 from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile, column_path, hash_documents, hashes_path, read_journal
@@ -54,8 +56,8 @@ class _WrittenTokens:
     identities: UInt64[np.ndarray, " documents"]
     text_bytes: int
     unknown_tokens: int
-    checksums: Mapping[str, str]
-    """Of those files whose checksum is known already, by name."""
+    checksums: Mapping[str, Checksums]
+    """Of those files whose checksums are known already, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ class SourcePreparation:
 
     def _check_ends(self, token_file: TokenFile) -> None:
         end_of_text = self.vocabulary.end_of_text_id
-        (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths > 0))
+        (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths() > 0))
         if len(unended):
             raise DataError(
                 f"source '{self.name}': {len(unended)} of {token_file.documents} documents of {token_file.prefix} do "

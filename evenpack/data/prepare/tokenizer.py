@@ -46,8 +46,7 @@ def prepare_tokenizer(
         return None
     origin = _training_origin(config, inputs)
     if folder.is_dir():
-        _refuse_other_training(directory, origin)
-        return Tokenizer.load(folder)
+        return _trained_before(directory, origin)
     texts = chain.from_iterable(
         training_texts(
             corpus,
@@ -57,7 +56,7 @@ def prepare_tokenizer(
         for name, corpus in corpora.items()
     )
     tokenizer = train_tokenizer(config.tokenizer, texts)
-    write_json(directory / TRAINED_ON, origin)
+    write_json(directory / TRAINED_ON, origin | {"checksum": tokenizer.checksum})
     _save(tokenizer, folder)
     return Tokenizer.load(folder)
 
@@ -103,17 +102,28 @@ def _training_origin(config: DataConfig, inputs: Mapping[str, tuple[InputFile, .
     }
 
 
-def _refuse_other_training(directory: Path, origin: dict[str, Any]) -> None:
-    """Raises: DataError if the directory's tokenizer was trained on other data, or not trained at all."""
+def _trained_before(directory: Path, origin: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that an earlier call trained and saved.
+
+    Raises: DataError if it was trained on other data, or not trained at all, or is not what was saved.
+    """
     try:
         before = json.loads((directory / TRAINED_ON).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        checksum = before["checksum"]
+    except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"{directory} holds a tokenizer that was not trained for this run ({error}); remove {directory} "
             "and prepare again"
         ) from error
     refuse_differences(before["data"], origin["data"], directory)
     refuse_changed_inputs(_files(before), _files(origin), directory)
+    tokenizer = Tokenizer.load(directory / TOKENIZER_FOLDER)
+    if tokenizer.checksum != checksum:
+        raise DataError(
+            f"{directory / TOKENIZER_FOLDER} is damaged: its checksum is {tokenizer.checksum}, that of the tokenizer "
+            f"which was trained for this run {checksum}; remove {directory} and prepare again"
+        )
+    return tokenizer
 
 
 def _files(origin: dict[str, Any]) -> list[InputFile]:

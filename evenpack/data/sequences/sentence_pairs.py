@@ -27,7 +27,7 @@ class SentencePairsView(WholeSequencesView):
     """0 where B goes on behind A, 1 where it is from another document."""
 
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
-        return self.token_file.document_lengths[start:stop].astype(np.int32)
+        return self.token_file.document_lengths(start, stop).astype(np.int32)
 
     def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         self._check_ids(sequence_ids)

@@ -1,50 +1,38 @@
-"""Datasets of the Hugging Face hub, or local folders of that shape, through `datasets`."""
+"""`hub`: a dataset of the Hugging Face hub, or a local folder of that shape, through `datasets`."""
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 from evenpack.data.config import HubSource
+from evenpack.data.sources.corpus import Document, SourceKind, file_inputs, make_document
+from evenpack.data.sources.hub_rows import HubRows
+from evenpack.data.sources.input_files import InputFile
 from evenpack.errors import DataError
 
-_ROWS_AT_ONCE = 1000
 
-
-def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
-    """A split as a `datasets.Dataset`. Raises: DataError, beginning with `label`, if it cannot be loaded."""
-    import datasets
-
-    bars_were_off = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()  # they would write over the caller's own
-    try:
-        return datasets.load_dataset(name, subset, split=split)
-    except Exception as error:  # `datasets` raises whatever its readers, filesystems and the network raise
-        raise DataError(
-            f"{label}: datasets.load_dataset('{name}', {subset!r}, split='{split}') failed: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    finally:
-        if not bars_were_off:
-            datasets.enable_progress_bars()
-
-
-class HubRows:
-    """The text column of a dataset."""
+class HubCorpus:
+    """A dataset that `datasets` loads."""
 
     def __init__(self, name: str, source: HubSource) -> None:
-        """Loads the dataset. Raises: DataError if it cannot be loaded, or has no such column."""
-        dataset = load_rows(source.name, source.subset, source.split, label=f"source '{name}'")
-        if source.text_key not in dataset.column_names:
-            raise DataError(
-                f"source '{name}': {source.name} has no column '{source.text_key}'; the columns there are: "
-                f"{', '.join(dataset.column_names)}. Set data.sources.{name}.text_key"
-            )
-        self._column = source.text_key
-        self._dataset: Any = dataset.select_columns([source.text_key])
-        self.count = len(dataset)
-        self.total_bytes = int(self._dataset.data.nbytes)
+        self._source = source
+        self._rows = HubRows(name, source)
 
-    def read(self, start: int) -> Iterator[Any]:
-        """The values from row `start` on; rows before it are not read."""
-        if start < self.count:
-            for rows in self._dataset.skip(start).iter(batch_size=_ROWS_AT_ONCE):
-                yield from rows[self._column]
+    @property
+    def total_bytes(self) -> int:
+        return self._rows.total_bytes
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        for number, text in enumerate(self._rows.read(start), start=start):
+            where = f"row {number} of {self._source.name}"
+            if not isinstance(text, str):
+                raise DataError(f"{where}: '{self._source.text_key}' must be a string, found {type(text).__name__}")
+            yield make_document(text, self.total_bytes * (number + 1) // self._rows.count, where)
+
+
+def inputs(name: str, source: HubSource) -> tuple[InputFile, ...]:
+    """The files of a local folder; a name of the hub is not asked again."""
+    folder = Path(source.name).expanduser()
+    return file_inputs(name, folder, suffixes=None) if folder.is_dir() else ()
+
+
+KIND = SourceKind[HubSource](open_corpus=HubCorpus, inputs=inputs)

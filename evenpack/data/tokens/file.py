@@ -76,10 +76,13 @@ class TokenFile:
             offsets[chunk] = self._index.token_offsets(chunk)
         return offsets
 
-    @property
-    def document_lengths(self) -> Int64[np.ndarray, " documents"]:
-        """Tokens of each document."""
-        lengths: Int64[np.ndarray, " documents"] = np.diff(self.document_offsets)
+    def document_lengths(self, start: int = 0, stop: int | None = None) -> Int64[np.ndarray, " asked"]:
+        """Tokens of the documents `start` to `stop`, by default of all; takes time and memory for those asked for."""
+        first, last, _ = slice(start, stop).indices(self.documents)
+        lengths = np.empty(max(0, last - first), dtype=np.int64)
+        for begin in range(first, last, _CHUNK_DOCUMENTS):
+            end = min(begin + _CHUNK_DOCUMENTS, last)
+            _, lengths[begin - first : end - first] = self.spans(np.arange(begin, end))
         return lengths
 
     def spans(self, documents: Integer[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:

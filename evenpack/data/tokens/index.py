@@ -29,8 +29,10 @@ _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
 _CHUNK = 1 << 20
 
-# Up to 5 all agree. DeepSpeed counts on with unsigned types, Megatron-LM with float64 and float32, which hold no
-# tokens, and uint16: so 8 has two meanings, and the size of the `.bin` file tells which one it is.
+# Up to 5 all agree. Then the reader within DeepSpeed counts on with unsigned types, and Megatron-LM with float64 and
+# float32, which hold no tokens, and uint16 (as Megatron-DeepSpeed does). No code stands for uint16 in both, so ours is
+# Megatron's, 8; the size of the `.bin` file tells it from DeepSpeed's uint64. 6 is DeepSpeed's uint16, which evenpack
+# wrote too in its beginnings; the size tells it from a file of float64.
 _TYPES_OF_CODE = {
     1: (np.uint8,),
     2: (np.int8,),
@@ -41,7 +43,7 @@ _TYPES_OF_CODE = {
     7: (np.uint32,),
     8: (np.uint16, np.uint64),
 }
-_CODE_OF_TYPE = {np.dtype(np.uint16): 6, np.dtype(np.int32): 4}
+_CODE_OF_TYPE = {np.dtype(np.uint16): 8, np.dtype(np.int32): 4}
 
 
 def bin_path(prefix: Path) -> Path:
@@ -118,7 +120,7 @@ class TokenIndex:
 
 
 def token_type(vocabulary_size: int) -> np.dtype:
-    """The narrowest type that Megatron-LM and DeepSpeed write and that holds every id."""
+    """The narrowest type that Megatron-LM writes and that holds every id."""
     return np.dtype(np.uint16 if vocabulary_size < 1 << 16 else np.int32)
 
 
@@ -157,7 +159,7 @@ def read_index(prefix: Path) -> TokenIndex:
 def write_index(path: Path, dtype: np.dtype, lengths: Int32[np.ndarray, " documents"]) -> None:
     """Writes the index of documents that are one sequence each, in chunks, and flushes it to disk.
 
-    `lengths` may be memory-mapped. uint16 gets DeepSpeed's code 6, int32 the code 4 that all share.
+    `lengths` may be memory-mapped. uint16 gets Megatron-LM's code 8, int32 the code 4 that all share.
     """
     count = len(lengths)
     chunks = [slice(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]

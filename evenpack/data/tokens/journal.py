@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenpack.data.checksums import Checksums
 from evenpack.errors import DataError
 
 DOCUMENT_HASHES = "document_hashes"
@@ -21,8 +22,10 @@ class Journal:
     tokens: int
     column_values: dict[str, int]
     """How many values each column has, by its name."""
-    checksums: dict[str, str]
-    """XXH3 (128 bits) by file name; empty until complete."""
+    content: dict[str, str]
+    """XXH3 (128 bits) of each unfinished file, as far as this journal vouches for it; empty once complete."""
+    checksums: dict[str, Checksums]
+    """By file name; empty until complete."""
     state: dict[str, Any]
     """The caller's own, as given to the last `commit` or `finish`."""
 
@@ -48,8 +51,13 @@ def read_journal(prefix: Path) -> Journal | None:
         return None
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Journal(**values)
-    except (ValueError, TypeError) as error:
+        checksums = {name: Checksums(**_with_tuple(found)) for name, found in values.pop("checksums").items()}
+        return Journal(**values, checksums=checksums)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{path} is no journal of a token file ({error}); remove the folder {path.parent} and prepare again"
         ) from error
+
+
+def _with_tuple(checksums: dict[str, Any]) -> dict[str, Any]:
+    return {**checksums, "chunks": tuple(checksums["chunks"])}

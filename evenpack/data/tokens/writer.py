@@ -7,7 +7,6 @@ is written before the first rename, and stays: it is the record of the file.
 A *column* is an array that grows with the documents, one value a document or several; finished, it is COLUMN.npy.
 """
 
-import io
 import json
 import os
 import shutil
@@ -21,10 +20,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer, UInt64
 
+from evenpack.data.checksums import Checksums, digest_of, find_first_damage
+from evenpack.data.tokens.growing_file import GrowingFile, not_as_written
 from evenpack.data.tokens.index import bin_path, index_path, token_type, write_index
 from evenpack.data.tokens.journal import DOCUMENT_HASHES, Journal, column_path, journal_path, read_journal
 from evenpack.errors import DataError, RunError
-from evenpack.files import file_checksum, fsync_directory, write_json
+from evenpack.files import fsync_directory, write_json
 
 HASH_COLUMN: Mapping[str, str] = {DOCUMENT_HASHES: "<u8"}
 """XXH3 (64 bits) of each document's text."""
@@ -53,8 +54,10 @@ class TokenFileWriter:
     ) -> "TokenFileWriter":
         """Goes on from the journal, or begins again if there is none. `state` says where the caller was.
 
-        Raises: DataError if the journal is of another vocabulary or other columns, or the partial files are shorter
-        than it says.
+        What an earlier writer left is read and compared with the journal's checksums.
+
+        Raises: DataError if the journal is of another vocabulary or other columns, or the files are shorter than it
+        says or damaged.
         """
         journal = read_journal(prefix)
         if journal is None:
@@ -74,7 +77,9 @@ class TokenFileWriter:
         writer._journal = journal
         writer.documents, writer.tokens = journal.documents, journal.tokens
         writer._column_values = dict(journal.column_values)
-        if not journal.complete:
+        if journal.complete:
+            writer._refuse_damage()
+        else:
             writer._cut_to_journal()
             writer._open("a")
         return writer
@@ -92,10 +97,11 @@ class TokenFileWriter:
             documents=0,
             tokens=0,
             column_values=dict(self._column_values),
+            content={},
             checksums={},
             state={},
         )
-        self._files: dict[str, io.FileIO] = {}
+        self._files = {kind: GrowingFile(self._partial(kind)) for kind in ("bin", "sizes", *columns)}
 
     @property
     def state(self) -> dict[str, Any]:
@@ -118,15 +124,15 @@ class TokenFileWriter:
         Raises: DataError naming the document with a token id outside the vocabulary; RunError if the disk is full.
         """
         self._check(tokens, lengths)
-        if not self._files:
+        if not self._files["bin"].is_open:
             raise ValueError(f"the writer of {self.prefix} is closed or finished")
         if columns.keys() != self._columns.keys():
             raise ValueError(f"expected values for the columns {sorted(self._columns)}, got {sorted(columns)}")
         with self._explain_failure():
-            self._write("bin", tokens.astype(self.dtype, copy=False))
-            self._write("sizes", lengths.astype("<i4", casting="same_kind", copy=False))
+            self._files["bin"].write(tokens.astype(self.dtype, copy=False))
+            self._files["sizes"].write(lengths.astype("<i4", casting="same_kind", copy=False))
             for name, values in columns.items():
-                self._write(name, values.astype(self._columns[name], casting="same_kind", copy=False))
+                self._files[name].write(values.astype(self._columns[name], casting="same_kind", copy=False))
                 self._column_values[name] += len(values)
         self.documents += len(lengths)
         self.tokens += len(tokens)
@@ -154,7 +160,7 @@ class TokenFileWriter:
                 self._write_journal(self.state if state is None else state, checksums={})
                 self.close()
                 self._write_index_and_columns()
-                checksums = {final.name: file_checksum(partial) for partial, final in self._renames()}
+                checksums = {final.name: self._checksums(partial) for partial, final in self._renames()}
                 self._write_journal(self.state, checksums=checksums)
             self._put_in_place()
         return self._journal
@@ -168,7 +174,6 @@ class TokenFileWriter:
         """Lets go of the files. What came after the last commit will be cut off."""
         for file in self._files.values():
             file.close()
-        self._files = {}
 
     def __enter__(self) -> "TokenFileWriter":
         return self
@@ -199,12 +204,8 @@ class TokenFileWriter:
             )
 
     def _open(self, mode: str) -> None:
-        # Unbuffered: batches are large, and a full disk shows here instead of in some later close().
-        self._files = {kind: io.FileIO(self._partial(kind), mode) for kind in self._kinds}
-
-    @property
-    def _kinds(self) -> tuple[str, ...]:
-        return ("bin", "sizes", *self._columns)
+        for file in self._files.values():
+            file.open(mode)
 
     def _partial(self, kind: str) -> Path:
         return self.prefix.with_name(f"{self.prefix.name}.{kind}.partial")
@@ -215,20 +216,16 @@ class TokenFileWriter:
         finals = [bin_path(self.prefix), *columns, index_path(self.prefix)]
         return [(final.with_name(f"{final.name}.partial"), final) for final in finals]
 
-    def _write(self, kind: str, values: Integer[np.ndarray, " _"]) -> None:
-        rest = np.ascontiguousarray(values).view(np.uint8).data
-        while rest:
-            rest = rest[self._files[kind].write(rest) :]
-
-    def _write_journal(self, state: dict[str, Any], *, checksums: dict[str, str]) -> None:
+    def _write_journal(self, state: dict[str, Any], *, checksums: dict[str, Checksums]) -> None:
         for file in self._files.values():
-            os.fsync(file.fileno())
+            file.flush()
         journal = replace(
             self._journal,
             complete=bool(checksums),
             documents=self.documents,
             tokens=self.tokens,
             column_values=dict(self._column_values),
+            content={} if checksums else {kind: file.digest.whole for kind, file in self._files.items()},
             checksums=checksums,
             state=json.loads(json.dumps(state)),  # as a resumed writer will see it
         )
@@ -238,15 +235,20 @@ class TokenFileWriter:
     def _cut_to_journal(self) -> None:
         columns = [self._columns[name].itemsize * values for name, values in self._column_values.items()]
         sizes = (self.tokens * self.dtype.itemsize, 4 * self.documents, *columns)
-        for kind, expected in zip(self._kinds, sizes, strict=True):
-            path = self._partial(kind)
-            found = path.stat().st_size if path.is_file() else 0
-            if found < expected or not path.is_file():
-                raise DataError(
-                    f"{path} has {found} bytes, but {journal_path(self.prefix)} noted {expected}; "
-                    f"remove the folder {self.prefix.parent} and prepare again"
-                )
-            os.truncate(path, expected)
+        for (kind, file), size in zip(self._files.items(), sizes, strict=True):
+            file.cut(size, self._journal.content[kind], journal=journal_path(self.prefix))
+
+    def _refuse_damage(self) -> None:
+        """Of a finished file, whose names it may not have yet."""
+        for partial, final in self._renames():
+            path = partial if partial.exists() else final
+            damage = find_first_damage(path, self._journal.checksums[final.name])
+            if damage is not None:
+                raise not_as_written(damage.describe(), journal_path(self.prefix))
+
+    def _checksums(self, partial: Path) -> Checksums:
+        """Of the tokens as they were handed in; of what was made from other files as it lies there."""
+        return (self._files["bin"].digest if partial == self._partial("bin") else digest_of(partial)).checksums()
 
     def _write_index_and_columns(self) -> None:
         lengths = (
@@ -275,12 +277,12 @@ class TokenFileWriter:
         if index.exists():
             index.replace(final_index)
         fsync_directory(self.prefix.parent)
-        for kind in self._kinds:
+        for kind in self._files:
             self._partial(kind).unlink(missing_ok=True)
 
     def _remove_unfinished(self) -> None:
         journal = journal_path(self.prefix)
-        leftovers = [self._partial(kind) for kind in self._kinds] + [partial for partial, _ in self._renames()]
+        leftovers = [self._partial(kind) for kind in self._files] + [partial for partial, _ in self._renames()]
         for path in [journal, *leftovers, *journal.parent.glob(f".{journal.name}.*.partial")]:
             path.unlink(missing_ok=True)
 

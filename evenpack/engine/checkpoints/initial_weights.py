@@ -133,13 +133,13 @@ def _whole(path: Path) -> Checkpoint:
 
 def _require_same_network(model: Model, config: TransformerConfig, origin: str) -> None:
     """What shapes of tensors do not tell, or tell badly."""
-    expected = {"kind": model.config.kind, "heads": model.config.shape["heads"]}
-    found = {"kind": config.kind, "heads": config.shape["heads"]}
-    for key, value in expected.items():
-        if found[key] != value:
+    expected, found = model.config.unseen_in_weights, config.unseen_in_weights
+    for key in expected | found:
+        here, there = expected.get(key), found.get(key)
+        if here != there:
             raise CheckpointError(
-                f"{KEY}: {origin} is of a model with {key} {found[key]}, this run has model.{key} {value}: make them "
-                "alike, or name other weights"
+                f"{KEY}: {origin} is of a model with {key} {there}, this run has model.{key} {here}: make them alike, "
+                "or name other weights"
             )
 
 

@@ -1,49 +1,61 @@
 """The optimizer of a run."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from evenpack.engine.config import AdamWSection, LambSection
+from evenpack.engine.optimizers.config import AdamWSection, LambSection, OptimizerBase
 from evenpack.engine.optimizers.lamb import Lamb
-from evenpack.models.common.layers import SelfAttention
+from evenpack.models.common.layers import MergedLinear
 
 
-def build_optimizer(
-    model: nn.Module, section: AdamWSection | LambSection, device: torch.device
-) -> torch.optim.Optimizer:
-    """The optimizer that `section` names over `model`, in the two groups of `parameter_groups`.
+def build_optimizer(model: nn.Module, section: OptimizerBase, device: torch.device) -> torch.optim.Optimizer:
+    """The optimizer that `section` names over `model`; learning rates are set before each update."""
+    return BUILDERS[section.kind](model, section, device)
 
-    AdamW is torch's (Loshchilov and Hutter 2019). LAMB is that of `lamb.py`; the group that does not decay has no
-    trust ratios, as in MLPerf's BERT, and query, key and value, which are one matrix here, are a third group and
-    have one each, as in MLPerf's reference. Learning rates are set before each update. DeepSpeed counts torch's AdamW
-    among the optimizers that ZeRO may split, so it needs no `zero_allow_untested_optimizer`; LAMB it must not split.
+
+def _adamw(model: nn.Module, section: AdamWSection, device: torch.device) -> torch.optim.Optimizer:
+    """torch's AdamW (Loshchilov and Hutter 2019), in the two groups of `parameter_groups`.
+
+    DeepSpeed counts it among the optimizers that ZeRO may split, so it needs no `zero_allow_untested_optimizer`.
     """
-    decaying, others = parameter_groups(model, weight_decay=section.weight_decay)
-    fused = device.type == "cuda"
-    betas = (section.beta1, section.beta2)
-    if isinstance(section, LambSection):
-        return Lamb(
-            [*_by_parts(decaying, model), others | {"trust_ratio": False}],
-            lr=section.learning_rate,
-            betas=betas,
-            eps=section.epsilon,
-            bias_correction=section.bias_correction,
-            fused=fused,
-        )
     return torch.optim.AdamW(
-        [decaying, others], lr=section.learning_rate, betas=betas, eps=section.epsilon, fused=fused
+        parameter_groups(model, weight_decay=section.weight_decay),
+        lr=section.learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        fused=device.type == "cuda",
     )
 
 
+def _lamb(model: nn.Module, section: LambSection, device: torch.device) -> torch.optim.Optimizer:
+    """That of `lamb.py`. The group that does not decay has no trust ratios, as in MLPerf's BERT; layers that are one
+    matrix here, such as query, key and value, are groups of their own and have one each, as in MLPerf's reference.
+    """
+    decaying, others = parameter_groups(model, weight_decay=section.weight_decay)
+    return Lamb(
+        [*_by_parts(decaying, model), others | {"trust_ratio": False}],
+        lr=section.learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        bias_correction=section.bias_correction,
+        fused=device.type == "cuda",
+    )
+
+
+BUILDERS: dict[str, Callable[[nn.Module, Any, torch.device], torch.optim.Optimizer]] = {"adamw": _adamw, "lamb": _lamb}
+"""By the kind of the section that each takes."""
+
+
 def _by_parts(group: dict[str, Any], model: nn.Module) -> list[dict[str, Any]]:
-    """The group, and one of what it has of matrices that hold query, key and value; without empty ones."""
-    merged = {id(module.query_key_value.weight) for module in model.modules() if isinstance(module, SelfAttention)}
-    single = [parameter for parameter in group["params"] if id(parameter) not in merged]
-    triple = [parameter for parameter in group["params"] if id(parameter) in merged]
-    groups = [group | {"params": single}, group | {"params": triple, "parts": 3}]
-    return [each for each in groups if each["params"]]
+    """The group, and one of what it has of matrices that hold several layers alike; without empty ones."""
+    merged = {id(module.weight): module.parts for module in model.modules() if isinstance(module, MergedLinear)}
+    by_parts: dict[tuple[int, ...], list[nn.Parameter]] = {(): []}
+    for parameter in group["params"]:
+        by_parts.setdefault(merged.get(id(parameter), ()), []).append(parameter)
+    return [group | {"params": params, "parts": parts} for parts, params in by_parts.items() if params]
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:

@@ -34,8 +34,8 @@ class Lamb(torch.optim.Optimizer):
 
     Args:
         params: parameters, or groups of them; a group may set any other argument; `trust_ratio` to False (default
-            True), which makes it Adam with decoupled decay; `parts` to the number of equal blocks of rows that have a
-            trust ratio of their own in each parameter (default 1).
+            True), which makes it Adam with decoupled decay; `parts` to the rows of the blocks that have a trust ratio
+            of their own in each parameter (default (): a parameter is one block).
         lr: learning rate, to be set before each update.
         betas: of m and of v.
         eps: added to sqrt(v), outside the root and after bias correction.
@@ -74,7 +74,7 @@ class Lamb(torch.optim.Optimizer):
             "weight_decay": weight_decay,
             "bias_correction": bias_correction,
             "trust_ratio": True,
-            "parts": 1,
+            "parts": (),
             "fused": fused,  # torch reads it where it loads a state: `step` lies beside the parameter then
         }
         super().__init__(params, defaults)
@@ -147,9 +147,9 @@ def trust_ratios(parameters: list[Tensor], updates: list[Tensor]) -> list[Float[
     return list(ratios.to(parameters[0].dtype).unbind())
 
 
-def _parts(tensors: list[Tensor], count: int) -> list[Tensor]:
-    """Each tensor as `count` equal views along its first dimension, concatenated."""
-    return [part for tensor in tensors for part in tensor.chunk(count)] if count > 1 else tensors
+def _parts(tensors: list[Tensor], parts: tuple[int, ...]) -> list[Tensor]:
+    """Each tensor as views of so many rows, concatenated."""
+    return [part for tensor in tensors for part in tensor.split_with_sizes(parts)] if parts else tensors
 
 
 def _foreach_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
@@ -196,10 +196,10 @@ def _fused_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
     return changes
 
 
-def _require_parts(parameters: list[Tensor], parts: int) -> None:
+def _require_parts(parameters: list[Tensor], parts: tuple[int, ...]) -> None:
     for parameter in parameters:
-        if parts > 1 and (parameter.dim() == 0 or parameter.shape[0] % parts):
-            raise ValueError(f"a parameter of shape {tuple(parameter.shape)} has no {parts} equal blocks of rows")
+        if parts and (parameter.dim() == 0 or parameter.shape[0] != sum(parts)):
+            raise ValueError(f"a parameter of shape {tuple(parameter.shape)} has no blocks of {parts} rows")
 
 
 def _require_masters(parameters: list[Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 
-from evenpack.engine.config import ScheduleSection
+from evenpack.engine.optimizers.config import ScheduleSection
 
 
 def learning_rate(update: int, *, peak: float, steps: int, schedule: ScheduleSection) -> float:

@@ -1,28 +1,47 @@
-"""What rank 0 writes down of a run: metrics.jsonl, the progress line, summary.json."""
+"""What rank 0 writes down of a run: metrics.jsonl, its progress, summary.json."""
 
 import statistics
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from evenpack import console
 from evenpack.engine.build import Run
 from evenpack.engine.evaluate import SourceEvaluation, evaluations_to_json
-from evenpack.engine.reporting.metrics import MetricsLog, ProgressLine, read_metrics, write_summary
+from evenpack.engine.reporting.metrics import MetricsLog, read_metrics, write_summary
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
+from evenpack.progress import Piece, Progress
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 
 
+class StepProgress:
+    """Step, loss, learning rate, tokens/s and time to go."""
+
+    def __init__(self, progress: Progress, *, step: int, stop_step: int) -> None:
+        """`step`: done before."""
+        self.paused = progress.paused
+        """Around evaluation and saving."""
+        self._steps: Piece = progress.begin("step", done=step, unit="tokens", counted=True)
+        self._stop_step = stop_step
+        self._tokens = 0
+
+    def update(self, *, step: int, loss: float, learning_rate: float, tokens: int) -> None:
+        """Notes that `step` is done; `tokens` are the real ones of this step over all ranks."""
+        self._tokens += tokens
+        facts = (f"loss {loss:.4f}", f"lr {learning_rate:.2e}")
+        self._steps.update(step, self._stop_step, amount=self._tokens, facts=facts)
+
+
 class Journal:
     """Written by rank 0 alone; on the other ranks it does nothing."""
 
-    def __init__(self, run: Run, metrics: MetricsLog | None, progress: ProgressLine | None) -> None:
+    def __init__(self, run: Run, metrics: MetricsLog | None, progress: StepProgress | None) -> None:
         self._run = run
         self._metrics = metrics
         self._progress = progress
@@ -35,12 +54,9 @@ class Journal:
         if not run.world.is_main:
             yield cls(run, None, None)
             return
-        progress = ProgressLine(sys.stderr, step=run.first_step, stop_step=last_step)
-        with MetricsLog.resume(run.config.run.output_dir / METRICS, step=run.first_step) as metrics:
-            try:
-                yield cls(run, metrics, progress)
-            finally:
-                progress.finish()
+        path = run.config.run.output_dir / METRICS
+        with MetricsLog.resume(path, step=run.first_step) as metrics, Progress(console.messages()) as progress:
+            yield cls(run, metrics, StepProgress(progress, step=run.first_step, stop_step=last_step))
 
     def add(
         self,

@@ -17,22 +17,12 @@ from evenpack.launcher.cli.evaluate import evaluate
 from evenpack.launcher.cli.export import export
 from evenpack.launcher.cli.inspect import inspect
 from evenpack.launcher.cli.prepare import prepare
-from evenpack.launcher.cli.study_forecast import study_forecast
-from evenpack.launcher.cli.study_imbalance import study_imbalance
-from evenpack.launcher.cli.study_packing import study_packing
-from evenpack.launcher.cli.study_throughput import study_throughput
+from evenpack.launcher.cli.study import STUDIES
 from evenpack.launcher.cli.train import train
+from evenpack.launcher.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., None], ...] = (prepare, train, evaluate, inspect, export, doctor)
+COMMANDS: tuple[Callable[..., None], ...] = (prepare, verify, train, evaluate, inspect, export, doctor)
 """In the order in which `--help` lists them; each has the name of its function."""
-
-STUDIES: dict[str, Callable[..., None]] = {
-    "packing": study_packing,
-    "imbalance": study_imbalance,
-    "throughput": study_throughput,
-    "forecast": study_forecast,
-}
-"""`evenpack study NAME`, in the order of its `--help`."""
 
 app = typer.Typer(
     help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no document sees "

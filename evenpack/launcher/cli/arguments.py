@@ -4,12 +4,12 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from evenpack.console import Report
 from evenpack.errors import EXIT_BAD_INPUT, ConfigError
 from evenpack.launcher.cli.subject_options import INPUT_HELP
 
@@ -27,21 +27,6 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
 LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Write the JSON document, too.")]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw a figure, too.")]
-
-
-@dataclass
-class Report:
-    """What a command has found."""
-
-    value: Any = None
-    """For --json."""
-    shown: list[Any] = field(default_factory=list)
-    """For people: what rich can print."""
-    is_silent: bool = False
-    """Another rank prints the result."""
-    unmet: str | None = None
-    """What was asked for beside the result and could not be had: the result is printed, and the command fails."""
 
 
 @contextmanager
@@ -50,7 +35,7 @@ def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
 
     Raises: ConfigError if `save` cannot be a file, before the block is entered.
     """
-    from evenpack.launcher import console
+    from evenpack import console
 
     if save is not None:
         _require_file(save)
@@ -91,7 +76,7 @@ def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
 
 def fail(message: str) -> NoReturn:
     """Shows the message and ends with `EXIT_BAD_INPUT`."""
-    from evenpack.launcher import console
+    from evenpack import console
 
     console.print_error(message)
     if "--json" in sys.argv:  # whatever the command: it has not got as far as its own document

@@ -19,7 +19,7 @@ def show_config(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJs
     with reporting(as_json) as report:
         import yaml
 
-        from evenpack.launcher import console
+        from evenpack import console
 
         report.value = config.model_dump(mode="json")
         report.shown.append(console.text(yaml.safe_dump(report.value, sort_keys=False, width=100).rstrip()))

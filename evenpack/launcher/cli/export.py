@@ -31,7 +31,7 @@ def export(
         settle_accelerator()
         import torch
 
-        from evenpack.launcher import console
+        from evenpack import console
         from evenpack.launcher.trained import load_trained_model
         from evenpack.models.huggingface import to_huggingface
 

@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 from evenpack.errors import ConfigError
-from evenpack.launcher.cli.arguments import AsJson, LengthsInput, Overrides, Plot, reporting
-from evenpack.launcher.cli.subject_options import SubjectOptions, takes_subject
+from evenpack.launcher.cli.arguments import AsJson, LengthsInput, Overrides, reporting
+from evenpack.launcher.cli.subject_options import takes_subject
+from evenpack.studies.lengths.options import SubjectOptions
+from evenpack.studies.shared_options import Plot
 
 
 @takes_subject
@@ -39,9 +41,10 @@ def inspect(
       evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
     """
     with reporting(as_json) as report:
-        from evenpack.launcher.against import distance_to, refuse_senseless
-        from evenpack.launcher.inspection import find_subject, inspect_lengths, inspect_side_by_side
-        from evenpack.launcher.views import distance_table
+        from evenpack.studies.inspection.against import distance_to, refuse_senseless
+        from evenpack.studies.inspection.inspect import inspect_lengths, inspect_side_by_side
+        from evenpack.studies.inspection.tables import distance_table
+        from evenpack.studies.lengths.subject import find_subject
 
         more = [word for word in overrides or [] if "=" not in word]
         changes = [word for word in overrides or [] if "=" in word]

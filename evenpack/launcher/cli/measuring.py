@@ -1,14 +1,6 @@
 """What the commands that time this machine share."""
 
 import os
-from typing import Annotated
-
-import typer
-
-Clock = Annotated[
-    str,
-    typer.Option(help="wall, or cpu: seconds of this process alone, on a busy machine with OMP_NUM_THREADS=1."),
-]
 
 
 def settle_rank() -> None:

@@ -14,10 +14,12 @@ def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson =
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:
+        from evenpack import console
         from evenpack.data.prepare.prepare import prepare as prepare_data
-        from evenpack.launcher import console, views
+        from evenpack.data.prepare.shown import PrepareProgress
+        from evenpack.studies.inspection.tables import splits_table
 
-        with console.PrepareProgress(console.messages()) as progress:
+        with PrepareProgress(console.messages()) as progress:
             try:
                 manifest = prepare_data(config.data, config.prepared_dir, progress=progress)
             except KeyboardInterrupt:
@@ -29,4 +31,4 @@ def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson =
             "vocabulary_size": manifest.tokenizer.vocabulary_size,
             "splits": splits,
         }
-        report.shown.append(views.splits_table(splits, title=f"Prepared in {config.prepared_dir}"))
+        report.shown.append(splits_table(splits, title=f"Prepared in {config.prepared_dir}"))

@@ -118,6 +118,7 @@ class Bert(PackedTransformer[BertConfig]):
             max_sequence_length=batch.max_sequence_length,
             causal=False,
             alibi_slopes=None,
+            rotation=None,
         )
         return self._through_blocks(hidden, segments)
 
@@ -130,7 +131,7 @@ def _masked_targets(batch: PackedBatch) -> MaskedTargets:
     if not isinstance(batch.targets, MaskedTargets):
         raise ValueError(
             f"BERT learns from MaskedTargets, the batch has {type(batch.targets).__name__}; take the recipe "
-            "sentence_pairs, or model.kind: gpt2"
+            "sentence_pairs, or a model.kind of next tokens"
         )
     return batch.targets
 

@@ -84,16 +84,24 @@ def gelu_activation_bytes(config: TransformerConfig, *, slots: int, head_rows: i
     has_dropout = config.dropout > 0.0
     head = BF16_BYTES + BF16_BYTES + FP32_BYTES + BF16_BYTES + FP32_BYTES
     # into the dense layer, GELU, norm, decoder; the gradient of the last
-    kept = stream_bytes_per_channel(config, gelu_block_bytes_per_channel(has_dropout=has_dropout))
-    return config.shape["hidden_size"] * (slots * kept + head_rows * head)
+    width = config.shape["hidden_size"]
+    block = width * gelu_block_bytes_per_channel(has_dropout=has_dropout)
+    if config.positions == "rotary":
+        block += rotation_bytes(query_size=width, key_size=width)
+    return slots * stream_bytes(config, block) + head_rows * width * head
 
 
-def stream_bytes_per_channel(config: TransformerConfig, block: int) -> int:
-    """Of one slot, what embedding and blocks keep, divided by C, where one block keeps `block`."""
-    layers = config.shape["layers"]
-    embedding = FP32_BYTES + (MASK_BYTES if config.dropout > 0.0 else 0)
+def rotation_bytes(*, query_size: int, key_size: int) -> int:
+    """Of one slot of a block: queries and keys once more, turned; values keep the projections' whole output alive."""
+    return BF16_BYTES * (query_size + key_size)
+
+
+def stream_bytes(config: TransformerConfig, block: int) -> int:
+    """Of one slot, what embedding and blocks keep, where one block keeps `block`."""
+    layers, width = config.shape["layers"], config.shape["hidden_size"]
+    embedding = width * (FP32_BYTES + (MASK_BYTES if config.dropout > 0.0 else 0))
     if config.activation_checkpointing:
-        return layers * FP32_BYTES + block + embedding  # the blocks' inputs, and one block at a time
+        return layers * width * FP32_BYTES + block + embedding  # the blocks' inputs, and one block at a time
     return layers * block + embedding
 
 

@@ -1,8 +1,10 @@
 """The parts of a transformer on packs: activations are flat, and attention stays within segments.
 
-Shapes: T = slots, C = hidden size, H = heads, D = C / H, S = segments.
+Shapes: T = slots, C = hidden size, H = heads, G = key/value heads, D = C / H, F = width of the feed-forward layer,
+S = segments.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from evenpack.kernels.attention import packed_attention
+from evenpack.models.common.positions import Rotation
 from evenpack.models.common.section import FEED_FORWARD_RATIO
 
 GPT2_NORM_EPSILON = 1e-5
@@ -27,23 +30,64 @@ class Segments:
     """Whether a slot sees only itself and those before it."""
     alibi_slopes: Float[Tensor, " H"] | None
     """None: positions come from elsewhere."""
+    rotation: Rotation | None
+    """By which queries and keys are turned; None: positions come from elsewhere."""
+
+
+class MergedLinear(nn.Linear):
+    """Several linear layers of one input, computed as one; LAMB gives each a trust ratio of its own.
+
+    Args:
+        in_features: width of the input.
+        parts: outputs of each layer, in order.
+        bias: whether each has one.
+    """
+
+    def __init__(self, in_features: int, parts: Sequence[int], *, bias: bool = True) -> None:
+        super().__init__(in_features, sum(parts), bias=bias)
+        self.parts = tuple(parts)
+
+    def separately(self, inputs: Float[Tensor, " T C"]) -> tuple[Tensor, ...]:
+        """The output of each layer: [T, part]."""
+        outputs: tuple[Tensor, ...] = self(inputs).split_with_sizes(self.parts, dim=1)
+        return outputs
 
 
 class SelfAttention(nn.Module):
-    """Each slot reads its own segment: all of it, or itself and what stands before."""
+    """Each slot reads its own segment: all of it, or itself and what stands before.
 
-    def __init__(self, hidden_size: int, heads: int, *, dropout: float, backend: str) -> None:
+    Args:
+        hidden_size: C.
+        heads: H, a divisor of C.
+        key_value_heads: G, a divisor of H; None: H.
+        bias: of the projections.
+        dropout: of attention probabilities.
+        backend: as `packed_attention` takes it.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: int,
+        *,
+        key_value_heads: int | None = None,
+        bias: bool = True,
+        dropout: float,
+        backend: str,
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_dim = hidden_size // heads
         self.dropout = dropout
         self.backend = backend
-        self.query_key_value = nn.Linear(hidden_size, 3 * hidden_size)
-        self.output = nn.Linear(hidden_size, hidden_size)
+        key_value_size = (key_value_heads or heads) * self.head_dim
+        self.query_key_value = MergedLinear(hidden_size, (hidden_size, key_value_size, key_value_size), bias=bias)
+        self.output = nn.Linear(hidden_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
-        slots, hidden_size = hidden.shape
-        query_key_value = self.query_key_value(hidden).view(slots, 3, self.heads, hidden_size // self.heads)
-        query, key, value = query_key_value.unbind(1)
+        parts = self.query_key_value.separately(hidden)
+        query, key, value = (part.view(len(hidden), -1, self.head_dim) for part in parts)
+        if segments.rotation is not None:
+            query, key = segments.rotation.turn(query), segments.rotation.turn(key)
         attended = packed_attention(
             query,
             key,
@@ -73,15 +117,40 @@ class FeedForward(nn.Module):
         return result
 
 
-class PreNormBlock(nn.Module):
-    """GPT-2's: attention, then feed-forward, each normalised before and added to what came in."""
+class GatedFeedForward(nn.Module):
+    """SwiGLU: a linear layer times SiLU of another, and a third one back; no biases.
 
-    def __init__(self, hidden_size: int, heads: int, *, dropout: float, backend: str) -> None:
+    Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv:2002.05202), equation 6.
+    """
+
+    def __init__(self, hidden_size: int, inner_size: int) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(hidden_size, eps=GPT2_NORM_EPSILON)
-        self.attention = SelfAttention(hidden_size, heads, dropout=dropout, backend=backend)
-        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=GPT2_NORM_EPSILON)
-        self.feed_forward = FeedForward(hidden_size, gelu="tanh")
+        self.expand = MergedLinear(hidden_size, (inner_size, inner_size), bias=False)
+        self.contract = nn.Linear(inner_size, hidden_size, bias=False)
+
+    def forward(self, hidden: Float[Tensor, " T C"]) -> Float[Tensor, " T C"]:
+        gate, values = self.expand.separately(hidden)
+        result: Tensor = self.contract(F.silu(gate) * values)
+        return result
+
+
+class PreNormBlock(nn.Module):
+    """Attention, then feed-forward, each normalised before and added to what came in."""
+
+    def __init__(
+        self,
+        *,
+        attention_norm: nn.Module,
+        attention: SelfAttention,
+        feed_forward_norm: nn.Module,
+        feed_forward: FeedForward | GatedFeedForward,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.feed_forward_norm = feed_forward_norm
+        self.feed_forward = feed_forward
         self.residual_dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:

@@ -1,8 +1,12 @@
-"""How a model knows where a token stands: a learned table, or ALiBi's bias in attention.
+"""How a model knows where a token stands: a learned table, ALiBi's bias in attention, or rotated queries and keys.
 
-Both restart with each segment: the table is read through `PackedBatch.position_ids`, and ALiBi sees only distances
-between positions of one segment. ALiBi's parameters do not depend on the longest sequence.
+All restart with each segment: table and rotation go by `PackedBatch.position_ids`, and ALiBi sees only distances
+between positions of one segment. ALiBi and rotation have no parameters that depend on the longest sequence.
+
+Shapes: T = slots, C = hidden size, D = head_dim.
 """
+
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -51,3 +55,31 @@ def alibi_slopes(heads: int, device: torch.device) -> Float[Tensor, " heads"]:
 def _slope_exponents(heads: int, device: torch.device) -> Float[Tensor, " heads"]:
     """Base-2 logarithms of the slopes for a power of two; FP64, so that FP32 slopes are correctly rounded."""
     return torch.arange(1, heads + 1, dtype=torch.float64, device=device) * (-8 / heads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """Rotary positions: pairs of channels (i, i + D/2) of each head, turned by angles that grow with the position.
+
+    Source: Su et al. 2021, RoFormer (arXiv:2104.09864), section 3.2; channels are paired as in transformers' Llama.
+    """
+
+    cos: Float[Tensor, " T 1 D"]
+    sin: Float[Tensor, " T 1 D"]
+    """FP32; its first half negated, for channels that take from those after them."""
+
+    @staticmethod
+    def at(position_ids: Int[Tensor, " T"], *, head_dim: int, base: float) -> "Rotation":
+        """The angle of pair i at position p is p * base^(-2i / D), computed in FP32 as transformers does.
+
+        Computed where it is used and never stored in the model: see `alibi_slopes`.
+        """
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
+        angles = position_ids[:, None].float() * (1.0 / base**exponents)
+        cos, sin = angles.cos(), angles.sin()
+        return Rotation(cos=torch.cat([cos, cos], dim=1)[:, None], sin=torch.cat([-sin, sin], dim=1)[:, None])
+
+    def turn(self, heads: Float[Tensor, " T H D"]) -> Float[Tensor, " T H D"]:
+        """Queries or keys, turned; computed in FP32, returned in their own dtype."""
+        swapped = heads.roll(heads.shape[2] // 2, dims=2)
+        return (heads * self.cos + swapped * self.sin).to(heads.dtype)

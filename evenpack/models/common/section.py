@@ -1,6 +1,6 @@
 """What the `model:` section of a run file has in every family."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,10 @@ from evenpack.config import Section
 
 FEED_FORWARD_RATIO = 4
 """Width of the feed-forward layer in hidden sizes, where a family has no key for it."""
+
+
+ROTARY_BASE = 10_000.0
+"""Of RoFormer and Llama."""
 
 
 class TransformerConfig(Section):
@@ -72,6 +76,37 @@ class TransformerConfig(Section):
         return "exact"
 
     @property
+    def unseen_in_weights(self) -> dict[str, Any]:
+        """Keys by which a model computes and that names and shapes of its tensors do not tell, or tell badly."""
+        return {"kind": self.kind, "heads": self.shape["heads"]}
+
+    @property
     def study_switches(self) -> dict[str, str]:
         """Keys of this section that are false and make it one for study alone, each with what that means."""
         return {}
+
+
+class DecoderConfig(TransformerConfig):
+    """What decoders have beside it."""
+
+    rotary_base: float = Field(default=ROTARY_BASE, gt=0.0)
+    """Of `positions: rotary`, where pair i of a head's channels turns by base^(-2i / head_dim) from one position to the
+    next; other positions have none."""
+
+    @model_validator(mode="after")
+    def _check_positions(self) -> "DecoderConfig":
+        if self.positions == "rotary":
+            head_dim = self.shape["hidden_size"] // self.shape["heads"]
+            if head_dim % 2:
+                raise ValueError(
+                    f"positions rotary turns pairs of channels: hidden_size / heads must be even, found {head_dim}"
+                )
+        elif self.rotary_base != ROTARY_BASE:
+            raise ValueError(f"rotary_base is for positions rotary, and positions is {self.positions}: leave it out")
+        return self
+
+    @property
+    def unseen_in_weights(self) -> dict[str, Any]:
+        kind = {} if self.positions == "learned" else {"positions": self.positions}
+        base = {"rotary_base": self.rotary_base} if self.positions == "rotary" else {}
+        return super().unseen_in_weights | kind | base

@@ -16,9 +16,16 @@ class TensorName:
 
     ours: str
     theirs: tuple[str, ...]
-    """Several: ours holds them concatenated, in equal shares of its first dimension."""
+    """Several: ours holds them concatenated along its first dimension."""
     is_transposed: bool
     """Whether a matrix is stored as input x output there."""
+    rows: tuple[int, ...] | None = None
+    """Of each of theirs in ours; None: equal shares."""
+
+    def parts_of(self, parameter: Tensor) -> tuple[Tensor, ...]:
+        """What each of theirs is in ours, as it is laid out there."""
+        parts = parameter.chunk(len(self.theirs)) if self.rows is None else parameter.split_with_sizes(self.rows)
+        return tuple(part.t() if self.is_transposed else part for part in parts)
 
 
 def renamed(ours: str, *theirs: str) -> list[TensorName]:
@@ -34,9 +41,8 @@ def export_tensors(model: nn.Module, names: Sequence[TensorName]) -> dict[str, T
     parameters = dict(model.named_parameters())
     weights = {}
     for name in names:
-        for theirs, part in zip(name.theirs, parameters[name.ours].detach().chunk(len(name.theirs)), strict=True):
-            tensor = part.t() if name.is_transposed else part
-            weights[theirs] = tensor.to("cpu", torch.float32, copy=True).contiguous()
+        for theirs, part in zip(name.theirs, name.parts_of(parameters[name.ours].detach()), strict=True):
+            weights[theirs] = part.to("cpu", torch.float32, copy=True).contiguous()
     return weights
 
 
@@ -54,9 +60,9 @@ def load_tensors(model: nn.Module, names: Sequence[TensorName], weights: Mapping
             "to another model section"
         )
     parts = [
-        (part.t() if name.is_transposed else part, theirs)
+        (part, theirs)
         for name in names
-        for part, theirs in zip(parameters[name.ours].chunk(len(name.theirs)), name.theirs, strict=True)
+        for part, theirs in zip(name.parts_of(parameters[name.ours]), name.theirs, strict=True)
     ]
     for part, theirs in parts:
         expected = tuple(part.shape)

@@ -18,7 +18,9 @@ from evenpack.models.common.losses import LossSums
 from evenpack.models.common.section import TransformerConfig
 
 INITIAL_DEVIATION = 0.02
-"""Standard deviation of initial weights, of GPT-2 and of BERT."""
+"""Standard deviation of initial weights, of GPT-2, BERT and Llama."""
+
+_INITIALISED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
 ConfigT = TypeVar("ConfigT", bound=TransformerConfig)
 
@@ -77,6 +79,8 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         """Draws all weights again from `seed`: normal, biases zero, norms one.
 
         Numbers are drawn on the CPU and copied, because devices draw differently from one seed.
+
+        Raises: TypeError for a weight of another kind of layer: a model that has some must override this.
         """
         generator = torch.Generator(device="cpu").manual_seed(seed)
         for name, parameter in self.named_parameters():
@@ -86,8 +90,12 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
             if isinstance(module, nn.Linear | nn.Embedding):
                 drawn = torch.empty(module.weight.shape, device="cpu", dtype=torch.float32)
                 module.weight.copy_(drawn.normal_(0.0, self._initial_deviation(module), generator=generator))
-            if isinstance(module, nn.LayerNorm):
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.weight.fill_(1.0)
+        known = {id(module.weight) for module in self.modules() if isinstance(module, _INITIALISED)}
+        for name, parameter in self.named_parameters():
+            if not name.endswith("bias") and id(parameter) not in known:
+                raise TypeError(f"{type(self).__name__} says no initial values for {name}: override initialize")
 
     def _through_blocks(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
         """All blocks; with activation checkpointing only their inputs are kept for the backward pass."""

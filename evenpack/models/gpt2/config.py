@@ -2,10 +2,10 @@
 
 from typing import ClassVar, Literal
 
-from evenpack.models.common.section import TransformerConfig
+from evenpack.models.common.section import DecoderConfig
 
 
-class Gpt2Config(TransformerConfig):
+class Gpt2Config(DecoderConfig):
     """GPT-2."""
 
     presets: ClassVar[dict[str, dict[str, int]]] = {
@@ -20,4 +20,4 @@ class Gpt2Config(TransformerConfig):
 
     kind: Literal["gpt2"]
     preset: Literal["tiny", "mini", "small", "medium", "large", "xl"] = "small"
-    positions: Literal["learned", "alibi"] = "learned"
+    positions: Literal["learned", "alibi", "rotary"] = "learned"

@@ -52,13 +52,13 @@ _FIXED_ARCHITECTURE = {
 def tensor_names(model: Gpt2) -> list[TensorName]:
     """Every parameter's name there.
 
-    Raises: ConfigError if the model uses ALiBi.
+    Raises: ConfigError if the model has other positions than learned ones.
     """
     if model.positions is None:
         raise ConfigError(
             "transformers' GPT2LMHeadModel has learned positions only, this model was built with model.positions: "
-            "alibi; there is no checkpoint that would compute the same. Train with model.positions: learned to "
-            "exchange weights with transformers"
+            f"{model.config.positions}; there is no checkpoint that would compute the same. Train with "
+            "model.positions: learned to exchange weights with transformers"
         )
     embeddings = {"token_embedding.weight": f"{_PREFIX}wte.weight", "positions.table.weight": f"{_PREFIX}wpe.weight"}
     names = [TensorName(ours=ours, theirs=(theirs,), is_transposed=False) for ours, theirs in embeddings.items()]

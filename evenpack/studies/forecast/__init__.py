@@ -1,0 +1,1 @@
+"""How well the times of one rank predict how long several ranks wait."""

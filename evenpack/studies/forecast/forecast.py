@@ -26,7 +26,8 @@ from evenpack.engine.resolve import ResolvedRun, resolve
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
-from evenpack.studies.statistics.maxima import best_law, expected_maximum, expected_maximum_of_draws
+from evenpack.studies.statistics.fits import best_law
+from evenpack.studies.statistics.laws import expected_maximum, expected_maximum_of_draws
 from evenpack.studies.throughput.clock import ClockName
 from evenpack.studies.throughput.contenders import formed, run_to_measure
 from evenpack.studies.throughput.measure import Progress, StepTimer, segment_count

@@ -13,7 +13,7 @@ from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.reference import device_counts, single_device_gumbel
 from evenpack.studies.imbalance.step_log import Cut, StepLog
 from evenpack.studies.statistics.fits import ROUNDS, FitReport, FittedLaws, Interval, fit_laws, interval
-from evenpack.studies.statistics.laws import Gumbel, Law, expected_minima
+from evenpack.studies.statistics.laws import Gumbel, Law, expected_minima, minimum_weights
 
 Method = Literal["gumbel", "normal", "generalised_extreme_value", "reference", "empirical"]
 
@@ -172,19 +172,15 @@ def _by_steps(
     samples: Float64[np.ndarray, "rounds steps"],
     powers: Float64[np.ndarray, " counts"],
 ) -> list[tuple[Estimate, ...]]:
-    """Expected minimum of k logged steps drawn with replacement, where k is 1 or more and small enough; else nothing.
-
-    The i-th lowest of n steps is the minimum with probability ((n - i + 1) / n)^k - ((n - i) / n)^k.
-    """
+    """Expected minimum of k logged steps, drawn with replacement; nothing where k is below 1 or too large."""
     steps = len(speed_ups)
-    above = np.arange(steps, -1, -1) / steps
     ordered, samples = np.sort(speed_ups), np.sort(samples, axis=1)
     estimates: list[tuple[Estimate, ...]] = []
     for power in powers.tolist():
         if not 1 <= power <= steps / _STEPS_IN_TAIL:
             estimates.append(())
             continue
-        weights = -np.diff(above**power)
+        weights = minimum_weights(steps, power)
         estimates.append(
             (Estimate(method="empirical", expected=float(ordered @ weights), interval=interval(samples @ weights)),)
         )

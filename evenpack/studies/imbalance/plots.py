@@ -12,7 +12,7 @@ from evenpack.studies.imbalance.forecast import LogForecast
 from evenpack.studies.imbalance.reference import PUBLISHED_CLUSTER, PUBLISHED_DEVICES, ReferenceCurve
 from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.step_times import STEPS_WITHIN, SimulationRow
-from evenpack.studies.plots import figure_as_png, label_ends, write_title
+from evenpack.studies.plotting import figure_as_png, label_ends, write_title
 
 UNPADDED_ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 

@@ -12,11 +12,11 @@ from pyarrow import types
 from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.progress import PrepareState, Progress
+from evenpack.data.sources.tables import Rows, Table
 from evenpack.data.tokenizers.encoder import Encoder, load_encoder
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.input_options import InputOptions
 from evenpack.studies.lengths.counter import LengthCounter
-from evenpack.studies.lengths.tables import Rows, Table
+from evenpack.studies.lengths.options import InputOptions
 
 Kind = Literal["number", "list", "text", "other"]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.config import nearest
-from evenpack.data.sources.hub import load_rows
+from evenpack.data.sources.hub_rows import load_rows
+from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, Rows, row_namer
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.lengths.tables import LONG_ROWS_AT_ONCE, Rows, row_namer
 
 GLUE_COLUMNS: dict[str, tuple[str, ...]] = {
     "cola": ("sentence",),

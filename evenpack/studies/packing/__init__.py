@@ -1,0 +1,1 @@
+"""Packing algorithms side by side."""

@@ -201,3 +201,8 @@ def _packing_row(histogram: LengthHistogram, choice: PackerChoice, depth: int | 
         gap=packing.gap,
         cpu_seconds=packing.cpu_seconds,
     )
+
+
+def at_work(algorithm: str, depth: int | None) -> str:
+    """A line for people who wait."""
+    return f"{algorithm}, {'no limit of depth' if depth is None else f'depth {depth}'} ..."

@@ -11,7 +11,6 @@ from jaxtyping import Float64
 from scipy import stats
 
 from evenpack.errors import FitError
-from evenpack.studies.statistics.estimators import fit_generalised_extreme_value, fit_gumbel, fit_normal
 from evenpack.studies.statistics.laws import GeneralisedExtremeValue, Gumbel, Normal
 
 LawName = Literal["gumbel", "normal", "generalised_extreme_value"]
@@ -19,9 +18,9 @@ AnyLaw = Gumbel | Normal | GeneralisedExtremeValue
 Fitter = Callable[[Float64[np.ndarray, " values"]], AnyLaw]
 
 FITTERS: dict[LawName, Fitter] = {
-    "gumbel": fit_gumbel,
-    "normal": fit_normal,
-    "generalised_extreme_value": fit_generalised_extreme_value,
+    "gumbel": Gumbel.fit,
+    "normal": Normal.fit,
+    "generalised_extreme_value": GeneralisedExtremeValue.fit,
 }
 
 ROUNDS = 200
@@ -106,19 +105,9 @@ def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, se
         got = f"{len(values)}, all {values[0]:.6g}" if len(values) and np.ptp(values) == 0 else f"{len(values)}"
         raise FitError(f"a law needs 3 or more finite values that differ, got {got}: look at the log's rates")
     samples = resampled(values, rounds=rounds, seed=seed)
-    fits: list[DistributionFit] = []
-    laws: dict[LawName, tuple[AnyLaw, ...]] = {}
-    warnings = []
-    for name, fitter in FITTERS.items():
-        try:
-            law = fitter(values)
-        except FitError as error:
-            warnings.append(f"{name}: {error}")
-            continue
-        laws[name] = _converged(fitter, samples)
-        fits.append(_assess(name, fitter, law, values, laws[name], rounds=rounds, seed=seed))
-    if not fits:
-        raise FitError("no law could be fitted: " + "; ".join(warnings))
+    fitted, warnings = _fit_each(values)
+    laws = {name: _converged(FITTERS[name], samples) for name in fitted}
+    fits = [_assess(name, law, values, laws[name], rounds=rounds, seed=seed) for name, law in fitted.items()]
     fits.sort(key=lambda fit: fit.aic)
     report = FitReport(
         values=len(values),
@@ -130,6 +119,33 @@ def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, se
         warnings=(*warnings, *_warnings(fits, block_length(values))),
     )
     return FittedLaws(report=report, samples=samples, resampled=laws)
+
+
+def best_law(values: Float64[np.ndarray, " values"]) -> tuple[LawName, AnyLaw]:
+    """The law of lowest AIC.
+
+    Raises: FitError if no fit converges.
+    """
+    fitted, _ = _fit_each(values)
+    return min(fitted.items(), key=lambda item: _aic(item[1], values))
+
+
+def _fit_each(values: Float64[np.ndarray, " values"]) -> tuple[dict[LawName, AnyLaw], list[str]]:
+    """The laws that converge, and what is to be said of the others."""
+    fitted: dict[LawName, AnyLaw] = {}
+    warnings = []
+    for name, fitter in FITTERS.items():
+        try:
+            fitted[name] = fitter(values)
+        except FitError as error:
+            warnings.append(f"{name}: {error}")
+    if not fitted:
+        raise FitError("no law could be fitted: " + "; ".join(warnings))
+    return fitted, warnings
+
+
+def _aic(law: AnyLaw, values: Float64[np.ndarray, " values"]) -> float:
+    return 2.0 * len(vars(law)) - 2.0 * float(law.frozen.logpdf(values).sum())
 
 
 def resampled(
@@ -187,7 +203,6 @@ def _converged(fitter: Fitter, samples: Float64[np.ndarray, "rounds values"]) ->
 
 def _assess(
     name: LawName,
-    fitter: Fitter,
     law: AnyLaw,
     values: Float64[np.ndarray, " values"],
     resampled_laws: tuple[AnyLaw, ...],
@@ -195,22 +210,20 @@ def _assess(
     rounds: int,
     seed: int,
 ) -> DistributionFit:
-    log_likelihood = float(_frozen(law).logpdf(values).sum())
     distance = ks_distance(law, values)
     variates = np.random.default_rng([seed, 2]).standard_exponential((rounds, len(values)))
     drawn = law.at_hazard(variates)
-    null = [ks_distance(again, sample) for sample in drawn for again in _converged(fitter, sample[None])]
-    parameters = vars(law)
+    null = [ks_distance(again, sample) for sample in drawn for again in _converged(FITTERS[name], sample[None])]
     return DistributionFit(
         name=name,
         law=law,
         intervals={
             parameter: interval(np.array([vars(other)[parameter] for other in resampled_laws]))
-            for parameter in parameters
+            for parameter in vars(law)
             if resampled_laws
         },
-        log_likelihood=log_likelihood,
-        aic=2.0 * len(parameters) - 2.0 * log_likelihood,
+        log_likelihood=float(law.frozen.logpdf(values).sum()),
+        aic=_aic(law, values),
         ks_distance=distance,
         ks_p_value=(1 + sum(other >= distance for other in null)) / (1 + len(null))
         if len(null) >= (1 - _FAILED_SHARE) * rounds
@@ -237,16 +250,6 @@ def _warnings(fits: list[DistributionFit], block: int) -> list[str]:
     return warnings
 
 
-def _frozen(law: AnyLaw) -> stats.distributions.rv_frozen:
-    if isinstance(law, Gumbel):
-        return stats.gumbel_r(law.location, law.scale)
-    if isinstance(law, Normal):
-        return stats.norm(law.location, law.scale)
-    return stats.genextreme(-law.shape, law.location, law.scale)
-
-
 def ks_distance(law: AnyLaw, values: Float64[np.ndarray, " values"]) -> float:
     """Kolmogorov and Smirnov's."""
-    cdf = _frozen(law).cdf(np.sort(values))
-    steps = np.arange(len(values) + 1) / len(values)
-    return float(max((steps[1:] - cdf).max(), (cdf - steps[:-1]).max()))
+    return float(stats.ks_1samp(values, law.frozen.cdf, method="asymp").statistic)

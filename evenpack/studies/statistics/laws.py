@@ -1,19 +1,22 @@
-"""Laws of a random speed-up, and the expected minimum of several draws: all ranks of a step wait for the slowest.
+"""Laws of a random speed-up or time, and the expected minimum and maximum of several draws: ranks wait for the slowest.
 
-Everything is computed from the cumulative hazard H(s) = -ln(1 - F(s)). The minimum of n draws has n * H(s), for any
-n > 0, so no power of a survival function is ever taken and nothing underflows at a million devices.
+Densities, distribution functions and fits are SciPy's (`frozen`, `fit`). Minima and maxima are not:
+
+they are computed from the cumulative hazard H(s) = -ln(1 - F(s)), of which SciPy has no inverse. The minimum of n draws
+has n * H(s), for any n > 0, so no power of a survival function is ever taken and nothing underflows at a million
+devices.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64
-from scipy import special
+from scipy import optimize, special, stats
 
-from evenpack.errors import ConfigError
+from evenpack.errors import ConfigError, FitError
 
 _STEP = 1 / 8
 """Of the trapezoidal rule over ln H, in which the integrand is analytic: its error is below 1e-16."""
@@ -21,6 +24,8 @@ _NODES = np.exp(np.arange(-45.0, math.log(700.0), _STEP))
 _WEIGHTS = _STEP * _NODES * np.exp(-_NODES)
 _LARGE_HAZARD = 36.0
 """From here on -ln(-ln F) and H are equal in double precision."""
+_LARGEST_SHAPE = 0.99
+"""Below -1 the likelihood has no maximum, above 1 the law has no mean."""
 
 
 @runtime_checkable
@@ -46,6 +51,17 @@ class Gumbel:
     def __post_init__(self) -> None:
         _check(self.location, self.scale, "Gumbel")
 
+    @classmethod
+    def fit(cls, values: Float64[np.ndarray, " values"]) -> "Gumbel":
+        """Maximum likelihood."""
+        location, scale = stats.gumbel_r.fit(values)
+        return cls(location=float(location), scale=float(scale))
+
+    @property
+    def frozen(self) -> Any:
+        """SciPy's."""
+        return stats.gumbel_r(self.location, self.scale)
+
     @property
     def mean(self) -> float:
         return self.location + float(np.euler_gamma) * self.scale
@@ -66,6 +82,17 @@ class Normal:
 
     def __post_init__(self) -> None:
         _check(self.location, self.scale, "normal law")
+
+    @classmethod
+    def fit(cls, values: Float64[np.ndarray, " values"]) -> "Normal":
+        """Maximum likelihood."""
+        location, scale = stats.norm.fit(values)
+        return cls(location=float(location), scale=float(scale))
+
+    @property
+    def frozen(self) -> Any:
+        """SciPy's."""
+        return stats.norm(self.location, self.scale)
 
     def at_hazard(self, hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
         low = special.ndtri(-np.expm1(-np.minimum(hazard, 1.0)))
@@ -91,6 +118,26 @@ class GeneralisedExtremeValue:
     def __post_init__(self) -> None:
         _check(self.location, self.scale, "generalised extreme value law")
 
+    @classmethod
+    def fit(cls, values: Float64[np.ndarray, " values"]) -> "GeneralisedExtremeValue":
+        """Maximum likelihood, from the fitted Gumbel on: from SciPy's own start it ends far off for bounded laws.
+
+        Raises: FitError if the likelihood has no maximum at a shape with a mean.
+        """
+        gumbel = Gumbel.fit(values)
+        start = {"loc": gumbel.location, "scale": gumbel.scale, "optimizer": _climb}
+        minus_shape, location, scale = stats.genextreme.fit(values, 0.1, **start)
+        if abs(minus_shape) >= _LARGEST_SHAPE:
+            raise FitError(
+                f"the likelihood has no maximum that could be found; it still rises at shape {-minus_shape:.3g}"
+            )
+        return cls(location=float(location), scale=float(scale), shape=-float(minus_shape))
+
+    @property
+    def frozen(self) -> Any:
+        """SciPy's."""
+        return stats.genextreme(-self.shape, self.location, self.scale)
+
     def at_hazard(self, hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
         variate = _gumbel_variate(hazard)
         bent: Float64[np.ndarray, "*shape"] = variate * special.exprel(self.shape * variate)
@@ -115,17 +162,43 @@ def expected_minima(law: Law, devices: Sequence[float | int]) -> Float64[np.ndar
     return expected
 
 
-def expected_minimum(law: Law, devices: float | int) -> float:
-    """`expected_minima` of one count."""
-    return float(expected_minima(law, [devices])[0])
+def expected_maximum(law: Law, draws: int) -> float:
+    """Expected maximum of independent draws from `law`: as the minimum, with ln F in the place of ln(1 - F)."""
+    return float(law.at_hazard(-_log_complement(_NODES / draws)) @ _WEIGHTS)
+
+
+def expected_maximum_of_draws(values: Float64[np.ndarray, " values"], draws: int) -> float:
+    """Of draws with replacement from `values`."""
+    return float(np.sort(values)[::-1] @ minimum_weights(len(values), draws))
+
+
+def minimum_weights(values: int, draws: float | int) -> Float64[np.ndarray, " values"]:
+    """How probable it is that the i-th lowest of n values is the lowest of `draws` of them, drawn with replacement:
+    ((n - i + 1) / n)^draws - ((n - i) / n)^draws."""
+    weights: Float64[np.ndarray, " values"] = -np.diff((np.arange(values, -1, -1) / values) ** draws)
+    return weights
 
 
 def _gumbel_variate(hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
     """-ln(-ln F) at a hazard, exact in both tails."""
-    low = np.log(-np.expm1(-np.minimum(hazard, 1.0)))
-    high = np.log1p(-np.exp(-np.clip(hazard, 0.5, _LARGE_HAZARD)))
-    log_cdf = np.where(hazard < math.log(2.0), low, high)
+    log_cdf = _log_complement(np.minimum(hazard, _LARGE_HAZARD))
     return np.where(hazard < _LARGE_HAZARD, -np.log(-log_cdf), hazard)
+
+
+def _log_complement(hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    """ln(1 - exp(-hazard)), which is ln F, exact in both tails."""
+    low = np.log(-np.expm1(-np.minimum(hazard, 1.0)))
+    high = np.log1p(-np.exp(-np.maximum(hazard, 0.5)))
+    found: Float64[np.ndarray, "*shape"] = np.where(hazard < math.log(2.0), low, high)
+    return found
+
+
+def _climb(loss: Callable[..., float], start: Sequence[float], args: tuple[Any, ...], disp: bool | int) -> Any:
+    """What `fit` calls an optimizer, but one that says when it stopped short."""
+    found = optimize.minimize(loss, start, args=args, method="Nelder-Mead")
+    if not found.success:
+        raise FitError(f"the likelihood has no maximum that could be found: {found.message}")
+    return found.x
 
 
 def _check(location: float, scale: float, law: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evenpack.studies.plots import COLOURS, figure_as_png, write_title
+from evenpack.studies.plotting import COLOURS, figure_as_png, write_title
 from evenpack.studies.throughput.clock import Spread
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 

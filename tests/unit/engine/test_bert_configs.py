@@ -63,7 +63,7 @@ def memory(config: RunConfig) -> TrainingMemory:
         max_positions=config.model.max_positions,
         slots=round(slots),
         head_rows=round(slots * 0.15),
-        optimizer=config.optimizer.kind,
+        optimizer_states=config.optimizer.fp32_states,
     )
 
 

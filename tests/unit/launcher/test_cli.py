@@ -15,11 +15,11 @@ import yaml
 
 from evenpack.errors import CheckpointError
 from evenpack.launcher.cli import app as cli
-from evenpack.launcher.cli.subject_options import SubjectOptions
 from evenpack.launcher.processes import launch
-from evenpack.studies.lengths import read_histogram
 from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
+from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.published import published_histogram
+from evenpack.studies.lengths.reading import read_histogram
 
 COMMANDS = (
     *(command.__name__ for command in cli.COMMANDS),

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from evenpack.console import print_json
 from evenpack.errors import RunError
 from evenpack.kernels.isolation import IsolationResult
 from evenpack.launcher import doctor
-from evenpack.launcher.console import print_json
 
 
 @pytest.fixture

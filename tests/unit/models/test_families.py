@@ -105,7 +105,7 @@ def test_an_entry_point_that_names_no_such_family_is_refused(value: str, message
 
 
 def test_an_unknown_family_is_told_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="there is no model family 'brt'; did you mean 'bert'\\? known: bert, gpt2"):
+    with pytest.raises(ConfigError, match="family 'brt'; did you mean 'bert'\\? known: bert, gpt2, llama"):
         find_family("brt")
 
 

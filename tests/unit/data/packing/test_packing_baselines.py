@@ -1,5 +1,6 @@
 """The baselines of packing: equal to their naive definitions, within the limits, and at the published figures."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 
-from evenpack.data.packing import LengthHistogram, Packing, baselines
+from evenpack.data.packing import LengthHistogram, Packing, baselines, pack
 from evenpack.data.packing.baselines import (
     first_fit_decreasing,
     next_fit,
@@ -183,6 +184,16 @@ def test_what_cannot_be_packed_is_refused_with_its_value():
             sample_histogram(histogram, number, seed=0)
     with pytest.raises(PackingError, match="of 2000000000 sequences a hundredth can be drawn at most, found 20000001"):
         sample_histogram(LengthHistogram(counts=np.array([2 * 10**9])), 20_000_001, seed=0)
+
+
+def test_more_sequences_than_there_is_memory_for_are_refused_with_what_would_fit():
+    trillion = LengthHistogram(counts=np.array([0, 3 * 10**11, 7 * 10**11]))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with pytest.raises(PackingError) as refused:
+        pack(trillion, "next_fit", pack_length=8)
+    for part in ("1,000,000,000,000 of them", f"{memory // 20:,} sequences would fit", "--sample", "first_fit_decr"):
+        assert part in str(refused.value)
+    assert pack(trillion, "first_fit_decreasing", pack_length=8).sequences == 10**12
 
 
 def test_a_sample_can_be_drawn_from_billions():

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,20 @@ def test_lengths_plans_and_packs_work_as_for_any_sequences(made: Path, text_file
             view.gather(np.array([view.count]))
 
 
+def test_the_lengths_of_some_pairs_take_memory_for_those_alone(made: Path, text_file: Path) -> None:
+    view = view_of(made, pairs_config(text_file), "train")
+    view.lengths(0, 1)  # what is imported or mapped once
+    tracemalloc.start()
+    try:
+        found = view.lengths(7, 17)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert most < 8 * view.count  # one number for each pair
+    assert found.tolist() == view.lengths().tolist()[7:17]
+
+
 def test_the_ledger_accounts_for_every_token(made: Path, text_file: Path) -> None:
     record = Manifest.read(made).sources["wiki"]
     token_file = TokenFile(made / "sources" / "wiki" / "tokens")
@@ -166,7 +181,7 @@ def test_the_ledger_accounts_for_every_token(made: Path, text_file: Path) -> Non
     for split, passes, chosen in (("train", 3, ~held_out), ("validation", 1, held_out)):
         accounting, view = getattr(record, split).accounting, view_of(made, pairs_config(text_file), split)
         assert accounting.passes == passes
-        assert accounting.tokens_read == token_file.document_lengths[chosen].sum()
+        assert accounting.tokens_read == token_file.document_lengths()[chosen].sum()
         assert accounting.documents_too_short == int(empty_held_out == (split == "validation"))
         assert accounting.tokens_kept == view.lengths().sum() == TokenFile(made / f"sources/wiki/{split}/pairs").tokens
         assert accounting.tokens_special == 3 * view.count == 3 * accounting.sequences
@@ -175,7 +190,7 @@ def test_the_ledger_accounts_for_every_token(made: Path, text_file: Path) -> Non
         second = view.lengths() - view.first_segment_lengths - 1
         assert second[random].sum() <= accounting.tokens_borrowed
         own = view.lengths().sum() - 3 * view.count - second[random].sum()
-        text = token_file.document_lengths[chosen].sum() - chosen.sum()
+        text = token_file.document_lengths()[chosen].sum() - chosen.sum()
         lost = passes * text - own
         borrowed_and_cut = accounting.tokens_borrowed - second[random].sum()
         assert lost + borrowed_and_cut == accounting.tokens_cut

@@ -29,8 +29,9 @@ def test_a_second_call_does_nothing_and_says_so(corpus: Path, finished: Path) ->
     recorder = Recorder()
     manifest = prepare(two_sources(corpus), finished, progress=recorder)
     assert manifest == Manifest.read(finished)
-    assert recorder.notes == [f"{finished} is prepared already: nothing to do"]
-    assert recorder.states == []
+    assert recorder.notes == [f"{finished} is prepared already, and every file is as it was written: nothing to do"]
+    assert {state.stage for state in recorder.states} == {"verification"}
+    assert recorder.states[-1].bytes_read == sum(record.content.bytes for record in manifest.files.values())
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
 

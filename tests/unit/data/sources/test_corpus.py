@@ -11,7 +11,8 @@ import xxhash
 import zstandard
 
 from evenpack.data.config import BuiltinSource, HubSource, JsonlSource, MegatronSource, TextSource
-from evenpack.data.sources.corpus import Document, open_corpus, source_inputs
+from evenpack.data.sources.corpus import Document
+from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.errors import DataError
 
 
@@ -190,7 +191,7 @@ def test_a_source_without_a_usable_path_names_the_override(tmp_path: Path) -> No
 def test_the_builtin_corpus_is_the_same_in_every_process_and_holds_no_document_twice() -> None:
     script = (
         "import sys\n"
-        "from evenpack.data.sources.corpus import open_corpus\n"
+        "from evenpack.data.sources.kinds import open_corpus\n"
         "from evenpack.data.config import BuiltinSource\n"
         "tail = list(open_corpus('b', BuiltinSource(kind='builtin')).documents(100))\n"
         "assert not {'pydoc_data.topics', 'this', 'antigravity', 'turtle'} & set(sys.modules)\n"

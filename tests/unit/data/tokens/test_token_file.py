@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from deepspeed.runtime.data_pipeline.data_sampling.indexed_dataset import (
     MMapIndexedDataset,
     MMapIndexedDatasetBuilder,
 )
+from deepspeed.runtime.data_pipeline.data_sampling.indexed_dataset import dtypes as DEEPSPEED_TYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_files import all_documents, make_documents, write
@@ -24,6 +26,11 @@ from evenpack.errors import DataError
 
 VOCABULARIES = {"uint16": 50_257, "int32": 70_000}
 HEADER_BYTES = 34
+CODE_AT = 17
+MEGATRON_CODES = {
+    "uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8,
+}  # fmt: skip
+"""`DType` of Megatron-LM's megatron/core/datasets/indexed_dataset.py, in 2023 as in 2026."""
 
 
 def write_with_deepspeed(prefix: Path, documents: list[list[np.ndarray]], dtype: type) -> None:
@@ -45,14 +52,13 @@ def patch(path: Path, position: int, content: bytes) -> None:
 # --- the layout ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", VOCABULARIES)
-def test_deepspeed_reads_what_we_write(tmp_path: Path, dtype: str) -> None:
-    documents = make_documents(50, vocabulary_size=VOCABULARIES[dtype])
-    write(tmp_path / "ours", documents, vocabulary_size=VOCABULARIES[dtype])
+def test_deepspeed_reads_what_we_write_as_int32(tmp_path: Path) -> None:
+    documents = make_documents(50, vocabulary_size=70_000)
+    write(tmp_path / "ours", documents, vocabulary_size=70_000)
 
     theirs = MMapIndexedDataset(str(tmp_path / "ours"), skip_warmup=True)
 
-    assert theirs.dtype == np.dtype(dtype)
+    assert theirs.dtype == np.dtype(np.int32)
     assert len(theirs) == 50
     assert theirs.doc_idx.tolist() == list(range(51))
     assert theirs.sizes.tolist() == [len(document) for document in documents]
@@ -61,15 +67,51 @@ def test_deepspeed_reads_what_we_write(tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", VOCABULARIES)
-def test_our_files_are_those_of_deepspeeds_builder_byte_for_byte(tmp_path: Path, dtype: str) -> None:
+def test_our_files_are_those_of_deepspeeds_builder_but_for_the_code_of_uint16(tmp_path: Path, dtype: str) -> None:
     documents = make_documents(50, vocabulary_size=VOCABULARIES[dtype])
     with pytest.MonkeyPatch.context() as patcher:
         patcher.setattr(token_index, "_CHUNK", 7)  # many chunks, the last one not full
         write(tmp_path / "ours", documents, vocabulary_size=VOCABULARIES[dtype])
     write_with_deepspeed(tmp_path / "theirs", [[document] for document in documents], getattr(np, dtype))
+    if dtype == "uint16":
+        patch(tmp_path / "theirs.idx", CODE_AT, bytes([MEGATRON_CODES[dtype]]))
 
     for ending in ("bin", "idx"):
         assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", VOCABULARIES)
+def test_a_reader_with_megatrons_table_reads_what_we_write(tmp_path: Path, dtype: str) -> None:
+    documents = make_documents(50, vocabulary_size=VOCABULARIES[dtype])
+    write(tmp_path / "ours", documents, vocabulary_size=VOCABULARIES[dtype])
+
+    index = (tmp_path / "ours.idx").read_bytes()
+    kind = {code: name for name, code in MEGATRON_CODES.items()}[index[CODE_AT]]
+    pointers = np.frombuffer(index, np.int64, 50, HEADER_BYTES + 4 * 50)
+    sizes = np.frombuffer(index, np.int32, 50, HEADER_BYTES)
+
+    assert kind == dtype
+    content = (tmp_path / "ours.bin").read_bytes()
+    for pointer, size, document in zip(pointers.tolist(), sizes.tolist(), documents, strict=True):
+        np.testing.assert_array_equal(np.frombuffer(content, kind, size, pointer), document)
+
+
+def test_no_code_stands_for_uint16_in_both_tables() -> None:
+    """Else we should write that one."""
+    in_deepspeed = {np.dtype(kind).name: code for code, (kind, _) in DEEPSPEED_TYPES.items()}
+    assert in_deepspeed["uint16"] != MEGATRON_CODES["uint16"]
+    assert in_deepspeed["int32"] == MEGATRON_CODES["int32"]
+
+
+def test_uint16_under_deepspeeds_code_is_read_and_float64_under_the_same_code_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "older", [np.arange(5)])
+    patch(tmp_path / "older.idx", CODE_AT, bytes([6]))
+    assert all_documents(TokenFile(tmp_path / "older")) == [[0, 1, 2, 3, 4]]
+
+    write_with_deepspeed(tmp_path / "floats", [[np.arange(5)]], np.uint64)  # as long as float64
+    patch(tmp_path / "floats.idx", CODE_AT, bytes([MEGATRON_CODES["float64"]]))
+    with pytest.raises(DataError, match=r"floats\.bin .* 40 bytes, but .* describes 10 bytes of uint16 tokens"):
+        TokenFile(tmp_path / "floats")
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64, np.uint16, np.uint32, np.uint64])
@@ -91,7 +133,7 @@ def test_we_read_what_deepspeed_writes_with_documents_of_several_sentences(tmp_p
     assert found == expected
     assert tokens.documents == 6
     assert tokens.tokens == sum(len(document) for document in expected)
-    assert tokens.document_lengths.tolist() == [len(document) for document in expected]
+    assert tokens.document_lengths().tolist() == [len(document) for document in expected]
     starts, lengths = tokens.spans(np.array([5, 1, 1, 0]))
     assert lengths.tolist() == [len(expected[index]) for index in (5, 1, 1, 0)]
     assert starts.tolist() == [tokens.document_offsets[index] for index in (5, 1, 1, 0)]
@@ -100,13 +142,36 @@ def test_we_read_what_deepspeed_writes_with_documents_of_several_sentences(tmp_p
 def test_the_uint16_of_megatron_is_told_from_the_uint64_of_deepspeed_by_the_size_of_the_file(tmp_path: Path) -> None:
     document = np.arange(5)
     write_with_deepspeed(tmp_path / "megatron", [[document]], np.uint16)
-    patch(tmp_path / "megatron.idx", 17, bytes([8]))
+    patch(tmp_path / "megatron.idx", CODE_AT, bytes([8]))
     write_with_deepspeed(tmp_path / "deepspeed", [[document]], np.uint64)
 
     for name, dtype in (("megatron", np.uint16), ("deepspeed", np.uint64)):
         tokens = TokenFile(tmp_path / name)
         assert tokens.dtype == dtype
         assert all_documents(tokens) == [[0, 1, 2, 3, 4]]
+
+
+def test_the_lengths_of_some_documents_take_memory_for_those_alone(tmp_path: Path) -> None:
+    documents = make_documents(100_000, vocabulary_size=50, longest=3)
+    token_file = write(tmp_path / "many", documents)
+    tracemalloc.start()
+    try:
+        found = [token_file.document_lengths(start, start + 100) for start in range(0, 100_000, 100)]
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert np.concatenate(found).tolist() == [len(document) for document in documents]
+    assert kept < 1_200_000  # the 800 kB that `found` holds
+    assert most < 1_200_000
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, None), (2, 5), (5, 2), (4, 99), (-2, None), (6, 6)])
+def test_the_lengths_of_some_documents_are_a_slice_of_all(tmp_path: Path, start: int, stop: int | None) -> None:
+    token_file = write(tmp_path / "few", [np.arange(n) for n in range(1, 7)])
+    with pytest.MonkeyPatch.context() as patcher:
+        patcher.setattr(token_file_module, "_CHUNK_DOCUMENTS", 2)
+        assert token_file.document_lengths(start, stop).tolist() == [1, 2, 3, 4, 5, 6][start:stop]
 
 
 def test_a_file_without_documents_can_be_written_and_read(tmp_path: Path) -> None:
@@ -148,9 +213,8 @@ def int64(value: int) -> bytes:
         (lambda index, data: patch(index, 0, b"PK\3\4"), ["no index of a token file", "expected b'MMIDIDX"]),
         (lambda index, data: patch(index, 0, b"TNTIDX\0\0"), ["older", "'mmap'"]),
         (lambda index, data: patch(index, 9, int64(2)), ["version 2", "expected version 1"]),
-        (lambda index, data: patch(index, 17, bytes([99])), ["token type code 99", "1 to 8"]),
-        (lambda index, data: patch(index, 17, bytes([4])), ["24 bytes", "describes 34 bytes of int32"]),
-        (lambda index, data: patch(index, 17, bytes([8])), []),
+        (lambda index, data: patch(index, CODE_AT, bytes([99])), ["token type code 99", "1 to 8"]),
+        (lambda index, data: patch(index, CODE_AT, bytes([4])), ["24 bytes", "describes 34 bytes of int32"]),
         (lambda index, data: os.truncate(data, 22), ["corpus.v1.bin", "22 bytes", "describes 24 bytes"]),
         (lambda index, data: os.truncate(data, 0), ["corpus.v1.bin", "0 bytes", "describes 24 bytes"]),
         (lambda index, data: data.write_bytes(bytes(26)), ["26 bytes", "describes 24 bytes"]),
@@ -181,9 +245,6 @@ def test_a_file_that_is_cut_foreign_or_inconsistent_is_refused_with_the_finding(
     damage(index, data)
     with pytest.MonkeyPatch.context() as patcher:
         patcher.setattr(token_index, "_CHUNK", chunk)
-        if not words:  # Megatron-LM's code of the same type
-            assert TokenFile(three_documents).dtype == np.uint16
-            return
         with pytest.raises(DataError) as caught:
             TokenFile(three_documents)
     for word in [*words, "corpus.v1"]:

@@ -67,8 +67,9 @@ def test_the_record_of_a_finished_file_names_its_documents_checksums_and_the_cal
     assert record == read_journal(tmp_path / "tokens")
     assert (record.complete, record.documents, record.state) == (True, 30, {"skipped": [1, 2]})
     assert record.tokens == sum(len(document) for document in documents)
-    for name, checksum in record.checksums.items():
-        assert xxhash.xxh3_128((tmp_path / name).read_bytes()).hexdigest() == checksum
+    for name, checksums in record.checksums.items():
+        content = (tmp_path / name).read_bytes()
+        assert (checksums.whole, checksums.bytes) == (xxhash.xxh3_128(content).hexdigest(), len(content))
     assert sorted(record.checksums) == ["document_hashes.npy", "tokens.bin", "tokens.idx"]
     assert {path.name for path in tmp_path.iterdir()} == {*record.checksums, "tokens.journal.json"}
     np.testing.assert_array_equal(np.load(hashes_path(tmp_path / "tokens")), hashes_of(documents))
@@ -283,7 +284,7 @@ def test_a_write_that_takes_a_few_bytes_at_a_time_goes_on_until_all_are_written(
         def write(self, content: Any, /) -> int:
             return super().write(content[:7])
 
-    monkeypatch.setattr("evenpack.data.tokens.writer.io.FileIO", Hesitant)
+    monkeypatch.setattr("evenpack.data.tokens.growing_file.io.FileIO", Hesitant)
     tokens = write(tmp_path / "tokens", DOCUMENTS)
 
     assert all_documents(tokens) == [document.tolist() for document in DOCUMENTS]

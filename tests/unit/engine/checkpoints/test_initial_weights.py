@@ -15,9 +15,8 @@ from evenpack.engine.checkpoints.initial_weights import find_initial_weights, in
 from evenpack.engine.checkpoints.store import CHECKPOINTS
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
-from evenpack.models.bert.config import BertConfig
 from evenpack.models.build import Model, new_model
-from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.models.families import config_of
 from evenpack.models.huggingface import to_huggingface
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
@@ -27,8 +26,9 @@ SHAPE: dict[str, Any] = {"kind": "bert", "preset": "tiny", "hidden_size": 16, "h
 
 def make_model(*, seed: int = 1, vocabulary_size: int = len(WORDS), rows: int = 24, **section: Any) -> Model:
     values = SHAPE | section
-    config = (BertConfig if values["kind"] == "bert" else Gpt2Config).model_validate(values)
-    return new_model(config, vocabulary_size=vocabulary_size, max_positions=rows, seed=seed)
+    return new_model(
+        config_of(values["kind"]).model_validate(values), vocabulary_size=vocabulary_size, max_positions=rows, seed=seed
+    )
 
 
 def write_words(folder: Path, words: list[str]) -> Path:
@@ -191,6 +191,22 @@ def test_hundreds_of_differences_become_a_few_lines(phase1: Path) -> None:
 )
 def test_what_shapes_do_not_tell_is_compared_too(phase1: Path, section: dict[str, Any], expected: str) -> None:
     assert expected in refusal(make_model(**section), phase1)
+
+
+@pytest.mark.parametrize(
+    ("trained", "section", "expected"),
+    [
+        ({"positions": "alibi"}, {"positions": "rotary"}, "with positions alibi, this run has model.positions rotary"),
+        ({"positions": "rotary"}, {"positions": "rotary", "rotary_base": 500.0}, "with rotary_base 10000.0, this run"),
+        ({"kind": "llama", "norm_epsilon": 1e-6}, {"kind": "llama"}, "with norm_epsilon 1e-06, this run has model"),
+    ],
+)
+def test_numbers_that_no_tensor_holds_are_compared_too(
+    trained: dict[str, Any], section: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    shape = {"kind": "gpt2", "heads": 2}
+    save_checkpoint(tmp_path / "earlier", make_model(**(shape | trained)), 1)
+    assert expected in refusal(make_model(**(shape | section)), tmp_path / "earlier")
 
 
 def test_a_path_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:

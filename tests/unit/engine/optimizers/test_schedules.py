@@ -5,7 +5,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from evenpack.engine.config import ScheduleSection
+from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.schedules import learning_rate
 
 

@@ -1,6 +1,5 @@
-"""The metrics file survives kills and resumes; rates and times to go are computed from a clock that is handed in."""
+"""The metrics file survives kills and resumes."""
 
-import io
 import json
 import math
 import os
@@ -8,16 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from evenpack.engine.reporting.metrics import (
     MetricsLog,
-    ProgressLine,
-    WindowRate,
     cut_back,
-    format_duration,
-    format_rate,
     read_metrics,
     write_summary,
 )
@@ -219,163 +212,3 @@ class TestCutBack:
 def test_a_summary_is_valid_json_whatever_it_holds(tmp_path: Path):
     write_summary(tmp_path / "summary.json", {"loss": math.inf, "steps": 3, "name": "ä"})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"loss": None, "steps": 3, "name": "ä"}
-
-
-class TestWindowRate:
-    def test_a_steady_flow_has_its_rate_at_once(self):
-        rate = WindowRate(window_seconds=10.0)
-        rate.add(100.0, 0)
-        assert rate.per_second() is None
-        rate.add(102.0, 50)
-        assert rate.per_second() == 25.0
-
-    def test_what_lies_before_the_window_is_forgotten(self):
-        rate = WindowRate(window_seconds=10.0)
-        for second in range(100):
-            rate.add(float(second), second if second < 50 else 50 + 7 * (second - 50))
-        assert rate.per_second() == 7.0
-
-    def test_an_interval_longer_than_the_window_still_has_a_rate(self):
-        rate = WindowRate(window_seconds=1.0)
-        for index in range(5):
-            rate.add(60.0 * index, 120 * index)
-        assert rate.per_second() == 2.0
-
-    @given(st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(0, 1_000_000)), min_size=1, max_size=50))
-    def test_it_lies_between_the_slowest_and_the_fastest_interval(self, intervals: list[tuple[float, int]]):
-        rate = WindowRate(window_seconds=30.0)
-        now, total = 0.0, 0
-        rate.add(now, total)
-        for seconds, amount in intervals:
-            now, total = now + seconds, total + amount
-            rate.add(now, total)
-        found = rate.per_second()
-        assert found is not None
-        rates = [amount / seconds for seconds, amount in intervals]
-        assert min(rates) * 0.999 - 0.001 <= found <= max(rates) * 1.001 + 0.001
-
-
-class Clock:
-    """A clock that stands until it is moved."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def progress(stream: io.StringIO, clock: Clock, *, step: int = 0, stop_step: int = 100) -> ProgressLine:
-    return ProgressLine(stream, step=step, stop_step=stop_step, clock=clock)
-
-
-class TestProgressLine:
-    def test_a_log_file_gets_the_first_step_then_a_line_every_ten_seconds_then_the_last(self):
-        stream, clock = io.StringIO(), Clock()
-        line = progress(stream, clock)
-        for step in range(1, 101):
-            clock.now += 0.5
-            line.update(step=step, loss=2.5, learning_rate=3e-4, tokens=1000)
-        shown = [text.split()[1] for text in stream.getvalue().splitlines()]
-        assert shown == ["1/100", "21/100", "41/100", "61/100", "81/100", "100/100"]
-
-    def test_a_line_shows_step_loss_learning_rate_tokens_a_second_and_time_to_go(self):
-        stream, clock = io.StringIO(), Clock()
-        line = progress(stream, clock)
-        clock.now += 2.0
-        line.update(step=1, loss=2.51239, learning_rate=3e-4, tokens=90_600)
-        assert stream.getvalue() == "step 1/100  loss 2.5124  lr 3.00e-04  45.3k tokens/s  3m18s to go\n"
-
-    def test_a_terminal_line_is_written_over_and_ended_at_the_last_step(self):
-        stream, clock = Terminal(), Clock()
-        line = progress(stream, clock, stop_step=2)
-        for step in (1, 2):
-            clock.now += 1.0
-            line.update(step=step, loss=2.5, learning_rate=3e-4, tokens=1000)
-        text = stream.getvalue()
-        assert text.count("\r") == text.count("\x1b[K") == 2
-        assert text.count("\n") == 1
-        assert text.endswith("\x1b[K\n")
-
-    def test_a_narrow_terminal_does_not_wrap(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setenv("COLUMNS", "30")
-        stream, clock = Terminal(), Clock()
-        line = progress(stream, clock)
-        clock.now += 1.0
-        line.update(step=1, loss=2.5, learning_rate=3e-4, tokens=1000)
-        assert len(stream.getvalue().strip("\r").removesuffix("\x1b[K")) == 29
-
-    def test_a_resumed_run_counts_only_its_own_steps(self):
-        stream, clock = io.StringIO(), Clock()
-        line = progress(stream, clock, step=90)
-        clock.now += 3.0
-        line.update(step=91, loss=2.5, learning_rate=3e-4, tokens=3000)
-        assert "1.00k tokens/s  27s to go" in stream.getvalue()
-
-    def test_time_in_evaluation_lowers_no_rate_but_counts_for_the_time_to_go(self):
-        stream, clock = io.StringIO(), Clock()
-        line = progress(stream, clock)
-        for step in range(1, 11):
-            clock.now += 1.0
-            line.update(step=step, loss=2.5, learning_rate=3e-4, tokens=1000)
-        with line.paused():
-            clock.now += 10.0
-        clock.now += 1.0
-        line.update(step=11, loss=2.5, learning_rate=3e-4, tokens=1000)
-        # 89 steps at one a second; 11 of the 21 seconds so far were steps: 89 x 21 / 11.
-        assert "1.00k tokens/s  2m50s to go" in stream.getvalue().splitlines()[-1]
-
-    def test_what_is_printed_in_a_pause_starts_on_a_line_of_its_own(self):
-        stream, clock = Terminal(), Clock()
-        line = progress(stream, clock)
-        clock.now += 1.0
-        line.update(step=1, loss=2.5, learning_rate=3e-4, tokens=1000)
-        with line.paused():
-            stream.write("validation loss 3.1\n")
-        line.finish()
-        assert "\x1b[K\nvalidation loss 3.1\n" in stream.getvalue()
-        assert stream.getvalue().endswith("3.1\n")
-
-    def test_a_clock_that_stands_still_breaks_nothing(self):
-        stream = io.StringIO()
-        progress(stream, Clock()).update(step=1, loss=math.nan, learning_rate=0.0, tokens=0)
-        assert stream.getvalue() == "step 1/100  loss nan  lr 0.00e+00  - tokens/s  - to go\n"
-
-
-@pytest.mark.parametrize(
-    ("per_second", "text"),
-    [
-        (None, "-"),
-        (math.inf, "-"),
-        (0.0, "0"),
-        (812.4, "812"),
-        (999.6, "1.00k"),
-        (9_996.0, "10.0k"),
-        (45_300.0, "45.3k"),
-        (99_960.0, "100k"),
-        (1_204_000.0, "1.20M"),
-        (3.1e12, "3100G"),
-    ],
-)
-def test_rates_have_three_digits_and_a_unit(per_second: float | None, text: str):
-    assert format_rate(per_second) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (0.4, "0s"),
-        (59.4, "59s"),
-        (59.6, "1m00s"),
-        (3599.7, "1h00m"),
-        (11_100.0, "3h05m"),
-        (187_300.0, "2d04h"),
-    ],
-)
-def test_durations_have_two_units(seconds: float | None, text: str):
-    assert format_duration(seconds) == text

@@ -195,7 +195,7 @@ def test_targets_of_the_other_kind_are_refused():
     with pytest.raises(ValueError, match="BERT learns from MaskedTargets, the batch has CausalTargets"):
         tiny()(causal)
     gpt2 = Gpt2(Gpt2Config(kind="gpt2", preset="tiny"), vocabulary_size=VOCABULARY, max_positions=LONGEST)
-    with pytest.raises(ValueError, match="GPT-2 learns from CausalTargets, the batch has MaskedTargets"):
+    with pytest.raises(ValueError, match="Gpt2 learns from CausalTargets, the batch has MaskedTargets"):
         gpt2(some_batch())
 
 

@@ -113,7 +113,7 @@ def test_alibi_has_no_position_parameters_and_no_longest_sequence():
 def test_alibi_tells_orders_apart(has_slopes, monkeypatch):
     """One layer without positions sees a set: the order of earlier tokens would change nothing, as slopes 0 show."""
     if not has_slopes:
-        monkeypatch.setattr("evenpack.models.gpt2.model.alibi_slopes", lambda heads, _: torch.zeros(heads))
+        monkeypatch.setattr("evenpack.models.common.decoder.alibi_slopes", lambda heads, _: torch.zeros(heads))
     model = tiny(positions="alibi", layers=1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -178,11 +178,12 @@ def test_a_state_dict_of_another_model_is_refused(change, message):
         load_huggingface_weights(our_model(), weights)
 
 
-def test_alibi_models_say_why_they_cannot_be_exported(tmp_path):
-    with pytest.raises(ConfigError, match=r"learned positions only.*model\.positions: alibi"):
-        to_huggingface(our_model(positions="alibi"), tmp_path / "out", tokenizer_dir=None, special_token_id=0)
+@pytest.mark.parametrize("positions", ["alibi", "rotary"])
+def test_models_without_learned_positions_say_why_they_cannot_be_exported(positions, tmp_path):
+    with pytest.raises(ConfigError, match=rf"learned positions only.*model\.positions: {positions}"):
+        to_huggingface(our_model(positions=positions), tmp_path / "out", tokenizer_dir=None, special_token_id=0)
     with pytest.raises(ConfigError, match="learned positions only"):
-        load_huggingface_weights(our_model(positions="alibi"), huggingface_weights(our_model()))
+        load_huggingface_weights(our_model(positions=positions), huggingface_weights(our_model()))
     assert not list(tmp_path.iterdir())
 
 

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
-from scipy import stats
 from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.batch import PackedBatch
@@ -16,12 +14,13 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import resolve
 from evenpack.errors import ConfigError, DataError
-from evenpack.launcher.forecast_view import forecast_tables, parse_options, read_log
 from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.forecast import forecast
+from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.forecast.forecast import ForecastOptions, RanksRow, VirtualRanks, study_forecast
 from evenpack.studies.forecast.logged_ranks import read_logged_ranks
-from evenpack.studies.statistics.maxima import best_law, expected_maximum, expected_maximum_of_draws
+from evenpack.studies.forecast.options import parse_options, read_log
+from evenpack.studies.forecast.tables import forecast_tables
 from evenpack.studies.throughput.contenders import formed, run_to_measure
 from evenpack.studies.throughput.measure import MeasuredStep, StepTimer
 
@@ -35,35 +34,6 @@ def world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return tiny_gpt2_run(tmp_path_factory.mktemp("gpt2"))
-
-
-def test_the_expected_maximum_of_uniform_draws_is_n_over_n_plus_1() -> None:
-    uniform = stats.uniform()
-    for draws in (1, 2, 7, 100):
-        assert expected_maximum(uniform, draws) == pytest.approx(draws / (draws + 1), abs=1e-6)
-
-
-def test_the_largest_of_gumbel_draws_is_gumbel_and_lies_ln_n_scales_higher() -> None:
-    law = stats.gumbel_r(loc=2.0, scale=0.3)
-    for draws in (1, 4, 64):
-        assert expected_maximum(law, draws) == pytest.approx(law.mean() + 0.3 * np.log(draws), rel=1e-5)
-
-
-def test_order_statistics_are_the_mean_over_all_draws_with_replacement() -> None:
-    values = np.array([1.0, 4.0, 2.0])
-    pairs = [max(first, second) for first in values for second in values]
-    assert expected_maximum_of_draws(values, 1) == pytest.approx(values.mean())
-    assert expected_maximum_of_draws(values, 2) == pytest.approx(np.mean(pairs))
-    assert expected_maximum_of_draws(values, 10_000) == pytest.approx(4.0)
-
-
-@pytest.mark.parametrize("name", ["normal", "Gumbel"])
-def test_the_law_that_made_the_values_is_found(name: str) -> None:
-    law = {"normal": stats.norm(5.0, 0.4), "Gumbel": stats.gumbel_r(5.0, 0.4)}[name]
-    values = law.rvs(size=4000, random_state=np.random.default_rng(2))
-    found, fitted = best_law(values)
-    assert found == name
-    assert expected_maximum(fitted, 16) == pytest.approx(expected_maximum(law, 16), rel=0.01)
 
 
 def options(**given: Any) -> ForecastOptions:
@@ -215,9 +185,9 @@ def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str)
         "simulated_steps": 10,
         "clock": "wall",
     }
-    assert parse_options(**values).ranks == (2,)
+    assert parse_options(ForecastCommand(**values)).ranks == (2,)
     with pytest.raises(ConfigError, match=message):
-        parse_options(**(values | given))
+        parse_options(ForecastCommand(**(values | given)))
 
 
 def test_several_real_ranks_are_refused(config: RunConfig, world: World) -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evenpack.console import _plain
 from evenpack.errors import ConfigError
-from evenpack.launcher.console import _plain
 from evenpack.studies.imbalance import forecast as forecast_module
 from evenpack.studies.imbalance.forecast import Estimate, ForecastRow, LogForecast, forecast_from_log
 from evenpack.studies.imbalance.reference import single_device_gumbel
 from evenpack.studies.imbalance.step_log import StepLog
 from evenpack.studies.statistics import fits
-from evenpack.studies.statistics.estimators import fit_gumbel
 from evenpack.studies.statistics.laws import Gumbel, expected_minima
 
 BASELINE = 250.0
@@ -32,7 +31,7 @@ def _log(speed_ups: np.ndarray, *, devices: int | None = None) -> StepLog:
     )
 
 
-def _forecast(speed_ups: np.ndarray, counts: list[int], *, log_devices: int = 8, rounds: int = 30) -> LogForecast:
+def _forecast(speed_ups: np.ndarray, counts: list[int], *, log_devices: int = 8, rounds: int = 12) -> LogForecast:
     return forecast_from_log(
         _log(speed_ups), log_devices=log_devices, padded_baseline=BASELINE, counts=counts, rounds=rounds
     )
@@ -130,7 +129,7 @@ def test_the_best_estimate_is_of_the_lowest_aic() -> None:
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fits, "FITTERS", {"gumbel": fit_gumbel})
+    monkeypatch.setattr(fits, "FITTERS", {"gumbel": Gumbel.fit})
     truth = float(expected_minima(Gumbel(location=1.6, scale=0.13), [8.0])[0])
     hits = 0
     for seed in range(12):

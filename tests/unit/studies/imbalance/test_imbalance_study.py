@@ -14,15 +14,14 @@ from matplotlib.figure import Figure
 from tiny_run import tiny_gpt2_run
 
 from evenpack.launcher.cli import app as cli
-from evenpack.launcher.imbalance_view import ProgressLines
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.gpt2.config import Gpt2Config
-from evenpack.studies.imbalance import forecast_from_log, read_step_log
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings
+from evenpack.studies.imbalance.forecast import forecast_from_log
 from evenpack.studies.imbalance.plots import _draw_forecast
-from evenpack.studies.imbalance.simulation import SimulationProgress
 from evenpack.studies.imbalance.step_cost import estimate_for, find_cost
+from evenpack.studies.imbalance.step_log import read_step_log
 from evenpack.studies.imbalance.step_times import StepTimes
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")
@@ -273,16 +272,3 @@ def test_bad_input_is_refused_before_anything_is_simulated(
     assert (code, out) == (2, "")
     assert re.search(message, err.replace("\n", " ")), err
     assert "simulating" not in err
-
-
-def test_progress_tells_share_rate_and_time_to_go(capsys: pytest.CaptureFixture[str]) -> None:
-    now = [0.0]
-    progress = ProgressLines(clock=lambda: now[0])
-    for seconds, share, sequences in ((1.0, 0.01, 10), (6.0, 0.25, 300_000), (7.0, 0.3, 310_000), (12.0, 0.5, 900_000)):
-        now[0] = seconds
-        progress(SimulationProgress(share=share, sequences=sequences))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "simulating: 25 %  50.0k sequences/s  18s to go",
-        "simulating: 50 %  75.0k sequences/s  12s to go",
-    ]

@@ -9,8 +9,9 @@ import pytest
 from wordpiece import write_vocabulary
 
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.lengths import InputOptions, read_histogram
 from evenpack.studies.lengths.dataset_table import GLUE_COLUMNS
+from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.reading import read_histogram
 
 COLA = {"sentence": ["the cat sat.", "it", "cats"], "label": [1, 0, 1], "idx": [0, 1, 2]}
 MRPC = {

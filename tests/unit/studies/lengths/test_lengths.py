@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 from evenpack.errors import ConfigError, DataError, EvenpackError
-from evenpack.studies.lengths import InputOptions, merge_histograms, numbers, read_histogram
+from evenpack.studies.lengths import numbers
+from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.reading import merge_histograms, read_histogram
 
 LENGTHS = [3, 1, 3, 7, 2, 3]
 COUNTS = [1, 1, 3, 0, 0, 0, 1]

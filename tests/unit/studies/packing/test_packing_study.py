@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.errors import DataError, PackingError
-from evenpack.launcher import inspection
-from evenpack.studies.lengths import read_histogram
+from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.studies.lengths.published import published_histogram, published_names
+from evenpack.studies.lengths.reading import read_histogram
+from evenpack.studies.packing.options import parse_choices, parse_depths, parse_pack_lengths
 from evenpack.studies.packing.packing import (
     OVERVIEW_DEPTHS,
     PackerChoice,
@@ -178,13 +178,13 @@ def test_wrong_depths_and_algorithms_are_refused():
 
 
 def test_the_command_says_which_depth_is_no_number():
-    with pytest.raises(inspection.ConfigError, match="'x' is neither a number"):
-        inspection.parse_depths("2,x")
-    assert inspection.parse_depths("2, none") == (2, None)
+    with pytest.raises(ConfigError, match="'x' is neither a number"):
+        parse_depths("2,x")
+    assert parse_depths("2, none") == (2, None)
 
 
 def test_algorithms_are_named_with_their_options():
-    choices = inspection.parse_choices("auto, least_squares:weight=0.5:leftovers=best_fit,next_fit:separators=2")
+    choices = parse_choices("auto, least_squares:weight=0.5:leftovers=best_fit,next_fit:separators=2")
     assert [choice.label for choice in choices] == [
         "auto",
         "least_squares weight=0.5 leftovers=best_fit",
@@ -192,8 +192,8 @@ def test_algorithms_are_named_with_their_options():
     ]
     assert choices[1].options == {"weight": 0.5, "leftovers": "best_fit"}
     assert choices[2].options == {"separators": 2}
-    with pytest.raises(inspection.ConfigError, match="'weight' gives no value; write least_squares:option=value"):
-        inspection.parse_choices("least_squares:weight")
+    with pytest.raises(ConfigError, match="'weight' gives no value; write least_squares:option=value"):
+        parse_choices("least_squares:weight")
 
 
 def test_a_longer_pack_is_recommended_where_only_cutting_stock_fills_it():
@@ -238,6 +238,6 @@ def test_billions_of_sequences_are_studied_without_shuffling_them():
 
 
 def test_the_command_says_which_pack_length_is_no_number():
-    assert inspection._pack_lengths("27, 36") == (27, 36)
-    with pytest.raises(inspection.ConfigError, match="'0' is no number of 1 or more"):
-        inspection._pack_lengths("27,0")
+    assert parse_pack_lengths("27, 36") == (27, 36)
+    with pytest.raises(ConfigError, match="'0' is no number of 1 or more"):
+        parse_pack_lengths("27,0")

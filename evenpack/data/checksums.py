@@ -1,0 +1,141 @@
+"""Checksums of files, whole and in chunks: damage is found, and where it begins is known to the chunk."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+CHUNK_BYTES = 1 << 24
+"""Of a file under one checksum: a terabyte has 60,000 of them, 1.2 MB in a manifest. Another size is another format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checksums:
+    """A file's content as it was when it was written."""
+
+    bytes: int
+    whole: str
+    """XXH3, 128 bits, hexadecimal."""
+    chunks: tuple[str, ...]
+    """XXH3, 64 bits, hexadecimal, of each `CHUNK_BYTES` and of what is left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """What is wrong with a file."""
+
+    path: Path
+    problem: str
+    first_bad_byte: tuple[int, int] | None
+    """The first and the last byte that it can be; None where the file cannot be read at all."""
+
+    def describe(self) -> str:
+        """One line, without a remedy."""
+        if self.first_bad_byte is None:
+            return f"{self.path} {self.problem}"
+        first, last = self.first_bad_byte
+        place = f"is byte {first:,}" if first == last else f"lies in bytes {first:,} to {last:,}"
+        return f"{self.path} {self.problem}: the first bad byte {place}"
+
+
+class Digest:
+    """The checksums of content that comes block by block."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._whole = xxhash.xxh3_128()
+        self._chunk = xxhash.xxh3_64()
+        self._chunks: list[str] = []
+
+    def update(self, block: memoryview) -> None:
+        """Adds bytes."""
+        self._whole.update(block)
+        while block:
+            part = block[: CHUNK_BYTES - self._bytes % CHUNK_BYTES]
+            self._chunk.update(part)
+            self._bytes += len(part)
+            if self._bytes % CHUNK_BYTES == 0:
+                self._chunks.append(self._chunk.hexdigest())
+                self._chunk.reset()
+            block = block[len(part) :]
+
+    @property
+    def whole(self) -> str:
+        """Of all bytes so far."""
+        return self._whole.hexdigest()
+
+    def checksums(self) -> Checksums:
+        """Of all bytes so far."""
+        rest = [self._chunk.hexdigest()] if self._bytes % CHUNK_BYTES else []
+        return Checksums(bytes=self._bytes, whole=self.whole, chunks=(*self._chunks, *rest))
+
+
+class ChunkReader:
+    """Reads files chunk by chunk into one buffer, which each call overwrites."""
+
+    def __init__(self, *, leave_cached: bool = True) -> None:
+        """`leave_cached`: false gives the pages that were read back to the system, but for those that others map."""
+        self._buffer = memoryview(bytearray(CHUNK_BYTES))
+        self._leave_cached = leave_cached
+
+    def read(self, path: Path, chunk: int) -> memoryview:
+        """Chunk number `chunk`; shorter at the end of the file. Raises: OSError."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            begin, filled = chunk * CHUNK_BYTES, 0
+            while filled < CHUNK_BYTES:
+                count = os.preadv(descriptor, [self._buffer[filled:]], begin + filled)
+                if not count:
+                    break
+                filled += count
+            if not self._leave_cached and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, begin, filled, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+        return self._buffer[:filled]
+
+
+def digest_of(path: Path) -> Digest:
+    """The digest of a file's bytes, which can go on with what is appended to it. Raises: OSError."""
+    digest, reader, chunk = Digest(), ChunkReader(), 0
+    while block := reader.read(path, chunk):
+        digest.update(block)
+        chunk += 1
+    return digest
+
+
+def find_wrong_size(path: Path, expected: Checksums) -> Damage | None:
+    """What the size of a file says about it."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        return Damage(path=path, problem=f"cannot be found ({error.strerror})", first_bad_byte=None)
+    if size == expected.bytes:
+        return None
+    end = min(size, expected.bytes)
+    problem = f"has {size:,} bytes, expected {expected.bytes:,}"
+    return Damage(path=path, problem=problem, first_bad_byte=(end, end))
+
+
+def find_damage(path: Path, expected: Checksums, reader: ChunkReader, *, chunk: int) -> Damage | None:
+    """Compares one chunk of a file that has the right size."""
+    begin = chunk * CHUNK_BYTES
+    try:
+        content = reader.read(path, chunk)
+    except OSError as error:
+        problem = f"cannot be read from byte {begin:,} on ({error.strerror})"
+        return Damage(path=path, problem=problem, first_bad_byte=None)
+    if xxhash.xxh3_64_hexdigest(content) == expected.chunks[chunk]:
+        return None
+    last = min(begin + CHUNK_BYTES, expected.bytes) - 1
+    return Damage(path=path, problem="is not as it was written", first_bad_byte=(begin, last))
+
+
+def find_first_damage(path: Path, expected: Checksums) -> Damage | None:
+    """Reads a file until something is wrong with it."""
+    reader = ChunkReader()
+    found = find_wrong_size(path, expected)
+    for chunk in range(len(expected.chunks)):
+        found = found or find_damage(path, expected, reader, chunk=chunk)
+    return found

@@ -1,0 +1,34 @@
+"""Whether a prepared set still is what its sources and tokenizer would give."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from evenpack.data.config import DataConfig
+from evenpack.data.prepare.manifest import Manifest, refuse_changed_inputs
+from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.kinds import source_inputs
+from evenpack.data.tokenizers.tokenizer import tokenizer_inputs
+from evenpack.errors import DataError
+
+_Inputs = tuple[InputFile, ...]
+
+
+def refuse_changed_sources(config: DataConfig, manifest: Manifest, directory: Path) -> None:
+    """Compares sizes and times of the files that `directory` was made from; what is gone is not missed.
+
+    Raises: DataError naming the first file that is another one now.
+    """
+    for before, find in _inputs(config, manifest):
+        try:
+            now = find()
+        except DataError:
+            continue
+        refuse_changed_inputs(before, now, directory)
+
+
+def _inputs(config: DataConfig, manifest: Manifest) -> Iterator[tuple[_Inputs, Callable[[], _Inputs]]]:
+    """What was read, and how to look at it again."""
+    yield manifest.tokenizer.inputs, partial(tokenizer_inputs, config.tokenizer)
+    for name, source in config.sources.items():
+        yield manifest.sources[name].inputs, partial(source_inputs, name, source)

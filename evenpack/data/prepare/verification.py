@@ -1,0 +1,171 @@
+"""The files of a prepared set against the checksums of its manifest: all of them, or one of several ranks' share.
+
+Work is cut into chunks, which several threads or ranks read at once, so that one great file is no slower than many.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damage, find_wrong_size
+from evenpack.data.prepare.in_order import mapped
+from evenpack.data.prepare.manifest import FileRecord, Manifest
+from evenpack.data.prepare.progress import PrepareState, Progress
+from evenpack.data.tokens.index import read_index
+from evenpack.errors import DataError
+
+_MOST_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What came of reading files."""
+
+    bytes: int
+    elapsed_seconds: float
+    damages: tuple[Damage, ...]
+    """One for each damaged file: where its damage begins."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / max(self.elapsed_seconds, 1e-9)
+
+
+class Piece(NamedTuple):
+    """One chunk of a file."""
+
+    path: Path
+    record: FileRecord
+    chunk: int
+
+    @property
+    def bytes(self) -> int:
+        return min(CHUNK_BYTES, self.record.content.bytes - self.chunk * CHUNK_BYTES)
+
+
+class Verifier:
+    """The files of one prepared directory."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self._directory = directory
+        self._manifest = manifest
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files, as they were written."""
+        return sum(record.content.bytes for record in self._manifest.files.values())
+
+    def verify_all(self, progress: Progress, *, threads: int | None = None) -> Verified:
+        """Reads all files with several threads, by default one for each processor and at most eight."""
+        threads = threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        local, pieces, started, done = threading.local(), self.pieces(), time.monotonic(), 0
+
+        def verify(piece: Piece) -> tuple[Piece, Damage | None]:
+            if not hasattr(local, "reader"):
+                local.reader = ChunkReader()
+            return piece, self._find_damage(piece, local.reader)
+
+        damages: dict[Path, Damage] = self.find_wrong_sizes()
+        with ThreadPoolExecutor(threads, thread_name_prefix="verify") as executor:
+            for piece, damage in mapped(verify, iter(pieces), executor, threads=threads):
+                done += piece.bytes
+                if damage is not None:
+                    damages.setdefault(piece.path, damage)
+                progress.update(self._state(piece, done, time.monotonic() - started))
+        return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
+
+    def verify_share(self, share: int, shares: int, *, is_cancelled: Callable[[], bool]) -> Verified:
+        """Reads one of `shares` parts of about the same number of chunks, in the calling thread.
+
+        A set that takes more than half of the machine's memory is not left in the page cache, where a loader's pages
+        are; ends early where `is_cancelled`.
+        """
+        pieces, started, done = self.pieces(), time.monotonic(), 0
+        mine = pieces[len(pieces) * share // shares : len(pieces) * (share + 1) // shares]
+        reader = ChunkReader(leave_cached=self.total_bytes <= _memory_bytes() // 2)
+        damages: dict[Path, Damage] = self.find_wrong_sizes() if share == 0 else {}
+        for piece in mine:
+            if is_cancelled():
+                break
+            damage = self._find_damage(piece, reader)
+            if damage is not None:
+                damages.setdefault(piece.path, damage)
+            done += piece.bytes
+        return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
+
+    def pieces(self) -> list[Piece]:
+        """Every chunk of every file that has the right size."""
+        wrong = self.find_wrong_sizes()
+        return [
+            Piece(path, record, chunk)
+            for path, record in self._files()
+            if path not in wrong
+            for chunk in range(len(record.content.chunks))
+        ]
+
+    def find_wrong_sizes(self) -> dict[Path, Damage]:
+        """The files that are missing, cut short or too long."""
+        found = {path: find_wrong_size(path, record.content) for path, record in self._files()}
+        return {path: damage for path, damage in found.items() if damage is not None}
+
+    def refuse(self, damages: tuple[Damage, ...], *, seen: str = "") -> None:
+        """Raises: DataError that names the damaged files, where their damage begins, and the remedy; none: nothing."""
+        if damages:
+            lines = [f"  {damage.describe()}" for damage in damages]
+            raise DataError("\n".join([f"{self._directory} is damaged{seen}:", *lines, remedy(self._directory)]))
+
+    def _files(self) -> Iterator[tuple[Path, FileRecord]]:
+        return ((self._directory / record.path, record) for record in self._manifest.files.values())
+
+    def _find_damage(self, piece: Piece, reader: ChunkReader) -> Damage | None:
+        damage = find_damage(piece.path, piece.record.content, reader, chunk=piece.chunk)
+        if damage is None or damage.first_bad_byte is None or piece.path.suffix != ".bin":
+            return damage
+        return self._with_impossible_token(damage, damage.first_bad_byte)
+
+    def _with_impossible_token(self, damage: Damage, place: tuple[int, int]) -> Damage:
+        """Says more where a token in the damaged chunk is outside the vocabulary."""
+        try:
+            dtype = read_index(damage.path.with_suffix("")).dtype
+        except DataError:
+            return damage  # the index is damaged as well, and told by itself
+        count = (place[1] + 1 - place[0]) // dtype.itemsize
+        tokens = np.fromfile(damage.path, dtype=dtype, count=count, offset=place[0]).astype(np.int64)
+        vocabulary_size = self._manifest.tokenizer.vocabulary_size
+        (outside,) = np.nonzero((tokens < 0) | (tokens >= vocabulary_size))
+        if not len(outside):
+            return damage
+        byte = place[0] + int(outside[0]) * dtype.itemsize
+        problem = (
+            f"{damage.problem} (token {tokens[outside[0]]:,} at byte {byte:,} is outside the vocabulary of "
+            f"{vocabulary_size:,})"
+        )
+        return Damage(path=damage.path, problem=problem, first_bad_byte=(place[0], byte + dtype.itemsize - 1))
+
+    def _state(self, piece: Piece, done: int, elapsed_seconds: float) -> PrepareState:
+        return PrepareState(
+            stage="verification",
+            source=str(self._directory),
+            documents=0,
+            tokens=0,
+            bytes_read=done,
+            bytes_resumed=0,
+            total_bytes=self.total_bytes,
+            elapsed_seconds=elapsed_seconds,
+        )
+
+
+def remedy(directory: Path) -> str:
+    """What to do about damaged files."""
+    return f"Copy these files again from where they are whole, or remove {directory} and prepare again"
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

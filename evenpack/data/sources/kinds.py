@@ -1,0 +1,42 @@
+"""The kinds of sources, each in a file of its own, and the two things that are asked of any.
+
+builtin    the standard library's own text        library_text.py
+jsonl      *.jsonl, *.jsonl.zst, *.jsonl.gz       json_lines.py
+parquet    a column of text                       tables/parquet.py
+text       plain text
+hub        through `datasets`                     hub_rows.py
+megatron   tokens that came ready made; no text
+"""
+
+from typing import Any
+
+from evenpack.data.config import Source
+from evenpack.data.sources import builtin, hub, jsonl, megatron, parquet, text
+from evenpack.data.sources.corpus import Corpus, SourceKind
+from evenpack.data.sources.input_files import InputFile
+
+KINDS: dict[str, SourceKind[Any]] = {
+    "builtin": builtin.KIND,
+    "jsonl": jsonl.KIND,
+    "parquet": parquet.KIND,
+    "text": text.KIND,
+    "hub": hub.KIND,
+    "megatron": megatron.KIND,
+}
+"""By `kind` in the run file."""
+
+
+def open_corpus(name: str, source: Source) -> Corpus:
+    """The corpus of source `name`; finds its files and reads none of them. A dataset of the hub is loaded.
+
+    Raises: DataError if the path is not given or leads to no file, or if the source holds tokens and no text.
+    """
+    return KINDS[source.kind].open_corpus(name, source)
+
+
+def source_inputs(name: str, source: Source) -> tuple[InputFile, ...]:
+    """The files that a source consists of, as they are now; none for a name of the hub, which is not asked again.
+
+    Raises: DataError if the path is not given or leads to no file.
+    """
+    return KINDS[source.kind].inputs(name, source)

@@ -1,0 +1,95 @@
+"""Text that every Python installation carries: pydoc's topics and the standard library's docstrings.
+
+Sources are parsed, never executed, so that nothing is imported and two readings give the same documents.
+"""
+
+import ast
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+SHORTEST_DOCUMENT_CHARACTERS = 200
+"""Definitions described in fewer characters join their module's document; modules below it are left out."""
+
+_TOPICS_FILE = Path("pydoc_data/topics.py")
+_LEFT_OUT = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"})
+"""Test data is no prose, some distributions split idlelib off, and newer Pythons have no lib2to3."""
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def standard_library() -> Path:
+    """The folder of this Python's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def source_files(library: Path) -> list[Path]:
+    """The Python sources that documents are taken from, in a fixed order."""
+    found = (path.relative_to(library) for path in library.rglob("*.py"))
+    chosen = [path for path in found if not _LEFT_OUT & set(path.parts) and path.name != "__main__.py"]
+    return [library / path for path in sorted(chosen, key=lambda path: path.as_posix())]
+
+
+def file_documents(path: Path, library: Path) -> Iterator[str]:
+    """Documents of one source file: its topics, or its docstrings. An unreadable file has none."""
+    try:
+        with warnings.catch_warnings():
+            # Old modules hold invalid escapes, which newer compilers warn about.
+            warnings.simplefilter("ignore")
+            module = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    relative = path.relative_to(library)
+    if relative == _TOPICS_FILE:
+        texts = _topics(module)
+    else:
+        texts = _docstrings(module, ".".join(relative.with_suffix("").parts).removesuffix(".__init__"))
+    # A literal may hold half of a surrogate pair, which UTF-8 cannot.
+    yield from (text.encode(errors="replace").decode() for text in texts)
+
+
+def _topics(module: ast.Module) -> Iterator[str]:
+    """The values of the one dictionary literal that pydoc's topics consist of."""
+    for statement in module.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            topics: dict[str, str] = ast.literal_eval(statement.value)
+            yield from (text.strip() for _, text in sorted(topics.items()))
+
+
+def _docstrings(module: ast.Module, name: str) -> Iterator[str]:
+    """A document for each well described definition, after one of the module with all that is short."""
+    opening = [f"module {name}", *_docstring(module)]
+    long_documents = []
+    for definition in module.body:
+        if isinstance(definition, _Definition):
+            text = "\n\n".join(_described(definition))
+            if len(text) >= SHORTEST_DOCUMENT_CHARACTERS:
+                long_documents.append(f"module {name}\n\n{text}")
+            elif text:
+                opening.append(text)
+    first = "\n\n".join(opening)
+    if len(first) >= SHORTEST_DOCUMENT_CHARACTERS:
+        yield first
+    yield from long_documents
+
+
+def _described(definition: _Definition) -> list[str]:
+    """Signature and docstring of a definition, and of the methods of a class; nothing if none has a docstring."""
+    parts = [f"{_signature(definition)}\n{text}" for text in _docstring(definition)]
+    if isinstance(definition, ast.ClassDef):
+        for method in definition.body:
+            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                parts += [f"{definition.name}.{_signature(method)}\n{text}" for text in _docstring(method)]
+    return parts
+
+
+def _signature(definition: _Definition) -> str:
+    if isinstance(definition, ast.ClassDef):
+        return f"class {definition.name}"
+    return f"{definition.name}({ast.unparse(definition.args)})"
+
+
+def _docstring(node: _Definition | ast.Module) -> list[str]:
+    text = ast.get_docstring(node)
+    return [text] if text else []

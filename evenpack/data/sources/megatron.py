@@ -1,0 +1,36 @@
+"""`megatron`: a pair of files of tokens, used where it lies. It holds no text."""
+
+from pathlib import Path
+from typing import NoReturn
+
+from evenpack.data.config import MegatronSource
+from evenpack.data.sources.corpus import SourceKind
+from evenpack.data.sources.input_files import InputFile
+from evenpack.data.tokens.index import bin_path, index_path
+from evenpack.errors import DataError
+
+
+def megatron_prefix(name: str, source: MegatronSource) -> Path:
+    """The common prefix of a token file's pair. Raises: DataError if it is not given or leads to no pair."""
+    if source.path is None:
+        raise DataError(f"source '{name}' has no path: give data.sources.{name}.path=PREFIX (of PREFIX.bin and .idx)")
+    prefix = source.path.absolute()
+    for path in (bin_path(prefix), index_path(prefix)):
+        if not path.is_file():
+            raise DataError(
+                f"source '{name}': {path} does not exist; give data.sources.{name}.path=PREFIX without '.bin' or '.idx'"
+            )
+    return prefix
+
+
+def inputs(name: str, source: MegatronSource) -> tuple[InputFile, ...]:
+    """Both files of the pair."""
+    prefix = megatron_prefix(name, source)
+    return tuple(InputFile.of(path) for path in (bin_path(prefix), index_path(prefix)))
+
+
+def _holds_no_text(name: str, _source: MegatronSource) -> NoReturn:
+    raise DataError(f"source '{name}' is a token file: it holds no text")
+
+
+KIND = SourceKind[MegatronSource](open_corpus=_holds_no_text, inputs=inputs)

@@ -1,0 +1,135 @@
+"""Training beside a look at its data: each rank reads a share of the prepared files and compares their checksums.
+
+begin               says whether the sources have changed, and starts a thread on each rank
+has_found_damage    asked once a step: the ranks then stop together
+finish              before a checkpoint is saved: nothing that was learnt from damaged data is kept
+"""
+
+import logging
+import socket
+import threading
+from types import TracebackType
+
+from evenpack.data.prepare.changed_inputs import refuse_changed_sources
+from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.data.prepare.verification import Verified, Verifier
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.distributed import World
+from evenpack.errors import DataError, EvenpackError, RunError
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 30.0
+"""Between two words of the ranks to each other while they wait: far below the time-outs of their collectives."""
+
+
+class DataVerification:
+    """One rank's share of the prepared files, read once by a thread of its own; `finish` is called by all ranks."""
+
+    def __init__(self, prepared: PreparedData, world: World) -> None:
+        self._world = world
+        self._verifier = Verifier(prepared.directory, prepared.manifest)
+        self._share = _share(prepared, world)
+        self._cancelled = threading.Event()
+        self._verified: Verified | None = None
+        self._error: str | None = None
+        # A daemon: a run that ends on an error must not wait for the disk.
+        self._thread = threading.Thread(target=self._read, name="verification", daemon=True)
+        self._is_due = prepared.config.verify_in_training
+
+    @classmethod
+    def begin(cls, prepared: PreparedData, world: World) -> "DataVerification":
+        """Starts to read, unless data.verify_in_training is false.
+
+        Raises: DataError, on all ranks, if the sources have changed and data.on_changed_sources is `error`.
+        """
+        _heed_changed_sources(prepared, world)
+        verification = cls(prepared, world)
+        if verification._is_due:
+            verification._thread.start()
+        return verification
+
+    @property
+    def has_found_damage(self) -> bool:
+        """Whether this rank has read its share, and not all of it is as it was written."""
+        return self._verified is not None and bool(self._verified.damages)
+
+    def finish(self) -> None:
+        """Waits until all files are read; later calls do nothing.
+
+        Raises: DataError, on all ranks, naming each damaged file.
+        """
+        if not self._is_due:
+            return
+        if self._thread.is_alive() and self._world.is_main:
+            log.info("the checkpoint waits until the prepared data is verified")
+        while not all(self._world.all_gather(self._is_read(_PATIENCE_SECONDS))):
+            pass
+        self._is_due = False
+        reports = self._world.all_gather((self._verified, self._error, socket.gethostname()))
+        for rank, (verified, error, host) in enumerate(reports):
+            if verified is None:
+                raise RunError(f"rank {rank} on {host} could not verify the prepared data: {error}")
+            seen = f" (seen by rank {rank} on {host}; nothing that was learnt from it since is saved)"
+            self._verifier.refuse(verified.damages, seen=seen)
+        if self._world.is_main:
+            log.info("%s", _describe([verified for verified, _, _ in reports if verified is not None]))
+
+    def __enter__(self) -> "DataVerification":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the thread. An error that damaged data may well have caused is told as that, as far as it is known."""
+        self._cancelled.set()
+        if self._verified is not None and isinstance(error, Exception) and not isinstance(error, EvenpackError):
+            try:
+                self._verifier.refuse(self._verified.damages, seen=f" (seen by rank {self._world.rank})")
+            except DataError as damage:
+                raise damage from error
+
+    def _read(self) -> None:
+        share, shares = self._share
+        try:
+            self._verified = self._verifier.verify_share(share, shares, is_cancelled=self._cancelled.is_set)
+        except Exception as error:  # whatever it is, `finish` tells it on all ranks
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _is_read(self, patience_seconds: float) -> bool:
+        self._thread.join(patience_seconds)
+        return not self._thread.is_alive()
+
+
+def _share(prepared: PreparedData, world: World) -> tuple[int, int]:
+    """This rank's place among those that see the very same files, and their number: machines may have copies."""
+    status = (prepared.directory / MANIFEST).stat()
+    seen = world.all_gather((status.st_ino, status.st_ctime_ns))
+    alike = [rank for rank, identity in enumerate(seen) if identity == seen[world.rank]]
+    return alike.index(world.rank), len(alike)
+
+
+def _heed_changed_sources(prepared: PreparedData, world: World) -> None:
+    if prepared.config.on_changed_sources == "ignore":
+        return
+    finding = world.on_main(lambda: _changed_sources(prepared))
+    if finding is not None and prepared.config.on_changed_sources == "error":
+        raise DataError(f"{finding}, or train on the packs as they are with data.on_changed_sources=warn")
+    if finding is not None and world.is_main:
+        log.warning("%s. This run goes on with the packs as they were prepared", finding)
+
+
+def _changed_sources(prepared: PreparedData) -> str | None:
+    try:
+        refuse_changed_sources(prepared.config, prepared.manifest, prepared.directory)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _describe(shares: list[Verified]) -> str:
+    read, seconds = sum(share.bytes for share in shares), max(share.elapsed_seconds for share in shares)
+    return (
+        f"the prepared data is as it was written: {read / 1e6:,.1f} MB verified by {len(shares)} ranks in "
+        f"{seconds:,.2f} s beside the training ({read / max(seconds, 1e-9) / 1e9:.2f} GB/s)"
+    )

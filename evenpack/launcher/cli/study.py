@@ -1,0 +1,61 @@
+"""`evenpack study NAME`: a command for each of the studies that `evenpack.studies.registry` knows."""
+
+from collections.abc import Callable
+from typing import Any
+
+from evenpack.launcher.cli.arguments import AsJson, LengthsInput, Overrides, RunFile, Save, load, reporting
+from evenpack.launcher.cli.measuring import settle_rank
+from evenpack.launcher.cli.subject_options import takes, takes_subject
+from evenpack.studies.lengths.options import SubjectOptions
+from evenpack.studies.registry import LENGTHS_STUDIES, RUN_STUDIES, LengthsStudy, RunStudy
+
+
+def lengths_command(study_class: type[LengthsStudy]) -> Callable[..., None]:
+    """A study of lengths as a command."""
+
+    def command(
+        lengths: LengthsInput,
+        overrides: Overrides = None,
+        *,
+        options: SubjectOptions,
+        study: LengthsStudy,
+        save: Save = None,
+        as_json: AsJson = False,
+    ) -> None:
+        with reporting(as_json, save=save) as report:
+            from evenpack.studies.lengths.subject import find_subject
+
+            report.take(study.run(lambda: find_subject(lengths, overrides or [], options)))
+
+    return takes_subject(_explained(takes("study", study_class)(command), study_class))
+
+
+def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
+    """A study of a prepared run as a command."""
+
+    def command(
+        run_file: RunFile,
+        overrides: Overrides = None,
+        *,
+        study: RunStudy,
+        save: Save = None,
+        as_json: AsJson = False,
+    ) -> None:
+        config = load(run_file, overrides)
+        with reporting(as_json, save=save) as report:
+            settle_rank()
+            report.take(study.run(config))
+
+    return _explained(takes("study", study_class)(command), study_class)
+
+
+def _explained(command: Callable[..., None], study_class: type[Any]) -> Callable[..., None]:
+    command.__doc__ = study_class.__doc__
+    return command
+
+
+STUDIES: dict[str, Callable[..., None]] = {
+    **{name: lengths_command(study_class) for name, study_class in LENGTHS_STUDIES.items()},
+    **{name: run_command(study_class) for name, study_class in RUN_STUDIES.items()},
+}
+"""In the order of `evenpack study --help`."""

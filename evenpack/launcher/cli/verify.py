@@ -1,0 +1,75 @@
+"""`evenpack verify`."""
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, load, reporting
+
+if TYPE_CHECKING:
+    from evenpack.console import Report
+    from evenpack.data.prepare.verification import Verified
+    from evenpack.engine.config import RunConfig
+
+EXIT_DAMAGED = 1
+"""Where a file is not as it was written."""
+
+
+def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Compare every file of the prepared data with its checksum.
+
+    Names each damaged file and where its damage begins. Exit code 0 where all are as they were written, 1 where one is
+    not, 2 where the data is not prepared.
+
+    \b
+    Example:
+      evenpack verify configs/gpt2_mini_wiki.yaml
+    """
+    config = load(run_file, overrides)
+    with reporting(as_json) as report:
+        is_sound = _verify(config, report)
+    raise typer.Exit(0 if is_sound else EXIT_DAMAGED)
+
+
+def _verify(config: "RunConfig", report: "Report") -> bool:
+    """Raises: NotPreparedError if there is nothing to verify; DataError for a damaged manifest or one of other data."""
+    from evenpack import console
+    from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
+    from evenpack.data.prepare.shown import PrepareProgress
+    from evenpack.data.prepare.verification import Verifier, remedy
+
+    directory = config.prepared_dir.expanduser().absolute()
+    manifest = Manifest.read(directory)
+    refuse_differences(manifest.data, data_section(config.data), directory)
+    with PrepareProgress(console.messages()) as progress:
+        verified = Verifier(directory, manifest).verify_all(progress)
+    report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
+    lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {_rate(verified)}"]
+    if verified.damages:
+        report.value["remedy"] = remedy(directory)
+        lines = [
+            f"{directory}: {len(verified.damages)} of {len(manifest.files)} files are damaged; {_rate(verified)}",
+            *(f"  {damage.describe()}" for damage in verified.damages),
+            remedy(directory),
+        ]
+    report.shown.append(console.text("\n".join(lines)))
+    return not verified.damages
+
+
+def _figures(verified: "Verified") -> dict[str, Any]:
+    return {
+        "bytes": verified.bytes,
+        "elapsed_seconds": verified.elapsed_seconds,
+        "bytes_per_second": verified.bytes_per_second,
+        "damaged": [
+            {"file": damage.path, "problem": damage.problem, "first_bad_byte": damage.first_bad_byte}
+            for damage in verified.damages
+        ],
+    }
+
+
+def _rate(verified: "Verified") -> str:
+    return (
+        f"{verified.bytes / 1e6:,.1f} MB read in {verified.elapsed_seconds:,.2f} s "
+        f"({verified.bytes_per_second / 1e9:.2f} GB/s)"
+    )

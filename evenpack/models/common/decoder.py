@@ -1,0 +1,98 @@
+"""What decoders have in common: blocks of causal attention, and the next token predicted at every slot.
+
+Shapes: T = slots of the micro-batch, C = hidden size, V = vocabulary.
+"""
+
+import math
+from typing import TypeVar
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from evenpack.batch import CausalTargets, PackedBatch
+from evenpack.kernels.cross_entropy import linear_cross_entropy
+from evenpack.models.common.layers import PreNormBlock, Segments
+from evenpack.models.common.losses import LossSums
+from evenpack.models.common.positions import LearnedPositions, Rotation, alibi_slopes
+from evenpack.models.common.section import DecoderConfig
+from evenpack.models.common.transformer import INITIAL_DEVIATION, PackedTransformer
+
+DecoderConfigT = TypeVar("DecoderConfigT", bound=DecoderConfig)
+
+
+class PackedDecoder(PackedTransformer[DecoderConfigT]):
+    """Pre-norm transformer decoder; a family's `_build` makes the layers."""
+
+    positions: LearnedPositions | None
+    """None for positions without a table."""
+    embedding_dropout: nn.Dropout
+    final_norm: nn.Module
+    output_head: nn.Linear | None
+    """None: the LM head is the token embedding."""
+
+    def _initial_deviation(self, layer: nn.Module) -> float:
+        """Layers that add to the residual stream have less, so that its variance does not grow with depth.
+
+        Source: Radford et al. 2019 (GPT-2), section 2.3.
+        """
+        adds_to_stream = any(
+            layer is output
+            for block in self.blocks
+            if isinstance(block, PreNormBlock)
+            for output in block.residual_outputs
+        )
+        return INITIAL_DEVIATION / math.sqrt(2 * len(self.blocks)) if adds_to_stream else INITIAL_DEVIATION
+
+    def forward(self, batch: PackedBatch) -> LossSums:
+        """Sum of next-token losses over the batch's targets; logits are never held as a whole.
+
+        Raises: ValueError for a batch with masked targets; and see `hidden_states`.
+        """
+        targets = batch.targets
+        if not isinstance(targets, CausalTargets):
+            raise ValueError(
+                f"{type(self).__name__} learns from CausalTargets, the batch has {type(targets).__name__}; take a "
+                "recipe for next-token prediction (documents, concat), or a model.kind of masked tokens"
+            )
+        loss_sum, correct = linear_cross_entropy(
+            self.hidden_states(batch), self.output_weight, targets.labels, targets.weights
+        )
+        return LossSums.of_tokens(loss_sum=loss_sum, correct=correct, targets=batch.local_counts.targets)
+
+    @property
+    def output_weight(self) -> Float[Tensor, " V C"]:
+        """The LM head's matrix."""
+        return self.token_embedding.weight if self.output_head is None else self.output_head.weight
+
+    def logits(self, batch: PackedBatch) -> Float[Tensor, " T V"]:
+        """Scores of the next token at every slot, padding included: T x V numbers at once."""
+        return F.linear(self.hidden_states(batch), self.output_weight)
+
+    def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
+        """Activations after the final norm: what the LM head reads.
+
+        Raises: ValueError if sequences may be longer than the learned position table; BackendError if the attention
+        backend cannot serve on this device, dtype, head size, dropout or kind of positions.
+        """
+        hidden: Tensor = self.token_embedding(batch.tokens)
+        if self.positions is not None:
+            hidden = hidden + self.positions(batch.position_ids, batch.position_rows)
+        hidden = self._through_blocks(self.embedding_dropout(hidden), self._segments(batch))
+        normalised: Tensor = self.final_norm(hidden)
+        return normalised
+
+    def _segments(self, batch: PackedBatch) -> Segments:
+        kind, heads = self.config.positions, self.config.shape["heads"]
+        head_dim = self.config.shape["hidden_size"] // heads
+        return Segments(
+            cu_seqlens=batch.cu_seqlens,
+            max_sequence_length=batch.max_sequence_length,
+            causal=True,
+            alibi_slopes=alibi_slopes(heads, batch.tokens.device) if kind == "alibi" else None,
+            rotation=(
+                Rotation.at(batch.position_ids, head_dim=head_dim, base=self.config.rotary_base)
+                if kind == "rotary"
+                else None
+            ),
+        )

@@ -1,0 +1,55 @@
+"""The `model:` section of a Llama."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from evenpack.models.common.section import DecoderConfig
+
+
+class LlamaConfig(DecoderConfig):
+    """Llama: rotary positions, RMSNorm, SwiGLU, grouped queries, no biases."""
+
+    presets: ClassVar[dict[str, dict[str, int]]] = {
+        "tiny": {"layers": 2, "hidden_size": 128, "heads": 4, "key_value_heads": 2, "feed_forward_size": 352},
+        "160m": {"layers": 12, "hidden_size": 768, "heads": 12, "key_value_heads": 12, "feed_forward_size": 3072},
+        "1.1b": {"layers": 22, "hidden_size": 2048, "heads": 32, "key_value_heads": 4, "feed_forward_size": 5632},
+    }
+    """160m is JackFram/llama-160m (Miao et al. 2023, SpecInfer, arXiv:2305.09781), 1.1b is TinyLlama (Zhang et al.
+    2024, arXiv:2401.02385); tiny is ours, for CPUs."""
+
+    kind: Literal["llama"]
+    preset: Literal["tiny", "160m", "1.1b"] = "160m"
+    positions: Literal["rotary"] = "rotary"
+    key_value_heads: int | None = Field(default=None, ge=1)
+    """A divisor of heads; as many query heads share keys and values as it goes into them."""
+    feed_forward_size: int | None = Field(default=None, ge=1)
+    """Width inside the feed-forward layer."""
+    norm_epsilon: float = Field(default=1e-5, gt=0.0)
+    """Of RMSNorm; 1e-6 in the first Llama, 1e-5 since the second."""
+    tied_head: bool = False
+    """Whether the LM head is the token embedding."""
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> "LlamaConfig":
+        heads, key_value_heads = self.shape["heads"], self.shape["key_value_heads"]
+        if heads % key_value_heads:
+            divisors = [str(count) for count in range(1, heads + 1) if heads % count == 0]
+            raise ValueError(
+                f"key_value_heads ({key_value_heads}) must divide heads ({heads}): one of {', '.join(divisors)}"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.shape["hidden_size"] // self.shape["heads"]
+
+    @property
+    def key_value_size(self) -> int:
+        """Channels of all keys, or of all values."""
+        return self.shape["key_value_heads"] * self.head_dim
+
+    @property
+    def unseen_in_weights(self) -> dict[str, Any]:
+        return super().unseen_in_weights | {"norm_epsilon": self.norm_epsilon}

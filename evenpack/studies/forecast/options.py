@@ -1,0 +1,35 @@
+"""The options of `evenpack study forecast`, as people write them."""
+
+from pathlib import Path
+
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.errors import ConfigError
+from evenpack.studies.forecast.command import ForecastCommand
+from evenpack.studies.forecast.forecast import ForecastOptions
+from evenpack.studies.forecast.logged_ranks import LoggedRanks, read_logged_ranks
+from evenpack.studies.throughput.contenders import parse_forms
+from evenpack.studies.throughput.options import parse_clock
+
+
+def parse_options(command: ForecastCommand) -> ForecastOptions:
+    """Raises: ConfigError for what cannot be timed, before anything is read."""
+    words = [word.strip() for word in command.ranks.split(",")]
+    wrong = [word for word in words if not word.isdecimal()]
+    if wrong:
+        raise ConfigError(f"--ranks {command.ranks}: '{wrong[0]}' is no number of ranks; give 2,4,8")
+    return ForecastOptions(
+        forms=parse_forms(command.layouts),
+        ranks=tuple(sorted({int(word) for word in words} - {1})),  # one rank is measured in any case
+        steps=command.steps,
+        fit_steps=command.fit_steps,
+        warmup=command.warmup,
+        simulated_steps=command.simulated_steps,
+        clock=parse_clock(command.clock),
+    )
+
+
+def read_log(path: Path, *, warmup: int) -> LoggedRanks:
+    """Raises: ConfigError if there is no such file; DataError or RunError for one that says nothing of ranks."""
+    if not path.is_file():
+        raise ConfigError(f"--log {path}: there is no such file; give the metrics.jsonl of a run")
+    return read_logged_ranks(read_metrics(path), warmup=warmup)

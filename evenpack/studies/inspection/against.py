@@ -1,0 +1,33 @@
+"""`evenpack inspect --against`: a list of lengths beside another."""
+
+from collections.abc import Sequence
+
+from evenpack.errors import ConfigError, EvenpackError
+from evenpack.studies.lengths.distance import HistogramDistance, histogram_distance
+from evenpack.studies.lengths.reading import read_histogram
+from evenpack.studies.lengths.subject import Subject
+
+
+def refuse_senseless(against: str, inputs: Sequence[str]) -> None:
+    """Raises: ConfigError where there is not one thing on each side."""
+    if len(inputs) > 1:
+        raise ConfigError(f"--against compares one input with {against}, and {len(inputs)} were given: leave one")
+    if against.endswith((".yaml", ".yml")):
+        raise ConfigError(
+            f"--against takes a published name or a file of lengths, and {against} is a run: make it INPUT instead"
+        )
+    if against == "-" == inputs[0]:
+        raise ConfigError("--against - and INPUT - would read standard input twice: write one of them to a file")
+
+
+def distance_to(subject: Subject, against: str) -> HistogramDistance:
+    """Of the subject's lengths, as they are packed, to those called `against`: a published name, or what can be read
+    without any option.
+
+    Raises: as `read_histogram`, `--against` named.
+    """
+    try:
+        other = read_histogram(against)
+    except EvenpackError as error:
+        raise type(error)(f"--against {against}: {error}") from error
+    return histogram_distance(subject.histogram, other, origin="standard input" if against == "-" else against)

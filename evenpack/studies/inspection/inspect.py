@@ -1,0 +1,117 @@
+"""What `evenpack inspect` does."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from evenpack import console
+from evenpack.errors import ConfigError
+from evenpack.studies.inspection.tables import histogram_table, lengths_table, splits_table
+from evenpack.studies.lengths.statistics import length_ranges, length_statistics
+from evenpack.studies.lengths.subject import Subject, long_lines
+from evenpack.studies.packing.options import parse_pack_lengths
+from evenpack.studies.packing.packing import (
+    CURVE_DEPTHS,
+    OVERVIEW_DEPTHS,
+    at_work,
+    pack_lengths_to_try,
+    study_packing,
+    sweep_pack_lengths,
+)
+from evenpack.studies.packing.plots import plot_depth_curves, plot_packing
+from evenpack.studies.packing.recommendation import recommend
+from evenpack.studies.packing.tables import depth_curves_table, packing_table, recommendation_text
+from evenpack.studies.plotting import require_plot
+
+
+def inspect_lengths(
+    subject: Subject, *, pack_lengths: str | None, plot: Path | None
+) -> tuple[dict[str, Any], list[RenderableType]]:
+    """The figures as a value for JSON and as what rich can print; draws them too if asked.
+
+    Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib, or pack lengths
+    that are no numbers.
+    """
+    if plot is not None:
+        require_plot(plot)
+    histogram, pack_length = subject.histogram, subject.pack_length
+    tried = pack_lengths_to_try(pack_length) if pack_lengths is None else parse_pack_lengths(pack_lengths)
+    lengths = sorted({pack_length, *tried})
+    statistics = length_statistics(histogram, pack_length=pack_length)
+    with console.messages().status("packing ...") as status:
+
+        def begin(algorithm: str, depth: int | None) -> None:
+            status.update(at_work(algorithm, depth))
+
+        packings = study_packing(
+            histogram, pack_length=pack_length, depths=OVERVIEW_DEPTHS, baselines=False, begin=begin
+        )
+        sweep = sweep_pack_lengths(histogram, lengths, algorithm="longest_pack_first", depths=OVERVIEW_DEPTHS)
+        fullest = sweep_pack_lengths(histogram, lengths, algorithm="auto", depths=(None,), begin=begin)
+        found = recommend(
+            packings,
+            fullest,
+            lambda chosen: sweep_pack_lengths(
+                histogram, [chosen], algorithm="auto", depths=OVERVIEW_DEPTHS[1:], begin=begin
+            ),
+        )
+    by_pack_length = {f"{length:,} slots": [row for row in sweep if row.pack_length == length] for length in lengths}
+    shown: list[RenderableType] = [
+        *long_lines(subject),
+        lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
+        histogram_table(length_ranges(histogram), sequences=statistics.sequences),
+        packing_table(packings, pack_length=pack_length),
+        depth_curves_table(
+            by_pack_length,
+            fullest,
+            title="Pack lengths by limit of depth (longest_pack_first): efficiency, speed-up over padding",
+        ),
+        recommendation_text(found),
+    ]
+    if subject.splits:
+        shown.insert(0, splits_table(subject.splits, title="Sources"))
+    if plot is not None:
+        plot_packing(histogram, statistics, packings, plot, pack_length=pack_length, sweep=sweep)
+        shown.append(console.text(f"Drew {plot}"))
+    value = {
+        "origin": subject.origin,
+        "pack_length": pack_length,
+        "long_sequences": subject.long_sequences(),
+        "splits": subject.splits,
+        "lengths": statistics,
+        "histogram": histogram.counts[: histogram.longest].tolist(),
+        "packings": packings,
+        "pack_lengths": sweep,
+        "pack_lengths_auto": fullest,
+        "recommendation": found,
+    }
+    return value, shown
+
+
+def inspect_side_by_side(
+    subjects: Sequence[Subject], *, plot: Path | None
+) -> tuple[dict[str, Any], list[RenderableType]]:
+    """What packing makes of several lists of lengths, by depth; each at its own pack length.
+
+    Raises: as `inspect_lengths`.
+    """
+    if plot is not None:
+        require_plot(plot)
+    names = [subject.origin for subject in subjects]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"'{twice[0]}' is given twice: compare inputs of different names")
+    curves = {
+        subject.origin: sweep_pack_lengths(
+            subject.histogram, [subject.pack_length], algorithm="longest_pack_first", depths=CURVE_DEPTHS
+        )
+        for subject in subjects
+    }
+    title = "Limits of depth (longest_pack_first): efficiency, speed-up over padding"
+    shown: list[RenderableType] = [depth_curves_table(curves, title=title)]
+    if plot is not None:
+        plot_depth_curves(curves, plot)
+        shown.append(console.text(f"Drew {plot}"))
+    return {"curves": curves}, shown

@@ -1,0 +1,78 @@
+"""`evenpack inspect` as tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from evenpack.console import pairs, percent, table
+from evenpack.studies.lengths.distance import HistogramDistance
+from evenpack.studies.lengths.statistics import LengthRange, LengthStatistics
+
+_BAR_CELLS = 40
+
+
+def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
+    """`Manifest.summary`."""
+    shown = []
+    for row in rows:
+        full = bool(row["packs"])
+        shown.append(
+            {
+                "source": row["source"],
+                "split": row["split"],
+                "documents": row["documents"],
+                "sequences": row["sequences"],
+                "tokens": row["tokens"],
+                "cut": row["tokens_cut"],
+                "dropped": row["tokens_dropped"],
+                "packs": row["packs"],
+                "efficiency": percent(row["packing_efficiency"]) if full else None,
+                "factor": f"{row['packing_factor']:.3f}" if full else None,
+                "packed by": row["packing_algorithm"],
+            }
+        )
+    return table(shown, title=title)
+
+
+def lengths_table(statistics: LengthStatistics, *, origin: str, pack_length: int) -> Table:
+    """Lengths and what padding would cost."""
+    return pairs(
+        {
+            "sequences": statistics.sequences,
+            "tokens": statistics.tokens,
+            "length": f"shortest {statistics.shortest:,}, mean {statistics.mean:,.1f}, median {statistics.median:,}, "
+            f"90 % up to {statistics.percentile_90:,}, 99 % up to {statistics.percentile_99:,}, "
+            f"longest {statistics.longest:,}",
+            f"padded to {pack_length:,}": f"{percent(statistics.padding_share)} of all slots would be padding; "
+            f"packing can be up to {statistics.speed_up_limit:.2f} times as fast",
+        },
+        title=f"Lengths of {origin}",
+    )
+
+
+def histogram_table(ranges: Sequence[LengthRange], *, sequences: int) -> Table:
+    """One bar for each range of lengths."""
+    most = max(bar.sequences for bar in ranges)
+    rows = [
+        {
+            "tokens": f"{bar.shortest:,} to {bar.longest:,}",
+            "sequences": bar.sequences,
+            "share": percent(bar.sequences / sequences),
+            "": "█" * round(_BAR_CELLS * bar.sequences / most),
+        }
+        for bar in ranges
+    ]
+    return table(rows)
+
+
+def distance_table(found: HistogramDistance) -> Table:
+    """Lengths against those of another histogram."""
+    return pairs(
+        {
+            "there": f"{found.sequences:,} sequences, mean {found.mean_length:,.1f}, longest {found.longest:,}",
+            "total variation": f"{found.total_variation:.4f}: this share of the sequences would have to change length",
+            "largest CDF gap": f"{found.largest_cdf_gap:.4f}: between the shares of sequences up to a length",
+        },
+        title=f"Lengths against those of {found.origin}",
+    )

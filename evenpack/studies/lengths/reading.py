@@ -1,0 +1,121 @@
+"""Sequence lengths, as people have them, become a histogram.
+
+wikipedia_512             a published histogram (`studies/lengths/published.py`)
+histogram.json            [n1, n2, ...] counts the sequences of length 1, 2, ...; {"17": n, ...} by length;
+                          {"name": either, ...} several, of which one is chosen
+lengths.npy               one integer for each sequence, memory-mapped; or a histogram, if the options say so
+lengths.txt, or -         integers separated by spaces or lines (standard input for -); or a histogram
+*.parquet, .csv, .tsv,    a column of integers, of lists (each has its length), or of text, which a tokenizer measures;
+*.jsonl[.zst|.gz]         two columns of text are a pair
+FOLDER, NAME[:SUBSET]     the same of a dataset, local or of the hub; `glue:cola` knows its columns
+
+    read_histogram -> numbers.py, histograms.py
+                   -> evenpack.data.sources.tables, dataset_table.py -> columns.py
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evenpack.data.packing import LengthHistogram
+from evenpack.data.prepare.progress import NoProgress, Progress
+from evenpack.data.sources.json_lines import JSONL_SUFFIXES
+from evenpack.errors import ConfigError, DataError
+from evenpack.studies.lengths import histograms, numbers
+from evenpack.studies.lengths.options import InputOptions
+from evenpack.studies.lengths.published import published_histogram, published_names
+
+if TYPE_CHECKING:
+    from evenpack.data.sources.tables import Table
+
+_TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", *JSONL_SUFFIXES)
+_FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
+
+
+def read_histogram(
+    source: str, options: InputOptions | None = None, *, progress: Progress | None = None
+) -> LengthHistogram:
+    """Counts the lengths of `source`; `progress` hears of text that is tokenised.
+
+    Raises: ConfigError for options that say nothing about such a source, or are missing; DataError with the place of
+    what is wrong.
+    """
+    options = options or InputOptions()
+    path = Path(source).expanduser()
+    if source in published_names():
+        options.refuse_all_but(source=source, what="a published histogram")
+        return published_histogram(source)
+    if _names_dataset(source, path, options):
+        return _read_dataset(source, options, progress or NoProgress())
+    try:
+        if source.endswith(_TABLE_SUFFIXES):
+            return _read_table(path, options, progress or NoProgress())
+        return _read_numbers(source, path, options)
+    except OSError as error:
+        raise DataError(
+            f"{source} cannot be read: {error.strerror}; published histograms: {', '.join(published_names())}. "
+            "A dataset of the hub has a --tokenizer or --column with it"
+        ) from error
+
+
+def merge_histograms(histograms: list[LengthHistogram]) -> LengthHistogram:
+    """Of all their sequences together."""
+    counts = np.zeros(max(len(histogram.counts) for histogram in histograms), dtype=np.int64)
+    for histogram in histograms:
+        counts[: len(histogram.counts)] += histogram.counts
+    return LengthHistogram(counts=counts)
+
+
+def _names_dataset(source: str, path: Path, options: InputOptions) -> bool:
+    """A folder, or what is no file, looks like none, and comes with what only datasets need."""
+    if path.exists() or source == "-":
+        return path.is_dir()
+    needs_dataset = ":" in source or options.tokenizer or options.column or options.split
+    return bool(needs_dataset) and not source.endswith(_FILE_SUFFIXES)
+
+
+def _read_numbers(source: str, path: Path, options: InputOptions) -> LengthHistogram:
+    if path.suffix == ".json":
+        options.refuse_all_but("name", source=source, what="a file of histograms")
+        return histograms.from_json(path, options.name)
+    if path.suffix == ".npz":
+        raise DataError(f"{source} may hold several arrays (.npz): save the lengths alone with numpy.save, as .npy")
+    options.refuse_all_but("histogram", source=source, what="a list of bare numbers")
+    if path.suffix == ".npy":
+        return numbers.from_array(path, are_counts=options.histogram)
+    if source == "-":
+        return numbers.from_text(sys.stdin.buffer.read, "standard input", are_counts=options.histogram)
+    with path.open("rb") as file:
+        return numbers.from_text(file.read, source, are_counts=options.histogram)
+
+
+def _read_table(path: Path, options: InputOptions, progress: Progress) -> LengthHistogram:
+    options.refuse_all_but("column", "tokenizer", source=str(path), what="a file of columns")
+    from evenpack.studies.lengths.columns import count_table
+
+    return count_table(_open_table(path), options, progress)
+
+
+def _open_table(path: Path) -> "Table":
+    from evenpack.data.sources.tables.csv import CsvTable
+    from evenpack.data.sources.tables.jsonl import JsonlTable
+    from evenpack.data.sources.tables.parquet import ParquetTable
+
+    if path.name.endswith(JSONL_SUFFIXES):
+        return JsonlTable(path)
+    return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path)
+
+
+def _read_dataset(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:
+    options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
+    from evenpack.studies.lengths.columns import count_table
+    from evenpack.studies.lengths.dataset_table import DatasetTable, known_columns
+
+    known = known_columns(source)
+    if known and options.tokenizer is None and options.column is None:
+        raise ConfigError(
+            f"the lengths of {source} are those of its texts ({', '.join(known)}): they need --tokenizer NAME or FOLDER"
+        )
+    return count_table(DatasetTable(source, options.split), options, progress, known_columns=known)

@@ -1,0 +1,126 @@
+"""What `inspect` and the studies of lengths look at: a prepared run, or any list of lengths."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from evenpack import console
+from evenpack.config import load_run_file, nearest
+from evenpack.data.packing import FittedHistogram, LengthHistogram
+from evenpack.data.prepare.shown import PrepareProgress
+from evenpack.data.prepared import PreparedData
+from evenpack.data.sequences import length_chunks
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError, DataError, PackingError
+from evenpack.models.common.section import TransformerConfig
+from evenpack.studies.lengths.options import SubjectOptions
+from evenpack.studies.lengths.reading import merge_histograms, read_histogram
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Lengths, and where they come from."""
+
+    origin: str
+    pack_length: int
+    fitted: FittedHistogram
+    """To `pack_length`, as `--long` has it."""
+    splits: tuple[dict[str, Any], ...]
+    """`Manifest.summary` of a run; empty for a bare list of lengths."""
+    model: TransformerConfig | None
+    """The run's; None for a bare list of lengths."""
+
+    @property
+    def histogram(self) -> LengthHistogram:
+        """No sequence in it is longer than `pack_length`."""
+        return self.fitted.histogram
+
+    def long_sequences(self) -> dict[str, Any]:
+        """What was longer than a pack, for JSON."""
+        fitted = self.fitted
+        return {"policy": fitted.policy, "sequences": fitted.long_sequences, "tokens_lost": fitted.tokens_lost}
+
+
+def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions) -> Subject:
+    """A `.yaml` file is a run, anything else a list of lengths.
+
+    Raises: ConfigError for options that do not go together; DataError or PackingError for what cannot be read.
+    """
+    if options.pack_length is not None and options.pack_length < 1:
+        raise ConfigError(f"--pack-length must be at least 1, not {options.pack_length}")
+    if options.pack_length is None and options.long != "error":
+        raise ConfigError(f"--long {options.long} needs a --pack-length: longer than what is to be too long?")
+    if lengths.endswith((".yaml", ".yml")):
+        if options.name is not None:
+            raise ConfigError("--name chooses among the histograms of a .json file; a run's sources have --source")
+        options.refuse_all_but(source=lengths, what="a run")
+        return _of_run(Path(lengths), overrides, options)
+    if overrides or options.source is not None:
+        raise ConfigError(f"{lengths} is no run file (.yaml): overrides and --source say nothing about it")
+    histogram = _read(lengths, options)
+    origin = options.name or ("standard input" if lengths == "-" else lengths)
+    return _fit(histogram, options, origin=origin, pack_length=histogram.longest, splits=(), model=None)
+
+
+def long_lines(subject: Subject) -> list[RenderableType]:
+    fitted = subject.fitted
+    if not fitted.long_sequences:
+        return []
+    done = {"truncate": "cut", "drop": "left out", "split": "split"}[fitted.policy]
+    return [
+        console.text(
+            f"{fitted.long_sequences:,} sequences longer than {subject.pack_length:,} were {done}: "
+            f"{fitted.tokens_lost:,} tokens lost"
+        )
+    ]
+
+
+def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -> Subject:
+    source = options.source
+    config = load_run_file(run_file, RunConfig, overrides)
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    if source is not None and source not in prepared.source_names:
+        raise ConfigError(f"--source {source}: {run_file} has no such source; {nearest(source, prepared.source_names)}")
+    histograms = []
+    for name in prepared.source_names if source is None else (source,):
+        view = prepared.view(name, "train")
+        if view.count:
+            histograms.append(LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length))
+    if not histograms:
+        raise DataError(f"{prepared.directory} holds no sequence to train on")
+    return _fit(
+        merge_histograms(histograms),
+        options,
+        origin=source or config.run.name,
+        pack_length=prepared.pack_length,
+        splits=tuple(prepared.manifest.summary()),
+        model=config.model,
+    )
+
+
+def _fit(
+    histogram: LengthHistogram,
+    options: SubjectOptions,
+    *,
+    origin: str,
+    pack_length: int,
+    splits: tuple[dict[str, Any], ...],
+    model: TransformerConfig | None,
+) -> Subject:
+    """`pack_length` unless the options have another."""
+    pack_length = options.pack_length or pack_length
+    try:
+        fitted = histogram.fitted(pack_length, options.long)
+    except PackingError as error:
+        raise PackingError(f"{error} (--pack-length, --long)") from error
+    return Subject(origin=origin, pack_length=pack_length, fitted=fitted, splits=splits, model=model)
+
+
+def _read(lengths: str, options: SubjectOptions) -> LengthHistogram:
+    if options.tokenizer is None:
+        return read_histogram(lengths, options)
+    with PrepareProgress(console.messages()) as progress:
+        return read_histogram(lengths, options, progress=progress)

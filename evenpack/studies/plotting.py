@@ -1,0 +1,133 @@
+"""Figures as PNG. matplotlib is an extra: without it nothing else is missing."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evenpack.errors import ConfigError
+from evenpack.files import atomic_open
+
+INK = "#1f2933"
+_FAINT = "#9aa5b1"
+_GRID = "#e4e7eb"
+COLOURS = ("#2563eb", "#e8590c", "#0f9d76", "#9333ea", "#c2255c", "#8d6e00")
+
+_STYLE: dict[str, Any] = {
+    "figure.dpi": 100,
+    "savefig.dpi": 160,
+    "figure.facecolor": "white",
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": _FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": _GRID,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+}
+
+_LABEL_POINTS = 13.0
+"""Height of a line's name."""
+_LEADER = 0.03
+"""Length of the line that leads to a name, as a share of the axes' width."""
+
+
+def require_plot(path: Path) -> None:
+    """Raises: ConfigError if no PNG can be drawn at `path`, before any work is done for it."""
+    require_matplotlib()
+    if path.suffix != ".png" or path.is_dir():
+        raise ConfigError(f"a plot is a PNG file: give --plot a name like {path.with_suffix('.png')}, not {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path.parent}, where the plot would go, is no folder: {error.strerror}") from error
+
+
+def require_matplotlib() -> None:
+    """Raises: ConfigError if there is none."""
+    try:
+        import matplotlib  # noqa: F401  # looked for, not used
+    except ImportError as error:
+        raise ConfigError("plots need matplotlib: install it with `pip install 'evenpack[plots]'`") from error
+
+
+@contextmanager
+def figure_as_png(path: Path, *, width: float, height: float) -> Iterator[Any]:
+    """A figure in inches that becomes a PNG, atomically; matplotlib's global state stays as it is."""
+    require_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height))
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_open(path) as file:
+            figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.2)
+
+
+def write_title(axes: Any, finding: str) -> None:
+    axes.set_title(finding, loc="left", fontsize=11.5, fontweight="bold", pad=12)
+
+
+def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
+    """Writes (text, height, colour) right of the axes where each line ends, moved apart where two would overlap.
+
+    A thin line leads from where a line ends to where its text had to go. On linear and logarithmic axes.
+    """
+    axes.margins(x=0.02)
+    axes.set_ylim(*axes.get_ylim())  # the labels hang on it
+    height_points = axes.get_window_extent().height / axes.figure.dpi * 72
+    to_fraction = axes.transData + axes.transAxes.inverted()
+    at = axes.get_xlim()[1]
+    ordered = sorted(
+        ((text, float(to_fraction.transform((at, y))[1]), colour) for text, y, colour in ends), key=_height
+    )
+    gap = _LABEL_POINTS / height_points
+    places = spread([end[1] for end in ordered], gap=gap, low=0.0)
+    for (text, height, colour), place in zip(ordered, places, strict=True):
+        moved = abs(place - height) > gap / 2
+        if moved:
+            axes.plot(
+                [1.0, 1.0 + _LEADER],
+                [height, place],
+                color=colour,
+                linewidth=0.7,
+                transform=axes.transAxes,
+                clip_on=False,
+            )
+        axes.annotate(
+            text,
+            (1.0 + (_LEADER if moved else 0.0), place),
+            xycoords="axes fraction",
+            xytext=(2 if moved else 6, 0),
+            textcoords="offset points",
+            va="center",
+            color=colour,
+            fontweight="bold",
+            annotation_clip=False,
+        )
+
+
+def _height(end: tuple[str, float, str]) -> float:
+    """From above to below."""
+    return -end[1]
+
+
+def spread(heights: Sequence[float], *, gap: float, low: float) -> list[float]:
+    """Falling heights, moved down until each is `gap` below the one before, then up again until none is below `low`."""
+    places: list[float] = []
+    for height in heights:
+        places.append(min(height, places[-1] - gap) if places else height)
+    floor = low
+    for index in reversed(range(len(places))):
+        places[index] = max(places[index], floor)
+        floor = places[index] + gap
+    return places

@@ -1,0 +1,47 @@
+"""The studies, by the names that `evenpack study` knows.
+
+A study is a frozen dataclass: each field is an option of the command line, its docstring is the help, `run` does the
+work. It stands in `command.py` of the study's folder, and imports whatever is heavy inside `run`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from evenpack.console import Report
+from evenpack.studies.forecast.command import ForecastCommand
+from evenpack.studies.imbalance.command import ImbalanceCommand
+from evenpack.studies.packing.command import PackingCommand
+from evenpack.studies.throughput.command import ThroughputCommand
+
+if TYPE_CHECKING:
+    from evenpack.engine.config import RunConfig
+    from evenpack.studies.lengths.subject import Subject
+
+
+@runtime_checkable
+class LengthsStudy(Protocol):
+    """Looks at lengths: those of a prepared run, or any list of them."""
+
+    def run(self, find_subject: "Callable[[], Subject]") -> Report:
+        """Checks its options, then reads the lengths. Raises: EvenpackError."""
+        ...
+
+
+@runtime_checkable
+class RunStudy(Protocol):
+    """Times steps of a prepared run on this machine's devices."""
+
+    def run(self, config: "RunConfig") -> Report:
+        """On every rank. Raises: EvenpackError."""
+        ...
+
+
+LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
+    "packing": PackingCommand,
+    "imbalance": ImbalanceCommand,
+}
+
+RUN_STUDIES: dict[str, type[RunStudy]] = {
+    "throughput": ThroughputCommand,
+    "forecast": ForecastCommand,
+}

@@ -1,0 +1,94 @@
+"""YAML as run files and overrides are written in it: whatever cannot be read is a message, and a short one."""
+
+import re
+import reprlib
+from typing import Any
+
+import yaml
+
+from evenpack.errors import ConfigError
+
+_MOST_VALUES = 100_000
+"""In a run file, each alias counted as what it stands for: a few lines of aliases can stand for a billion values."""
+
+_MOST_COLUMNS = 160
+"""Of a value in a message."""
+
+
+def shown(value: Any) -> str:
+    """The value as it stands in a message: a line at most, however large it is."""
+    brief = reprlib.Repr()
+    brief.maxlevel, brief.maxstring, brief.maxother = 3, _MOST_COLUMNS, _MOST_COLUMNS
+    return cut(brief.repr(value))
+
+
+def cut(text: str) -> str:
+    """As much of a text of the user's as stands in a message."""
+    return text if len(text) <= _MOST_COLUMNS else f"{text[: _MOST_COLUMNS - 4]} ..."
+
+
+class _RunFileLoader(yaml.SafeLoader):
+    """YAML 1.2 floats ('6e-4' is a number), dates stay text, and a key given twice is an error."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        _require_finite(node)
+        return super().construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise _refusal(f"{shown(node.value)} cannot be read as {kind}", node) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise _refusal(f"a key must be text, found {shown(key)}", key_node)
+            if key in seen:
+                raise _refusal(f"key {shown(key)} is given twice", key_node)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _refusal(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _require_finite(root: yaml.Node) -> None:
+    """Refuses a document that stands for more values than anyone writes, or for endlessly many."""
+    sizes: dict[int, int | None] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = None  # under way: whoever meets it again is inside it
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
+            sizes[id(node)] = 1 + sum(size(part) for part in inner)
+        found = sizes[id(node)]
+        if found is None:
+            raise _refusal("an alias stands inside what it is an alias of", node)
+        return found
+
+    if size(root) > _MOST_VALUES:
+        raise _refusal(f"it stands for {size(root):,} values, its aliases written out; at most {_MOST_VALUES:,}", root)
+
+
+_FLOAT = r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"
+_RunFileLoader.yaml_implicit_resolvers = {  # a run may be named 2026-11-22
+    letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_RunFileLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
+
+
+def read_yaml(text: str, problem: str) -> Any:
+    """What the text stands for. Raises: ConfigError that begins with `problem`."""
+    try:
+        return yaml.load(text, Loader=_RunFileLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{problem}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{problem}: brackets are nested too deeply") from error

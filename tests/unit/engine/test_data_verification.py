@@ -1,0 +1,214 @@
+"""Training on damaged or changed data: it stops before anything is saved, and says which file it was."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_run import lone_world, tiny_gpt2_run
+
+from evenpack.config import validate
+from evenpack.data.prepare.verification import Verified, Verifier
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.build import Run
+from evenpack.engine.checkpoints.store import CheckpointStore
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.train import TrainOutcome, train_in
+from evenpack.errors import DataError, RunError
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with lone_world() as alone:
+        yield alone
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return tiny_gpt2_run(tmp_path)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("evenpack"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="evenpack")
+    return caplog
+
+
+def with_data(config: RunConfig, **changes: Any) -> RunConfig:
+    values = config.model_dump()
+    values["data"] |= changes
+    return validate(values, RunConfig, origin="test")
+
+
+def train(world: World, config: RunConfig) -> TrainOutcome:
+    return train_in(world, config, stop_requested=lambda: False)
+
+
+def swap_tokens(config: RunConfig) -> Path:
+    """Damage that no size and no range of ids shows."""
+    path = config.prepared_dir / "sources" / "one" / "tokens.bin"
+    tokens = np.fromfile(path, np.uint16)
+    tokens[40:80] = tokens[40:80][::-1].copy()
+    tokens.tofile(path)
+    return path
+
+
+def checkpoints(config: RunConfig) -> list[str]:
+    return [path.name for path in (config.run.output_dir / "checkpoints").glob("step_*")]
+
+
+def test_training_on_damaged_tokens_stops_with_the_name_of_the_file_and_saves_nothing(
+    world: World, config: RunConfig
+) -> None:
+    path = swap_tokens(config)
+    with pytest.raises(DataError, match=rf"is damaged .*nothing that was learnt.*:\n  {path} is not as it was written"):
+        train(world, config)
+    assert checkpoints(config) == []
+
+
+def test_training_that_does_not_verify_goes_on_over_the_same_damage(world: World, config: RunConfig) -> None:
+    swap_tokens(config)
+    assert train(world, with_data(config, verify_in_training=False)).state == "finished"
+    assert checkpoints(config) == ["step_000006"]
+
+
+def test_sound_data_is_said_to_be_sound_with_the_rate(
+    world: World, config: RunConfig, told: pytest.LogCaptureFixture
+) -> None:
+    train(world, config)
+    (line,) = [line for line in told.messages if line.startswith("the prepared data is as it was written")]
+    assert "verified by 1 ranks" in line
+    assert "GB/s" in line
+
+
+def slow_verification(monkeypatch: pytest.MonkeyPatch, wait: Callable[[], None], events: list[str]) -> None:
+    verify, save = Verifier.verify_share, CheckpointStore.save
+
+    def verify_slowly(self: Verifier, share: int, shares: int, **options: Any) -> Verified:
+        wait()
+        found = verify(self, share, shares, **options)
+        events.append("verified")
+        return found
+
+    def save_noting(self: CheckpointStore, *arguments: Any) -> Any:
+        events.append("saved")
+        return save(self, *arguments)
+
+    monkeypatch.setattr(Verifier, "verify_share", verify_slowly)
+    monkeypatch.setattr(CheckpointStore, "save", save_noting)
+
+
+def test_the_first_checkpoint_waits_for_the_verification(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+) -> None:
+    events: list[str] = []
+    metrics = config.run.output_dir / "metrics.jsonl"
+
+    def until_the_last_step() -> None:
+        while not metrics.exists() or len(read_metrics(metrics)) < config.training.steps:
+            time.sleep(0.01)
+
+    slow_verification(monkeypatch, until_the_last_step, events)
+    train(world, config)
+    assert events == ["verified", "saved"]
+
+
+def test_damage_that_is_found_early_stops_a_long_run_at_the_next_step(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap_tokens(config)
+    values = config.model_dump()
+    values["training"] |= {"steps": 100_000, "checkpoint_every_steps": None}
+    with pytest.raises(DataError, match=r"tokens\.bin is not as it was written"):
+        train(world, validate(values, RunConfig, origin="test"))
+    assert 1 <= len(read_metrics(config.run.output_dir / "metrics.jsonl")) < 100_000
+
+
+def test_an_error_that_the_damage_caused_names_the_damage(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap_tokens(config)
+    found: list[Verified] = []
+    verify = Verifier.verify_share
+
+    def verify_noting(self: Verifier, share: int, shares: int, **options: Any) -> Verified:
+        found.append(verify(self, share, shares, **options))
+        return found[-1]
+
+    def fail(self: Run, **_: object) -> Iterator[object]:
+        while not found:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        raise IndexError("slices leave the file")
+        yield
+
+    monkeypatch.setattr(Verifier, "verify_share", verify_noting)
+    monkeypatch.setattr(Run, "batches", fail)
+    with pytest.raises(DataError, match=r"tokens\.bin is not as it was written") as caught:
+        train(world, config)
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+def test_a_verification_that_fails_itself_ends_the_run(
+    world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Verifier, share: int, shares: int, **_: object) -> Verified:
+        raise MemoryError("no buffer")
+
+    monkeypatch.setattr(Verifier, "verify_share", fail)
+    with pytest.raises(RunError, match=r"rank 0 on .* could not verify the prepared data: MemoryError: no buffer"):
+        train(world, config)
+    assert checkpoints(config) == []
+
+
+def warnings(told: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in told.records
+        if record.levelno == logging.WARNING and record.name == "evenpack.engine.verification"
+    ]
+
+
+# --- changed sources ----------------------------------------------------------------------------------------------
+
+
+def test_changed_source_text_is_a_warning_and_training_goes_on(
+    world: World, config: RunConfig, told: pytest.LogCaptureFixture
+) -> None:
+    source = config.prepared_dir.parent / "one.txt"
+    os.utime(source, ns=(1, 1))
+    assert train(world, config).state == "finished"
+    (line,) = warnings(told)
+    assert f"input file {source} has changed since {config.prepared_dir} was prepared from it" in line
+    assert "goes on with the packs as they were prepared" in line
+
+
+def test_changed_source_text_is_an_error_or_ignored_where_the_run_file_says_so(
+    world: World, config: RunConfig, told: pytest.LogCaptureFixture
+) -> None:
+    source = config.prepared_dir.parent / "one.txt"
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(DataError, match=r"one\.txt has changed.*\n.*\n.*or train on .* data\.on_changed_sources=warn"):
+        train(world, with_data(config, on_changed_sources="error"))
+    assert not (config.run.output_dir / "metrics.jsonl").exists()
+    train(world, with_data(config, on_changed_sources="ignore"))
+    assert warnings(told) == []
+
+
+def test_sources_that_are_gone_are_not_missed(world: World, config: RunConfig, told: pytest.LogCaptureFixture) -> None:
+    (config.prepared_dir.parent / "one.txt").unlink()
+    assert train(world, with_data(config, on_changed_sources="error")).state == "finished"
+    assert warnings(told) == []
+
+
+def test_neither_key_changes_what_the_data_is(config: RunConfig) -> None:
+    other = with_data(config, verify_in_training=False, on_changed_sources="ignore")
+    first, second = (PreparedData.open(run.prepared_dir, run.data).fingerprint(1) for run in (config, other))
+    assert first == second

@@ -1,0 +1,92 @@
+"""`evenpack verify`: what it says and how it ends."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from prepared_files import two_sources
+
+from evenpack.launcher.cli import app as cli
+
+Verify = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def own_finished(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "finished"))
+
+
+@pytest.fixture
+def verify(
+    corpus: Path,
+    own_finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Verify:
+    """Runs the command over `own_finished`. Returns: exit code, standard output, standard error."""
+    values = {
+        "run": {"name": "small", "output_dir": str(tmp_path / "out")},
+        "data": {**two_sources(corpus).model_dump(mode="json"), "prepared_dir": str(own_finished)},
+        "model": {"kind": "gpt2", "preset": "tiny"},
+        "training": {"packs_per_step": 8, "packs_per_micro_batch": 2, "steps": 6},
+        "optimizer": {"learning_rate": 1e-3},
+    }
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(yaml.safe_dump(values))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evenpack", "verify", str(run_file), *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_a_sound_set_ends_with_0_and_the_rate(verify: Verify, own_finished: Path) -> None:
+    code, shown, progress = verify()
+    assert code == 0
+    assert f"{own_finished}: all " in shown
+    assert "files are as they were written" in shown
+    assert "GB/s" in shown
+    assert "verifying  100 %" in progress
+    assert "to go" in progress
+    _, document, _ = verify("--json")
+    assert json.loads(document)["damaged"] == []
+
+
+def test_a_damaged_and_a_missing_file_end_with_1_and_are_named_with_place_and_remedy(
+    verify: Verify, own_finished: Path
+) -> None:
+    tokens, plan = (own_finished / "sources" / "wiki" / name for name in ("tokens.bin", "train/packing.json"))
+    content = bytearray(tokens.read_bytes())
+    content[1001] ^= 0x80
+    tokens.write_bytes(content)
+    plan.unlink()
+    code, shown, _ = verify()
+    assert code == 1
+    assert "2 of " in shown
+    assert f"{plan} cannot be found" in shown
+    assert f"{tokens} is not as it was written" in shown
+    assert "the first bad byte lies in bytes 0 to 1,001" in shown
+    assert f"Copy these files again from where they are whole, or remove {own_finished} and prepare again" in shown
+    code, document, _ = verify("--json")
+    assert code == 1
+    found = {damage["file"]: damage["first_bad_byte"] for damage in json.loads(document)["damaged"]}
+    assert found == {str(plan): None, str(tokens): [0, 1001]}
+
+
+def test_what_is_not_prepared_or_of_other_data_ends_with_2(verify: Verify, own_finished: Path) -> None:
+    code, shown, message = verify("data.pack_length=96")
+    assert (code, shown) == (2, "")
+    assert "data.pack_length: prepared with 128, this run has 96" in message
+    (own_finished / "manifest.json").unlink()
+    code, shown, message = verify()
+    assert (code, shown) == (2, "")
+    assert "has not been prepared, or only in part: run `evenpack prepare`" in message

@@ -1,0 +1,129 @@
+"""Llama's weights to transformers and back, with equal logits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from batches import build_batch, random_sequences
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig as TheirConfig
+from transformers import LlamaForCausalLM
+
+from evenpack.errors import CheckpointError
+from evenpack.models.build import Model, new_model
+from evenpack.models.huggingface import from_huggingface, to_huggingface
+from evenpack.models.llama.config import LlamaConfig
+
+VOCABULARY, POSITIONS = 71, 48
+SHAPE = {"preset": "tiny", "layers": 3, "hidden_size": 64, "heads": 4, "feed_forward_size": 96}
+KINDS = {
+    "grouped": {"key_value_heads": 2},
+    "one key head, tied": {"key_value_heads": 1, "tied_head": True},
+    "each head its own, other numbers": {"key_value_heads": 4, "norm_epsilon": 1e-3, "rotary_base": 500.0},
+}
+
+
+def our_model(**changes: Any) -> Model:
+    config = LlamaConfig(kind="llama", **SHAPE, **changes)
+    model = new_model(config, vocabulary_size=VOCABULARY, max_positions=POSITIONS, seed=4)
+    with torch.no_grad():  # initial weights hardly attend
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return model
+
+
+def assert_equal_logits(model: Model, theirs: LlamaForCausalLM) -> None:
+    """On single sequences, and on all of them in one pack."""
+    sequences = random_sequences([POSITIONS, 17, 1, 30], vocabulary_size=VOCABULARY, seed=9)
+    batch, spans = build_batch([sequences], "packed", max_sequence_length=POSITIONS, pack_length=100)
+    with torch.no_grad():
+        packed = model.logits(batch)
+        for sequence, span in zip(sequences, spans, strict=True):
+            alone, _ = build_batch([[sequence]], "packed", max_sequence_length=POSITIONS)
+            expected = theirs(torch.tensor([sequence])).logits[0]
+            torch.testing.assert_close(model.logits(alone), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(packed[span], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+def test_transformers_loads_what_is_saved_and_gives_the_same_logits(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = our_model(**changes)
+    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=5)
+    theirs, report = LlamaForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()), report
+    assert (theirs.config.eos_token_id, theirs.config.max_position_embeddings) == (5, POSITIONS)
+    assert_equal_logits(model, theirs.eval())
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS.keys())
+def test_what_transformers_saves_is_loaded_and_gives_the_same_logits(changes: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = TheirConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=changes["key_value_heads"],
+        max_position_embeddings=POSITIONS,
+        rms_norm_eps=changes.get("norm_epsilon", 1e-6),
+        rope_parameters={"rope_type": "default", "rope_theta": changes.get("rotary_base", 10_000.0)},
+        tie_word_embeddings=changes.get("tied_head", False),
+        initializer_range=0.1,
+        pad_token_id=None,
+    )
+    theirs = LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path)
+    model = from_huggingface(tmp_path)
+    assert model.max_positions == POSITIONS
+    assert_equal_logits(model, theirs)
+
+
+def test_weights_come_back_as_they_went(tmp_path: Path) -> None:
+    model = our_model(key_value_heads=2, rotary_base=777.0, norm_epsilon=2e-4)
+    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=0)
+    back = from_huggingface(tmp_path / "out")
+    assert (back.config.rotary_base, back.config.norm_epsilon, back.config.tied_head) == (777.0, 2e-4, False)
+    assert back.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}}, "rope_type 'default'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling must be None"),
+        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', found 'gelu'"),
+        ({"attention_bias": True}, "attention_bias must be False"),
+        ({"head_dim": 32}, "head_dim must be null or 16, found 32"),
+        ({"num_key_value_heads": 3}, r"key_value_heads \(3\) must divide heads \(4\)"),
+        ({"tie_word_embeddings": True}, "lm_head.weight differs from model.embed_tokens.weight"),
+        ({"intermediate_size": 80}, r"mlp.gate_proj.weight must have shape \(80, 64\), found \(96, 64\)"),
+    ],
+)
+def test_a_llama_that_we_do_not_compute_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    directory = tmp_path / "out"
+    to_huggingface(our_model(key_value_heads=2), directory, tokenizer_dir=None, special_token_id=0)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises((CheckpointError, Exception), match=message) as caught:
+        from_huggingface(directory)
+    assert type(caught.value).__module__ == "evenpack.errors"
+
+
+def test_a_checkpoint_of_an_older_release_is_read(tmp_path: Path) -> None:
+    """Those name the base `rope_theta`, leave key/value heads out where each head has its own, and carry constants."""
+    model = our_model(key_value_heads=4, rotary_base=123.0)
+    to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=0)
+    path, weights = tmp_path / "out" / "config.json", tmp_path / "out" / "model.safetensors"
+    values = json.loads(path.read_text())
+    for key in ("rope_parameters", "num_key_value_heads", "head_dim"):
+        del values[key]
+    path.write_text(json.dumps(values))
+    tensors = load_file(weights)
+    save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, weights)
+    back = from_huggingface(tmp_path / "out")
+    assert (back.config.rotary_base, back.config.shape["key_value_heads"]) == (123.0, 4)

@@ -1,0 +1,76 @@
+"""What may be simulated: numbers of devices, sizes of steps, options in their ranges."""
+
+import math
+
+import pytest
+
+from evenpack.data.packing import pack
+from evenpack.errors import ConfigError
+from evenpack.studies.imbalance.cluster import (
+    ClusterOptions,
+)
+from evenpack.studies.imbalance.simulation import parse_devices, simulate
+from evenpack.studies.imbalance.step_cost import find_cost
+from evenpack.studies.lengths.published import published_histogram
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("1..2048", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]),
+        ("3..20", [3, 4, 8, 16, 20]),
+        ("8, 1,24,8", [1, 8, 24]),
+        ("5..5", [5]),
+        ("1..4,100", [1, 2, 4, 100]),
+    ],
+)
+def test_devices_are_a_range_of_powers_of_two_or_a_list(given: str, expected: list[int]) -> None:
+    assert list(parse_devices(given)) == expected
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "1..", "..8", "1.5", "", "a", "1,,2", "²", "1e3", "1...4"])
+def test_devices_that_are_no_positive_integers_are_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no positive integer; give 1\.\.2048"):
+        parse_devices(given)
+
+
+def test_ranges_that_run_backwards_and_clusters_beyond_reason_are_refused() -> None:
+    with pytest.raises(ConfigError, match="runs backwards"):
+        parse_devices("8..2")
+    with pytest.raises(ConfigError, match=r"up to 131,072 devices"):
+        parse_devices("1..1000000000")
+
+
+@pytest.mark.parametrize("options", [{"batch": 1 << 21}, {"batch": 1, "packs": 1 << 21}, {"accumulation": 1 << 16}])
+def test_a_step_that_no_memory_would_hold_is_refused(options: dict[str, int]) -> None:
+    histogram = published_histogram("squad_1_1_384")
+    packing = pack(histogram, pack_length=384)
+    with pytest.raises(ConfigError, match=r"a step of 4 devices would assign 8,388,608 sequences or packs"):
+        simulate(
+            histogram,
+            packing,
+            devices=[1, 4],
+            cost=find_cost("bert_large_estimate"),
+            options=ClusterOptions(**{"batch": 32, **options}),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 0}, "--batch must be 1 or more, not 0"),
+        ({"packs": 0}, "--packs must be 1"),
+        ({"accumulation": -1}, "--accumulation"),
+        ({"steps": 29}, "--steps must be 30 or more, not 29"),
+        ({"seed": -1}, "--seed"),
+        ({"zero_stage": 4}, "--zero-stage is 0, 1, 2 or 3"),
+        ({"all_reduce_bytes": -1.0, "bandwidth": 1.0}, "--all-reduce-bytes"),
+        ({"all_reduce_bytes": math.inf, "bandwidth": 1.0}, "--all-reduce-bytes"),
+        ({"all_reduce_bytes": 1.0, "bandwidth": 0.0}, "--bandwidth must be above 0"),
+        ({"all_reduce_bytes": 1.0}, "go together"),
+        ({"bandwidth": 1.0}, "go together"),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ClusterOptions(**options)

@@ -1,0 +1,112 @@
+"""The cost models that simulations take: estimates, measured ones, and what is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evenpack.errors import ConfigError
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.cost import Work, step_flops
+from evenpack.models.gpt2.config import Gpt2Config
+from evenpack.studies.imbalance.step_cost import SHIPPED, find_cost, shipped_costs
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("bert_large_estimate", BertConfig(kind="bert", preset="large")),
+        ("gpt2_xl_estimate", Gpt2Config(kind="gpt2", preset="xl")),
+    ],
+)
+def test_estimates_are_the_models_own_operations(name: str, config: BertConfig | Gpt2Config) -> None:
+    def flops(slots: int, squared_lengths: int) -> int:
+        work = Work(slots=slots, squared_lengths=squared_lengths, head_slots=0, sequences=0)
+        return step_flops(config, vocabulary_size=1, work=work)
+
+    values = json.loads((SHIPPED / f"{name}.json").read_text())
+    assert values["flops_per_slot"] == flops(2, 0) / 2
+    assert values["flops_per_squared_length"] == flops(0, 2) / 2
+    found = find_cost(name)
+    assert found.causal == (config.kind == "gpt2")
+    assert found.estimated
+    assert found.origin.startswith("ESTIMATE, not measured")
+    assert found.per_slot == pytest.approx(flops(1000, 0) / 1000 / (989.4e12 * 0.5), rel=1e-4)
+
+
+def test_every_shipped_cost_model_can_be_read() -> None:
+    assert {"bert_large_estimate", "gpt2_xl_estimate"} <= set(shipped_costs())
+    for name in shipped_costs():
+        assert find_cost(name).per_slot > 0
+
+
+def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"neither a file nor one that comes with evenpack; .*bert_large_estimate"):
+        find_cost("bert_large")
+    path = tmp_path / "cost.json"
+    for text, message in (
+        ("{", "is no JSON"),
+        ("[1]", "must hold a JSON object"),
+        ('{"model": "x"}', "flops_per_slot"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            find_cost(str(path))
+
+
+def test_a_measured_cost_model_by_which_nothing_takes_time_is_refused(tmp_path: Path) -> None:
+    values = json.loads((SHIPPED / "bert_large_width_cpu.json").read_text())
+    terms = ("constant", "per_token", "per_squared_length", "per_segment")
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(values | dict.fromkeys(terms, 0.0)))
+    with pytest.raises(ConfigError, match=r"cost\.json: constant, per_token, .* are all 0"):
+        find_cost(str(path))
+    for term in terms:
+        path.write_text(json.dumps(values | dict.fromkeys(terms, 0.0) | {term: 1e-6}))
+        assert find_cost(str(path)).name == "cost"
+
+
+@pytest.mark.parametrize(("model", "causal"), [("bert large", False), ("another decoder", True)])
+def test_a_measured_cost_model_brings_its_weights_its_origin_and_the_kind_of_attention(
+    model: str, causal: bool, tmp_path: Path
+) -> None:
+    values: dict[str, Any] = {
+        "constant": 0.5,
+        "per_token": 0.25,
+        "per_squared_length": 0.125,
+        "per_segment": 2.0,
+        "per_step": 3.0,
+        "noise": 0.1,
+        "repeat_noise": None,
+        "held_out_median_error": 0.02,
+        "held_out_95_percent_error": 0.05,
+        "samples": 40,
+        "measured_on": {
+            "device": "a device",
+            "family": model.split(maxsplit=1)[0],
+            "model": model,
+            "causal": causal,
+            "layers": 2,
+            "hidden_size": 64,
+            "vocabulary_size": 100,
+            "rows_per_micro_batch": 4,
+            "layouts": ["packed"],
+            "precision": "fp32",
+            "attention": "auto",
+            "evenpack": "0",
+            "torch": "2",
+            "commit": None,
+            "date": "2026-01-02T03:04:05",
+        },
+    }
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(values))
+    found = find_cost(str(path))
+    assert (found.name, found.estimated, found.causal) == ("mine", False, causal)
+    for word in ("measured: " + model, "2 layers, width 64, 4 rows a micro-batch", "a device, 2026-01-02", "2.0 %"):
+        assert word in found.origin
+    one, two = np.array([1]), np.array([2])
+    assert found.seconds(10 * one, 100 * one, two).tolist() == [0.5 + 2.5 + 12.5 + 4.0]
+    assert (found.per_step, found.noise) == (3.0, 0.1)

@@ -1,0 +1,68 @@
+"""What is measured side by side: layouts, packing depths, samples for the cost model."""
+
+import pickle
+
+import numpy as np
+import torch
+from tiny_run import PACK_LENGTH
+
+from evenpack.data.config import PackingConfig
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.resolve import open_run
+from evenpack.studies.throughput.contenders import (
+    contender,
+    depth_contenders,
+    run_to_measure,
+)
+from evenpack.studies.throughput.samples import sample_micro_batches
+
+
+def test_layouts_hold_the_same_sequences_and_padding_has_as_many_rows_as_packs(
+    world: World, config: RunConfig, prepared: PreparedData
+) -> None:
+    run = run_to_measure(config)
+    ids = [
+        sorted(torch.cat([one.dataset[index].sequence_ids for index in range(2)]).tolist())
+        for one in (contender(name, run, world) for name in ("padded", "packed"))
+    ]
+    assert ids[0] == ids[1]
+    assert len(set(ids[0])) > 8
+    padding, unmasked, packed = depth_contenders(run, world, (1, None))
+    rows = config.training.packs_per_micro_batch
+    assert padding.dataset[0].slots == packed[1].dataset[0].slots == packed[None].dataset[0].slots == rows * PACK_LENGTH
+    assert padding.dataset[0].local_counts.sequences == rows
+    assert padding.packing_factor == packed[1].packing_factor == 1.0
+    whole, apart = unmasked.dataset[0], packed[None].dataset[0]
+    assert whole.tokens.tolist() == apart.tokens.tolist()
+    assert whole.position_ids.max() == PACK_LENGTH - 1
+    assert len(set(whole.cu_seqlens.tolist())) < len(set(apart.cu_seqlens.tolist()))
+
+
+def test_repacked_data_holds_every_sequence_and_survives_pickling(prepared: PreparedData) -> None:
+    two = prepared.repacked(PackingConfig(max_sequences_per_pack=2))
+    again = pickle.loads(pickle.dumps(two))
+    for one in (two, again):
+        plan = one.plan("one", "train", seed=1)
+        assert plan.max_sequences_per_pack == 2
+        drawn = plan.draw(np.arange(plan.packs))
+        assert sorted(drawn.sequence_ids.tolist()) == list(range(plan.sequences))
+    assert prepared.plan("one", "train", seed=1).max_sequences_per_pack > 2
+    assert (
+        len({one.fingerprint(1) for one in (prepared, two, prepared.repacked(PackingConfig(max_sequences_per_pack=3)))})
+        == 3
+    )
+    assert again.fingerprint(1) == two.fingerprint(1)
+
+
+def test_samples_are_of_many_sizes_and_lengths(world: World, config: RunConfig, prepared: PreparedData) -> None:
+    singles = contender("unpadded/arrival", open_run(config), world).dataset
+    batches = list(sample_micro_batches(singles, 40))
+    counts = [batch.local_counts.sequences for batch in batches]
+    assert set(counts) == {1, 2, 3, 4}
+    means = [batch.local_counts.tokens / count for batch, count in zip(batches, counts, strict=True)]
+    assert min(means) < 0.25 * PACK_LENGTH
+    assert max(means) > 0.9 * PACK_LENGTH
+    again = [batch.order_hash for batch in sample_micro_batches(singles, 40)]
+    assert again == [batch.order_hash for batch in batches]

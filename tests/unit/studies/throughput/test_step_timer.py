@@ -1,0 +1,130 @@
+"""A timed step: its phases, its amounts, its clock and its peak of memory."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_run import PACK_LENGTH
+
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.resolve import open_run
+from evenpack.errors import ConfigError
+from evenpack.models.common.batch_work import useful_work
+from evenpack.models.cost import step_flops
+from evenpack.studies.throughput.clock import PeakMemory, PhaseClock, Spread
+from evenpack.studies.throughput.contenders import (
+    contender,
+    run_to_measure,
+)
+from evenpack.studies.throughput.measure import StepTimer
+
+
+def test_a_timed_step_counts_exactly_and_trains(world: World, config: RunConfig, prepared: PreparedData) -> None:
+    run = run_to_measure(config)
+    timer = StepTimer(run, world, clock="wall")
+    packed = contender("packed", run, world)
+    before = torch.cat([parameter.detach().flatten().clone() for parameter in timer.engine.model.parameters()])
+    step = timer.time_step_of(packed.dataset, 0)
+    after = torch.cat([parameter.detach().flatten() for parameter in timer.engine.model.parameters()])
+    assert (before != after).any()
+    batches = [packed.dataset[index] for index in range(2)]
+    assert step.slots == 8 * PACK_LENGTH
+    assert step.tokens == batches[0].step_counts.tokens == sum(batch.local_counts.tokens for batch in batches)
+    work = useful_work(batches[0]) + useful_work(batches[1])
+    assert step.useful_flops == step_flops(config.model, vocabulary_size=prepared.vocabulary_size, work=work)
+    assert step.micro_batches.slots.tolist() == [4 * PACK_LENGTH] * 2
+    in_micro_batches = step.micro_batches.seconds.sum()
+    assert in_micro_batches == pytest.approx(step.forward_seconds + step.backward_seconds)
+    assert in_micro_batches < step.step_seconds
+    assert step.loader_seconds > 0.0
+
+
+def test_each_part_of_an_update_counts_in_its_phase(
+    world: World, config: RunConfig, prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    run = run_to_measure(config)
+    timer = StepTimer(run, world, clock="wall")
+    packed = contender("packed", run, world)
+    deepspeed = timer.engine.deepspeed
+    for name, seconds in {"backward": 0.25, "allreduce_gradients": 2.0, "step": 4.0}.items():
+        monkeypatch.setattr(deepspeed, name, delayed(getattr(deepspeed, name), clock, seconds))
+    step = timer.time_step_of(packed.dataset, 1)
+    assert step.forward_seconds == step.loader_seconds == 0.0
+    assert step.backward_seconds == 2 * 0.25
+    assert step.all_reduce_seconds == 2.0
+    assert step.update_seconds == 4.0
+    assert step.step_seconds == 6.5
+    assert step.micro_batches.seconds.tolist() == [0.25, 0.25]
+
+
+class FakeClock:
+    """Stands still until somebody moves it."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def delayed(function: Callable[..., Any], clock: FakeClock, seconds: float) -> Callable[..., Any]:
+    """Takes so long on that clock."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        clock.now += seconds
+        return function(*arguments, **named)
+
+    return run
+
+
+def test_phases_are_what_passes_between_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = PhaseClock(torch.device("cpu"))
+    ticks = iter([10.0, 11.0, 13.0, 14.0, 18.0])
+    monkeypatch.setattr(clock, "now", lambda: next(ticks))
+    for phase in ("begin", "forward", "backward", "all_reduce", "update"):
+        clock(phase)  # type: ignore[arg-type]
+    assert clock.take() == [("forward", 1.0), ("backward", 2.0), ("all_reduce", 1.0), ("update", 4.0)]
+    assert clock.take() == []
+
+
+def test_the_cpu_clock_counts_what_this_process_computes_and_the_wall_clock_all() -> None:
+    assert PhaseClock(torch.device("cpu"), "cpu").now is time.process_time
+    assert PhaseClock(torch.device("cpu"), "wall").now is time.perf_counter
+
+
+def test_the_cpu_clock_is_refused_where_it_would_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="sees no work of a cuda device"):
+        PhaseClock(torch.device("cuda"), "cpu")
+    with pytest.raises(ConfigError, match="waits for others, and there are 2"):
+        PhaseClock(torch.device("cpu"), "cpu", ranks=2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    with pytest.raises(ConfigError, match="OMP_NUM_THREADS=1"):
+        PhaseClock(torch.device("cpu"), "cpu")
+    PhaseClock(torch.device("cpu"), "wall", ranks=2)
+
+
+def test_several_ranks_are_not_measured_by_the_cpu_clock(
+    world: World, config: RunConfig, prepared: PreparedData
+) -> None:
+    with pytest.raises(ConfigError, match="measure on one rank"):
+        StepTimer(open_run(config), replace(world, size=2), clock="cpu")
+
+
+def test_peak_memory_rises_by_what_a_step_takes() -> None:
+    memory = PeakMemory(torch.device("cpu"))
+    memory.reset()
+    before = memory.bytes()
+    held = np.ones(40_000_000, dtype=np.uint8)
+    after = memory.bytes()
+    assert after - before > 0.8 * held.nbytes
+
+
+def test_a_spread_is_the_median_and_the_quartiles() -> None:
+    assert Spread.of([5.0, 1.0, 2.0, 3.0, 4.0]) == Spread(median=3.0, quartile_1=2.0, quartile_3=4.0)

@@ -1,0 +1,42 @@
+"""The options of `study throughput`."""
+
+from pathlib import Path
+
+import pytest
+
+from evenpack.errors import ConfigError
+from evenpack.studies.throughput.command import ThroughputCommand
+from evenpack.studies.throughput.contenders import (
+    parse_forms,
+)
+from evenpack.studies.throughput.options import parse_clock, parse_options
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"layouts": "packed/sorted"}, "no layout 'packed/sorted'"),
+        ({"layouts": "paded"}, "no layout 'paded'; did you mean 'padded'"),
+        ({"layouts": "packed,packed"}, "given twice"),
+        ({"depths": "two"}, "'two' is neither a number"),
+        ({"depths": "0"}, "'0' is neither a number"),
+        ({"rounds": 0}, "--rounds must be 1 or more, found 0"),
+        ({"warmup": -1}, "--warmup must be 0 or more"),
+        ({"samples": -1}, "--samples must be 0 or more"),
+        ({"clock": "sun"}, "no such clock"),
+        ({"plot": Path("figure.pdf")}, "a plot is a PNG file"),
+        ({"samples": 0, "cost_model": Path("c.json")}, "--cost-model needs --samples"),
+        ({"cost_model": Path("/nowhere/at/all/c.json")}, "there is no folder /nowhere/at/all"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_read(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_options(ThroughputCommand(**given))  # type: ignore[arg-type]
+
+
+def test_options_have_their_defaults() -> None:
+    assert parse_forms("packed, unpadded/max_tokens") == ("packed", "unpadded/max_tokens")
+    assert parse_clock("cpu") == "cpu"
+    none = parse_options(ThroughputCommand(depths=""))
+    assert none.depths == ()
+    assert none.layouts == ("padded", "unpadded", "packed")
