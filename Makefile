@@ -1,8 +1,7 @@
-# Two commands: `make demo` and `make test`. Both set up .venv first.
+# `make demo` and `make test` are all that a newcomer needs. Each target sets up .venv first.
 PYTHON ?= python3
-BIN := .venv/bin
 
-.PHONY: demo test clean
+.PHONY: demo test test-slow clean
 
 .venv/installed: pyproject.toml constraints.txt scripts/install
 	PYTHON=$(PYTHON) scripts/install
@@ -13,6 +12,9 @@ demo: .venv/installed
 
 test: .venv/installed
 	scripts/test
+
+test-slow: .venv/installed
+	scripts/test_slow
 
 clean:
 	rm -rf .venv runs

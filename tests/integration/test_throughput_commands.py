@@ -48,6 +48,7 @@ def test_what_was_measured_is_shown_although_no_cost_model_comes_of_it(run_file:
     assert not model.exists()
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_together_and_print_once(run_file: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command += ["evenpack.launcher.cli", "study", "throughput", str(run_file), "--rounds", "1", "--warmup", "0"]

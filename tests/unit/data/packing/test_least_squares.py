@@ -112,6 +112,7 @@ def test_leftovers_are_packed_apart_or_by_best_fit():
     assert dict(best_fit) == dict(longest_pack_first(histogram, 40, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "packs", "efficiency"), [({}, 40_778, 97.386), ({"leftovers": "best_fit"}, 40_558, 97.915)]
 )
