@@ -185,7 +185,7 @@ def describe(run: Run, *, last_step: int) -> str:
             f"  data     {shares} (source and weight); {rows}, layout {training.layout}",
             f"  step     {training.items_per_step} {training.batching} = {world.size} ranks ({world.device.type}) x "
             f"{run.engine.micro_batches} micro-batches x {training.items_per_micro_batch} {training.batching}",
-            f"  assignment  {training.policy}"
+            f"  balance  {training.policy}"
             + ("" if training.assignment else ", which training.assignment null stands for"),
             f"  update   {config.optimizer.kind}, learning rate {config.optimizer.learning_rate:g}, "
             f"{config.schedule.kind} after {config.schedule.warmup_steps} steps of warm-up, clipping {clipping}, "
