@@ -18,6 +18,7 @@ from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
+from evenpack.engine.resolve import open_run
 from evenpack.engine.verification import DataVerification
 from evenpack.errors import RunError
 from evenpack.models.common.losses import exact_denominators
@@ -52,7 +53,7 @@ def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutc
 def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
     """`train` among ranks that have already met."""
     require_shared_directory(config.run.output_dir, world)
-    run = build(config, world)
+    run = build(open_run(config), world)
     last_step = run.config.training.stop_after_steps or run.config.training.steps
     log.info("%s", describe(run, last_step=last_step))
     if run.first_step >= last_step:
