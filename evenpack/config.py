@@ -18,6 +18,9 @@ from evenpack.yaml_text import cut, read_yaml, shown
 RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weights": "training.cost_model"}
 """Keys of earlier run files and what they are called now; for error messages alone, nothing reads an old key."""
 
+_NEW_VALUES = {"training.cost_model": "the file that `evenpack study throughput --cost-model FILE` writes"}
+"""What the new key takes, where it is not what the old one took."""
+
 _MOST_LINES = 20
 """Of mistakes in a message."""
 
@@ -125,8 +128,9 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
     if not separator or not name:
         raise ConfigError(f"override {shown(override)} is not of the form section.key=value")
     origin = f"override {shown(override)}"
-    if name in RENAMED_KEYS:
-        raise ConfigError(f"{origin}: {_renamed(name)}")
+    for old in RENAMED_KEYS:
+        if name == old or name.startswith(f"{old}."):
+            raise ConfigError(f"{origin}: {_renamed(old)}")
     value = read_yaml(text, f"{origin}: the value is not readable YAML") if text else None
     *parents, last = name.split(".")
     place: Any = values
@@ -220,7 +224,9 @@ def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
 
 
 def _renamed(name: str) -> str:
-    return f"this key of earlier versions is now {RENAMED_KEYS[name]}: write that in its place"
+    new = RENAMED_KEYS[name]
+    value = f", which takes {_NEW_VALUES[new]}" if new in _NEW_VALUES else ""
+    return f"this key of earlier versions is now {new}: write that in its place{value}"
 
 
 def _tag(kind: type[Section]) -> str | None:

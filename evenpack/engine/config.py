@@ -87,7 +87,7 @@ class TrainingSection(Section):
     layout."""
     cost_model_of_another: Literal["refuse", "use"] = "refuse"
     """What to do with a cost model that was measured on another model or layout: refuse it, or use it with a warning.
-    Another device is always a warning."""
+    Another device or hidden size is always a warning."""
     initialize_from: UserPath | None = None
     """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
     checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""

@@ -33,6 +33,7 @@ def read_cost_model(config: RunConfig) -> CostModel | None:
                 "--cost-model FILE`, or set training.cost_model_of_another=use"
             )
         log.warning("training.cost_model %s %s, and is used all the same", path, difference)
+    _warn_of_other_width(cost_model, config)
     return cost_model
 
 
@@ -43,6 +44,22 @@ def warn_of_other_device(cost_model: CostModel, device: str) -> None:
             "the cost model was measured on %s and this is %s: the assignment may be less even than it could be",
             cost_model.measured_on.device,
             device,
+        )
+
+
+def _warn_of_other_width(cost_model: CostModel, config: RunConfig) -> None:
+    """A slot's cost grows with the square of the width and attention's with the width, so their ratio is another.
+
+    The number of layers may differ: cost models of large models are measured on a few of them.
+    """
+    measured, here = cost_model.measured_on.hidden_size, config.model.shape["hidden_size"]
+    if measured != here:
+        log.warning(
+            "training.cost_model %s was measured at hidden_size %d and this model has %d: the assignment may be less "
+            "even than it could be",
+            config.training.cost_model,
+            measured,
+            here,
         )
 
 

@@ -8,7 +8,12 @@ import torch
 from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
-from evenpack.engine.checkpoints.weights import load_model_weights, require_fitting
+from evenpack.engine.checkpoints.weights import (
+    load_model_weights,
+    require_fitting,
+    require_same_network,
+    saved_model_section,
+)
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import ResolvedRun, open_run
@@ -45,7 +50,7 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
 
     Raises: NotPreparedError or DataError; CheckpointError if there is no checkpoint, or of another model.
     """
-    run = open_run(config)
+    run = open_run(_without_cost_model(config))
     world = World(rank=0, size=1, local_rank=0, device=device)
     directory = config.run.output_dir / CHECKPOINTS
     checkpoint = newest_whole(directory, world)
@@ -60,6 +65,13 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
     weights = load_model_weights(checkpoint)
     remedy = "The run file with which it was trained stands in its manifest.json"
     require_fitting(model, weights, origin=str(checkpoint.path), remedy=remedy)
+    require_same_network(config.model, saved_model_section(checkpoint), origin=str(checkpoint.path), remedy=remedy)
     model.load_state_dict(weights)
     log.info("loaded %s", checkpoint.path)
     return TrainedModel(model=model.eval(), checkpoint=checkpoint, run=run, world=world)
+
+
+def _without_cost_model(config: RunConfig) -> RunConfig:
+    """Nothing is balanced here, so a file that stayed where the run was trained is not missed."""
+    training = config.training.model_copy(update={"cost_model": None})
+    return config.model_copy(update={"training": training})

@@ -117,8 +117,10 @@ def load_family(entry: EntryPoint) -> ModelFamily:
     """Imports what an entry point names. Raises: ConfigError if that fails or is no whole family of this name."""
     try:
         family = entry.load()
-    except (ImportError, AttributeError, TypeError, ConfigError) as error:
-        raise ConfigError(f"model family '{entry.name}' ({_origin(entry)}) cannot be loaded: {error}") from error
+    except Exception as error:  # somebody else's module raises whatever it likes when it is imported
+        known = isinstance(error, ImportError | AttributeError | TypeError | ConfigError)
+        problem = str(error) if known else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model family '{entry.name}' ({_origin(entry)}) cannot be loaded: {problem}") from error
     if not isinstance(family, ModelFamily):
         raise ConfigError(
             f"model family '{entry.name}' ({_origin(entry)}) must be a ModelFamily, found {type(family).__name__}"

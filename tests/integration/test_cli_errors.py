@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from evenpack.config import load_run_file
 from evenpack.data.prepare.prepare import prepare as prepare_data
@@ -18,6 +19,7 @@ from evenpack.data.tokens.index import write_index
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.cli import app as cli
 from evenpack.launcher.processes import launch
+from evenpack.launcher.trained import load_trained_model
 from evenpack.testing import run_values, write_run_file
 
 
@@ -264,3 +266,17 @@ def test_a_checkpoint_of_other_data_or_another_seed_is_not_gone_on_with(trained:
 
 def test_a_model_of_another_shape_is_not_evaluated(trained: Path, refuse: Callable[..., str]) -> None:
     assert "is of another model than the run file's" in refuse("evaluate", "run.yaml", "model.layers=3")
+
+
+def test_a_model_whose_weights_have_the_same_shapes_and_mean_something_else_is_not_evaluated_or_exported(
+    trained: Path, refuse: Callable[..., str]
+) -> None:
+    expected = "is of a model with heads 2, this run has model.heads 1"
+    assert expected in refuse("evaluate", "run.yaml", "model.heads=1")
+    assert expected in refuse("export", "run.yaml", "exported", "model.heads=1")
+    assert not (trained / "exported").exists()
+
+
+def test_a_trained_model_is_loaded_without_the_cost_model_of_its_run(trained: Path) -> None:
+    config = load_run_file(trained / "run.yaml", RunConfig, ["training.cost_model=gone.json"])
+    assert load_trained_model(config, torch.device("cpu")).checkpoint.step == 2

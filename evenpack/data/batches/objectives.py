@@ -60,7 +60,7 @@ class Objective(TargetCounter, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokens:
-    """Each token predicts the next of its segment (GPT-2)."""
+    """Each token predicts the next of its segment."""
 
     @property
     def looks_both_ways(self) -> bool:

@@ -3,7 +3,7 @@
 documents    a document is a sequence; long ones are split, truncated, dropped or refused
 concat       one stream of documents, cut at a fixed length
 
-and one that is no view of the documents: its sequences are written by prepare_pairs.py
+and one that is no view of the documents: its sequences are written by prepare/pairs.py
 
 sentence_pairs   [CLS] A [SEP] B [SEP]
 """

@@ -1,9 +1,9 @@
 """Documents as tokens in a pair of files, PREFIX.bin and PREFIX.idx, that Megatron-LM and DeepSpeed share.
 
-token_index.py    the layout of PREFIX.idx         bytes <-> lengths, pointers, documents
+index.py          the layout of PREFIX.idx         bytes <-> lengths, pointers, documents
 TokenFile         opens a pair, memory-mapped      documents -> spans -> tokens
 TokenFileWriter   writes one, resumable            batches of tokens -> PREFIX.{bin,idx}, COLUMN.npy
-token_journal.py  how far one is written           PREFIX.journal.json
+journal.py        how far one is written           PREFIX.journal.json
 """
 
 from functools import cached_property

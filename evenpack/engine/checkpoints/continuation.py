@@ -1,6 +1,7 @@
 """What may change in a run between a checkpoint and going on from it, and what may not."""
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
             "Choose another run.output_dir to begin with others.",
             _COST_MODEL,
             config["training"][_COST_MODEL.partition(".")[2]],
-            state.cost_weights,
+            ", ".join(f"{name} {weight:g}" for name, weight in asdict(state.cost_weights).items()),
         )
     _require_step_size(state, config["training"])
     network = {

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from evenpack.config import validate
 from evenpack.data.prepare.manifest import TOKENIZER_FOLDER
 from evenpack.data.tokenizers.vocabulary import first_difference, read_vocabulary
 from evenpack.engine.checkpoints.files import (
@@ -26,12 +25,16 @@ from evenpack.engine.checkpoints.files import (
     read_manifest,
 )
 from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
-from evenpack.engine.checkpoints.weights import load_model_weights, require_fitting
+from evenpack.engine.checkpoints.weights import (
+    load_model_weights,
+    require_fitting,
+    require_same_network,
+    saved_model_section,
+)
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.families import config_of
 from evenpack.models.huggingface import from_huggingface
 
 log = logging.getLogger(__name__)
@@ -77,8 +80,7 @@ class InitialWeights:
         if self.checkpoint is None:
             model = from_huggingface(self.path)
             return model.config, model.state_dict()
-        section = self.checkpoint.state.config["model"]
-        return validate(section, config_of(section["kind"]), origin=str(self.path)), load_model_weights(self.checkpoint)
+        return saved_model_section(self.checkpoint), load_model_weights(self.checkpoint)
 
 
 def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -> None:
@@ -113,7 +115,9 @@ def find_initial_weights(path: Path) -> InitialWeights:
 def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
     found = find_initial_weights(path)
     config, weights = found.read()
-    _require_same_network(model, config, str(found))
+    require_same_network(
+        model.config, config, origin=f"{KEY}: {found}", remedy="make them alike, or name other weights"
+    )
     require_fitting(model, weights, origin=f"{KEY}: {found}", remedy=_remedy(model, weights))
     _require_same_vocabulary(found, tokenizer_dir)
     model.load_state_dict(weights)
@@ -129,18 +133,6 @@ def _whole(path: Path) -> Checkpoint:
     if problem is not None:
         raise CheckpointError(f"{KEY}: checkpoint {path} is broken: {problem}; name another one")
     return checkpoint
-
-
-def _require_same_network(model: Model, config: TransformerConfig, origin: str) -> None:
-    """What shapes of tensors do not tell, or tell badly."""
-    expected, found = model.config.unseen_in_weights, config.unseen_in_weights
-    for key in expected | found:
-        here, there = expected.get(key), found.get(key)
-        if here != there:
-            raise CheckpointError(
-                f"{KEY}: {origin} is of a model with {key} {there}, this run has model.{key} {here}: make them alike, "
-                "or name other weights"
-            )
 
 
 def _require_same_vocabulary(found: InitialWeights, tokenizer_dir: Path) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from evenpack.config import validate
 from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import CheckpointError
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.families import config_of
 
 _MOST_LINES = 24
 """A model of other layers differs in hundreds of tensors."""
@@ -34,6 +37,26 @@ def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
         ) from error
     except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise CheckpointError(f"{path} is not a file of weights as DeepSpeed writes it: {error}") from error
+
+
+def saved_model_section(checkpoint: Checkpoint) -> TransformerConfig:
+    """The `model:` section with which it was trained. Raises: ConfigError for a section of another version."""
+    section = checkpoint.state.config["model"]
+    return validate(section, config_of(section["kind"]), origin=str(checkpoint.path))
+
+
+def require_same_network(expected: TransformerConfig, found: TransformerConfig, *, origin: str, remedy: str) -> None:
+    """Compares what shapes of tensors do not tell, or tell badly: `unseen_in_weights` of the two sections.
+
+    Raises: CheckpointError that names the first key that differs; `origin` opens the message, `remedy` ends it.
+    """
+    keys, other_keys = expected.unseen_in_weights, found.unseen_in_weights
+    for key in keys | other_keys:
+        here, there = keys.get(key), other_keys.get(key)
+        if here != there:
+            raise CheckpointError(
+                f"{origin} is of a model with {key} {there}, this run has model.{key} {here}: {remedy}"
+            )
 
 
 def require_fitting(model: nn.Module, weights: Mapping[str, Tensor], *, origin: str, remedy: str) -> None:

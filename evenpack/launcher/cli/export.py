@@ -17,8 +17,8 @@ def export(
 ) -> None:
     """Write a checkpoint for Hugging Face transformers.
 
-    Takes the newest checkpoint of the run; `GPT2LMHeadModel.from_pretrained(DIRECTORY)` loads it, or
-    `BertForPreTraining` where the run's model is BERT.
+    Takes the newest checkpoint of the run. The class of the run's model in transformers loads it
+    (`GPT2LMHeadModel`, `LlamaForCausalLM`, `BertForPreTraining`) by `.from_pretrained(DIRECTORY)`.
 
     \b
     Example:

@@ -30,8 +30,8 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
 
     Args:
         config: shape, dropout, activation checkpointing, and what is the model's own.
-        vocabulary_size: rows of the token embedding, to which the output head is tied.
-        max_positions: rows of the learned position table; ALiBi has none and ignores it.
+        vocabulary_size: rows of the token embedding, and of the output head.
+        max_positions: rows of the learned position table; other kinds of positions have none and ignore it.
         attention_backend: `auto` or a name of `evenpack.kernels`; matched to the device and dtype when called.
         seed: of the initial weights, which depend on nothing else: each rank and each device gets the same.
 

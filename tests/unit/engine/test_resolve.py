@@ -96,6 +96,16 @@ def test_a_cost_model_of_another_device_is_a_warning(tmp_path: Path, caplog: pyt
     assert "was measured on one card and this is another card" in caplog.text
 
 
+def test_a_cost_model_of_another_width_is_a_warning(
+    config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = config.model.shape["hidden_size"]
+    for measured in (here, 2 * here):
+        assert not caplog.records
+        open_run(changed(config, training={"cost_model": write_cost_model(tmp_path, hidden_size=measured)}))
+    assert f"was measured at hidden_size {2 * here} and this model has {here}" in caplog.text
+
+
 def test_a_missing_cost_model_is_named(config: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
         open_run(changed(config, training={"cost_model": tmp_path / "none.json"}))
@@ -149,7 +159,7 @@ def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
     compare_run_files(state, {"training": training | {"cost_model": "h100.json"}})
     (message,) = caplog.messages
     assert message.startswith("training.cost_model is now h100.json and changes nothing")
-    assert "per_squared_length=1.0" in message
+    assert "per_squared_length 1," in message
 
 
 def test_a_run_that_goes_on_in_another_layout_assigns_by_the_weights_of_that(

@@ -104,6 +104,22 @@ def test_an_entry_point_that_names_no_such_family_is_refused(value: str, message
         load_family(entry("mine", value))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise RuntimeError('no toolkit')", "RuntimeError: no toolkit"),
+        ("x = = 1", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_family_whose_module_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    (tmp_path / "broken_family.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=rf"'mine' \(broken_family:MINE .*\) cannot be loaded: {message}"):
+        load_family(entry("mine", "broken_family:MINE"))
+
+
 def test_an_unknown_family_is_told_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="family 'brt'; did you mean 'bert'\\? known: bert, gpt2, llama"):
         find_family("brt")
