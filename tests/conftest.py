@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from jaxtyping import install_import_hook
@@ -25,9 +26,25 @@ def _signals_that_count() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _process_as_it_was() -> Iterator[None]:
+    """What a module's runs do to this process must not reach the next module, which may share it."""
+    environment = dict(os.environ)
+    with _logger_as_it_was():
+        yield
+    os.environ.clear()
+    os.environ.update(environment)
+
+
 @pytest.fixture(autouse=True)
 def _loggers_as_they_were() -> Iterator[None]:
     """What a run does to the package's logger must not reach the next test."""
+    with _logger_as_it_was():
+        yield
+
+
+@contextmanager
+def _logger_as_it_was() -> Iterator[None]:
     logger = logging.getLogger("evenpack")
     before = (list(logger.handlers), logger.level, logger.propagate)
     yield
