@@ -21,7 +21,7 @@ from evenpack.engine.cost_weights import warn_of_other_device
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.resolve import ResolvedRun, announce, open_run
+from evenpack.engine.resolve import ResolvedRun, announce
 from evenpack.errors import RunError
 from evenpack.models.build import Model, new_model
 
@@ -64,15 +64,14 @@ class Run:
         )
 
 
-def build(config: RunConfig, world: World) -> Run:
-    """Opens the data, makes the model and puts the newest whole checkpoint into it, if there is one; if there is none,
-    the weights that `training.initialize_from` names.
+def build(resolved: ResolvedRun, world: World) -> Run:
+    """Makes the model and puts the newest whole checkpoint into it, if there is one; if there is none, the weights that
+    `training.initialize_from` names.
 
-    Raises: ConfigError if these ranks cannot divide a step, or for what cannot be resolved; NotPreparedError and
-    DataError; CheckpointError for a checkpoint that cannot be gone on from, or weights that are not this model's;
-    RunError if the ranks do not see the same data.
+    Raises: ConfigError if these ranks cannot divide a step; DataError for a vocabulary that the objective cannot use;
+    CheckpointError for a checkpoint that cannot be gone on from, or weights that are not this model's; RunError if the
+    ranks do not see the same data.
     """
-    resolved = open_run(config)
     announce(resolved)
     micro_batches_per_step(resolved.config.training, world.size)
     _require_shared_fingerprint(resolved, world)

@@ -18,6 +18,7 @@ from evenpack.engine.evaluate import evaluate_model
 from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
+from evenpack.engine.resolve import open_run
 from evenpack.engine.verification import DataVerification
 from evenpack.errors import RunError
 from evenpack.models.common.losses import exact_denominators
@@ -52,7 +53,7 @@ def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutc
 def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
     """`train` among ranks that have already met."""
     require_shared_directory(config.run.output_dir, world)
-    run = build(config, world)
+    run = build(open_run(config), world)
     last_step = run.config.training.stop_after_steps or run.config.training.steps
     log.info("%s", describe(run, last_step=last_step))
     if run.first_step >= last_step:
@@ -185,7 +186,7 @@ def describe(run: Run, *, last_step: int) -> str:
             f"  data     {shares} (source and weight); {rows}, layout {training.layout}",
             f"  step     {training.items_per_step} {training.batching} = {world.size} ranks ({world.device.type}) x "
             f"{run.engine.micro_batches} micro-batches x {training.items_per_micro_batch} {training.batching}",
-            f"  assignment  {training.policy}"
+            f"  balance  {training.policy}"
             + ("" if training.assignment else ", which training.assignment null stands for"),
             f"  update   {config.optimizer.kind}, learning rate {config.optimizer.learning_rate:g}, "
             f"{config.schedule.kind} after {config.schedule.warmup_steps} steps of warm-up, clipping {clipping}, "

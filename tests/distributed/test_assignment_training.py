@@ -22,6 +22,7 @@ from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
 from evenpack.testing import run_ranks
@@ -96,7 +97,7 @@ def measure(world: World, configs: dict[str, RunConfig]) -> Measures:
 
 
 def measure_one(world: World, config: RunConfig) -> Measured:
-    run = build(config, world)
+    run = build(open_run(config), world)
     roughen(run.engine.model)
     micro_batches = list(run.batches(stop_step=STEP + 1))[STEP].micro_batches
     assert len(micro_batches) == 4 // world.size
@@ -183,7 +184,7 @@ def try_others(world: World, wrong: list[RunConfig], right: RunConfig) -> list[s
     told = []
     for config in wrong:
         with pytest.raises(CheckpointError) as caught:
-            build(config, world)
+            build(open_run(config), world)
         told.append(str(caught.value))
     train_in(world, right, stop_requested=never)
     return told

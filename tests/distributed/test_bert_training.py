@@ -86,7 +86,7 @@ def measure_one(world: World, config: RunConfig, setting: Setting) -> Measured:
         training={"packs_per_micro_batch": packs, "layout": setting.layout, "gradient_clipping": None},
         model={"mlm_reduction": setting.reduction, "loss_balancing": setting.balancing},
     )
-    run = build(config, world)
+    run = build(open_run(config), world)
     roughen(run.engine.model)
     batches = list(run.batches(stop_step=STEP + 1))[STEP]
     assert len(batches.micro_batches) == setting.accumulation

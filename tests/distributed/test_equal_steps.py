@@ -12,6 +12,7 @@ from evenpack.engine.build import build
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.testing import run_ranks
 
@@ -36,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 def draw_and_train(world: World, config: RunConfig) -> tuple[int, list[Drawn]]:
     """Packs of an epoch of `few`; what this rank draws; then trains, which leaves metrics."""
-    run = build(config, world)
+    run = build(open_run(config), world)
     epoch = run.prepared.plan("few", "train", seed=config.run.seed).packs
     drawn = []
     for batches in run.batches(stop_step=config.training.steps):

@@ -14,6 +14,7 @@ from evenpack.batch import PackedBatch
 from evenpack.engine.build import Run, build
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World, configure_logging
+from evenpack.engine.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.errors import BackendError
 from evenpack.testing import changed, pair_run_values, prepared, run_config, run_ranks, text_sources
@@ -44,10 +45,10 @@ def probe(world: World, configs: dict[str, RunConfig]) -> dict[str, list[Felt]]:
     """Changes each sequence of this rank's first micro-batch; `mixed ...`: where a pack is one segment to attention."""
     found = {}
     for name, config in configs.items():
-        borders = first_batch(build(config, world)).cu_seqlens.tolist()
+        borders = first_batch(build(open_run(config), world)).cu_seqlens.tolist()
         sequences = [slice(start, stop) for start, stop in pairwise(borders) if start < stop]
         for label, isolate in ((name, True), (f"mixed {name}", False)):
-            run = build(changed(config, attention={"isolate": isolate}), world)
+            run = build(open_run(changed(config, attention={"isolate": isolate})), world)
             roughen(run.engine.model)
             model, batch = run.engine.model.eval(), first_batch(run)
             found[label] = [feel(model, batch, sequence) for sequence in sequences]

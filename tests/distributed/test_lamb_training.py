@@ -28,6 +28,7 @@ from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.packing_adjustment import adjust_to_packing
 from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
 from evenpack.models.common.losses import exact_denominators
@@ -211,7 +212,7 @@ def train(world: World, config: RunConfig, *, stop_requested: Callable[[], bool]
 
 def refusal(world: World, config: RunConfig) -> str:
     with pytest.raises(CheckpointError) as caught:
-        build(config, world)
+        build(open_run(config), world)
     return str(caught.value)
 
 

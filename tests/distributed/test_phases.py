@@ -15,6 +15,7 @@ from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.resolve import open_run
 from evenpack.engine.train import train_in
 from evenpack.errors import CheckpointError
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks
@@ -42,7 +43,7 @@ def prepare_phase(folder: Path, number: int, length: int, **training: Any) -> Ru
 
 def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[str, Any]:
     train_in(world, phase1, stop_requested=never)
-    run = build(phase2, world)
+    run = build(open_run(phase2), world)
     trained = load_model_weights(read_manifest(phase1.run.output_dir / "checkpoints" / "step_000002"))
     first = {
         "trained": trained,
@@ -52,7 +53,7 @@ def begin_phase_2(world: World, phase1: RunConfig, phase2: RunConfig) -> dict[st
     }
     train_in(world, phase2, stop_requested=never)
     world.on_main(lambda: shutil.rmtree(phase1.run.output_dir))  # needed once, not to go on
-    again = build(changed(phase2, training={"initialize_from": Path("elsewhere")}), world)
+    again = build(open_run(changed(phase2, training={"initialize_from": Path("elsewhere")})), world)
     return first | {
         "step_again": again.first_step,
         "weights_again": {name: tensor.clone() for name, tensor in again.engine.model.state_dict().items()},
@@ -89,7 +90,7 @@ def test_phase_2_begins_on_every_rank_with_the_weights_of_phase_1_and_goes_on_wi
 
 def refused(world: World, config: RunConfig) -> str:
     with pytest.raises(CheckpointError) as caught:
-        build(config, world)
+        build(open_run(config), world)
     return str(caught.value)
 
 

@@ -19,6 +19,7 @@ from evenpack.engine.distributed import World, require_shared_directory
 from evenpack.engine.reporting.journal import step_record
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.reporting.step_totals import sum_over_ranks
+from evenpack.engine.resolve import open_run
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.errors import CheckpointError, RunError
 from evenpack.models.common.losses import exact_denominators
@@ -159,8 +160,8 @@ def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
     with pytest.raises(RunError) as directory:
         require_shared_directory(folder / f"machine_{world.rank}", world, patience_seconds=0.5)
     with pytest.raises(RunError) as data:  # the seed is in the fingerprint, as the files are
-        build(changed(config, run={"seed": world.rank}), world)
-    run = build(config, world)
+        build(open_run(changed(config, run={"seed": world.rank})), world)
+    run = build(open_run(config), world)
     batches = next(run.batches(stop_step=1))
     if world.rank == 1:
         counts = batches.micro_batches[0].local_counts
@@ -189,7 +190,7 @@ def test_ranks_that_do_not_see_the_same_files_or_plan_are_told_so(config: RunCon
 
 def records_of_a_step(world: World, config: RunConfig) -> list[dict[str, Any]]:
     """One step's record where the device's peak is known, and where it is not."""
-    run = build(config, world)
+    run = build(open_run(config), world)
     batches = next(run.batches(stop_step=1))
     local = run.engine.train_step(0, batches.micro_batches)
     denominators = exact_denominators(config.model, batches.counts)

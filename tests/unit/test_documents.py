@@ -1,8 +1,12 @@
-"""What CONTRIBUTING and the table of invariants say of the tests is so."""
+"""What CONTRIBUTING and the table of invariants say of the tests is so, and what pyproject says of the command."""
 
 import re
+import tomllib
+from importlib.metadata import EntryPoint
 
 from repository import ROOT
+
+from evenpack.launcher.cli import app
 
 TESTS = ROOT / "tests"
 
@@ -31,3 +35,8 @@ def test_every_file_with_slow_tests_stands_in_the_list_of_them() -> None:
     slow = {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py") if mark in path.read_text("utf-8")}
     assert slow
     assert slow <= named_tests("CONTRIBUTING.md")
+
+
+def test_the_command_that_an_installation_makes_is_the_one_that_is_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert EntryPoint("evenpack", project["scripts"]["evenpack"], "console_scripts").load() is app.main

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.errors import ConfigError
-from evenpack.studies.forecast.command import ForecastCommand
+from evenpack.studies.forecast.arguments import ForecastArguments
 from evenpack.studies.forecast.forecast import ForecastOptions
 from evenpack.studies.forecast.logged_ranks import LoggedRanks, read_logged_ranks
 from evenpack.studies.throughput.contenders import parse_forms
 from evenpack.studies.throughput.options import parse_clock
 
 
-def parse_options(command: ForecastCommand) -> ForecastOptions:
+def parse_options(command: ForecastArguments) -> ForecastOptions:
     """Raises: ConfigError for what cannot be timed, before anything is read."""
     words = [word.strip() for word in command.ranks.split(",")]
     wrong = [word for word in words if not word.isdecimal()]

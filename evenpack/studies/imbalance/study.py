@@ -9,8 +9,8 @@ from evenpack import console
 from evenpack.data.packing import pack
 from evenpack.errors import ConfigError
 from evenpack.progress import Progress
+from evenpack.studies.imbalance.arguments import ImbalanceArguments
 from evenpack.studies.imbalance.cluster import ClusterOptions
-from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.imbalance.forecast import LogForecast, forecast_from_log
 from evenpack.studies.imbalance.plots import ImbalanceStudy, plot_imbalance
 from evenpack.studies.imbalance.reference import reference_curve
@@ -31,7 +31,7 @@ class ImbalanceRequest:
     Raises: ConfigError for one that is wrong.
     """
 
-    def __init__(self, options: ImbalanceCommand) -> None:
+    def __init__(self, options: ImbalanceArguments) -> None:
         if options.plot is not None:
             require_plot(options.plot)
         self.devices = parse_devices(options.devices)
@@ -51,7 +51,7 @@ class ImbalanceRequest:
         self.forecast = _forecast(options, self.devices)
 
 
-def cluster_options(options: ImbalanceCommand) -> ClusterOptions:
+def cluster_options(options: ImbalanceArguments) -> ClusterOptions:
     """Raises: ConfigError for a number that is out of range."""
     return ClusterOptions(
         batch=options.batch,
@@ -105,7 +105,7 @@ def _simulate(subject: Subject, request: ImbalanceRequest) -> Simulation:
         )
 
 
-def _forecast(options: ImbalanceCommand, devices: Sequence[int]) -> LogForecast | None:
+def _forecast(options: ImbalanceArguments, devices: Sequence[int]) -> LogForecast | None:
     if options.log is None:
         given = [
             name

@@ -6,15 +6,15 @@ from evenpack.config import nearest
 from evenpack.errors import ConfigError
 from evenpack.studies.packing.options import parse_depths
 from evenpack.studies.plotting import require_plot
+from evenpack.studies.throughput.arguments import ThroughputArguments
 from evenpack.studies.throughput.clock import ClockName
-from evenpack.studies.throughput.command import ThroughputCommand
 from evenpack.studies.throughput.contenders import DEPTHS, LAYOUTS, parse_forms
 from evenpack.studies.throughput.study import ThroughputOptions
 
 _CLOCKS: tuple[ClockName, ...] = ("wall", "cpu")
 
 
-def parse_options(command: ThroughputCommand) -> ThroughputOptions:
+def parse_options(command: ThroughputArguments) -> ThroughputOptions:
     """Raises: ConfigError for what cannot be measured, drawn or written, before anything is read."""
     if command.plot is not None:
         require_plot(command.plot)

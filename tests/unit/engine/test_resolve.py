@@ -171,14 +171,14 @@ def test_a_run_that_goes_on_in_another_layout_assigns_by_the_weights_of_that(
     packed = changed(config, run={"output_dir": tmp_path}, training=course)
     train_in(world, packed, stop_requested=lambda: False)
     path = write_cost_model(tmp_path, device="another card")
-    assert build(changed(packed, training={"cost_model": path}), world).resolved.shape.cost_weights == SQUARES
+    assert build(open_run(changed(packed, training={"cost_model": path})), world).resolved.shape.cost_weights == SQUARES
     assert "changes nothing" in caplog.text
     unpadded = changed(packed, training={"layout": "unpadded"})
-    weights = build(unpadded, world).resolved.shape.cost_weights
+    weights = build(open_run(unpadded), world).resolved.shape.cost_weights
     assert weights == open_run(unpadded).shape.cost_weights != SQUARES
     caplog.clear()
     given = changed(packed, training={"layout": "unpadded", "cost_model": path})
-    assert build(given, world).resolved.shape.cost_weights.per_token == 2e-6
+    assert build(open_run(given), world).resolved.shape.cost_weights.per_token == 2e-6
     assert "changes nothing" not in caplog.text
     assert "training.cost_model: None ->" in caplog.text
     assert "the cost model was measured on" in caplog.text
