@@ -25,7 +25,13 @@ def read_cost_model(config: RunConfig) -> CostModel | None:
     path = config.training.cost_model
     if path is None:
         return None
-    cost_model = CostModel.read(path)
+    try:
+        cost_model = CostModel.read(path)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. A run that goes on from its checkpoint in the same layout has its weights there: set "
+            "training.cost_model=null for it"
+        ) from error
     for difference in _differences(cost_model, config):
         if config.training.cost_model_of_another == "refuse":
             raise ConfigError(

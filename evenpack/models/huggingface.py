@@ -73,7 +73,7 @@ def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Mod
     """Builds the model that a transformers checkpoint directory describes, weights included, on the CPU in FP32.
 
     Raises: CheckpointError if files are missing or broken, or no family computes the model there (each differing key
-    is named).
+    is named). ConfigError if several do.
     """
     path = directory / "config.json"
     values = _read_json(path)
@@ -122,12 +122,19 @@ def _load_mapping(family: ModelFamily) -> HuggingFaceMapping | None:
 
 def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:
     """By model_type, which the oldest checkpoints, all GPT-2's, do not have."""
-    loaded = (_load_mapping(find_family(name)) for name in known_families())
-    mappings = {mapping.model_type: mapping for mapping in loaded if mapping is not None}
+    loaded = {name: _load_mapping(find_family(name)) for name in known_families()}
+    mappings = {name: mapping for name, mapping in loaded.items() if mapping is not None}
     model_type = values.get("model_type", "gpt2")
-    if model_type not in mappings:
-        raise CheckpointError(f"{path}: model_type must be one of {', '.join(sorted(mappings))}, found {model_type!r}")
-    return mappings[model_type]
+    found = [name for name, mapping in mappings.items() if mapping.model_type == model_type]
+    if not found:
+        known = ", ".join(sorted({mapping.model_type for mapping in mappings.values()}))
+        raise CheckpointError(f"{path}: model_type must be one of {known}, found {model_type!r}")
+    if len(found) > 1:
+        raise ConfigError(
+            f"{path}: the families {', '.join(found)} all read model_type {model_type!r}, and one must: uninstall the "
+            "packages of the others, or let them name a model_type of their own"
+        )
+    return mappings[found[0]]
 
 
 def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:

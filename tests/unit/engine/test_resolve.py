@@ -106,8 +106,8 @@ def test_a_cost_model_of_another_width_is_a_warning(
     assert f"was measured at hidden_size {2 * here} and this model has {here}" in caplog.text
 
 
-def test_a_missing_cost_model_is_named(config: RunConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
+def test_a_missing_cost_model_is_named_with_the_way_to_go_on_without_it(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read.* set training\.cost_model=null for it"):
         open_run(changed(config, training={"cost_model": tmp_path / "none.json"}))
 
 

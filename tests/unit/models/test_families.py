@@ -12,6 +12,7 @@ import pytest
 
 import evenpack
 from evenpack.errors import ConfigError
+from evenpack.models import huggingface
 from evenpack.models.families import (
     ENTRY_POINTS,
     ModelFamily,
@@ -47,6 +48,16 @@ def test_a_family_that_is_registered_twice_is_refused() -> None:
     assert list(register(entries[:2])) == ["mine", "other"]
     with pytest.raises(ConfigError, match=r"'mine' is registered twice: as one:FAMILY of evenpack and as two:FAMILY"):
         register(entries)
+
+
+def test_two_families_that_read_the_same_checkpoints_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    monkeypatch.setattr(huggingface, "known_families", lambda: ("bert", "gpt2", "mine"))
+    monkeypatch.setattr(huggingface, "find_family", lambda name: find_family("gpt2" if name == "mine" else name))
+    with pytest.raises(ConfigError, match=r"families gpt2, mine all read model_type 'gpt2', and one must"):
+        huggingface.from_huggingface(tmp_path)
 
 
 @pytest.mark.parametrize("part", [field.name for field in fields(ModelFamily)])
