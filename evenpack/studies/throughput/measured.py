@@ -22,12 +22,14 @@ class StepProgress:
         self._progress = progress
         self._steps: Piece | None = None
         self._done = self._total = 0
+        self._called_at = progress.clock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """`done` of `total` steps are done."""
+        now = self._progress.clock()
         if self._steps is None or total != self._total or done < self._done:
-            self._steps = self._progress.begin("step", counted=True)
-        self._done, self._total = done, total
+            self._steps = self._progress.begin("step", counted=True, elapsed_seconds=now - self._called_at)
+        self._done, self._total, self._called_at = done, total, now
         self._steps.update(done, total, facts=(what,))
 
 

@@ -203,6 +203,14 @@ def test_what_packing_promises_is_compared_round_by_round() -> None:
     assert study._promised({"packed": packed}) is None
 
 
+def test_the_first_step_counts_for_the_time_to_go() -> None:
+    stream, now = io.StringIO(), [0.0]
+    progress = StepProgress(Progress(Console(file=stream), clock=lambda: now[0]))
+    for now[0], step in ((4.0, 1), (24.0, 2)):
+        progress("packed", step, 11)
+    assert stream.getvalue().splitlines() == ["step 1/11  packed  40s to go", "step 2/11  packed  1m48s to go"]
+
+
 def test_progress_names_what_a_step_was_of_and_begins_again_with_other_steps() -> None:
     stream = io.StringIO()
     progress = StepProgress(Progress(Console(file=stream), clock=lambda: 1.0))
