@@ -12,7 +12,7 @@ from evenpack.errors import DataError
 
 
 class GrowingFile:
-    """Raw values behind one another, and the digest of all of them; closed until `open`."""
+    """Appends raw values to a file and keeps the digest of all of them; closed until `open`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
