@@ -239,6 +239,11 @@ class DataConfig(Section):
     on_changed_sources: Literal["warn", "error", "ignore"] = "warn"
     """What `train` does where a source's files or the tokenizer's are not those that the data was prepared from."""
 
+    @property
+    def static_masks(self) -> MaskingConfig | None:
+        """What the masks were drawn by that are stored with the pairs; None where each epoch draws its own."""
+        return self.recipe.static_masks if isinstance(self.recipe, SentencePairsRecipe) else None
+
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":
         longest = self.recipe.max_sequence_length

@@ -9,8 +9,8 @@ from evenpack.data.batches.pipeline import StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.checkpoints.continuation import (
     compare_run_files,
-    keep_initial_weights,
     kept_cost_weights,
+    kept_initial_weights,
     require_fingerprint,
 )
 from evenpack.engine.checkpoints.files import TrainState
@@ -116,7 +116,7 @@ def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
     compare_run_files(state, run.config.model_dump(mode="json"))
     kept = kept_cost_weights(state, run.config.training.layout)
     run = run if kept is None else replace(run.with_cost_weights(kept), cost_model=None)
-    return replace(run, config=keep_initial_weights(run.config, state))
+    return run.with_initial_weights(kept_initial_weights(state))
 
 
 def _require_shared_fingerprint(run: ResolvedRun, world: World) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from evenpack.config import Section, UserPath
-from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
+from evenpack.data.config import DataConfig, MaskingConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
@@ -229,17 +229,12 @@ class RunConfig(Section):
                 f"masking is for models that learn from masked tokens, and model.kind {self.model.kind} is none: "
                 "leave it out"
             )
-        if self.static_masks is not None and self.masking != MaskingConfig():
+        if self.data.static_masks is not None and self.masking != MaskingConfig():
             raise ValueError(
                 "masking is for masks drawn in each epoch, and data.recipe.static_masks has them drawn once: leave "
                 "masking out, or set data.recipe.static_masks=null (which is other data)"
             )
         return self
-
-    @property
-    def static_masks(self) -> MaskingConfig | None:
-        """What the masks were drawn by that are stored with the pairs; None where each epoch draws its own."""
-        return self.data.recipe.static_masks if isinstance(self.data.recipe, SentencePairsRecipe) else None
 
     @property
     def evaluation_packs_per_micro_batch(self) -> int:

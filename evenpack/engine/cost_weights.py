@@ -1,12 +1,15 @@
 """What packs and sequences cost a rank, for `cost_balanced`: measured, or by the model's operations."""
 
 import logging
+from pathlib import Path
 
-from evenpack.data.order.step_shape import CostWeights
+from evenpack.data.config import MaskingConfig
+from evenpack.data.order.step_shape import CostWeights, Layout
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.config import RunConfig
+from evenpack.engine.config import TrainingSection
 from evenpack.engine.cost_model import CostModel
 from evenpack.errors import ConfigError
+from evenpack.models.config import ModelConfig
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
 
@@ -16,13 +19,13 @@ _TOKENS = 2000
 """Enough for a share of masked ones."""
 
 
-def read_cost_model(config: RunConfig) -> CostModel | None:
+def read_cost_model(training: TrainingSection, model: ModelConfig) -> CostModel | None:
     """The file that `training.cost_model` names; None where it names none.
 
     Raises: ConfigError if it cannot be read, or was measured on another model or layout and
     `training.cost_model_of_another` is not `use`.
     """
-    path = config.training.cost_model
+    path = training.cost_model
     if path is None:
         return None
     try:
@@ -32,14 +35,14 @@ def read_cost_model(config: RunConfig) -> CostModel | None:
             f"{error}. A run that goes on from its checkpoint in the same layout has its weights there: set "
             "training.cost_model=null for it"
         ) from error
-    for difference in _differences(cost_model, config):
-        if config.training.cost_model_of_another == "refuse":
+    for difference in _differences(cost_model, training, model):
+        if training.cost_model_of_another == "refuse":
             raise ConfigError(
                 f"training.cost_model {path} {difference}: measure this run by `evenpack study throughput "
                 "--cost-model FILE`, or set training.cost_model_of_another=use"
             )
         log.warning("training.cost_model %s %s, and is used all the same", path, difference)
-    _warn_of_other_width(cost_model, config)
+    _warn_of_other_width(cost_model, path, model)
     return cost_model
 
 
@@ -53,45 +56,51 @@ def warn_of_other_device(cost_model: CostModel, device: str) -> None:
         )
 
 
-def _warn_of_other_width(cost_model: CostModel, config: RunConfig) -> None:
+def _warn_of_other_width(cost_model: CostModel, path: Path, model: ModelConfig) -> None:
     """A slot's cost grows with the square of the width and attention's with the width, so their ratio is another.
 
     The number of layers may differ: cost models of large models are measured on a few of them.
     """
-    measured, here = cost_model.measured_on.hidden_size, config.model.shape["hidden_size"]
+    measured, here = cost_model.measured_on.hidden_size, model.shape["hidden_size"]
     if measured != here:
         log.warning(
             "training.cost_model %s was measured at hidden_size %d and this model has %d: the assignment may be less "
             "even than it could be",
-            config.training.cost_model,
+            path,
             measured,
             here,
         )
 
 
-def operation_weights(config: RunConfig, prepared: PreparedData) -> CostWeights:
-    """By the model's floating-point operations, in units of a squared length; segments cost nothing."""
+def operation_weights(
+    model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, *, layout: Layout
+) -> CostWeights:
+    """By the model's floating-point operations, in units of a squared length; segments cost nothing.
+
+    Args:
+        masking: of masks that each epoch draws again; not looked at where the data has them stored, or needs none.
+    """
 
     def flops(work: Work) -> int:
-        return step_flops(config.model, vocabulary_size=prepared.vocabulary_size, work=work)
+        return step_flops(model, vocabulary_size=prepared.vocabulary_size, work=work)
 
-    if config.training.layout == "packed":
+    if layout == "packed":
         return CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
-    is_masked = family_of(config.model).objective == "masked_tokens"
-    head_share = (config.static_masks or config.masking).share if is_masked else 1.0
+    is_masked = family_of(model).objective == "masked_tokens"
+    head_share = (prepared.config.static_masks or masking).share if is_masked else 1.0
     of_tokens = flops(Work(slots=_TOKENS, squared_lengths=0, head_slots=round(_TOKENS * head_share), sequences=0))
     of_squares = flops(Work(slots=0, squared_lengths=_TOKENS, head_slots=0, sequences=0))
     return CostWeights(per_token=of_tokens / of_squares, per_squared_length=1.0, per_segment=0.0)
 
 
-def _differences(cost_model: CostModel, config: RunConfig) -> list[str]:
+def _differences(cost_model: CostModel, training: TrainingSection, model: ModelConfig) -> list[str]:
     """What of this run the measurement did not have."""
     on, found = cost_model.measured_on, []
-    if on.family != config.model.kind:
-        found.append(f"was measured on {on.model}, and model.kind is {config.model.kind}")
+    if on.family != model.kind:
+        found.append(f"was measured on {on.model}, and model.kind is {model.kind}")
     layouts = {name.partition("/")[0] for name in on.layouts}
-    if config.training.layout not in layouts:
+    if training.layout not in layouts:
         found.append(
-            f"was measured in the layouts {', '.join(sorted(layouts))}, and training.layout is {config.training.layout}"
+            f"was measured in the layouts {', '.join(sorted(layouts))}, and training.layout is {training.layout}"
         )
     return found

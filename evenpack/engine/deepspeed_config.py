@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 from evenpack.data.order import step_shape
-from evenpack.engine.config import RunConfig, TrainingSection
+from evenpack.engine.config import DeepSpeedSection, TrainingSection
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import ConfigError
 
@@ -32,17 +32,16 @@ _WOULD_BE_WRONG = {
 """Keys of DeepSpeed that would break what evenpack promises, and why."""
 
 
-def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
+def deepspeed_config(training: TrainingSection, section: DeepSpeedSection, world_size: int) -> dict[str, Any]:
     """The dict for `deepspeed.initialize`: derived keys, and `deepspeed.extra` merged in.
 
     Raises: ConfigError if `world_size` cannot divide the step or `extra` holds a key that evenpack derives.
     """
-    training = config.training
     derived: dict[str, Any] = {
         "train_batch_size": training.items_per_step,
         "train_micro_batch_size_per_gpu": training.items_per_micro_batch,
         "gradient_accumulation_steps": micro_batches_per_step(training, world_size),
-        **sharding_at(config.deepspeed.zero_stage).deepspeed_settings(training.gradient_clipping),
+        **sharding_at(section.zero_stage).deepspeed_settings(training.gradient_clipping),
         # It would synchronise the device before and after each step.
         "timers": {"throughput": {"enabled": False}},
     }
@@ -53,8 +52,8 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
             # By default ZeRO would reduce the gradients of linear layers in bfloat16: they would be no exact mean.
             "lower_precision_safe_modules": [],
         }
-    _refuse_known(config.deepspeed.extra)
-    return _merged(derived, config.deepspeed.extra)
+    _refuse_known(section.extra)
+    return _merged(derived, section.extra)
 
 
 def micro_batches_per_step(training: TrainingSection, world_size: int) -> int:

@@ -50,7 +50,7 @@ class TrainingEngine:
 
         Raises: ConfigError if this number of ranks cannot divide a step.
         """
-        settings = deepspeed_config(config, world.size)
+        settings = deepspeed_config(config.training, config.deepspeed, world.size)
         model.to(world.device)
         self.config = config
         self.world = world

@@ -12,64 +12,71 @@ from evenpack.data.batches.objectives import (
     Objective,
     StoredMasksAndNextSentence,
 )
+from evenpack.data.config import MaskingConfig
+from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.masking import masked_count
-from evenpack.engine.config import RunConfig
-from evenpack.engine.step_items import AverageItem, average_item, items_of_an_epoch
+from evenpack.engine.step_items import average_item, items_of_an_epoch
 from evenpack.models.common.losses import LossDenominators, exact_denominators, expected_denominators
+from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
 
 Denominators = Callable[[StepCounts], LossDenominators]
 """From what a step holds over all ranks to what its gradients' losses are divided by."""
 
 
-def build_objective(config: RunConfig, prepared: PreparedData) -> Objective:
+def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, *, seed: int) -> Objective:
     """What the model's family learns to predict.
+
+    Args:
+        masking: of masks that each epoch draws again; not looked at where the data has them stored, or needs none.
+        seed: of the run, which decides those masks.
 
     Raises: DataError if the vocabulary has none of the special tokens that masks need.
     """
-    if family_of(config.model).objective == "next_tokens":
+    if family_of(model).objective == "next_tokens":
         return NextTokens()
-    if config.static_masks is not None:
-        return StoredMasksAndNextSentence(
-            vocabulary_size=prepared.vocabulary_size, reduction=config.model.loss_reduction
-        )
+    if prepared.config.static_masks is not None:
+        return StoredMasksAndNextSentence(vocabulary_size=prepared.vocabulary_size, reduction=model.loss_reduction)
     return MaskedTokensAndNextSentence(
-        masking=config.masking,
+        masking=masking,
         vocabulary=prepared.masking_vocabulary,
-        seed=config.run.seed,
-        reduction=config.model.loss_reduction,
+        seed=seed,
+        reduction=model.loss_reduction,
     )
 
 
-def build_denominators(config: RunConfig, prepared: PreparedData) -> Denominators:
+def build_denominators(
+    model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, shape: StepShape
+) -> Denominators:
     """What the model's section says; a loss that is reported is divided by the exact ones all the same."""
-    if config.model.denominators == "exact":
-        return partial(exact_denominators, config.model)
-    item = average_item(config, prepared)
+    if model.denominators == "exact":
+        return partial(exact_denominators, model)
+    item = average_item(prepared, shape.batching)
     expected = expected_denominators(
-        config.model,
-        packs=config.training.items_per_step,
-        targets_of_a_full_pack=_masked_tokens_of_a_full_row(config, prepared, item),
+        model,
+        packs=shape.items_per_step,
+        targets_of_a_full_pack=_masked_tokens_of_a_full_row(masking, prepared, shape),
         token_efficiency=item.fill,
         packing_factor=item.sequences,
     )
     return lambda step_counts: expected
 
 
-def _masked_tokens_of_a_full_row(config: RunConfig, prepared: PreparedData, item: AverageItem) -> float:
+def _masked_tokens_of_a_full_row(masking: MaskingConfig, prepared: PreparedData, shape: StepShape) -> float:
     """Of sequences of full length, the last one of what is left; stored masks: as many for a token as they have."""
-    if config.static_masks is not None:
-        return _stored_masks_of_an_item(config, prepared) / item.fill
-    longest = config.data.recipe.max_sequence_length
+    item = average_item(prepared, shape.batching)
+    if prepared.config.static_masks is not None:
+        return _stored_masks_of_an_item(prepared, shape.batching) / item.fill
+    longest = prepared.config.recipe.max_sequence_length
     whole, rest = divmod(item.row_slots, longest)
-    return float(masked_count(np.array([longest] * whole + [rest] * (rest > 0)), config.masking).sum())
+    return float(masked_count(np.array([longest] * whole + [rest] * (rest > 0)), masking).sum())
 
 
-def _stored_masks_of_an_item(config: RunConfig, prepared: PreparedData) -> float:
+def _stored_masks_of_an_item(prepared: PreparedData, batching: Batching) -> float:
     """On average over an epoch, the sources weighted as the run draws them."""
-    items = items_of_an_epoch(config, prepared)
+    items = items_of_an_epoch(prepared, batching)
     masks = 0.0
     for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
         view = prepared.view(name, "train")

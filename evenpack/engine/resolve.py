@@ -6,6 +6,7 @@ Training, `--dry-run`, evaluation and the studies all begin here, so they cannot
 import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.pipeline import PipelineSettings
@@ -40,12 +41,12 @@ class ResolvedRun:
     @cached_property
     def objective(self) -> Objective:
         """What is asked of the model. Raises: DataError if the vocabulary lacks a special token for it."""
-        return build_objective(self.config, self.prepared)
+        return build_objective(self.config.model, self.config.masking, self.prepared, seed=self.config.run.seed)
 
     @cached_property
     def denominators(self) -> Denominators:
         """What the losses of a step are divided by."""
-        return build_denominators(self.config, self.prepared)
+        return build_denominators(self.config.model, self.config.masking, self.prepared, self.shape)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -72,6 +73,11 @@ class ResolvedRun:
     def with_cost_weights(self, weights: CostWeights) -> "ResolvedRun":
         """The run that goes on with the weights of a checkpoint."""
         return replace(self, shape=replace(self.shape, cost_weights=weights))
+
+    def with_initial_weights(self, path: Path | None) -> "ResolvedRun":
+        """The run that tells in its checkpoints what it began with, whatever its run file says by now."""
+        training = self.config.training.model_copy(update={"initialize_from": path})
+        return replace(self, config=self.config.model_copy(update={"training": training}))
 
     def pipeline_settings(self, world: World) -> PipelineSettings:
         """What decides this rank's batches."""
@@ -101,9 +107,12 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     if config.training.packing_adjustment != "none":
         adjusted = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
         config, adjustment = adjusted.config, adjusted.description
-    cost_model = read_cost_model(config)
-    weights = operation_weights(config, prepared) if cost_model is None else cost_model.cost_weights
     training = config.training
+    cost_model = read_cost_model(training, config.model)
+    if cost_model is None:
+        weights = operation_weights(config.model, config.masking, prepared, layout=training.layout)
+    else:
+        weights = cost_model.cost_weights
     shape = StepShape(
         batching=training.batching,
         items_per_step=training.items_per_step,

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from evenpack.data.order.step_shape import Batching
 from evenpack.data.prepare.manifest import PackingSummary
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.config import RunConfig
 from evenpack.errors import DataError
 
 
@@ -24,9 +24,9 @@ class AverageItem:
         return self.tokens / self.row_slots
 
 
-def average_item(config: RunConfig, prepared: PreparedData) -> AverageItem:
+def average_item(prepared: PreparedData, batching: Batching) -> AverageItem:
     """Raises: DataError if a source has nothing to train on."""
-    counts = items_of_an_epoch(config, prepared)
+    counts = items_of_an_epoch(prepared, batching)
     total = sum(prepared.weights)
     sequences = tokens = 0.0
     for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
@@ -34,16 +34,14 @@ def average_item(config: RunConfig, prepared: PreparedData) -> AverageItem:
         share = weight / total / counts[name]
         sequences += share * packing.sequences
         tokens += share * packing.tokens
-    of_packs = config.training.batching == "packs"
-    row_slots = prepared.pack_length if of_packs else config.data.recipe.max_sequence_length
+    row_slots = prepared.pack_length if batching == "packs" else prepared.config.recipe.max_sequence_length
     return AverageItem(sequences=sequences, tokens=tokens, row_slots=row_slots)
 
 
-def items_of_an_epoch(config: RunConfig, prepared: PreparedData) -> dict[str, int]:
+def items_of_an_epoch(prepared: PreparedData, batching: Batching) -> dict[str, int]:
     """Of each source. Raises: DataError if one has nothing to train on."""
     packings = {name: training_packing(prepared, name) for name in prepared.source_names}
-    of_packs = config.training.batching == "packs"
-    return {name: packing.packs if of_packs else packing.sequences for name, packing in packings.items()}
+    return {name: packing.packs if batching == "packs" else packing.sequences for name, packing in packings.items()}
 
 
 def training_packing(prepared: PreparedData, source: str) -> PackingSummary:

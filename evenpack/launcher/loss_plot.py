@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.errors import ConfigError
 from evenpack.launcher.training import losses_of
@@ -40,10 +39,10 @@ def loss_curve(output_dir: Path) -> LossCurve:
     )
 
 
-def draw_loss(config: RunConfig) -> Path:
-    """Writes OUTPUT_DIR/loss.png. Raises: ConfigError without matplotlib."""
-    path = config.run.output_dir / LOSS_PLOT
-    plot_loss(loss_curve(config.run.output_dir), path, name=config.run.name)
+def draw_loss(output_dir: Path, *, name: str) -> Path:
+    """Writes OUTPUT_DIR/loss.png. Raises: ConfigError without matplotlib, or before the first step."""
+    path = output_dir / LOSS_PLOT
+    plot_loss(loss_curve(output_dir), path, name=name)
     return path
 
 

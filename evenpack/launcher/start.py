@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack import console
-from evenpack.engine.config import RunConfig
+from evenpack.engine.config import RunSection
 from evenpack.errors import ConfigError
 from evenpack.launcher import views
 from evenpack.launcher.loss_plot import draw_loss
@@ -35,13 +35,13 @@ def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any]
 
 
 def run_training(
-    config: RunConfig, launch: LaunchPlan, plan: TrainingPlan
+    run: RunSection, launch: LaunchPlan, plan: TrainingPlan
 ) -> tuple[dict[str, Any], list[RenderableType], int]:
     """Trains; the result as a value for JSON, as what rich can print, and the exit code.
 
     Raises: RunError if the output directory cannot be had.
     """
-    output_dir = config.run.output_dir
+    output_dir = run.output_dir
     say(f"starting {launch.devices.choice}")
     result = supervise(launch, output_dir, say=say, output=sys.stderr)
     if result.state == "failed":
@@ -53,17 +53,17 @@ def run_training(
     report = report_training(plan, output_dir) if result.state != "failed" else None
     shown: list[RenderableType] = []
     if report is not None:
-        value |= {"report": report, "loss_plot": _try_to_draw(config)}
-        shown.append(views.report_table(report, title=f"{config.run.name}: {result.state}"))
+        value |= {"report": report, "loss_plot": _try_to_draw(run)}
+        shown.append(views.report_table(report, title=f"{run.name}: {result.state}"))
         if value["loss_plot"] is not None:
             shown.append(console.text(f"Loss plot: {value['loss_plot']}"))
     return value, shown, result.exit_code
 
 
-def _try_to_draw(config: RunConfig) -> Path | None:
+def _try_to_draw(run: RunSection) -> Path | None:
     """A run is no worse without a plot."""
     try:
-        return draw_loss(config)
+        return draw_loss(run.output_dir, name=run.name)
     except ConfigError as error:
         say(f"no loss plot: {error}")
         return None

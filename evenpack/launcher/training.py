@@ -50,8 +50,9 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     `training.packing_adjustment` cannot be had.
     """
     run = open_run(config)
-    prepared, training, settings = run.prepared, run.config.training, deepspeed_config(run.config, ranks)
-    item, counts = average_item(run.config, prepared), items_of_an_epoch(run.config, prepared)
+    prepared, training = run.prepared, run.config.training
+    settings = deepspeed_config(training, run.config.deepspeed, ranks)
+    item, counts = average_item(prepared, training.batching), items_of_an_epoch(prepared, training.batching)
     shares = {name: weight / sum(prepared.weights) for name, weight in zip(counts, prepared.weights, strict=True)}
     padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
     has_fixed_rows = training.layout == "packed" or padded_alike

@@ -24,9 +24,8 @@ from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
-from evenpack.engine.objective import build_objective
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolve import open_run, resolve
 from evenpack.engine.train import train_in
 from evenpack.testing import run_ranks
 
@@ -108,7 +107,7 @@ def sequences_of_step(config: RunConfig) -> list[MaskedPair]:
     """The pairs of the step with their masks, each made alone."""
     prepared = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    objective = build_objective(config, prepared)
+    objective = resolve(config, prepared).objective
     shape = step_shape(items_per_step=config.training.packs_per_step)
     packs = StepPlanner(sources, prepared.weights, shape=shape, ranks=1, objective=objective).plan(STEP).packs
     pairs = []

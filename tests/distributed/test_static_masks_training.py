@@ -15,8 +15,8 @@ from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
-from evenpack.engine.objective import build_objective
 from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.resolve import resolve
 from evenpack.engine.train import train_in
 from evenpack.testing import run_ranks
 
@@ -59,7 +59,7 @@ def stored_counts(config: RunConfig) -> list[int]:
         prepared.weights,
         shape=step_shape(items_per_step=8),
         ranks=1,
-        objective=build_objective(config, prepared),
+        objective=resolve(config, prepared).objective,
     )
     counts = []
     for step in range(STEPS):

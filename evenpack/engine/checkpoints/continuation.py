@@ -120,11 +120,10 @@ def kept_cost_weights(state: TrainState, layout: str | None) -> CostWeights | No
     return state.cost_weights if state.config.get("training", {}).get("layout", layout) == layout else None
 
 
-def keep_initial_weights(config: RunConfig, state: TrainState) -> RunConfig:
-    """The run with the `training.initialize_from` that it began with, which is what its checkpoints are to tell."""
+def kept_initial_weights(state: TrainState) -> Path | None:
+    """The `training.initialize_from` that the run began with."""
     began_with = state.config["training"].get("initialize_from")
-    path = None if began_with is None else Path(began_with)
-    return config.model_copy(update={"training": config.training.model_copy(update={"initialize_from": path})})
+    return None if began_with is None else Path(began_with)
 
 
 def _tell_of_initial_weights(state: TrainState, began_with: str | None, asked_for: str | None) -> None:

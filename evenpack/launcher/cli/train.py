@@ -60,5 +60,5 @@ def train(
         if dry_run:
             report.value, report.shown = describe_run(launch, plan)
         else:
-            report.value, report.shown, exit_code = run_training(config, launch, plan)
+            report.value, report.shown, exit_code = run_training(config.run, launch, plan)
     raise typer.Exit(exit_code)

@@ -1,5 +1,6 @@
 """`evenpack verify`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -8,8 +9,8 @@ from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, load, re
 
 if TYPE_CHECKING:
     from evenpack.console import Report
+    from evenpack.data.config import DataConfig
     from evenpack.data.prepare.verification import Verified
-    from evenpack.engine.config import RunConfig
 
 EXIT_DAMAGED = 1
 """Where a file is not as it was written."""
@@ -27,20 +28,20 @@ def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = 
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:
-        is_sound = _verify(config, report)
+        is_sound = _verify(config.prepared_dir, config.data, report)
     raise typer.Exit(0 if is_sound else EXIT_DAMAGED)
 
 
-def _verify(config: "RunConfig", report: "Report") -> bool:
+def _verify(prepared_dir: Path, config: "DataConfig", report: "Report") -> bool:
     """Raises: NotPreparedError if there is nothing to verify; DataError for a damaged manifest or one of other data."""
     from evenpack import console
     from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
     from evenpack.data.prepare.shown import PrepareProgress
     from evenpack.data.prepare.verification import Verifier, remedy
 
-    directory = config.prepared_dir.expanduser().absolute()
+    directory = prepared_dir.expanduser().absolute()
     manifest = Manifest.read(directory)
-    refuse_differences(manifest.data, data_section(config.data), directory)
+    refuse_differences(manifest.data, data_section(config), directory)
     with PrepareProgress(console.messages()) as progress:
         verified = Verifier(directory, manifest).verify_all(progress)
     report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}

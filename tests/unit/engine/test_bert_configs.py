@@ -74,7 +74,10 @@ def test_eight_gpus_divide_a_step_packed_and_padded(name: str) -> None:
         assert micro_batches_per_step(adjusted.training, GPUS) * GPUS * adjusted.training.packs_per_micro_batch == (
             adjusted.training.packs_per_step
         )
-        assert deepspeed_config(adjusted, GPUS)["train_batch_size"] == adjusted.training.packs_per_step
+        assert (
+            deepspeed_config(adjusted.training, adjusted.deepspeed, GPUS)["train_batch_size"]
+            == adjusted.training.packs_per_step
+        )
         sequences = adjusted.training.packs_per_step * factor_of(config)
         meant = 768 if name == "bert_large_phase2" else config.training.packs_per_step
         assert sequences == pytest.approx(meant, rel=0.05), "the batch that the learning rate was chosen for"

@@ -17,7 +17,7 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
-from evenpack.engine.objective import build_denominators, build_objective
+from evenpack.engine.resolve import resolve
 
 PACKS_PER_STEP = 5
 
@@ -45,7 +45,7 @@ def opened(config: RunConfig, **model: str) -> tuple[RunConfig, PreparedData]:
 def counts_of_whole_epochs(config: RunConfig, prepared: PreparedData) -> list[StepCounts]:
     """Of as many steps as there are packs: together as many epochs as a step has packs."""
     sources = packed_sources(prepared, "train", seed=config.run.seed)
-    objective = build_objective(config, prepared)
+    objective = resolve(config, prepared).objective
     planner = StepPlanner(sources, [1], shape=step_shape(items_per_step=PACKS_PER_STEP), ranks=1, objective=objective)
     return [planner.plan(step).counts for step in range(sources[0].plan.packs)]
 
@@ -59,8 +59,8 @@ def test_expected_denominators_are_what_steps_hold_on_average(config: RunConfig)
     """
     config, prepared = opened(config, loss_balancing="expected")
     steps = counts_of_whole_epochs(config, prepared)
-    expected = build_denominators(config, prepared)(steps[0])
-    assert expected == build_denominators(config, prepared)(steps[1]), "the same in every step"
+    expected = resolve(config, prepared).denominators(steps[0])
+    assert expected == resolve(config, prepared).denominators(steps[1]), "the same in every step"
     sequences = [step.sequences for step in steps]
     assert len(set(sequences)) > 1
     assert np.mean(sequences) == pytest.approx(expected.next_sentence, rel=1e-12)
@@ -78,24 +78,24 @@ def test_a_mean_over_sequences_is_divided_by_sequences(config: RunConfig) -> Non
     counts = StepCounts(packs=5, sequences=9, tokens=300, targets=41)
     for balancing in ("exact", "expected"):
         run, prepared = opened(config, mlm_reduction="sequence", loss_balancing=balancing)
-        denominators = build_denominators(run, prepared)(counts)
+        denominators = resolve(run, prepared).denominators(counts)
         assert denominators.tokens == denominators.next_sentence
         assert (denominators.tokens == 9.0) == (balancing == "exact")
     run, prepared = opened(config)
-    exact = build_denominators(run, prepared)(counts)
+    exact = resolve(run, prepared).denominators(counts)
     assert (exact.tokens, exact.next_sentence) == (41.0, 9.0)
 
 
 def test_each_model_gets_its_objective(config: RunConfig, corpus: Path, finished: Path) -> None:
     run, prepared = opened(config, mlm_reduction="sequence")
-    objective = build_objective(run, prepared)
+    objective = resolve(run, prepared).objective
     assert isinstance(objective, MaskedTokensAndNextSentence)
     assert (objective.seed, objective.reduction, objective.masking) == (run.run.seed, "sequence", run.masking)
     assert objective.vocabulary.mask_id == prepared.pair_tokens.mask_id
     data = two_sources(corpus)
     values = {**config.model_dump(), "data": data.model_dump(), "model": {"kind": "gpt2", "preset": "tiny"}}
     gpt2 = validate(values, RunConfig, origin="test")
-    assert build_objective(gpt2, PreparedData.open(finished, data)) == NextTokens()
+    assert resolve(gpt2, PreparedData.open(finished, data)).objective == NextTokens()
 
 
 def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> None:
@@ -107,7 +107,7 @@ def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> No
         batches = evaluation_batches(
             prepared,
             "wiki",
-            objective=build_objective(run, prepared),
+            objective=resolve(run, prepared).objective,
             shape=step_shape(items_per_micro_batch=4),
             rank=0,
             ranks=1,

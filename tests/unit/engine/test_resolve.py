@@ -62,7 +62,9 @@ def test_the_layout_chooses_the_terms_of_a_measured_cost_model(config: RunConfig
 def test_without_a_cost_model_operations_decide_and_segments_cost_nothing(config: RunConfig) -> None:
     assert open_run(config).shape.cost_weights == SQUARES
     unpadded = open_run(changed(config, training={"layout": "unpadded"}))
-    assert unpadded.shape.cost_weights == operation_weights(unpadded.config, unpadded.prepared)
+    assert unpadded.shape.cost_weights == operation_weights(
+        unpadded.config.model, unpadded.config.masking, unpadded.prepared, layout="unpadded"
+    )
     assert unpadded.shape.cost_weights.per_token > 0.0
     assert unpadded.shape.cost_weights.per_segment == 0.0
 

@@ -17,7 +17,6 @@ from evenpack.engine.build import build_model
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
-from evenpack.engine.objective import build_denominators, build_objective
 from evenpack.engine.resolve import open_run, resolve
 from evenpack.launcher.training import plan_training
 from evenpack.launcher.views import plan_table
@@ -92,10 +91,10 @@ def test_expected_denominators_are_what_steps_of_sequences_hold_on_average(packs
         data.weights,
         shape=step_shape(items_per_step=PER_STEP),
         ranks=1,
-        objective=build_objective(config, data),
+        objective=resolve(config, data).objective,
     )
     steps = [planner.plan(step).counts for step in range(100)]
-    expected = build_denominators(config, data)(steps[0])
+    expected = resolve(config, data).denominators(steps[0])
     assert expected.next_sentence == pytest.approx(PER_STEP, rel=1e-12)
     # Masked tokens are rounded to whole ones in each sequence, and in the full row that the estimate goes by.
     assert np.mean([step.targets for step in steps]) == pytest.approx(expected.tokens, rel=0.05)

@@ -25,8 +25,7 @@ from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
-from evenpack.engine.cost_weights import operation_weights
-from evenpack.engine.objective import build_denominators, build_objective
+from evenpack.engine.resolve import resolve
 from evenpack.errors import ConfigError, DataError
 
 LONGEST = 48
@@ -297,14 +296,17 @@ def changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
 
 def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
     prepared = PreparedData.open(run.prepared_dir, run.data)
-    assert build_objective(run, prepared) == StoredMasksAndNextSentence(
+    assert resolve(run, prepared).objective == StoredMasksAndNextSentence(
         vocabulary_size=prepared.vocabulary_size, reduction="token"
     )
     drawn = changed(run, data={"recipe": {**run.data.recipe.model_dump(), "static_masks": None}})
     unpadded = {"training": {"layout": "unpadded"}}
-    assert operation_weights(changed(run, **unpadded), prepared) != operation_weights(
-        changed(drawn, **unpadded), prepared
-    )
+    drawn_again = PreparedData(prepared.directory, drawn.data, prepared.manifest)
+    weights = [
+        resolve(changed(one, **unpadded), data).shape.cost_weights
+        for one, data in ((run, prepared), (drawn, drawn_again))
+    ]
+    assert weights[0] != weights[1]
     with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks has them drawn once: leave\n? *masking out"):
         changed(run, masking={"share": 0.2})
 
@@ -315,13 +317,13 @@ def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig)
     prepared = PreparedData.open(run.prepared_dir, run.data)
     sources = packed_sources(prepared, "train", seed=run.run.seed)
     packs = 3 * int(np.lcm(sources[0].plan.packs, sources[1].plan.packs))
-    shape, objective = step_shape(items_per_step=packs), build_objective(run, prepared)
+    shape, objective = step_shape(items_per_step=packs), resolve(run, prepared).objective
     planner = StepPlanner(sources, prepared.weights, shape=shape, ranks=1, objective=objective)
     counts = planner.plan(0).counts
     run = changed(run, training={"packs_per_step": packs, "packs_per_micro_batch": packs})
-    denominators = build_denominators(run, prepared)
+    denominators = resolve(run, prepared).denominators
     assert denominators(counts) == denominators(StepCounts(packs=1, sequences=2, tokens=3, targets=1))
     assert denominators(counts).tokens == pytest.approx(counts.targets, rel=1e-12)
     assert denominators(counts).next_sentence == pytest.approx(counts.sequences, rel=1e-12)
-    both = build_denominators(changed(run, model={"mlm_reduction": "sequence"}), prepared)(counts)
+    both = resolve(changed(run, model={"mlm_reduction": "sequence"}), prepared).denominators(counts)
     assert both.tokens == both.next_sentence == denominators(counts).next_sentence
