@@ -36,6 +36,8 @@ class Run:
     checkpoints: CheckpointStore
     first_step: int
     """Updates done before: 0, or those of the checkpoint."""
+    reached_accuracy: float | None
+    """At which the run ended before; None if it goes on, or has not begun."""
 
     @property
     def config(self) -> RunConfig:
@@ -52,7 +54,13 @@ class Run:
         settings = self.resolved.pipeline_settings(self.world)
         yield from training_batches(self.prepared, settings, start_step=self.first_step, stop_step=stop_step)
 
-    def state(self, step: int) -> TrainState:
+    @property
+    def is_at_its_target(self) -> bool:
+        """Whether an earlier start of the run has reached the accuracy that it is to reach."""
+        target = self.config.training.target_accuracy
+        return target is not None and self.reached_accuracy is not None and self.reached_accuracy >= target
+
+    def state(self, step: int, *, reached_accuracy: float | None) -> TrainState:
         """What a checkpoint after `step` updates must hold beside weights and optimizer."""
         return TrainState(
             step=step,
@@ -61,6 +69,7 @@ class Run:
             zero_stage=self.engine.sharding.stage,
             cost_weights=self.resolved.shape.cost_weights,
             config=self.resolved.settled_config.model_dump(mode="json"),
+            reached_accuracy=reached_accuracy,
         )
 
 
@@ -95,6 +104,7 @@ def build(resolved: ResolvedRun, world: World) -> Run:
         engine=engine,
         checkpoints=checkpoints,
         first_step=0 if checkpoint is None else checkpoint.step,
+        reached_accuracy=None if checkpoint is None else checkpoint.state.reached_accuracy,
     )
 
 

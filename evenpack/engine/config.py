@@ -7,9 +7,11 @@ from pydantic import Field, field_validator, model_validator
 
 from evenpack.config import Section, UserPath
 from evenpack.data.config import DataConfig, MaskingConfig
-from evenpack.data.limits import MOST_PACKS_A_STEP, MOST_STEPS
+from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
+from evenpack.engine.reporting.config import MlperfSection
+from evenpack.engine.run_length import RunLengthSection
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.config import ModelConfig
@@ -42,7 +44,7 @@ class DeepSpeedSection(Section):
         return stage
 
 
-class TrainingSection(Section):
+class TrainingSection(RunLengthSection):
     """The step and how long to go on."""
 
     layout: Layout = "packed"
@@ -61,12 +63,6 @@ class TrainingSection(Section):
     """The same where batching is sequences."""
     sequences_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """The same where batching is sequences; on average, where assignment is max_tokens."""
-    steps: int = Field(ge=1, le=MOST_STEPS)
-    """Length of the learning-rate schedule, in optimizer updates."""
-    stop_after_steps: int | None = Field(default=None, ge=1)
-    """Stop at this absolute step and go on later; null: `steps`."""
-    evaluate_every_steps: int | None = Field(default=200, ge=1)
-    """Null: never."""
     evaluation_packs: int | None = Field(default=None, ge=1)
     """At most this many validation packs of each source; null: all."""
     checkpoint_every_steps: int | None = Field(default=200, ge=1)
@@ -160,6 +156,8 @@ class RunConfig(Section):
     optimizer: OptimizerSection
     schedule: ScheduleSection = ScheduleSection()
     deepspeed: DeepSpeedSection = DeepSpeedSection()
+    mlperf: MlperfSection | None = None
+    """Null: no log for MLPerf is written."""
 
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":
@@ -171,13 +169,14 @@ class RunConfig(Section):
                 f"training.{training.batching}_per_micro_batch ({training.items_per_micro_batch}) must divide "
                 f"training.{training.batching}_per_step ({training.items_per_step})"
             )
-        if self.schedule.warmup_steps > training.steps:
+        steps = training.steps
+        if steps is None:
+            return self  # `resolve` validates the run again with its steps
+        if self.schedule.warmup_steps > steps:
+            raise ValueError(f"schedule.warmup_steps ({self.schedule.warmup_steps}) is above training.steps ({steps})")
+        if training.stop_after_steps is not None and training.stop_after_steps > steps:
             raise ValueError(
-                f"schedule.warmup_steps ({self.schedule.warmup_steps}) is above training.steps ({training.steps})"
-            )
-        if training.stop_after_steps is not None and training.stop_after_steps > training.steps:
-            raise ValueError(
-                f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({training.steps})"
+                f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({steps})"
             )
         return self
 
@@ -188,6 +187,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"optimizer.kind {kind} needs deepspeed.zero_stage=0, found {stage}: its trust ratios are norms of "
                 "whole tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
+            )
+        if self.mlperf is not None and (kind != "lamb" or self.training.target_accuracy is None):
+            raise ValueError(
+                "the section mlperf: is for runs with optimizer.kind=lamb and a training.target_accuracy, whose values "
+                f"its log must hold; found {kind} and {self.training.target_accuracy}: set both, or leave mlperf out"
             )
         if adjustment == "lamb_betas" and kind != "lamb":
             raise ValueError(

@@ -83,7 +83,7 @@ class TrainingEngine:
         rate = learning_rate(
             step + 1,
             peak=self.config.optimizer.learning_rate,
-            steps=self.config.training.steps,
+            steps=self.config.training.planned_steps,
             schedule=self.config.schedule,
         )
         for group in self.deepspeed.optimizer.param_groups:

@@ -66,8 +66,19 @@ class SourceEvaluation:
         return values
 
 
+Evaluations = dict[str, SourceEvaluation]
+"""Of each source that has something held out, by its name."""
+
+
+def overall_accuracy(evaluations: Evaluations) -> float | None:
+    """Share of the targets of all sources that were predicted correctly; None where nothing was held out."""
+    targets = sum(found.targets for found in evaluations.values())
+    correct = sum(round(found.accuracy * found.targets) for found in evaluations.values())
+    return correct / targets if targets else None
+
+
 @torch.no_grad()
-def evaluate_model(model: nn.Module, run: ResolvedRun, world: World) -> dict[str, SourceEvaluation]:
+def evaluate_model(model: nn.Module, run: ResolvedRun, world: World) -> Evaluations:
     """Evaluates `model`, called as `model(batch) -> LossSums`, on each source's validation packs, by source name.
 
     All ranks call it with the same weights and get the same answer. Packs are assigned over the ranks one by one and
@@ -103,9 +114,7 @@ def evaluate_model(model: nn.Module, run: ResolvedRun, world: World) -> dict[str
     return evaluations
 
 
-def evaluations_to_json(
-    prepared: PreparedData, evaluations: dict[str, SourceEvaluation]
-) -> dict[str, dict[str, float | int] | None]:
+def evaluations_to_json(prepared: PreparedData, evaluations: Evaluations) -> dict[str, dict[str, float | int] | None]:
     """Every source by name; null says that it has nothing held out."""
     return {name: evaluations[name].to_json() if name in evaluations else None for name in prepared.source_names}
 

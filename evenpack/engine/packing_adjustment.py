@@ -109,16 +109,21 @@ def _lamb_betas(config: RunConfig, factor: float) -> tuple[dict[str, dict[str, A
     optimizer, training, schedule = config.optimizer, config.training, config.schedule
     changes: dict[str, dict[str, Any]] = {
         "optimizer": {"beta1": optimizer.beta1**factor, "beta2": optimizer.beta2**factor},
-        "training": {"steps": max(1, _rounded(training.steps / factor))},
         "schedule": {"warmup_steps": _rounded(schedule.warmup_steps / factor)},
     }
-    betas, steps, warmup = changes["optimizer"], changes["training"]["steps"], changes["schedule"]["warmup_steps"]
-    sequences = steps * factor / training.steps
+    betas, warmup = changes["optimizer"], changes["schedule"]["warmup_steps"]
+    lines = []
+    if training.steps is not None:  # epochs and samples are counted in sequences already
+        steps = max(1, _rounded(training.steps / factor))
+        changes["training"] = {"steps": steps}
+        lines.append(
+            f"training.steps {training.steps} -> {steps} (exactly {training.steps / factor:.2f}); sequences in all: "
+            f"{_difference(steps * factor / training.steps)}"
+        )
     return changes, [
         f"optimizer.beta1 {optimizer.beta1:g} -> {betas['beta1']:.6g}, beta2 {optimizer.beta2:g} -> "
         f"{betas['beta2']:.6g}",
-        f"training.steps {training.steps} -> {steps} (exactly {training.steps / factor:.2f}); sequences in all: "
-        f"{_difference(sequences)}",
+        *lines,
         f"schedule.warmup_steps {schedule.warmup_steps} -> {warmup} (exactly {schedule.warmup_steps / factor:.2f})",
         f"training.packs_per_step {training.items_per_step} stays: "
         f"{training.items_per_step * factor:.1f} sequences a step on average",

@@ -5,9 +5,11 @@ Training, `--dry-run`, evaluation and the studies all begin here, so they cannot
 
 import logging
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
+from evenpack.config import validate
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.pipeline import PipelineSettings
 from evenpack.data.order.step_shape import CostWeights, StepShape
@@ -18,7 +20,10 @@ from evenpack.engine.cost_weights import operation_weights, read_cost_model
 from evenpack.engine.distributed import World
 from evenpack.engine.objective import Denominators, build_denominators, build_objective
 from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
+from evenpack.engine.reporting.config import require_mlperf_logging
+from evenpack.engine.run_length import is_evaluation_due, steps_of
 from evenpack.engine.sharding import sharding_at
+from evenpack.engine.step_items import items_of_an_epoch, samples_of_an_item
 from evenpack.errors import ConfigError
 from evenpack.models.config import study_switches
 
@@ -36,7 +41,7 @@ class ResolvedRun:
     cost_model: CostModel | None
     """What the cost weights come from; None: the model's operations."""
     adjustment: tuple[str, ...]
-    """For people: what `training.packing_adjustment` changed."""
+    """For people: what `training.packing_adjustment` changed, and the steps that epochs or samples come to."""
 
     @cached_property
     def objective(self) -> Objective:
@@ -52,6 +57,11 @@ class ResolvedRun:
     def fingerprint(self) -> str:
         """Of all that decides which packs form which step."""
         return self.prepared.fingerprint(self.config.run.seed, self.shape.batching)
+
+    @cached_property
+    def samples_per_step(self) -> Fraction:
+        """Sequences, on average over what the run draws. Raises: DataError if a source has nothing to train on."""
+        return self.shape.items_per_step * samples_of_an_item(self.prepared, self.shape.batching)
 
     @property
     def max_positions(self) -> int:
@@ -69,6 +79,10 @@ class ResolvedRun:
         """Validation is always of packs as they come: all runs over the same data are judged by the same ones."""
         rows = self.config.evaluation_packs_per_micro_batch
         return replace(self.shape, batching="packs", policy="arrival", items_per_step=rows, items_per_micro_batch=rows)
+
+    def is_evaluation_due(self, step: int) -> bool:
+        """Whether the model is evaluated after `step` updates; where it is evaluated at all, after the last one too."""
+        return is_evaluation_due(self.config.training, step, samples_per_step=self.samples_per_step)
 
     def with_cost_weights(self, weights: CostWeights) -> "ResolvedRun":
         """The run that goes on with the weights of a checkpoint."""
@@ -107,6 +121,11 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     if config.training.packing_adjustment != "none":
         adjusted = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
         config, adjustment = adjusted.config, adjusted.description
+    if config.training.steps is None:
+        config, line = _with_steps(config, prepared)
+        adjustment = (*adjustment, line)
+    if config.mlperf is not None:
+        require_mlperf_logging()
     training = config.training
     cost_model = read_cost_model(training, config.model)
     if cost_model is None:
@@ -131,7 +150,34 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
             f"training.cost_model {training.cost_model} leaves nothing in layout {shape.layout} by which packs differ "
             "(per_squared_length and per_segment are 0): measure again, or set training.assignment=arrival"
         )
-    return ResolvedRun(config=config, prepared=prepared, shape=shape, cost_model=cost_model, adjustment=adjustment)
+    return ResolvedRun(
+        config=config,
+        prepared=prepared,
+        shape=shape,
+        cost_model=cost_model,
+        adjustment=adjustment,
+    )
+
+
+def _with_steps(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, str]:
+    """The run with the steps that its epochs or samples come to, and a line that tells them to people."""
+    training = config.training
+    samples_per_item = samples_of_an_item(prepared, training.batching)
+    items_per_epoch = sum(items_of_an_epoch(prepared, training.batching).values())
+    steps = steps_of(
+        training,
+        items_per_step=training.items_per_step,
+        items_per_epoch=items_per_epoch,
+        samples_per_item=samples_per_item,
+    )
+    given = f"training.max_samples {training.max_samples}"
+    if training.epochs is not None:
+        given = f"training.epochs {training.epochs:g} ({items_per_epoch:,} {training.batching} each)"
+    samples = float(training.items_per_step * samples_per_item)
+    line = f"{given}: training.steps {steps}, of {samples:,.1f} samples each on average, {steps * samples:,.0f} in all"
+    values = config.model_dump()
+    values["training"] |= {"steps": steps, "epochs": None, "max_samples": None}
+    return validate(values, RunConfig, origin=line), line
 
 
 def announce(run: ResolvedRun) -> None:

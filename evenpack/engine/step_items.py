@@ -1,6 +1,7 @@
 """What a step is made of, packs or single sequences, on average over what a run draws."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.prepare.manifest import PackingSummary
@@ -36,6 +37,26 @@ def average_item(prepared: PreparedData, batching: Batching) -> AverageItem:
         tokens += share * packing.tokens
     row_slots = prepared.pack_length if batching == "packs" else prepared.config.recipe.max_sequence_length
     return AverageItem(sequences=sequences, tokens=tokens, row_slots=row_slots)
+
+
+def samples_of_an_item(prepared: PreparedData, batching: Batching) -> Fraction:
+    """Sequences of a pack, exactly, on average over an epoch of each source, weighted as the run draws them; 1 where
+    a step counts sequences.
+
+    Raises: DataError if a source has nothing to train on.
+    """
+    if batching == "sequences":
+        return Fraction(1)
+    counts = items_of_an_epoch(prepared, batching)
+    total = sum(prepared.weights)
+    sources = zip(prepared.source_names, prepared.weights, strict=True)
+    return sum(
+        (
+            Fraction(weight * training_packing(prepared, name).sequences, total * counts[name])
+            for name, weight in sources
+        ),
+        start=Fraction(0),
+    )
 
 
 def items_of_an_epoch(prepared: PreparedData, batching: Batching) -> dict[str, int]:

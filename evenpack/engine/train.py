@@ -11,11 +11,12 @@ from typing import Literal
 
 from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.build import Run, build
-from evenpack.engine.config import RunConfig
+from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.engine.engine import LocalStep
-from evenpack.engine.evaluate import evaluate_model
+from evenpack.engine.evaluate import Evaluations, evaluate_model, overall_accuracy
 from evenpack.engine.reporting.journal import Journal
+from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.engine.resolve import open_run
@@ -31,9 +32,12 @@ class TrainOutcome:
     """How a call of `train` ended."""
 
     state: Literal["finished", "stopped"]
-    """`finished`: the step that the run file names is reached; `stopped`: asked to stop, saved, can go on."""
+    """`finished`: the step or the accuracy that the run file names is reached; `stopped`: asked to stop, saved, can go
+    on."""
     step: int
     """Updates done."""
+    reached_accuracy: float | None
+    """At which the run ended before its last step; None if it did not."""
 
 
 def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
@@ -52,36 +56,45 @@ def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutc
 
 def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
     """`train` among ranks that have already met."""
+    started = time.time()
     require_shared_directory(config.run.output_dir, world)
     run = build(open_run(config), world)
-    last_step = run.config.training.stop_after_steps or run.config.training.steps
+    last_step = run.config.training.last_step
     log.info("%s", describe(run, last_step=last_step))
-    if run.first_step >= last_step:
-        log.info("nothing to do: step %d of %d is done", run.first_step, last_step)
-        with Journal.opened(run, last_step=last_step) as journal:  # a kill may have come before the summary
-            journal.summarise("finished", run.first_step)
-        return TrainOutcome(state="finished", step=run.first_step)
-    verification = DataVerification.begin(run.prepared, world)
-    with verification, closing(run.batches(stop_step=last_step)) as batches:
+    if run.first_step >= last_step or run.is_at_its_target:
+        return _nothing_to_do(run)
+    with (
+        MlperfLog.opened(run, started=started) as mlperf,
+        DataVerification.begin(run.prepared, world) as verification,
+        closing(run.batches(stop_step=last_step)) as batches,
+    ):
         first = next(batches)  # starts the loader's processes, which is no part of a step's time
-        with Journal.opened(run, last_step=last_step) as journal:
+        with Journal.opened(run, mlperf) as journal:
             outcome = _loop(
                 run,
                 journal,
                 chain([first], batches),
-                last_step,
                 lambda: stop_requested() or verification.has_found_damage,
                 before_saving=verification.finish,
             )
-            journal.summarise(outcome.state, outcome.step)
+            journal.end(outcome.state, outcome.step, reached_accuracy=outcome.reached_accuracy)
     return outcome
+
+
+def _nothing_to_do(run: Run) -> TrainOutcome:
+    if run.is_at_its_target:
+        log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, run.reached_accuracy)
+    else:
+        log.info("nothing to do: step %d of %d is done", run.first_step, run.config.training.last_step)
+    with Journal.opened(run, MlperfLog.silent(run)) as journal:  # a kill may have come before the summary
+        journal.summarise("finished", run.first_step, reached_accuracy=run.reached_accuracy)
+    return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=run.reached_accuracy)
 
 
 def _loop(
     run: Run,
     journal: Journal,
     batches_of_steps: Iterator[StepBatches],
-    last_step: int,
     stop_requested: Callable[[], bool],
     *,
     before_saving: Callable[[], None],
@@ -94,13 +107,14 @@ def _loop(
         step_seconds = loader_seconds + time.perf_counter() - started
         _require_finite(run.world, batches, local, totals)
         rank_times.add(batches.micro_batches, local.stopwatch.seconds())
+        journal.count(totals)
         step = batches.step + 1
-        is_last = step == last_step
-        is_stopped = totals.stop and not is_last
         evaluations = None
-        if _is_due(step, training.evaluate_every_steps, is_last=is_last):
-            with journal.paused():
-                evaluations = evaluate_model(run.engine.model, run.resolved, run.world)
+        if run.resolved.is_evaluation_due(step):
+            evaluations = journal.evaluated(lambda: evaluate_model(run.engine.model, run.resolved, run.world))
+        reached = _reached_accuracy(training, evaluations)
+        is_last = step == training.last_step or reached is not None
+        is_stopped = totals.stop and not is_last
         are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
         journal.add(
             step,
@@ -114,10 +128,18 @@ def _loop(
             with journal.paused():
                 before_saving()
                 journal.commit()
-                run.checkpoints.save(run.engine.deepspeed, run.state(step))
-        if is_stopped:
-            return TrainOutcome(state="stopped", step=step)
-    return TrainOutcome(state="finished", step=last_step)
+                run.checkpoints.save(run.engine.deepspeed, run.state(step, reached_accuracy=reached))
+        if is_last or is_stopped:
+            return TrainOutcome(state="finished" if is_last else "stopped", step=step, reached_accuracy=reached)
+    raise AssertionError("the batches end with the last step")
+
+
+def _reached_accuracy(training: TrainingSection, evaluations: Evaluations | None) -> float | None:
+    """The accuracy of an evaluation that reaches the run's target; None without either."""
+    accuracy = overall_accuracy(evaluations or {})
+    if accuracy is None or training.target_accuracy is None or accuracy < training.target_accuracy:
+        return None
+    return accuracy
 
 
 def _update(
@@ -177,7 +199,9 @@ def describe(run: Run, *, last_step: int) -> str:
     if training.batching == "sequences":
         rows = f"sequences of up to {config.data.recipe.max_sequence_length} tokens"
     begin = "from the start" if run.first_step == 0 else f"going on after step {run.first_step}"
-    until = f"{last_step} of {training.steps}" if last_step < training.steps else f"{last_step}"
+    until = f"{last_step} of {training.planned_steps}" if last_step < training.planned_steps else f"{last_step}"
+    if training.target_accuracy is not None:
+        until += f" or an accuracy of {training.target_accuracy:g}"
     return "\n".join(
         [
             f"run {config.run.name} in {config.run.output_dir}: {begin}, up to step {until}",

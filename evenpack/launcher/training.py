@@ -26,6 +26,8 @@ class TrainingPlan:
     micro_batches_per_rank: int
     """In each step; DeepSpeed's gradient accumulation."""
     steps: int
+    samples_per_step: float
+    """Sequences, on average over an epoch of each source."""
     slots_per_step: int | None
     """None where they depend on what a step draws."""
     tokens_per_step: float
@@ -55,6 +57,7 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     item, counts = average_item(prepared, training.batching), items_of_an_epoch(prepared, training.batching)
     shares = {name: weight / sum(prepared.weights) for name, weight in zip(counts, prepared.weights, strict=True)}
     padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
+    items = training.planned_steps * training.items_per_step
     has_fixed_rows = training.layout == "packed" or padded_alike
     return TrainingPlan(
         ranks=ranks,
@@ -63,13 +66,12 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
         items_per_micro_batch=training.items_per_micro_batch,
         assignment=training.policy,
         micro_batches_per_rank=settings["gradient_accumulation_steps"],
-        steps=training.steps,
+        steps=training.planned_steps,
         slots_per_step=training.items_per_step * item.row_slots if has_fixed_rows else None,
         tokens_per_step=training.items_per_step * item.tokens,
-        tokens=training.steps * training.items_per_step * item.tokens,
-        epochs={
-            name: training.steps * training.items_per_step * share / counts[name] for name, share in shares.items()
-        },
+        samples_per_step=float(run.samples_per_step),
+        tokens=items * item.tokens,
+        epochs={name: items * share / counts[name] for name, share in shares.items()},
         packing_efficiency=item.fill,
         packing_factor=item.sequences,
         packing_adjustment=run.adjustment,

@@ -52,6 +52,8 @@ def plan_table(plan: TrainingPlan) -> Table:
             f"micro-batches (gradient accumulation) x {plan.items_per_micro_batch} {plan.batching}",
             "assignment": plan.assignment,
             "steps": plan.steps,
+            "sequences a step": f"{plan.samples_per_step:,.1f} on average",
+            "sequences in all": f"{plan.steps * plan.samples_per_step:,.0f} on average",
             "slots a step": "as many as its sequences need" if plan.slots_per_step is None else plan.slots_per_step,
             "tokens a step": f"{plan.tokens_per_step:,.0f} on average",
             "tokens in all": f"{plan.tokens:,.0f} on average",

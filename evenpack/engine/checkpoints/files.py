@@ -57,6 +57,8 @@ class TrainState:
     """By which packs or sequences are assigned to ranks."""
     config: dict[str, Any]
     """The resolved run file, as JSON values."""
+    reached_accuracy: float | None
+    """At which the run ended before its last step; None if it did not. Older checkpoints do not have it."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.world_size < 1:
@@ -69,7 +71,7 @@ class TrainState:
     def from_json(cls, values: dict[str, Any]) -> "TrainState":
         """Raises: KeyError, TypeError or ValueError if `values` did not come from `to_json`."""
         weights = {name: float(weight) for name, weight in values["cost_weights"].items()}
-        return cls(**(values | {"cost_weights": CostWeights(**weights)}))
+        return cls(**({"reached_accuracy": None} | values | {"cost_weights": CostWeights(**weights)}))
 
 
 @dataclass(frozen=True, kw_only=True)

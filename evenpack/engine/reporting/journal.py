@@ -1,7 +1,8 @@
 """What rank 0 writes down of a run: metrics.jsonl, its progress, summary.json."""
 
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 
 from evenpack import console
 from evenpack.engine.build import Run
-from evenpack.engine.evaluate import SourceEvaluation, evaluations_to_json
-from evenpack.engine.reporting.metrics import MetricsLog, read_metrics, write_summary
+from evenpack.engine.evaluate import Evaluations, evaluations_to_json, overall_accuracy
+from evenpack.engine.reporting.metrics import MetricsLog, read_metrics, samples_trained, write_summary
+from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
@@ -41,22 +43,45 @@ class StepProgress:
 class Journal:
     """Written by rank 0 alone; on the other ranks it does nothing."""
 
-    def __init__(self, run: Run, metrics: MetricsLog | None, progress: StepProgress | None) -> None:
+    def __init__(
+        self, run: Run, metrics: MetricsLog | None, progress: StepProgress | None, mlperf: MlperfLog, *, samples: int
+    ) -> None:
+        """`samples`: sequences of all steps before."""
         self._run = run
+        self._mlperf = mlperf
+        self._samples = samples
+        self._evaluation_seconds: float | None = None
         self._metrics = metrics
         self._progress = progress
         self._peak_flops = peak_flops(run)
 
     @classmethod
     @contextmanager
-    def opened(cls, run: Run, *, last_step: int) -> Iterator["Journal"]:
+    def opened(cls, run: Run, mlperf: MlperfLog) -> Iterator["Journal"]:
         """Cuts metrics.jsonl back to where the run goes on, and appends from there."""
         if not run.world.is_main:
-            yield cls(run, None, None)
+            yield cls(run, None, None, mlperf, samples=0)
             return
+        last_step = run.config.training.last_step
         path = run.config.run.output_dir / METRICS
         with MetricsLog.resume(path, step=run.first_step) as metrics, Progress(console.messages()) as progress:
-            yield cls(run, metrics, StepProgress(progress, step=run.first_step, stop_step=last_step))
+            steps = StepProgress(progress, step=run.first_step, stop_step=last_step)
+            yield cls(run, metrics, steps, mlperf, samples=samples_trained(path, step=run.first_step))
+
+    def count(self, totals: StepTotals) -> None:
+        """Counts the samples of a step, once its update is done and before anything is said of it."""
+        self._samples += totals.counts.sequences
+
+    def evaluated(self, evaluate: Callable[[], Evaluations]) -> Evaluations:
+        """What `evaluate` returns, with the time that it took noted apart from that of the steps."""
+        started = time.perf_counter()
+        self._mlperf.evaluation_started(samples=self._samples)
+        with self.paused():
+            evaluations = evaluate()
+        sequences = sum(found.sequences for found in evaluations.values())
+        self._mlperf.evaluation_stopped(accuracy=overall_accuracy(evaluations), samples=sequences)
+        self._evaluation_seconds = time.perf_counter() - started
+        return evaluations
 
     def add(
         self,
@@ -65,7 +90,7 @@ class Journal:
         *,
         learning_rate: float,
         step_seconds: float,
-        evaluations: dict[str, SourceEvaluation] | None,
+        evaluations: Evaluations | None,
         ranks: dict[str, Any] | None,
     ) -> None:
         """Notes a finished step; `step` is the number of updates done, `ranks` what `RankTimes` gathered."""
@@ -74,8 +99,10 @@ class Journal:
         record = step_record(
             self._run, step, totals, learning_rate=learning_rate, step_seconds=step_seconds, peak_flops=self._peak_flops
         )
+        record["samples"] = self._samples
         if evaluations is not None:
             record["validation"] = evaluations_to_json(self._run.prepared, evaluations)
+            record["evaluation_seconds"] = self._evaluation_seconds
         if ranks is not None:
             record["ranks"] = ranks
         self._metrics.append(record)
@@ -90,14 +117,24 @@ class Journal:
         """Around what is no training: it lowers no rate."""
         return nullcontext() if self._progress is None else self._progress.paused()
 
-    def summarise(self, state: str, step: int) -> None:
-        """Writes summary.json from all that metrics.jsonl holds; not if it was lost and nothing came after."""
+    def summarise(self, state: str, step: int, *, reached_accuracy: float | None) -> None:
+        """Writes summary.json from all that metrics.jsonl holds; not if it was lost and nothing came after.
+
+        `reached_accuracy`: at which the run ended before its last step; None if it did not.
+        """
         if self._metrics is None:
             return
         output_dir = self._run.config.run.output_dir
         records = read_metrics(output_dir / METRICS)
         if records:
-            write_summary(output_dir / SUMMARY, run_summary(self._run, records, state=state, step=step))
+            summary = run_summary(self._run, records, state=state, step=step)
+            write_summary(output_dir / SUMMARY, summary | {"target": _target(self._run, records, reached_accuracy)})
+
+    def end(self, state: str, step: int, *, reached_accuracy: float | None) -> None:
+        """Writes the summary, and the end of MLPerf's log unless the run is to go on later."""
+        self.summarise(state, step, reached_accuracy=reached_accuracy)
+        if reached_accuracy is not None or step == self._run.config.training.planned_steps:
+            self._mlperf.run_stopped(is_reached=reached_accuracy is not None, samples=self._samples)
 
 
 def step_record(
@@ -163,7 +200,7 @@ def run_summary(run: Run, records: list[dict[str, Any]], *, state: str, step: in
         "name": run.config.run.name,
         "state": state,
         "step": step,
-        "steps": run.config.training.steps,
+        "steps": run.config.training.planned_steps,
         "first_loss": records[0]["loss"],
         "last_loss": records[-1]["loss"],
         "validation_step": evaluated[-1]["step"] if evaluated else None,
@@ -177,4 +214,20 @@ def run_summary(run: Run, records: list[dict[str, Any]], *, state: str, step: in
         "ranks": run.world.size,
         "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
         "fingerprint": run.resolved.fingerprint,
+    }
+
+
+def _target(run: Run, records: list[dict[str, Any]], reached_accuracy: float | None) -> dict[str, Any] | None:
+    """What came of `training.target_accuracy`; None where there is none. Seconds leave saving out."""
+    target = run.config.training.target_accuracy
+    if target is None:
+        return None
+    seconds = sum(record["step_seconds"] + (record.get("evaluation_seconds") or 0.0) for record in records)
+    is_reached = reached_accuracy is not None
+    return {
+        "accuracy": target,
+        "reached": is_reached,
+        "reached_accuracy": reached_accuracy,
+        "samples": records[-1].get("samples") if is_reached else None,
+        "seconds": seconds if is_reached else None,
     }

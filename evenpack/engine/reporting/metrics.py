@@ -90,6 +90,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in _whole_records(path)]
 
 
+def samples_trained(path: Path, *, step: int) -> int:
+    """Sequences of all steps up to `step` that the log tells of."""
+    records = read_metrics(path) if path.exists() else []
+    return sum(record.get("sequences", 0) for record in records if record["step"] <= step)
+
+
 def cut_back(path: Path, *, step: int) -> int:
     """Leaves only whole records of steps up to `step`, validation included; returns how many lines were removed.
 

@@ -74,7 +74,7 @@ class StepTimer:
         self._memory.reset()
         self._meet()
         started = self._clock.now()
-        self.engine.train_step(self._steps % self.run.config.training.steps, batches)
+        self.engine.train_step(self._steps % self.run.config.training.planned_steps, batches)
         self._meet()
         step_seconds = self._clock.now() - started
         self._steps += 1

@@ -51,7 +51,7 @@ def changed_keys(before: RunConfig, after: RunConfig) -> set[str]:
     return {
         f"{section}.{name}"
         for section, values in before.model_dump().items()
-        for name, value in values.items()
+        for name, value in (values or {}).items()
         if after.model_dump()[section][name] != value
     }
 

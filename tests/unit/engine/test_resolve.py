@@ -154,7 +154,13 @@ def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
     caplog.set_level(logging.INFO)
     training: dict[str, Any] = {"packs_per_step": 8, "cost_model": None}
     state = TrainState(
-        step=7, fingerprint="f" * 32, world_size=1, zero_stage=0, cost_weights=SQUARES, config={"training": training}
+        step=7,
+        fingerprint="f" * 32,
+        world_size=1,
+        zero_stage=0,
+        cost_weights=SQUARES,
+        config={"training": training},
+        reached_accuracy=None,
     )
     compare_run_files(state, {"training": training})
     assert not caplog.records

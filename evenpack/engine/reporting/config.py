@@ -1,0 +1,34 @@
+"""The section `mlperf:` of a run file."""
+
+import importlib.util
+from typing import Literal
+
+from pydantic import Field
+
+from evenpack.config import Section
+from evenpack.errors import ConfigError
+
+
+class MlperfSection(Section):
+    """Write OUTPUT_DIR/mlperf.log, as MLPerf Training's rules ask for it. Needs the extra `evenpack[mlperf]`."""
+
+    submission_org: str = Field(min_length=1)
+    """Who submits."""
+    submission_platform: str = Field(min_length=1)
+    """The system, for example `8xH100`."""
+    submission_division: Literal["closed", "open"] = "open"
+    """Whose rules the run follows: the closed division prescribes model, data and target."""
+    submission_benchmark: str = Field(min_length=1)
+    """The benchmark's name in MLPerf's rules, for example `bert`."""
+    cache_cleared: bool = False
+    """Whether whoever starts the run has dropped the caches of the file system just before, which the rules ask for
+    and a training process cannot do; written down as it is."""
+
+
+def require_mlperf_logging() -> None:
+    """Raises: ConfigError if the package `mlperf-logging` is not installed."""
+    if importlib.util.find_spec("mlperf_logging") is None:
+        raise ConfigError(
+            "the section mlperf: needs the package mlperf-logging, which is not installed: "
+            "pip install 'evenpack[mlperf]', or leave the section out"
+        )

@@ -1,0 +1,117 @@
+"""MLPerf logs -> time to train, and the score of a set of runs (MLPerf Training rules, "Run results")."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenpack.errors import ConfigError, DataError
+
+RUNS_OF_A_SCORE = 10
+"""Of BERT; the fastest and the slowest are dropped, and the rest averaged."""
+
+_PREFIX = ":::MLLOG "
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlperfResult:
+    """One run as its log tells of it; None for what the log does not have."""
+
+    log: Path
+    benchmark: str | None
+    division: str | None
+    status: str | None
+    """`success` or `aborted`; None for a run that has not ended."""
+    minutes: float | None
+    """From run_start to run_stop."""
+    samples: int | None
+    """Trained on to the end."""
+    accuracy: float | None
+    """Of the last evaluation."""
+    global_batch_size: int | None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the run counts with its time: the others count as the slowest."""
+        return self.status == "success" and self.minutes is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlperfScore:
+    """What a set of runs comes to."""
+
+    minutes: float | None
+    """The mean without the fastest and the slowest; None where there is no score."""
+    reason: str | None
+    """Why there is none."""
+
+
+def read_result(log: Path) -> MlperfResult:
+    """Raises: DataError if the file cannot be read or holds no event."""
+    events = _events(log)
+    last = {event["key"]: event for event in events}
+    started, stopped = last.get("run_start"), last.get("run_stop")
+    minutes = None
+    if started is not None and stopped is not None:
+        minutes = (stopped["time_ms"] - started["time_ms"]) / 60_000
+    return MlperfResult(
+        log=log,
+        benchmark=_value(last, "submission_benchmark"),
+        division=_value(last, "submission_division"),
+        status=None if stopped is None else (stopped.get("metadata") or {}).get("status"),
+        minutes=minutes,
+        samples=_value(last, "train_samples"),
+        accuracy=_value(last, "eval_accuracy"),
+        global_batch_size=_value(last, "global_batch_size"),
+    )
+
+
+def score(results: Sequence[MlperfResult]) -> MlperfScore:
+    """The score of these runs, if they have one: ten of one benchmark and batch, at most one of them without success.
+
+    Raises: ConfigError if they are of different benchmarks or batch sizes, or one log is given twice.
+    """
+    for name in ("benchmark", "global_batch_size"):
+        found = {getattr(result, name) for result in results}
+        if len(found) > 1:
+            raise ConfigError(f"a score is of runs of one {name}, found {', '.join(sorted(map(str, found)))}")
+    twice = {result.log.resolve() for result in results}
+    if len(twice) < len(results):
+        raise ConfigError(f"expected each log once, found {len(results)} names of {len(twice)} files")
+    if len(results) != RUNS_OF_A_SCORE:
+        return MlperfScore(minutes=None, reason=f"a score needs {RUNS_OF_A_SCORE} runs, found {len(results)}")
+    times = sorted(result.minutes for result in results if result.is_success and result.minutes is not None)
+    failed = len(results) - len(times)
+    if failed > 1:
+        return MlperfScore(minutes=None, reason=f"{failed} of {len(results)} runs have not reached the target")
+    kept = times[1:] if failed else times[1:-1]
+    return MlperfScore(minutes=statistics.fmean(kept), reason=None)
+
+
+def _events(log: Path) -> list[dict[str, Any]]:
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise DataError(f"{log} cannot be read: {error.strerror}; give the mlperf.log of a run") from error
+    events = []
+    for number, line in enumerate(lines, start=1):
+        _, prefix, text = line.partition(_PREFIX)
+        if not prefix:
+            continue
+        try:
+            event = json.loads(text)
+            events.append({"key": str(event["key"]), "time_ms": int(event["time_ms"]), **event})
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{log}, line {number}: expected a JSON object with key and time_ms after {_PREFIX.strip()}, "
+                f"found {text[:60]!r}"
+            ) from error
+    if not events:
+        raise DataError(f"{log} holds no line that begins with {_PREFIX.strip()}: it is no log of MLPerf")
+    return events
+
+
+def _value(last: dict[str, dict[str, Any]], key: str) -> Any:
+    return last[key].get("value") if key in last else None

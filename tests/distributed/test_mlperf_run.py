@@ -1,0 +1,155 @@
+"""A run that stops at its target, its log for MLPerf, and MLPerf's own checker on it."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_training import changed, never
+
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.train import TrainOutcome, train_in
+from evenpack.studies.mlperf.compliance import check_log
+from evenpack.studies.mlperf.results import read_result
+from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, text_sources
+
+SUBMISSION = {"submission_org": "nobody", "submission_platform": "2 x CPU", "submission_benchmark": "bert"}
+
+
+def documents() -> list[str]:
+    """Nearly every word is the same: whoever guesses it is right nine times in ten."""
+    draw = random.Random(5)
+    words = ["order", "rank", "step"]
+    return [
+        " ".join(
+            " ".join(draw.choice(words) if draw.random() < 0.08 else "pack" for _ in range(7)) + "." for _ in range(4)
+        )
+        for _ in range(150)
+    ]
+
+
+def mlperf_run(folder: Path, **sections: Any) -> RunConfig:
+    data = {"sources": text_sources(folder, {"lines": documents()}), "validation_fraction": 0.2}
+    training = {"steps": 60, "target_accuracy": 0.72, "evaluate_every_samples": 60, **sections.pop("training", {})}
+    values = pair_run_values(
+        "bert",
+        folder,
+        data=data,
+        training=training,
+        optimizer={"learning_rate": 0.002, **sections.pop("optimizer", {})},
+    )
+    return prepared(run_config(values | {"mlperf": {**SUBMISSION, "submission_division": "closed"}} | sections))
+
+
+def train_twice(world: World, config: RunConfig) -> list[TrainOutcome]:
+    return [train_in(world, config, stop_requested=never) for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def reached(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A run that has reached its target on two ranks, and was started once more."""
+    config = mlperf_run(tmp_path_factory.mktemp("reached"))
+    outcomes = run_ranks(train_twice, 2, config)[0]
+    assert [outcome.state for outcome in outcomes] == ["finished", "finished"]
+    assert outcomes[0] == outcomes[1], "a run at its target does not go on"
+    assert outcomes[0].step < 60, "it stops before its schedule ends"
+    return config
+
+
+def events(config: RunConfig) -> list[dict[str, Any]]:
+    lines = (config.run.output_dir / "mlperf.log").read_text().splitlines()
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+
+
+def test_a_run_stops_at_its_target_with_its_time_and_samples(reached: RunConfig) -> None:
+    records = read_metrics(reached.run.output_dir / "metrics.jsonl")
+    summary = json.loads((reached.run.output_dir / "summary.json").read_text())
+    accuracies = {
+        record["step"]: record["validation"]["lines"]["accuracy"] for record in records if "validation" in record
+    }
+    *before, last = accuracies.items()
+    assert last == (records[-1]["step"], summary["target"]["reached_accuracy"])
+    assert last[1] >= 0.72
+    assert before, "it does not reach the target at once"
+    assert all(accuracy < 0.72 for _, accuracy in before)
+    assert summary["target"]["reached"]
+    assert summary["target"]["samples"] == sum(record["sequences"] for record in records) == records[-1]["samples"]
+    seconds = sum(record["step_seconds"] + record.get("evaluation_seconds", 0.0) for record in records)
+    assert summary["target"]["seconds"] == pytest.approx(seconds)
+
+
+def test_evaluations_follow_the_samples(reached: RunConfig) -> None:
+    records = read_metrics(reached.run.output_dir / "metrics.jsonl")
+    evaluated = [record for record in records if "validation" in record]
+    assert evaluated
+    per_step = records[-1]["samples"] / len(records)
+    for number, record in enumerate(evaluated, start=1):
+        assert abs(record["step"] * per_step - 60 * number) < 2 * per_step
+
+
+def test_the_log_has_true_values_and_passes_mlperfs_checker(reached: RunConfig) -> None:
+    records = read_metrics(reached.run.output_dir / "metrics.jsonl")
+    values = {event["key"]: event["value"] for event in events(reached)}
+    assert values["train_samples"] == records[-1]["samples"]
+    assert values["eval_samples"] == records[-1]["validation"]["lines"]["sequences"]
+    assert values["eval_accuracy"] == pytest.approx(records[-1]["validation"]["lines"]["accuracy"])
+    assert values["gradient_accumulation_steps"] == 2
+    assert values["opt_base_learning_rate"] == 0.002
+    assert values["opt_learning_rate_training_steps"] == 60
+    found = check_log(reached.run.output_dir / "mlperf.log")
+    assert found.passed, found.messages
+    assert (found.result.division, found.result.status) == ("closed", "success")
+    assert found.result.minutes is not None
+    assert found.result.minutes > 0
+
+
+@pytest.mark.parametrize(("division", "passes"), [("closed", False), ("open", True)])
+def test_a_run_that_misses_its_target_passes_as_open_and_is_refused_as_closed(
+    tmp_path: Path, division: str, passes: bool
+) -> None:
+    config = mlperf_run(
+        tmp_path,
+        training={"steps": 2, "evaluate_every_samples": 20},
+        optimizer={"learning_rate": 1e-5},
+        mlperf={**SUBMISSION, "submission_division": division},
+    )
+    outcomes = run_ranks(train_twice, 1, config)[0]
+    assert [(outcome.state, outcome.reached_accuracy) for outcome in outcomes] == [("finished", None)] * 2
+    assert not json.loads((config.run.output_dir / "summary.json").read_text())["target"]["reached"]
+    found = check_log(config.run.output_dir / "mlperf.log")
+    assert (found.passed, found.result.status) == (passes, "aborted")
+    assert passes or "eval_accuracy" in found.messages
+
+
+class StopAfter:
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
+def stop_and_go_on(world: World, config: RunConfig) -> list[TrainOutcome]:
+    return [
+        train_in(world, config, stop_requested=StopAfter(3)),
+        train_in(world, config, stop_requested=never),
+    ]
+
+
+def test_a_run_that_was_stopped_goes_on_in_the_same_log_and_reaches_the_same_accuracy(
+    reached: RunConfig, tmp_path: Path
+) -> None:
+    config = changed(reached, run={"output_dir": tmp_path}, data={"prepared_dir": reached.prepared_dir})
+    outcomes = run_ranks(stop_and_go_on, 2, config)[0]
+    assert [outcome.state for outcome in outcomes] == ["stopped", "finished"]
+    assert outcomes[1].reached_accuracy == pytest.approx(
+        read_result(reached.run.output_dir / "mlperf.log").accuracy, abs=1e-12
+    )
+    found = check_log(tmp_path / "mlperf.log")
+    assert found.passed, found.messages
+    assert found.result.samples == read_result(reached.run.output_dir / "mlperf.log").samples
+    assert [event["key"] for event in events(config)].count("run_start") == 1

@@ -1,0 +1,110 @@
+"""How long a run goes on, in steps, epochs or samples, and when it is evaluated."""
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenpack.engine.resolve import open_run
+from evenpack.engine.run_length import (
+    RunLengthSection,
+    is_evaluation_due,
+    mlperf_evaluation_interval,
+    steps_of,
+)
+from evenpack.errors import ConfigError
+from evenpack.launcher.training import plan_training
+from evenpack.testing import prepared, run_config, run_values, text_sources
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [({}, "found none"), ({"steps": 3, "epochs": 1.0}, "found steps=3 and epochs=1.0"), ({"epochs": 0.0}, "epochs")],
+)
+def test_a_run_has_one_length(values: dict[str, Any], found: str) -> None:
+    with pytest.raises(ValueError, match=found):
+        RunLengthSection(**values)
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.2])
+def test_a_target_that_no_model_can_reach_is_refused(accuracy: float) -> None:
+    with pytest.raises(ValueError, match="target_accuracy"):
+        RunLengthSection(steps=3, target_accuracy=accuracy)
+
+
+def test_a_target_without_evaluations_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are none: set evaluate_every_steps"):
+        RunLengthSection(steps=3, target_accuracy=0.5, evaluate_every_steps=None)
+
+
+@given(
+    samples=st.integers(1, 10**9),
+    items=st.integers(1, 10**4),
+    factor=st.fractions(1, 9, max_denominator=10**4),
+)
+def test_samples_are_never_exceeded_and_one_more_step_would(samples: int, items: int, factor: Fraction) -> None:
+    if samples < items * factor:
+        return
+    length = RunLengthSection(max_samples=samples)
+    steps = steps_of(length, items_per_step=items, items_per_epoch=1, samples_per_item=factor)
+    assert steps * items * factor <= samples < (steps + 1) * items * factor
+
+
+def test_mlperf_lengths_come_out_exactly() -> None:
+    """3 million samples at batch 1,500 (PackedBERT, figure 3), un-packed and in packs of two on average."""
+    length = RunLengthSection(max_samples=3_000_000)
+    assert steps_of(length, items_per_step=1500, items_per_epoch=1, samples_per_item=Fraction(1)) == 2000
+    assert steps_of(length, items_per_step=750, items_per_epoch=1, samples_per_item=Fraction(2)) == 2000
+
+
+def test_fewer_samples_than_a_step_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"max_samples \(5\) is less than the 16\.0 samples of one step"):
+        steps_of(RunLengthSection(max_samples=5), items_per_step=8, items_per_epoch=1, samples_per_item=Fraction(2))
+
+
+def test_evaluations_by_samples_come_with_the_step_that_completes_them() -> None:
+    length = RunLengthSection(steps=20, evaluate_every_samples=25)
+    due = [step for step in range(1, 21) if is_evaluation_due(length, step, samples_per_step=Fraction(10))]
+    assert due == [3, 5, 8, 10, 13, 15, 18, 20]
+    by_steps = RunLengthSection(steps=7, evaluate_every_steps=3)
+    assert [step for step in range(1, 8) if is_evaluation_due(by_steps, step, samples_per_step=Fraction(1))] == [
+        3,
+        6,
+        7,
+    ]
+
+
+def test_mlperf_evaluates_by_its_rule() -> None:
+    """For the batches of 448 and 3,072 samples by hand: 0.05 (230.23 x 448 + 3e6) = 155,157 -> 150,000."""
+    assert mlperf_evaluation_interval(448.0) == 150_000
+    assert mlperf_evaluation_interval(768.0) == 150_000
+    assert mlperf_evaluation_interval(3072.0) == 175_000
+    length = RunLengthSection(steps=3680, evaluate_every_samples="mlperf")
+    due = [step for step in range(1, 3680) if is_evaluation_due(length, step, samples_per_step=Fraction(768))]
+    assert due[:3] == [196, 391, 586], "150,000 samples are 195.3 steps"
+
+
+@pytest.mark.parametrize("length", [{"epochs": 3.0}, {"max_samples": 300}])
+@pytest.mark.parametrize("batching", ["packs", "sequences"])
+def test_the_plan_shows_the_steps_that_a_length_comes_to(tmp_path: Path, length: dict[str, Any], batching: str) -> None:
+    documents = ["x" * (1 + number % 9) for number in range(80)]
+    training = {"steps": None, **length, "batching": batching}
+    if batching == "sequences":
+        training |= {"packs_per_step": None, "packs_per_micro_batch": None}
+        training |= {"layout": "unpadded", "sequences_per_step": 8, "sequences_per_micro_batch": 2}
+    data = {"sources": text_sources(tmp_path, {"lines": documents})}
+    config = prepared(run_config(run_values("gpt2", tmp_path, data=data, training=training)))
+    plan, run = plan_training(config, ranks=2), open_run(config)
+    assert run.config.training.planned_steps == plan.steps
+    if "epochs" in length:
+        assert (
+            plan.epochs["lines"] - plan.items_per_step / run.prepared.manifest.sources["lines"].train.packing.packs < 3
+        )
+        assert plan.epochs["lines"] >= 3
+    else:
+        assert plan.steps * plan.samples_per_step <= 300 < (plan.steps + 1) * plan.samples_per_step
+    assert f"training.steps {plan.steps}, of " in "".join(plan.packing_adjustment)
+    assert open_run(run.settled_config).config == run.settled_config, "a checkpoint's run file is whole"
