@@ -76,9 +76,21 @@ class ResolvedRun:
 
     @property
     def evaluation_shape(self) -> StepShape:
-        """Validation is always of packs as they come: all runs over the same data are judged by the same ones."""
+        """Validation is always of packs as they come: all runs over the same data are judged by the same ones.
+
+        It computes no padding beyond that of packs, whatever the layout of the training.
+        """
         rows = self.config.evaluation_packs_per_micro_batch
-        return replace(self.shape, batching="packs", policy="arrival", items_per_step=rows, items_per_micro_batch=rows)
+        layout = "unpadded" if self.shape.layout == "padded" else self.shape.layout
+        return replace(
+            self.shape,
+            batching="packs",
+            layout=layout,
+            policy="arrival",
+            items_per_step=rows,
+            items_per_micro_batch=rows,
+            cost_weights=self.shape.cost_weights.in_layout(layout),
+        )
 
     def is_evaluation_due(self, step: int) -> bool:
         """Whether the model is evaluated after `step` updates; where it is evaluated at all, after the last one too."""

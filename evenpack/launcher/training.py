@@ -93,6 +93,8 @@ class TrainingReport:
     first_loss: float | None
     """In nats a target; None where it was not finite."""
     last_loss: float | None
+    target: dict[str, Any] | None
+    """What came of training.target_accuracy; None where there is none."""
     validation_loss: dict[str, float | None]
     """Of each source, at the last evaluation; None where nothing is held out."""
 
@@ -110,6 +112,7 @@ def report_training(plan: TrainingPlan, output_dir: Path) -> TrainingReport | No
         tokens_per_second=summary["tokens_per_second"],
         first_loss=summary["first_loss"],
         last_loss=summary["last_loss"],
+        target=summary["target"],
         validation_loss=losses_of(summary["validation"] or {}),
     )
 

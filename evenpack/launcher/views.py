@@ -75,9 +75,18 @@ def report_table(report: TrainingReport, *, title: str) -> Table:
         "first loss": _loss(report.first_loss),
         "last loss": _loss(report.last_loss),
     }
+    if report.target is not None:
+        values[f"target accuracy {percent(report.target['accuracy'])}"] = _target(report.target)
     for source, loss in report.validation_loss.items():
         values[f"validation loss, {source}"] = _loss(loss) if loss is not None else "nothing held out"
     return pairs(values, title=title)
+
+
+def _target(target: Mapping[str, Any]) -> str:
+    if not target["reached"]:
+        return "not reached"
+    samples, minutes = target["samples"], target["seconds"] / 60
+    return f"reached with {percent(target['reached_accuracy'])} after {samples:,} sequences, {minutes:,.2f} minutes"
 
 
 def _loss(loss: float | None) -> str:

@@ -13,6 +13,7 @@ RUNS_OF_A_SCORE = 10
 """Of BERT; the fastest and the slowest are dropped, and the rest averaged."""
 
 _PREFIX = ":::MLLOG "
+_FIELDS = ("key", "value", "time_ms", "metadata")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +103,11 @@ def _events(log: Path) -> list[dict[str, Any]]:
             continue
         try:
             event = json.loads(text)
-            events.append({"key": str(event["key"]), "time_ms": int(event["time_ms"]), **event})
+            events.append({name: event[name] for name in _FIELDS} | {"time_ms": int(event["time_ms"])})
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{log}, line {number}: expected a JSON object with key and time_ms after {_PREFIX.strip()}, "
-                f"found {text[:60]!r}"
+                f"{log}, line {number}: expected a JSON object with {', '.join(_FIELDS)} after "
+                f"{_PREFIX.strip()}, found {text[:60]!r}"
             ) from error
     if not events:
         raise DataError(f"{log} holds no line that begins with {_PREFIX.strip()}: it is no log of MLPerf")

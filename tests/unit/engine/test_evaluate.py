@@ -16,6 +16,7 @@ from sources import ListView
 from torch import Tensor, nn
 
 from evenpack.batch import CausalTargets, PackedBatch, StepCounts
+from evenpack.data.batches.task import rounded_size
 from evenpack.data.order.plan import PackPlan
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.prepared import PreparedData
@@ -202,6 +203,16 @@ def test_it_is_the_same_at_any_number_of_ranks_in_any_layout(gpt2: Gpt2, layout:
                 assert evaluations[name].accuracy == alone[name].accuracy
                 assert evaluations[name].targets == alone[name].targets
                 assert evaluations[name].packs == alone[name].packs
+
+
+def test_each_sequence_is_computed_once_over_the_ranks_and_nothing_is_padded_where_training_pads():
+    """Whatever an evaluation costs beyond its forward passes would be seen here: padding, or a sequence repeated."""
+    batches: list[PackedBatch] = []
+    evaluate_on(4, SuccessorModel(batches.append), run_config(layout="padded"))
+    assert sum(batch.local_counts.tokens for batch in batches) == sum(map(sum, LENGTHS.values()))
+    assert sum(int((batch.sequence_ids >= 0).sum()) for batch in batches) == sum(map(len, LENGTHS.values()))
+    for batch in batches:
+        assert batch.slots == rounded_size(batch.local_counts.tokens)
 
 
 def test_ranks_without_a_pack_do_not_disturb_the_others():

@@ -24,7 +24,9 @@ def write_log(path: Path, *, minutes: float, status: str = "success", batch: int
         {"key": "train_samples", "value": 2_500_000},
         {"key": "run_stop", "value": None, "time_ms": START_MS + 60_000 * minutes, "metadata": {"status": status}},
     ]
-    lines = [f"torch says hello :::MLLOG {json.dumps({'time_ms': START_MS, **event})}" for event in events]
+    lines = [
+        f"torch says hello :::MLLOG {json.dumps({'time_ms': START_MS, 'metadata': {}, **event})}" for event in events
+    ]
     path.write_text("\n".join(["a line of another program", *lines]), encoding="utf-8")
     return path
 
@@ -81,7 +83,10 @@ def test_a_run_that_has_not_ended_has_no_time(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("nothing of the kind", "holds no line that begins with :::MLLOG"),
-        (':::MLLOG {"key": "run_start"}', "line 1: expected a JSON object with key and time_ms"),
+        (
+            ':::MLLOG {"key": "run_start"}',
+            "line 1: expected a JSON object with key, value, time_ms, metadata after :::MLLOG",
+        ),
         (":::MLLOG {torn", "line 1: expected a JSON object"),
     ],
 )

@@ -1,0 +1,56 @@
+"""`evenpack mlperf`: what it says of logs and how it ends."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from evenpack.launcher.cli import app as cli
+
+
+def write_log(path: Path, *, minutes: float) -> Path:
+    events = [
+        {"key": "submission_benchmark", "value": "bert", "time_ms": 0, "metadata": {}},
+        {"key": "run_start", "value": None, "time_ms": 0, "metadata": {}},
+        {"key": "run_stop", "value": None, "time_ms": 60_000 * minutes, "metadata": {"status": "success"}},
+    ]
+    path.write_text("".join(f":::MLLOG {json.dumps(event)}\n" for event in events))
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["evenpack", "mlperf", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0)
+
+
+def test_ten_runs_have_a_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = [write_log(tmp_path / f"{index}.log", minutes=index) for index in range(1, 11)]
+    assert run(monkeypatch, "report", *logs) == 0
+    assert "Score: 5.500 minutes" in capsys.readouterr().out
+    assert run(monkeypatch, "report", *logs[:9], "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["minutes"], document["reason"]) == (None, "a score needs 10 runs, found 9")
+    assert len(document["runs"]) == 9
+
+
+def test_a_log_that_lacks_what_the_rules_ask_for_is_refused_with_the_checkers_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_log(tmp_path / "mlperf.log", minutes=5)
+    assert run(monkeypatch, "check", log) == 1
+    shown = capsys.readouterr().out
+    assert "is refused: rules 4.1.0, unnamed division" in shown
+    assert "Required EXACTLY_ONE occurrence of 'submission_division' but found 0" in shown
+
+
+def test_what_is_no_log_ends_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.log").write_text("hello")
+    assert run(monkeypatch, "check", tmp_path / "train.log") == 2
+    assert "it is no log of MLPerf" in capsys.readouterr().err
