@@ -14,17 +14,10 @@ def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson =
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:
-        from evenpack import console
-        from evenpack.data.prepare.prepare import prepare as prepare_data
-        from evenpack.data.prepare.shown import PrepareProgress
+        from evenpack.launcher.preparing import prepare_run
         from evenpack.studies.inspection.tables import splits_table
 
-        with PrepareProgress(console.messages()) as progress:
-            try:
-                manifest = prepare_data(config.data, config.prepared_dir, progress=progress)
-            except KeyboardInterrupt:
-                progress.note("interrupted; the same command goes on from here")
-                raise
+        manifest = prepare_run(config)
         splits = manifest.summary()
         report.value = {
             "directory": config.prepared_dir,

@@ -25,6 +25,7 @@ def train(
     deepspeed_options: Annotated[
         str, typer.Option(help="Further options of `deepspeed`, in one string.", show_default=False)
     ] = "",
+    prepare: Annotated[bool, typer.Option("--prepare", help="Prepare the data first, where they are not.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -56,6 +57,10 @@ def train(
             hostfile=hostfile,
             deepspeed_options=deepspeed_options,
         )
+        if prepare:
+            from evenpack.launcher.preparing import prepare_run
+
+            prepare_run(config)
         plan = plan_training(config, ranks=launch.devices.ranks)
         if dry_run:
             report.value, report.shown = describe_run(launch, plan)
