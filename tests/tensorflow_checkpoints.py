@@ -10,6 +10,7 @@ from torch import Tensor
 FOLDER = Path(__file__).parent / "fixtures" / "tensorflow"
 BERT = FOLDER / "bert" / "model.ckpt-28252"
 SHARDS = FOLDER / "shards" / "sharded.ckpt"
+SNAPPY = FOLDER / "snappy" / "sharded.ckpt"
 
 SHAPE = {"kind": "bert", "preset": "tiny", "layers": 2, "hidden_size": 8, "heads": 2}
 VOCABULARY, POSITIONS = 203, 24

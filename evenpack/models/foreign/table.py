@@ -1,7 +1,7 @@
 """The sorted table of LevelDB, in which TensorFlow keeps the index of a checkpoint.
 
     file:   blocks ..., index block, footer
-    block:  entries, restart points, their count (4 bytes); then its type (1 byte) and checksum (4 bytes)
+    block:  entries, restart points, their count (4 bytes); then whether that is compressed (1 byte) and a checksum (4)
     entry:  bytes of the key shared with the one before, bytes of its own, bytes of the value (varints); key; value
     handle: where a block begins and its length (varints); each value of the index block is one
     footer: handles of a block that is not needed here and of the index block, zeros up to 40 bytes, the magic number
@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 
 from evenpack.errors import CheckpointError
 from evenpack.models.foreign.crc32c import crc32c
@@ -21,14 +22,13 @@ from evenpack.models.foreign.wire import take, take_varint
 
 _FOOTER_BYTES = 48
 _MAGIC = bytes.fromhex("57fb808b247547db")
-_UNCOMPRESSED = 0
 _MASK_DELTA = 0xA282EAD8
 
 
 def read_table(path: Path) -> dict[bytes, bytes]:
     """All keys with their values, from the first to the last. It is read whole.
 
-    Raises: CheckpointError if the file is missing, no such table, damaged (by its checksums) or compressed.
+    Raises: CheckpointError if the file is missing, no such table, or damaged (by its checksums).
     """
     try:
         content = path.read_bytes()
@@ -61,9 +61,20 @@ def _block(content: bytes, handle: BytesIO) -> bytes:
     kind, checksum = content[end : end + 1], content[end + 1 : end + 5]
     if masked_crc32c(content[start : end + 1]) != int.from_bytes(checksum, "little"):
         raise ValueError(f"the checksum of its bytes {start} to {end} is wrong")
-    if kind != bytes([_UNCOMPRESSED]):
-        raise ValueError(f"its bytes {start} to {end} are compressed, which TensorFlow does not do")
-    return content[start:end]
+    block = content[start:end]
+    match kind[0]:
+        case 0:
+            return block
+        case 1:
+            return _without_snappy(block)
+    raise ValueError(f"its bytes {start} to {end} are compressed in the unknown way {kind[0]}")
+
+
+def _without_snappy(block: bytes) -> bytes:
+    """It begins with the length that it had."""
+    size = take_varint(BytesIO(block))
+    plain: bytes = pyarrow.decompress(block, decompressed_size=size, codec="snappy", asbytes=True)
+    return plain
 
 
 def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -5,20 +5,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tensorflow_checkpoints import BERT, SHARDS, copy_of, values_of
+from tensorflow_checkpoints import BERT, SHARDS, SNAPPY, copy_of, values_of
 
 from evenpack.errors import CheckpointError
+from evenpack.models.foreign.table import read_table
 from evenpack.models.foreign.tensor_bundle import TensorBundle
 
 UNREADABLE = {"sliced", "text"}
-"""Of the checkpoint in shards."""
+"""Of the checkpoints in shards."""
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-@pytest.mark.parametrize(("prefix", "unreadable"), [(BERT, set()), (SHARDS, UNREADABLE)], ids=["bert", "shards"])
+@pytest.mark.parametrize(
+    ("prefix", "unreadable"),
+    [(BERT, set()), (SHARDS, UNREADABLE), (SNAPPY, UNREADABLE)],
+    ids=["bert", "shards", "snappy"],
+)
 def test_every_tensor_is_what_tensorflow_reads_to_the_bit(prefix: Path, unreadable: set[str]) -> None:
     bundle, expected = TensorBundle(prefix), values_of(prefix)
     assert set(bundle) == expected.keys() | unreadable
@@ -39,6 +44,12 @@ def test_the_checkpoint_in_shards_has_tensors_of_many_types_in_each() -> None:
         torch.int32,
         torch.int64,
     }
+
+
+def test_an_index_that_snappy_compressed_in_two_blocks_says_what_the_plain_one_says() -> None:
+    plain, packed = Path(f"{SHARDS}.index"), Path(f"{SNAPPY}.index")
+    assert packed.stat().st_size < plain.stat().st_size
+    assert list(read_table(packed).items()) == list(read_table(plain).items())
 
 
 def test_writing_to_a_tensor_leaves_the_file_as_it_is(tmp_path: Path) -> None:
