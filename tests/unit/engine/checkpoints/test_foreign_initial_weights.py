@@ -159,6 +159,15 @@ def test_rows_that_fill_the_vocabulary_up_to_a_multiple_of_8_are_named_and_left_
     ) in told_of(caplog)
 
 
+def test_real_entries_in_place_of_padding_are_told_by_the_vocabulary_beside_the_file(tmp_path: Path) -> None:
+    path = save(nvidia_weights(rows=208), tmp_path / "ckpt.pt")
+    words = [f"word{number}" for number in range(208)]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "vocab.txt").write_text("\n".join(words[:VOCABULARY]))
+    assert "id 203 is 'word203' in one and None in the other" in refusal(make_model(), path, tmp_path)
+
+
 @pytest.mark.parametrize("rows", [204, 207, 216])
 def test_other_rows_beyond_the_vocabulary_are_another_vocabulary(tmp_path: Path, rows: int) -> None:
     message = refusal(make_model(), save(nvidia_weights(rows=rows), tmp_path / "ckpt.pt"), tmp_path)
