@@ -86,7 +86,8 @@ class TrainingSection(RunLengthSection):
     Another device or hidden size is always a warning."""
     initialize_from: UserPath | None = None
     """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
-    checkpoint), one checkpoint (step_...), or a folder of transformers. Of no effect once the run has a checkpoint."""
+    checkpoint), one checkpoint (step_...), a folder of transformers, a checkpoint of TensorFlow (model.ckpt-28252) or a
+    state dict of PyTorch (.pt); docs/starting_weights.md. Of no effect once the run has a checkpoint."""
     loader_workers: int = Field(default=1, ge=0, le=64)
     """Processes a rank that prepare batches ahead; 0: in the training process."""
     log_rank_times_every_steps: int | None = Field(default=100, ge=1)

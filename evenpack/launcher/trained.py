@@ -64,7 +64,7 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
     model = build_model(run, device)
     weights = load_model_weights(checkpoint)
     remedy = "The run file with which it was trained stands in its manifest.json"
-    require_fitting(model, weights, origin=str(checkpoint.path), remedy=remedy)
+    require_fitting(model.state_dict(), weights, origin=str(checkpoint.path), remedy=remedy)
     require_same_network(config.model, saved_model_section(checkpoint), origin=str(checkpoint.path), remedy=remedy)
     model.load_state_dict(weights)
     log.info("loaded %s", checkpoint.path)

@@ -52,6 +52,8 @@ class ModelFamily:
     """The model's class, a `PackedTransformer`; called when one is built."""
     load_huggingface: Callable[[], Any] | None
     """A `HuggingFaceMapping`, called when weights come or go; None: transformers has no such model."""
+    load_foreign: Callable[[], Any] | None
+    """`ForeignNames`, called when weights of TensorFlow or NVIDIA come; None: those of such a model are not read."""
 
     def __post_init__(self) -> None:
         """Raises: ConfigError for parts that are missing or do not fit together."""
@@ -139,7 +141,7 @@ def _entry_points() -> Mapping[str, EntryPoint]:
 
 
 def _is_missing(field: str, value: object) -> bool:
-    return value in (None, (), "") and field != "load_huggingface"
+    return value in (None, (), "") and field not in ("load_huggingface", "load_foreign")
 
 
 def _origin(entry: EntryPoint) -> str:

@@ -55,6 +55,7 @@ FAMILY = ModelFamily(
     ),
     load_model=load_model,
     load_huggingface=None,
+    load_foreign=None,
 )
 '''
 

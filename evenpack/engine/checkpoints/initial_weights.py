@@ -3,84 +3,34 @@
     OUTPUT_DIR            the newest whole checkpoint of that run
     step_000100/          that checkpoint
     FOLDER/config.json    of transformers, of a kind that a family here computes, with model.safetensors
+    PREFIX.index          of TensorFlow, of a kind whose names a family here knows, with PREFIX.data-...
+    FILE.pt               a state dict of PyTorch, of such a kind
 
 No optimizer state, no step and no order of data comes with them.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from evenpack.data.prepare.manifest import TOKENIZER_FOLDER
 from evenpack.data.tokenizers.vocabulary import first_difference, read_vocabulary
-from evenpack.engine.checkpoints.files import (
-    MANIFEST,
-    Checkpoint,
-    find_wrong_content,
-    find_wrong_size,
-    read_manifest,
-)
-from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
-from evenpack.engine.checkpoints.weights import (
-    load_model_weights,
-    require_fitting,
-    require_same_network,
-    saved_model_section,
-)
+from evenpack.engine.checkpoints.weight_origins import WeightOrigin, find_weights
+from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model
-from evenpack.models.common.section import TransformerConfig
-from evenpack.models.huggingface import from_huggingface
+from evenpack.models.common.tensors import NamedWeights, load_tensors
 
 log = logging.getLogger(__name__)
 
 KEY = "training.initialize_from"
 """What the messages here speak of."""
 
-_CONFIG_FILE = "config.json"
-_ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-
 _TOKENS = "token_embedding.weight"
 _POSITIONS = "positions.table.weight"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitialWeights:
-    """Weights that have been found, and not yet read."""
-
-    path: Path
-    checkpoint: Checkpoint | None
-    """None: the path is a folder of transformers."""
-
-    def __str__(self) -> str:
-        if self.checkpoint is None:
-            return f"{self.path} (transformers)"
-        name = self.checkpoint.state.config["run"]["name"]
-        return f"{self.path} after step {self.checkpoint.step} of run '{name}'"
-
-    @property
-    def tokenizer_dir(self) -> Path:
-        """Where the tokenizer with which they were trained ought to be."""
-        if self.checkpoint is None:
-            return self.path
-        config = self.checkpoint.state.config
-        prepared = config["data"]["prepared_dir"] or Path(config["run"]["output_dir"]) / "data"
-        return Path(prepared) / TOKENIZER_FOLDER
-
-    def read(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
-        """The `model:` section that computes with them, and the weights by our parameters' names, on the CPU.
-
-        Raises: CheckpointError if they cannot be read; ConfigError for a section of another version.
-        """
-        if self.checkpoint is None:
-            model = from_huggingface(self.path)
-            return model.config, model.state_dict()
-        return saved_model_section(self.checkpoint), load_model_weights(self.checkpoint)
 
 
 def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -> None:
@@ -94,48 +44,39 @@ def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -
     world.on_main(lambda: _initialize(model, path, tokenizer_dir))
 
 
-def find_initial_weights(path: Path) -> InitialWeights:
-    """Raises: CheckpointError if the path holds none, or a checkpoint that is not whole."""
-    if (path / CHECKPOINTS).is_dir():
-        checkpoint = newest_whole(path / CHECKPOINTS, _ALONE)
-        if checkpoint is None:
-            raise CheckpointError(f"{KEY}: the run in {path} has no checkpoint yet: train it first, or name another")
-        return InitialWeights(path=checkpoint.path, checkpoint=checkpoint)
-    if (path / MANIFEST).is_file():
-        return InitialWeights(path=path, checkpoint=_whole(path))
-    if (path / _CONFIG_FILE).is_file():
-        return InitialWeights(path=path, checkpoint=None)
-    found = "does not exist" if not path.exists() else "holds none of these" if path.is_dir() else "is no folder"
-    raise CheckpointError(
-        f"{KEY}: expected a run's output_dir (with {CHECKPOINTS}/), one checkpoint (step_..., with {MANIFEST}), or a "
-        f"folder of transformers (with {_CONFIG_FILE} and model.safetensors); {path} {found}"
-    )
-
-
 def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
-    found = find_initial_weights(path)
-    config, weights = found.read()
+    with _speaking_of_the_key():
+        found = find_weights(path)
+        weights = found.read(model)
     require_same_network(
-        model.config, config, origin=f"{KEY}: {found}", remedy="make them alike, or name other weights"
+        model.config, weights.config, origin=f"{KEY}: {found}", remedy="make them alike, or name other weights"
     )
-    require_fitting(model, weights, origin=f"{KEY}: {found}", remedy=_remedy(model, weights))
+    expected = _parts_by_their_names(model, weights)
+    require_fitting(expected, weights.tensors, origin=f"{KEY}: {found}", remedy=_remedy(expected, weights))
     _require_same_vocabulary(found, tokenizer_dir)
-    model.load_state_dict(weights)
-    log.info("initialised from %s", found)
+    load_tensors(model, weights.names, weights.tensors)
+    log.info("%s", "; ".join([f"initialised from {found}", *weights.notes]))
 
 
-def _whole(path: Path) -> Checkpoint:
+@contextmanager
+def _speaking_of_the_key() -> Iterator[None]:
     try:
-        checkpoint = read_manifest(path)
+        yield
     except CheckpointError as error:
-        raise CheckpointError(f"{KEY}: {path} is no checkpoint that can be read: {error}") from error
-    problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files)
-    if problem is not None:
-        raise CheckpointError(f"{KEY}: checkpoint {path} is broken: {problem}; name another one")
-    return checkpoint
+        raise CheckpointError(f"{KEY}: {error}") from error
 
 
-def _require_same_vocabulary(found: InitialWeights, tokenizer_dir: Path) -> None:
+def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tensor]:
+    """The model's parameters as the checkpoint ought to have them."""
+    parameters = dict(model.named_parameters())
+    return {
+        theirs: part
+        for name in weights.names
+        for theirs, part in zip(name.theirs, name.parts_of(parameters[name.ours]), strict=True)
+    }
+
+
+def _require_same_vocabulary(found: WeightOrigin, tokenizer_dir: Path) -> None:
     """As many entries may still be other tokens."""
     trained_with, here = read_vocabulary(found.tokenizer_dir), read_vocabulary(tokenizer_dir)
     if trained_with is None or here is None:
@@ -150,20 +91,25 @@ def _require_same_vocabulary(found: InitialWeights, tokenizer_dir: Path) -> None
         )
 
 
-def _remedy(model: Model, weights: Mapping[str, Tensor]) -> str:
+def _remedy(expected: Mapping[str, Tensor], weights: NamedWeights) -> str:
     """What to do about tensors that do not fit."""
-    rows = {name: (len(tensor), len(weights[name])) for name, tensor in model.state_dict().items() if name in weights}
     lines = []
-    needed, found = rows.get(_POSITIONS, (0, 0))
+    needed, found = _rows(_POSITIONS, expected, weights)
     if found < needed:
         lines.append(
             f"Positions from {found} on were never trained: train the earlier run with model.max_positions={needed}."
         )
     elif found > needed:
         lines.append(f"Set model.max_positions={found} to take the whole table of positions.")
-    needed, found = rows.get(_TOKENS, (0, 0))
+    needed, found = _rows(_TOKENS, expected, weights)
     if found != needed:
         lines.append(
             f"The vocabulary there has {found} entries, this run's {needed}: prepare its data with the same tokenizer."
         )
     return "\n".join(lines or ["Give this run the model section with which they were trained, or name other weights."])
+
+
+def _rows(ours: str, expected: Mapping[str, Tensor], weights: NamedWeights) -> tuple[int, int]:
+    """Rows of a table in the model and there; none of either if it is not in both."""
+    (name,) = [name.theirs[0] for name in weights.names if name.ours == ours] or [""]
+    return (len(expected[name]), len(weights.tensors[name])) if name in weights.tensors else (0, 0)

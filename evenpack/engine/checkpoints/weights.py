@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.engine.checkpoints.files import Checkpoint
@@ -59,11 +59,13 @@ def require_same_network(expected: TransformerConfig, found: TransformerConfig, 
             )
 
 
-def require_fitting(model: nn.Module, weights: Mapping[str, Tensor], *, origin: str, remedy: str) -> None:
-    """Raises: CheckpointError that names each tensor which is missing, of another shape or surplus, with what was
-    expected and found. `origin` opens the message, `remedy` ends it.
+def require_fitting(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, origin: str, remedy: str) -> None:
+    """Compares names and shapes.
+
+    Raises: CheckpointError that names each tensor which is missing, of another shape or surplus, with what was expected
+    and found. `origin` opens the message, `remedy` ends it.
     """
-    lines = [f"  {line}" for line in _differences(model.state_dict(), weights)]
+    lines = [f"  {line}" for line in _differences(expected, weights)]
     if lines:
         more = [f"  and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         raise CheckpointError(

@@ -19,6 +19,12 @@ def _load_huggingface() -> Any:
     return BERT_MAPPING
 
 
+def _load_foreign() -> Any:
+    from evenpack.models.bert.foreign import BERT_FOREIGN_NAMES
+
+    return BERT_FOREIGN_NAMES
+
+
 BERT = ModelFamily(
     name="bert",
     config=BertConfig,
@@ -28,4 +34,5 @@ BERT = ModelFamily(
     cost=BERT_COST,
     load_model=_load_model,
     load_huggingface=_load_huggingface,
+    load_foreign=_load_foreign,
 )

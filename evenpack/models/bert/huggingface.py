@@ -20,18 +20,19 @@ from evenpack.models.common.tensors import TensorName, check_config, renamed, un
 from evenpack.models.common.transformer import INITIAL_DEVIATION
 
 _EMBEDDINGS = "bert.embeddings."
+WORD_EMBEDDINGS = f"{_EMBEDDINGS}word_embeddings.weight"
 _DECODER = "cls.predictions.decoder."
-_DECODER_BIAS = "cls.predictions.bias"
+DECODER_BIAS = "cls.predictions.bias"
 _NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
 
 _CONSTANTS = (f"{_EMBEDDINGS}position_ids", f"{_EMBEDDINGS}token_type_ids")
 """What old checkpoints carry beside the weights."""
 
 _SINGLE_TENSORS = {
-    "token_embedding.weight": f"{_EMBEDDINGS}word_embeddings.weight",
+    "token_embedding.weight": WORD_EMBEDDINGS,
     "positions.table.weight": f"{_EMBEDDINGS}position_embeddings.weight",
     "token_type_embedding.weight": f"{_EMBEDDINGS}token_type_embeddings.weight",
-    "masked_token_head.decoder_bias": _DECODER_BIAS,
+    "masked_token_head.decoder_bias": DECODER_BIAS,
 }
 
 _LAYERS = {
@@ -91,15 +92,24 @@ def tensor_names(model: Bert) -> list[TensorName]:
 def plain_weights(model: Bert, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The trained tensors that have a place in `model`, each once, under the names of today's transformers.
 
+    Raises: as `each_once`.
+    """
+    found = each_once(weights)
+    if model.next_sentence_head is None:
+        found = {name: tensor for name, tensor in found.items() if not name.startswith(_NEXT_SENTENCE)}
+    return found
+
+
+def each_once(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The trained tensors, each once, under the names of today's transformers.
+
     Raises: CheckpointError if the decoder is not the token embedding or has two biases.
     """
     found = {_name_of_today(name): tensor for name, tensor in weights.items() if name not in _CONSTANTS}
-    if _DECODER_BIAS not in found and f"{_DECODER}bias" in found:
-        found[_DECODER_BIAS] = found[f"{_DECODER}bias"]
-    untied(found, f"{_DECODER}bias", _DECODER_BIAS)
-    untied(found, f"{_DECODER}weight", f"{_EMBEDDINGS}word_embeddings.weight")
-    if model.next_sentence_head is None:
-        found = {name: tensor for name, tensor in found.items() if not name.startswith(_NEXT_SENTENCE)}
+    if DECODER_BIAS not in found and f"{_DECODER}bias" in found:
+        found[DECODER_BIAS] = found[f"{_DECODER}bias"]
+    untied(found, f"{_DECODER}bias", DECODER_BIAS)
+    untied(found, f"{_DECODER}weight", WORD_EMBEDDINGS)
     return found
 
 

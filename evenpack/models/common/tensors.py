@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from evenpack.errors import CheckpointError
+from evenpack.models.common.section import TransformerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,20 @@ class TensorName:
         """What each of theirs is in ours, as it is laid out there."""
         parts = parameter.chunk(len(self.theirs)) if self.rows is None else parameter.split_with_sizes(self.rows)
         return tuple(part.t() if self.is_transposed else part for part in parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedWeights:
+    """Weights that were read for a model, and not yet compared with it."""
+
+    config: TransformerConfig
+    """The `model:` section that computes with them."""
+    tensors: Mapping[str, Tensor]
+    """By their names there, on the CPU."""
+    names: Sequence[TensorName]
+    """What each parameter of the model would be called there."""
+    notes: tuple[str, ...]
+    """What a log is to say of them."""
 
 
 def renamed(ours: str, *theirs: str) -> list[TensorName]:

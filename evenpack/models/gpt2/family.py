@@ -28,4 +28,5 @@ GPT2 = ModelFamily(
     cost=GPT2_COST,
     load_model=_load_model,
     load_huggingface=_load_huggingface,
+    load_foreign=None,
 )

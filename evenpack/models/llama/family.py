@@ -28,4 +28,5 @@ LLAMA = ModelFamily(
     cost=LLAMA_COST,
     load_model=_load_model,
     load_huggingface=_load_huggingface,
+    load_foreign=None,
 )

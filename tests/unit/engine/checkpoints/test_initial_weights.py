@@ -11,8 +11,9 @@ import torch
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import TrainState, checkpoint_name, commit_files, write_manifest
-from evenpack.engine.checkpoints.initial_weights import find_initial_weights, initialize
+from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.store import CHECKPOINTS
+from evenpack.engine.checkpoints.weight_origins import find_weights
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
@@ -212,17 +213,19 @@ def test_numbers_that_no_tensor_holds_are_compared_too(
 
 def test_a_path_without_weights_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "model.ckpt-7.data-00000-of-00001").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun" / CHECKPOINTS).mkdir(parents=True)
     for name, expected in (
         ("none", "does not exist"),
-        ("file", "is no folder"),
+        ("file", "is a file of another kind"),
+        ("model.ckpt-7", "has data files and no .index"),
         ("empty", "holds none of these"),
         ("begun", "has no checkpoint yet"),
     ):
         assert expected in refusal(make_model(), tmp_path / name)
     with pytest.raises(CheckpointError, match=r"expected a run's output_dir \(with checkpoints/\), one checkpoint"):
-        find_initial_weights(tmp_path / "empty")
+        find_weights(tmp_path / "empty")
 
 
 def test_a_folder_of_transformers_without_weights_is_refused(tmp_path: Path) -> None:

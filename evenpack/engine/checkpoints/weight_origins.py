@@ -1,0 +1,161 @@
+"""Where a run's initial weights may come from, and how each kind of place is read."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from evenpack.data.prepare.manifest import TOKENIZER_FOLDER
+from evenpack.engine.checkpoints.files import (
+    MANIFEST,
+    Checkpoint,
+    find_wrong_content,
+    find_wrong_size,
+    read_manifest,
+)
+from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
+from evenpack.engine.checkpoints.weights import load_model_weights, saved_model_section
+from evenpack.engine.distributed import World
+from evenpack.errors import CheckpointError
+from evenpack.models.build import Model
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.common.tensors import NamedWeights, TensorName
+from evenpack.models.foreign.tensor_bundle import INDEX
+from evenpack.models.foreign.torch_file import SUFFIXES
+from evenpack.models.foreign.weights import read_nvidia, read_tensorflow
+from evenpack.models.huggingface import from_huggingface
+
+_CONFIG_FILE = "config.json"
+_ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+
+_READERS = {"TensorFlow": read_tensorflow, "PyTorch": read_nvidia}
+
+
+class WeightOrigin(ABC):
+    """A place where weights have been found, and not yet read. As text it tells which."""
+
+    path: Path
+
+    @property
+    @abstractmethod
+    def tokenizer_dir(self) -> Path:
+        """Where the tokenizer with which they were trained ought to be."""
+
+    @abstractmethod
+    def read(self, model: Model) -> NamedWeights:
+        """The weights, for a model that is to be filled with them.
+
+        Raises: CheckpointError if they cannot be read; ConfigError for a section of another version.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnCheckpoint(WeightOrigin):
+    """A checkpoint of a run."""
+
+    path: Path
+    checkpoint: Checkpoint
+
+    def __str__(self) -> str:
+        name = self.checkpoint.state.config["run"]["name"]
+        return f"{self.path} after step {self.checkpoint.step} of run '{name}'"
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        config = self.checkpoint.state.config
+        prepared = config["data"]["prepared_dir"] or Path(config["run"]["output_dir"]) / "data"
+        return Path(prepared) / TOKENIZER_FOLDER
+
+    def read(self, model: Model) -> NamedWeights:
+        return _under_our_names(model, saved_model_section(self.checkpoint), load_model_weights(self.checkpoint))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersFolder(WeightOrigin):
+    """A folder that transformers reads."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.path} (transformers)"
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        return self.path
+
+    def read(self, model: Model) -> NamedWeights:
+        found = from_huggingface(self.path)
+        return _under_our_names(model, found.config, found.state_dict())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignCheckpoint(WeightOrigin):
+    """A checkpoint with weights alone, of TensorFlow or as NVIDIA's code saves them with PyTorch."""
+
+    path: Path
+    """Without `.index`, if it is TensorFlow's."""
+    written_by: Literal["TensorFlow", "PyTorch"]
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.written_by})"
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        return self.path.parent
+
+    def read(self, model: Model) -> NamedWeights:
+        return _READERS[self.written_by](self.path, model)
+
+
+def find_weights(path: Path) -> WeightOrigin:
+    """Tells by what lies at the path what it is.
+
+    Raises: CheckpointError if it holds no weights, or a checkpoint that is not whole.
+    """
+    if (path / CHECKPOINTS).is_dir():
+        checkpoint = newest_whole(path / CHECKPOINTS, _ALONE)
+        if checkpoint is None:
+            raise CheckpointError(f"the run in {path} has no checkpoint yet: train it first, or name another")
+        return OwnCheckpoint(path=checkpoint.path, checkpoint=checkpoint)
+    if (path / MANIFEST).is_file():
+        return OwnCheckpoint(path=path, checkpoint=_whole(path))
+    if (path / _CONFIG_FILE).is_file():
+        return TransformersFolder(path=path)
+    prefix = path.with_suffix("") if path.suffix == INDEX else path
+    if Path(f"{prefix}{INDEX}").is_file():
+        return ForeignCheckpoint(path=prefix, written_by="TensorFlow")
+    if path.is_file() and path.suffix in SUFFIXES:
+        return ForeignCheckpoint(path=path, written_by="PyTorch")
+    raise CheckpointError(
+        f"expected a run's output_dir (with {CHECKPOINTS}/), one checkpoint (step_..., with {MANIFEST}), a folder of "
+        f"transformers (with {_CONFIG_FILE} and model.safetensors), a checkpoint of TensorFlow (a path to which "
+        f"{INDEX} is added), or a state dict of PyTorch ({', '.join(SUFFIXES)}); {path} {_what_is_there(path)}"
+    )
+
+
+def _what_is_there(path: Path) -> str:
+    if path.is_dir():
+        return "holds none of these"
+    if path.exists():
+        return "is a file of another kind"
+    return f"has data files and no {INDEX}" if any(path.parent.glob(f"{path.name}.data-*")) else "does not exist"
+
+
+def _whole(path: Path) -> Checkpoint:
+    try:
+        checkpoint = read_manifest(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} is no checkpoint that can be read: {error}") from error
+    problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files)
+    if problem is not None:
+        raise CheckpointError(f"checkpoint {path} is broken: {problem}; name another one")
+    return checkpoint
+
+
+def _under_our_names(model: Model, config: TransformerConfig, tensors: Mapping[str, Tensor]) -> NamedWeights:
+    names = [TensorName(ours=name, theirs=(name,), is_transposed=False) for name, _ in model.named_parameters()]
+    return NamedWeights(config=config, tensors=tensors, names=names, notes=())

@@ -1,0 +1,150 @@
+"""Weights of TensorFlow's and NVIDIA's checkpoints, matched with a model.
+
+    file  ->  tensor_bundle.py or torch_file.py: tensors by their names there  ->  FAMILY/foreign.py: names  ->  here
+
+Such a checkpoint does not describe its model, so the model to be filled is what it is compared with.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from evenpack.errors import CheckpointError
+from evenpack.models.build import Model
+from evenpack.models.common.foreign import ForeignNames
+from evenpack.models.common.section import TransformerConfig
+from evenpack.models.common.tensors import NamedWeights, TensorName
+from evenpack.models.families import find_family, known_families
+from evenpack.models.foreign.tensor_bundle import BundleEntry, TensorBundle
+from evenpack.models.foreign.torch_file import read_state_dict
+from evenpack.models.huggingface import mapping_of
+
+
+def read_tensorflow(prefix: Path, like: Model) -> NamedWeights:
+    """A checkpoint of TensorFlow's graph mode. Moments of optimizers, and single numbers, such as the step, are left
+    aside.
+
+    Args:
+        prefix: path without `.index`.
+        like: the model that is to be filled.
+
+    Raises: CheckpointError if it cannot be read or belongs to another family.
+    """
+    bundle = TensorBundle(prefix)
+    foreign = _names_for(like, bundle.keys(), prefix, lambda foreign: foreign.tensorflow_name(foreign.vocabulary[0]))
+    slots, numbers = _slots(bundle.entries), [name for name, entry in bundle.entries.items() if not entry.shape]
+    tensors = {name: bundle[name] for name in bundle if name not in slots and name not in numbers}
+    aside = [f"optimizer state ({', '.join(sorted(set(slots.values())))})"] if slots else []
+    config, notes = _section(prefix.parent / foreign.config_file, like)
+    return NamedWeights(
+        config=config,
+        names=[_in_tensorflow(name, foreign) for name in mapping_of(like.config).tensor_names(like)],
+        tensors=tensors,
+        notes=(_account(tensors, len(slots) + len(numbers), [*aside, *numbers]), *notes),
+    )
+
+
+def read_nvidia(path: Path, like: Model) -> NamedWeights:
+    """A state dict that torch saved, alone or with the optimizer's state beside it, which is left aside.
+
+    Rows beyond the vocabulary are left aside where NVIDIA's code puts them: up to the next multiple, and nothing else.
+
+    Args:
+        like: the model that is to be filled.
+
+    Raises: CheckpointError if it cannot be read or belongs to another family.
+    """
+    state = read_state_dict(path)
+    foreign = _names_for(like, state.tensors, path, lambda foreign: foreign.vocabulary[0])
+    # An object of its own for each name, by which it is seen which ones were left aside.
+    apart = {name: tensor.detach() for name, tensor in state.tensors.items()}
+    tensors = foreign.from_nvidia(apart)
+    kept = {id(tensor) for tensor in tensors.values()}
+    copies = [name for name, tensor in apart.items() if id(tensor) not in kept]
+    config, notes = _section(path.parent / foreign.config_file, like)
+    tensors, padded = _without_padding(tensors, foreign, like.vocabulary_size)
+    return NamedWeights(
+        config=config,
+        names=mapping_of(like.config).tensor_names(like),
+        tensors=tensors,
+        notes=(_account(tensors, len(copies) + len(state.beside), [*copies, *state.beside]), *padded, *notes),
+    )
+
+
+def _names_for(
+    like: Model, names: Collection[str], path: Path, first_name: Callable[[ForeignNames], str]
+) -> ForeignNames:
+    """Of the family that the names are of, which must be the model's."""
+    expected = []
+    for kind, foreign in _known_names():
+        if first_name(foreign) in names:
+            if kind != like.config.kind:
+                raise CheckpointError(
+                    f"{path} is of a model with kind {kind}, this run has model.kind {like.config.kind}: make them "
+                    "alike, or name other weights"
+                )
+            return foreign
+        expected.append(first_name(foreign))
+    raise CheckpointError(
+        f"{path} has no {' or '.join(expected)}, by which its kind of model would be known; it has "
+        f"{', '.join(sorted(names)[:3])} and such"
+    )
+
+
+def _known_names() -> Iterator[tuple[str, ForeignNames]]:
+    for kind in known_families():
+        load = find_family(kind).load_foreign
+        if load is not None:
+            yield kind, load()
+
+
+def _slots(entries: Mapping[str, BundleEntry]) -> dict[str, str]:
+    """What an optimizer keeps for each weight, by name, and its own name for it: TensorFlow stores it as
+    WEIGHT/ITS_NAME, in the weight's shape."""
+    found = {}
+    for name, entry in entries.items():
+        weight, _, slot = name.rpartition("/")
+        if weight in entries and entries[weight].shape == entry.shape:
+            found[name] = slot
+    return found
+
+
+def _in_tensorflow(name: TensorName, foreign: ForeignNames) -> TensorName:
+    theirs = tuple(foreign.tensorflow_name(each) for each in name.theirs)
+    return TensorName(ours=name.ours, theirs=theirs, is_transposed=theirs[0].endswith("/kernel"), rows=name.rows)
+
+
+def _without_padding(
+    tensors: dict[str, Tensor], foreign: ForeignNames, vocabulary_size: int
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Without rows that only fill the vocabulary up, and a note that names them."""
+    filled_up = vocabulary_size + -vocabulary_size % foreign.nvidia_vocabulary_multiple
+    padded = [name for name in foreign.vocabulary if name in tensors and len(tensors[name]) == filled_up]
+    if filled_up == vocabulary_size or not padded:
+        return tensors, []
+    note = (
+        f"rows {vocabulary_size} to {filled_up - 1} of {' and '.join(padded)} taken for padding up to a multiple of "
+        f"{foreign.nvidia_vocabulary_multiple} and left aside"
+    )
+    return tensors | {name: tensors[name][:vocabulary_size] for name in padded}, [note]
+
+
+def _account(tensors: Mapping[str, Tensor], count: int, aside: Sequence[str]) -> str:
+    left = f", {count} left aside: {', '.join(aside)}" if aside else ""
+    return f"{len(tensors)} tensors used{left}"
+
+
+def _section(config_file: Path, like: Model) -> tuple[TransformerConfig, list[str]]:
+    """The `model:` section of the file beside the checkpoint, or the model's own with a note that says so."""
+    if not config_file.is_file():
+        heads = like.config.shape["heads"]
+        return like.config, [f"no tensor tells how many heads there are, and no {config_file.name}: {heads}, as here"]
+    try:
+        values = json.loads(config_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{config_file} is not readable JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{config_file} must hold a JSON object, found {type(values).__name__}")
+    return mapping_of(like.config).read_config(values, str(config_file))[0], []
