@@ -19,6 +19,7 @@ from evenpack.data.batches.objectives import StoredMasksAndNextSentence
 from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.config import DataConfig, MaskingConfig
 from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.prepare import pair_columns
 from evenpack.data.prepare import pairs as prepare_pairs
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData, Split
@@ -144,7 +145,7 @@ def test_neither_blocks_nor_threads_show_in_masks(
     masked: Path, text_file: Path, tmp_path: Path, processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 70)
-    monkeypatch.setattr(prepare_pairs, "_CHUNK_PAIRS", 13)
+    monkeypatch.setattr(pair_columns, "_CHUNK_PAIRS", 13)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
     prepare(config_of(text_file, MASKS), tmp_path / "data")
     assert contents(tmp_path / "data") == contents(masked)
