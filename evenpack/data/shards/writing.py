@@ -69,10 +69,10 @@ class ShardWriter:
         here = slice(self._rows_written, self._rows_written + len(sequences.lengths))
         starts = np.repeat(sequences.ends - sequences.lengths, sequences.lengths)
         in_sequence = np.arange(len(sequences.tokens)) - starts
-        segment_ids = in_sequence >= np.repeat(sequences.first_segment_lengths, sequences.lengths)
+        is_second = in_sequence >= np.repeat(sequences.first_segment_lengths, sequences.lengths)
         lengths, counts = sequences.lengths, sequences.mask_counts
         self._write(ROWS[0], here, sequences.tokens, lengths)
-        self._write(ROWS[1], here, segment_ids, lengths)
+        self._write(ROWS[1], here, is_second.astype(np.int8), lengths)
         self._write(MASKS[0], here, sequences.mask_places, counts)
         self._write(MASKS[1], here, sequences.mask_labels, counts)
         if self._form.layout == "fixed":
