@@ -1,12 +1,16 @@
 """A prepared set written as HDF5 shards and read again is the same set, to the bit, and trains the same steps."""
 
 import json
+import re
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import yaml
 from pair_sources import pair_run_values
+from repository import ROOT
+from shard_files import fixed_arrays, random_rows, write_arrays, write_packed
 from small_run import evenpack, metrics, train_on
 
 from evenpack.config import load_run_file
@@ -144,3 +148,34 @@ def test_what_cannot_be_exported_or_picked_is_refused(run_file: Path, tmp_path: 
     assert "10000 samples cannot be picked from" in " ".join(few.split())
     assert not (tmp_path / "eval.hdf5").exists()
     assert "is no file, no folder with" in evenpack("shards pick", tmp_path / "none", "eval.hdf5", expected=2).stderr
+
+
+def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arrays = {name: np.concatenate([array] * 51) for name, array in fixed_arrays(random_rows(200, seed=7)).items()}
+    write_arrays(tmp_path / "hdf5/eval/eval_all.hdf5", arrays, chunk_rows=1000)
+    write_packed(tmp_path / "hdf5/training/part_00000.hdf", [[row] for row in random_rows(90, seed=8)])
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(85))]
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert/vocab.txt").write_text("\n".join(words) + "\n")
+
+    page = (ROOT / "docs/hdf5.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    values = pair_run_values(tmp_path)
+    write_run_file(tmp_path / "RUN.yaml", values | {"data": yaml.safe_load(section)["data"]})
+    commands = re.findall(r"^evenpack (.*)$", page, re.MULTILINE)
+    assert [command.partition(" ")[0] for command in commands] == ["shards", "prepare", "train", "shards"]
+    for command in commands:
+        evenpack(*_words(command))
+    with h5py.File(tmp_path / "exported/wiki/validation/part_00000_of_00001.hdf5") as file:
+        assert len(file["input_ids"]) == 10_000
+    with h5py.File(tmp_path / "exported/wiki/train/part_00000_of_00001.hdf5") as file:
+        assert len(file["input_ids"]) == 90
+
+
+def _words(command: str) -> tuple[str, Path, str]:
+    """As `evenpack` takes them: the command, its first argument, the rest."""
+    name, *rest = command.split()
+    if name == "shards":
+        name, rest = f"{name} {rest[0]}", rest[1:]
+    return name, Path(rest[0]), *rest[1:]  # type: ignore[return-value]
