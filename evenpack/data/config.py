@@ -294,19 +294,15 @@ class DataConfig(Section):
 
     def _check_kinds(self, name: str, kind: str) -> None:
         """Raises: ValueError if the source does not go with the recipe or the tokenizer."""
-        if (kind == "hdf5") != (self.recipe.kind == "masked_pairs"):
+        recipe, tokenizer = self.recipe.kind, self.tokenizer.kind
+        if (kind == "hdf5") != (recipe == "masked_pairs"):
             raise ValueError(
-                f"source '{name}' is of kind {kind} and the recipe of kind {self.recipe.kind}: hdf5 sources and the "
-                "recipe masked_pairs go together"
+                f"source '{name}' is of kind {kind} and the recipe of kind {recipe}: hdf5 sources and the recipe "
+                "masked_pairs go together"
             )
-        tokenizer = self.tokenizer.kind
-        if kind == "hdf5" and tokenizer not in ("bert", "hub", "external"):
+        fits = tokenizer == "external" or (kind == "hdf5" and tokenizer in ("bert", "hub"))
+        if fits != (kind in ("megatron", "hdf5")):
             raise ValueError(
-                f"source '{name}' is of kind hdf5, whose tokens come ready made, and the tokenizer of kind "
-                f"{tokenizer}: name the vocabulary that they were made with (bert, hub), or give its size (external)"
-            )
-        if kind != "hdf5" and (kind == "megatron") != (tokenizer == "external"):
-            raise ValueError(
-                f"source '{name}' is of kind {kind} and the tokenizer of kind {tokenizer}: "
-                "megatron sources and the external tokenizer go together"
+                f"source '{name}' is of kind {kind} and the tokenizer of kind {tokenizer}: megatron sources and the "
+                "external tokenizer go together; hdf5 sources take bert, hub or external, the vocabulary of their ids"
             )
