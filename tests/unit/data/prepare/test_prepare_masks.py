@@ -26,6 +26,7 @@ from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
+from evenpack.engine.cost_weights import operation_weights
 from evenpack.engine.resolve import resolve
 from evenpack.errors import ConfigError, DataError
 
@@ -308,6 +309,10 @@ def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
         for one, data in ((run, prepared), (drawn, drawn_again))
     ]
     assert weights[0] != weights[1]
+    views = [view_of(run.prepared_dir, run.data, source=name) for name in prepared.source_names]
+    share = sum(len(view.mask_labels) for view in views) / sum(view.token_file.tokens for view in views)
+    as_stored = MaskingConfig(share=share)
+    assert weights[0] == operation_weights(drawn.model, as_stored, drawn_again, layout="unpadded")
     with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks has them drawn once: leave\n? *masking out"):
         changed(run, masking={"share": 0.2})
 

@@ -17,7 +17,8 @@ from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.shards import reading
 from evenpack.data.shards.masked_sequences import MaskedSequences
-from evenpack.errors import DataError
+from evenpack.errors import ConfigError, DataError
+from evenpack.testing import pair_run_values, run_config
 
 TRAINING, EVALUATION = random_rows(60, seed=1), random_rows(9, seed=2)
 
@@ -195,6 +196,19 @@ def test_shards_on_both_sides_and_paths_to_nothing_are_refused(shards: Path, tmp
     with pytest.raises(DataError, match=r"give data\.sources\.mlperf\.path=FILE"):
         prepare(config_of(tmp_path / "none"), tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+def test_masks_of_each_epoch_and_models_of_next_tokens_are_refused(shards: Path, tmp_path: Path) -> None:
+    data = {**config_of(shards).model_dump(), "prepared_dir": tmp_path / "data"}
+    run_config(pair_run_values("bert", tmp_path, data=data))
+    with pytest.raises(
+        ConfigError, match=r"data\.recipe\.kind masked_pairs has them drawn once: leave\n? *masking out"
+    ):
+        run_config(pair_run_values("bert", tmp_path, data=data, masking={"share": 0.2}))
+    with pytest.raises(
+        ConfigError, match=r"model\.kind gpt2 and data\.recipe\.kind masked_pairs do\n? *not go together"
+    ):
+        run_config(pair_run_values("gpt2", tmp_path, data=data))
 
 
 @pytest.mark.parametrize(

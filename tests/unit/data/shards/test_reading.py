@@ -240,6 +240,14 @@ def test_packed_rows_that_do_not_add_up_are_named(name: str, value: list[int], p
     assert problem in message
 
 
+def test_a_position_right_behind_the_last_token_is_named(tmp_path: Path) -> None:
+    rows = [row for row in ROWS if row.places][:3]
+    places = [row.places for row in rows]
+    places[2] = [*places[2][:-1], len(rows[2].tokens)]
+    path = write_variable(tmp_path / "a.hdf5", rows, masked_lm_positions=places)
+    assert refusal(path).startswith(f"{path}, row 2 (from 0): masked_lm_positions has {len(rows[2].tokens)}, ")
+
+
 def test_a_position_in_the_neighbour_of_a_packed_row_is_named(tmp_path: Path) -> None:
     packs = [[row for row in ROWS if row.places][:2]]
     lists = packed_lists(packs)["masked_lm_positions"]
