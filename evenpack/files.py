@@ -52,6 +52,19 @@ def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 @contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """`atomic_open` for libraries that open files themselves: the temporary name to write to, and to close."""
+    temporary = _temporary(path)
+    try:
+        yield temporary
+        fsync_file(temporary)
+        temporary.replace(path)
+        fsync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """A new directory to fill, which takes the name `path` once everything in it is on disk.
 

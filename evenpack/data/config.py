@@ -71,8 +71,21 @@ class MegatronSource(_SourceBase):
     """Refuse documents that do not end in the tokenizer's end-of-text id (Megatron's `--append-eod`)."""
 
 
+class Hdf5Source(_SourceBase):
+    """HDF5 shards of finished, masked pairs, as MLPerf's and NVIDIA's BERT pipelines make them: docs/hdf5.md."""
+
+    kind: Literal["hdf5"]
+    path: UserPath | None = None
+    """A file, or a folder or glob pattern of files, read in sorted order."""
+    validation_path: UserPath | None = None
+    """Shards of the evaluation set, which is then fixed: nothing is split off by `validation_fraction`."""
+    allow_validation_overlap: bool = False
+    """Train on rows that are in the evaluation set too; false refuses the first one."""
+
+
 Source = Annotated[
-    BuiltinSource | JsonlSource | ParquetSource | TextSource | HubSource | MegatronSource, Field(discriminator="kind")
+    BuiltinSource | JsonlSource | ParquetSource | TextSource | HubSource | MegatronSource | Hdf5Source,
+    Field(discriminator="kind"),
 ]
 
 
@@ -128,7 +141,7 @@ class TrainedWordPieces(Section):
 
 
 class ExternalTokenizer(Section):
-    """Tokens come ready made (Megatron sources): only their vocabulary is known."""
+    """Tokens come ready made (Megatron and HDF5 sources): only their vocabulary is known."""
 
     kind: Literal["external"]
     vocabulary_size: int = Field(ge=2, le=MOST_VOCABULARY)
@@ -207,7 +220,19 @@ class SentencePairsRecipe(Section):
     `masking` is left out then. Null: each epoch has masks of its own."""
 
 
-Recipe = Annotated[DocumentsRecipe | ConcatRecipe | SentencePairsRecipe, Field(discriminator="kind")]
+class MaskedPairsRecipe(Section):
+    """Pairs that come ready made with their masks, from HDF5 shards."""
+
+    kind: Literal["masked_pairs"]
+    max_sequence_length: int = Field(ge=5, le=1 << 16)
+    """Most tokens of a row, special ones counted; a longer row is refused."""
+    max_predictions: int = Field(default=76, ge=1, le=1 << 16)
+    """Most masked tokens of a row; a row with more is refused."""
+
+
+Recipe = Annotated[
+    DocumentsRecipe | ConcatRecipe | SentencePairsRecipe | MaskedPairsRecipe, Field(discriminator="kind")
+]
 
 
 class PackingConfig(Section):
@@ -241,8 +266,13 @@ class DataConfig(Section):
 
     @property
     def static_masks(self) -> MaskingConfig | None:
-        """What the masks were drawn by that are stored with the pairs; None where each epoch draws its own."""
+        """What `prepare` draws the masks by that it stores with the pairs; None where it draws none."""
         return self.recipe.static_masks if isinstance(self.recipe, SentencePairsRecipe) else None
+
+    @property
+    def has_stored_masks(self) -> bool:
+        """Whether masks lie beside the pairs, drawn by `prepare` or before; if not, each epoch draws its own."""
+        return isinstance(self.recipe, MaskedPairsRecipe) or self.static_masks is not None
 
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":
@@ -259,9 +289,20 @@ class DataConfig(Section):
         for name, source in self.sources.items():
             if not name.replace("_", "").replace("-", "").isalnum():
                 raise ValueError(f"source name '{name}' must consist of letters, digits, '_' and '-'")
-            if (source.kind == "megatron") != (self.tokenizer.kind == "external"):
-                raise ValueError(
-                    f"source '{name}' is of kind {source.kind} and the tokenizer of kind {self.tokenizer.kind}: "
-                    "megatron sources and the external tokenizer go together"
-                )
+            self._check_kinds(name, source.kind)
         return self
+
+    def _check_kinds(self, name: str, kind: str) -> None:
+        """Raises: ValueError if the source does not go with the recipe or the tokenizer."""
+        recipe, tokenizer = self.recipe.kind, self.tokenizer.kind
+        if (kind == "hdf5") != (recipe == "masked_pairs"):
+            raise ValueError(
+                f"source '{name}' is of kind {kind} and the recipe of kind {recipe}: hdf5 sources and the recipe "
+                "masked_pairs go together"
+            )
+        fits = tokenizer == "external" or (kind == "hdf5" and tokenizer in ("bert", "hub"))
+        if fits != (kind in ("megatron", "hdf5")):
+            raise ValueError(
+                f"source '{name}' is of kind {kind} and the tokenizer of kind {tokenizer}: megatron sources and the "
+                "external tokenizer go together; hdf5 sources take bert, hub or external, the vocabulary of their ids"
+            )

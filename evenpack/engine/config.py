@@ -234,10 +234,12 @@ class RunConfig(Section):
                 f"masking is for models that learn from masked tokens, and model.kind {self.model.kind} is none: "
                 "leave it out"
             )
-        if self.data.static_masks is not None and self.masking != MaskingConfig():
+        if self.data.has_stored_masks and self.masking != MaskingConfig():
+            is_static = self.data.static_masks is not None
+            origin = "data.recipe.static_masks" if is_static else "data.recipe.kind masked_pairs"
+            other = ", or set data.recipe.static_masks=null (which is other data)" if is_static else ""
             raise ValueError(
-                "masking is for masks drawn in each epoch, and data.recipe.static_masks has them drawn once: leave "
-                "masking out, or set data.recipe.static_masks=null (which is other data)"
+                f"masking is for masks drawn in each epoch, and {origin} has them drawn once: leave masking out{other}"
             )
         return self
 

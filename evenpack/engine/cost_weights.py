@@ -6,6 +6,7 @@ from pathlib import Path
 from evenpack.data.config import MaskingConfig
 from evenpack.data.order.step_shape import CostWeights, Layout
 from evenpack.data.prepared import PreparedData
+from evenpack.data.sequences import MaskedPairsView
 from evenpack.engine.config import TrainingSection
 from evenpack.engine.cost_model import CostModel
 from evenpack.errors import ConfigError
@@ -87,10 +88,23 @@ def operation_weights(
     if layout == "packed":
         return CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
     is_masked = family_of(model).objective == "masked_tokens"
-    head_share = (prepared.config.static_masks or masking).share if is_masked else 1.0
+    head_share = _masked_share(prepared, masking) if is_masked else 1.0
     of_tokens = flops(Work(slots=_TOKENS, squared_lengths=0, head_slots=round(_TOKENS * head_share), sequences=0))
     of_squares = flops(Work(slots=0, squared_lengths=_TOKENS, head_slots=0, sequences=0))
     return CostWeights(per_token=of_tokens / of_squares, per_squared_length=1.0, per_segment=0.0)
+
+
+def _masked_share(prepared: PreparedData, masking: MaskingConfig) -> float:
+    """Of the tokens that train: as the stored masks have it, or as each epoch's are drawn."""
+    if not prepared.config.has_stored_masks:
+        return masking.share
+    masks = tokens = 0
+    for name in prepared.source_names:
+        view = prepared.view(name, "train")
+        assert isinstance(view, MaskedPairsView), "prepared with the settings of this run"
+        masks += len(view.mask_positions)
+        tokens += view.accounting.tokens_kept
+    return masks / tokens
 
 
 def _differences(cost_model: CostModel, training: TrainingSection, model: ModelConfig) -> list[str]:

@@ -37,7 +37,7 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
     """
     if family_of(model).objective == "next_tokens":
         return NextTokens()
-    if prepared.config.static_masks is not None:
+    if prepared.config.has_stored_masks:
         return StoredMasksAndNextSentence(vocabulary_size=prepared.vocabulary_size, reduction=model.loss_reduction)
     return MaskedTokensAndNextSentence(
         masking=masking,
@@ -67,7 +67,7 @@ def build_denominators(
 def _masked_tokens_of_a_full_row(masking: MaskingConfig, prepared: PreparedData, shape: StepShape) -> float:
     """Of sequences of full length, the last one of what is left; stored masks: as many for a token as they have."""
     item = average_item(prepared, shape.batching)
-    if prepared.config.static_masks is not None:
+    if prepared.config.has_stored_masks:
         return _stored_masks_of_an_item(prepared, shape.batching) / item.fill
     longest = prepared.config.recipe.max_sequence_length
     whole, rest = divmod(item.row_slots, longest)

@@ -69,8 +69,8 @@ class NextTokens:
     def check(self, view: SequenceView) -> None:
         if isinstance(view, SentencePairsView):
             raise ConfigError(
-                "data.recipe.kind sentence_pairs is for a model of masked tokens: set such a model.kind, or another "
-                "recipe"
+                f"data.recipe.kind {view.recipe.kind} is for a model of masked tokens: set such a model.kind, or "
+                "another recipe"
             )
 
     def count_targets(
@@ -258,7 +258,9 @@ _VALIDATION_SEED = 0
 
 def _require_pairs(view: SequenceView) -> None:
     if not isinstance(view, SentencePairsView):
-        raise ConfigError("a model of masked tokens learns from sentence pairs: set data.recipe.kind=sentence_pairs")
+        raise ConfigError(
+            "a model of masked tokens learns from sentence pairs: set data.recipe.kind=sentence_pairs or masked_pairs"
+        )
 
 
 def _stored_masks(view: SequenceView) -> StaticMasks:

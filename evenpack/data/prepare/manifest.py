@@ -21,6 +21,8 @@ MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 TRAINED_ON = "tokenizer.trained_on.json"
 """Beside the folder: what is in there belongs to the fingerprint, and times of files do not."""
+_PATHS = {"path", "validation_path"}
+"""Keys of a source or tokenizer that say where it lies."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
 
 
@@ -74,7 +76,8 @@ class SourceRecord(Section):
     kind: str
     inputs: tuple[InputFile, ...]
     token_file: str
-    """Prefix of the pair, relative to the prepared directory or absolute."""
+    """Prefix of the pair, relative to the prepared directory or absolute; of the training sequences, where they came
+    finished."""
     documents: int
     tokens: int
     text_bytes: int
@@ -175,8 +178,8 @@ def data_section(config: DataConfig) -> dict[str, Any]:
     for source in section["sources"].values():
         del source["weight"]
     for part in (section["tokenizer"], *section["sources"].values()):
-        if part.get("path") is not None:
-            part["path"] = str(Path(part["path"]).absolute())
+        for key in _PATHS & part.keys():
+            part[key] = None if part[key] is None else str(Path(part[key]).absolute())
     return section
 
 
@@ -191,7 +194,7 @@ def refuse_differences(before: dict[str, Any], now: dict[str, Any], place: Path)
     lines = [
         f"  {key}: prepared with {earlier.get(key, 'nothing')!r}, this run has {current.get(key, 'nothing')!r}"
         for key in sorted(earlier.keys() | current.keys())
-        if earlier.get(key) != current.get(key) and not (key.endswith(".path") and current.get(key) is None)
+        if earlier.get(key) != current.get(key) and not (key.rpartition(".")[2] in _PATHS and current.get(key) is None)
     ]
     if lines:
         raise DataError("\n".join([f"{place} was prepared from another data section:", *lines, _remedy(place)]))

@@ -20,15 +20,15 @@ from jaxtyping import Int64, Integer
 
 from evenpack.data.config import SentencePairsRecipe
 from evenpack.data.prepare.in_order import mapped
+from evenpack.data.prepare.pair_columns import PAIR_COLUMNS, begin_masks, open_pairs
 from evenpack.data.prepare.tokenise import SourceReporter
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
 from evenpack.data.sequences.mask_drawing import DrawnMasks, MaskDrawing
 from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing, PairSpans
 from evenpack.data.sequences.sentences import SentenceIndex
-from evenpack.data.sequences.static_masks import MASK_COLUMNS, MOST_MASKS, most_masks_by_length
+from evenpack.data.sequences.static_masks import MASK_COLUMNS
 from evenpack.data.tokenizers.tokenizer import PairTokens
-from evenpack.data.tokens.array_file import write_array
-from evenpack.data.tokens.file import TokenFile, column_path
+from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError
 
@@ -37,12 +37,9 @@ BLOCK_SENTENCES = 1 << 18
 COMMIT_SECONDS = 5.0
 """What a kill costs at most."""
 
-_COLUMNS = {"first_segment_lengths": "<u2", "next_sentence_labels": "|u1"}
 _MOST_THREADS = 8
 _COPIED_PAIRS = 1 << 12
 """Pairs whose tokens are copied together."""
-_CHUNK_PAIRS = 1 << 20
-"""Pairs whose masks are counted together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +57,7 @@ class PairSettings:
     @property
     def columns(self) -> dict[str, str]:
         """Of the pairs' token file."""
-        return _COLUMNS | (MASK_COLUMNS if self.masks else {})
+        return PAIR_COLUMNS | (MASK_COLUMNS if self.masks else {})
 
 
 class _Unit(NamedTuple):
@@ -109,7 +106,8 @@ def write_pairs(
             **writer.state,
         }
         if not writer.complete:
-            _begin_masks(settings, writer, state)
+            if settings.masks is not None:
+                begin_masks(writer, settings.columns, state)
             _append_all(index, kept, settings, writer, state, reporter=reporter, threads=threads)
         state = writer.finish(None if writer.complete else state).state
     accounting |= {name: state[name] for name in ("tokens_cut", "tokens_borrowed")}
@@ -247,44 +245,17 @@ def _columns(spans: PairSpans, masks: DrawnMasks | None, state: dict[str, Any]) 
     return columns
 
 
-def _begin_masks(settings: PairSettings, writer: TokenFileWriter, state: dict[str, Any]) -> None:
-    """Writes the first offset of stored masks, which no pair writes."""
-    if settings.masks is not None and "masks" not in state:
-        nothing = {name: np.zeros(0, dtype=kind) for name, kind in settings.columns.items()}
-        no_pairs = np.zeros(0, dtype=np.int64)
-        writer.append(no_pairs, no_pairs, {**nothing, "mask_offsets": np.zeros(1, dtype=np.int64)})
-        state["masks"] = 0
-
-
 def _view(settings: PairSettings, folder: Path, accounting: dict[str, int]) -> SentencePairsView:
-    recipe, token_file = settings.recipe, TokenFile(folder / PAIRS)
-    columns = {name: _mapped(column_path(token_file.prefix, name)) for name in settings.columns}
-    kind: type[SentencePairsView] = SentencePairsView
-    if settings.masks is not None:
-        kind = MaskedPairsView
-        path = column_path(token_file.prefix, MOST_MASKS)
-        lengths = (token_file.spans(chunk)[1] for chunk in _chunks(token_file.documents))
-        write_array(path, most_masks_by_length(columns["mask_offsets"], lengths, longest=recipe.max_sequence_length))
-        columns[MOST_MASKS] = _mapped(path)
-    return kind(
-        recipe=recipe,
-        token_file=token_file,
-        accounting=TokenAccounting(
+    token_file = TokenFile(folder / PAIRS)
+    kind: type[SentencePairsView] = SentencePairsView if settings.masks is None else MaskedPairsView
+    return open_pairs(
+        kind,
+        settings.recipe,
+        token_file,
+        TokenAccounting(
             tokens_kept=token_file.tokens,
             tokens_special=SPECIAL_TOKENS * token_file.documents,
             sequences=token_file.documents,
             **accounting,
         ),
-        max_segments_per_sequence=1,
-        directory=None,
-        **columns,
     )
-
-
-def _mapped(path: Path) -> np.ndarray:
-    array: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
-    return array
-
-
-def _chunks(pairs: int) -> Iterator[Int64[np.ndarray, " chunk"]]:
-    return (np.arange(start, min(start + _CHUNK_PAIRS, pairs)) for start in range(0, pairs, _CHUNK_PAIRS))

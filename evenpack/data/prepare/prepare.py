@@ -4,6 +4,7 @@
     DIR/tokenizer/                             what `AutoTokenizer.from_pretrained` reads
     DIR/sources/NAME/tokens.{bin,idx}          whole documents (a Megatron source is used where it lies)
     DIR/sources/NAME/document_hashes.npy       equal documents have equal hashes, and the split follows them
+                                               (neither for shards, whose sequences come finished)
     DIR/sources/NAME/{train,validation}/       the recipe's view, the strategies, the sorted sequences
 
 A call that was interrupted is gone on with: finished sources stay, a half-written token file continues at its
@@ -12,12 +13,15 @@ compares every file with the manifest's checksums and changes nothing.
 """
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from evenpack.data.config import (
     DataConfig,
     ExternalTokenizer,
+    Hdf5Source,
+    MaskedPairsRecipe,
     MegatronSource,
     SentencePairsRecipe,
     TrainedTokenizer,
@@ -38,12 +42,14 @@ from evenpack.data.prepare.manifest import (
     refuse_differences,
 )
 from evenpack.data.prepare.progress import Meter, NoProgress, Progress
+from evenpack.data.prepare.shards import ShardPreparation
 from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenise import SourceReporter
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
 from evenpack.data.prepare.verification import Verifier
 from evenpack.data.sequences.sentences import LANGUAGES_WITH_RULES
 from evenpack.data.sources.corpus import Corpus
+from evenpack.data.sources.hdf5 import bytes_to_read
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -104,7 +110,7 @@ class _Preparation:
         corpora = {
             name: open_corpus(name, source)
             for name, source in config.sources.items()
-            if not isinstance(source, MegatronSource)
+            if not isinstance(source, MegatronSource | Hdf5Source)
         }
         tokenizer = None
         if not isinstance(config.tokenizer, ExternalTokenizer | TrainedTokenizer | TrainedWordPieces):
@@ -113,7 +119,7 @@ class _Preparation:
         return cls(
             config=config,
             directory=directory,
-            meter=Meter(progress, {name: corpus.total_bytes for name, corpus in corpora.items()}),
+            meter=Meter(progress, _total_bytes(config, corpora)),
             inputs=inputs,
             corpora=corpora,
             tokenizer=tokenizer,
@@ -153,6 +159,17 @@ class _Preparation:
         self, name: str, tokenizer: Tokenizer | None, vocabulary: TokenizerRecord
     ) -> tuple[SourceRecord, dict[str, FileRecord]]:
         source = self.config.sources[name]
+        if isinstance(source, Hdf5Source):
+            return ShardPreparation(
+                name=name,
+                source=source,
+                config=self.config,
+                directory=self.directory,
+                inputs=self.inputs[name],
+                vocabulary=vocabulary,
+                pair_tokens=None if tokenizer is None else tokenizer.pair_tokens,
+                progress=self.meter,
+            ).run()
         preparation = SourcePreparation(
             name=name,
             config=self.config,
@@ -179,6 +196,12 @@ class _Preparation:
             )
 
 
+def _total_bytes(config: DataConfig, corpora: Mapping[str, Corpus]) -> dict[str, int]:
+    """What is to be read of each source to be written; token files that are used where they lie are not."""
+    shards = {name: bytes_to_read(name, source) for name, source in config.sources.items() if source.kind == "hdf5"}
+    return shards | {name: corpus.total_bytes for name, corpus in corpora.items()}
+
+
 def _check_packing(config: DataConfig) -> None:
     """Packs one sequence, so that a wrong name or limit is found before hours of work."""
     pack(
@@ -191,8 +214,8 @@ def _check_packing(config: DataConfig) -> None:
 
 
 def _check_pair_tokens(config: DataConfig, tokenizer: Tokenizer | None) -> None:
-    """Raises: DataError if sentence pairs are asked for and the vocabulary is not, or will not be, one for them."""
-    if not isinstance(config.recipe, SentencePairsRecipe):
+    """Raises: DataError if pairs are asked for and the vocabulary is not, or will not be, one for them."""
+    if not isinstance(config.recipe, SentencePairsRecipe | MaskedPairsRecipe):
         return
     if isinstance(config.tokenizer, TrainedTokenizer):
         raise DataError(

@@ -10,8 +10,9 @@ _BYTES_PER_DOCUMENT = 64
 """Length, hash, index, view and plan, roughly."""
 
 
-Stage = Literal["tokenizer", "tokens", "pairs", "verification"]
-"""Reading for the training of a tokenizer, tokenising, making pairs of sentences, or comparing files with checksums."""
+Stage = Literal["tokenizer", "tokens", "pairs", "shards", "verification"]
+"""Reading for the training of a tokenizer, tokenising, making pairs of sentences, taking finished ones from shards, or
+comparing files with checksums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,8 @@ class PrepareState:
     stage: Stage
     source: str
     documents: int
-    """Done so far, by earlier calls too. While pairs are made: pairs; while files are verified: 0."""
+    """Done so far, by earlier calls too. While pairs are made or taken from shards: pairs; while files are verified:
+    0."""
     tokens: int
     """0 while a tokenizer is trained or files are verified."""
     bytes_read: int
@@ -67,7 +69,7 @@ class Meter:
         """Of the source whose pairs are being made."""
 
     def update(self, state: PrepareState) -> None:
-        if state.stage == "tokens":
+        if state.stage in ("tokens", "shards"):
             self._latest[state.source] = state
         self._pairs = state if state.stage == "pairs" else None
         self._progress.update(state)

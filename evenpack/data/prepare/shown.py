@@ -14,6 +14,7 @@ _STAGES = {
     "tokenizer": "reading for the tokenizer",
     "tokens": "tokenising",
     "pairs": "making pairs",
+    "shards": "reading shards",
     "verification": "verifying",
 }
 
@@ -41,7 +42,7 @@ class PrepareProgress:
                 unit="bytes",
                 elapsed_seconds=state.elapsed_seconds,
             )
-        things = "pairs" if state.stage == "pairs" else "documents"
+        things = "pairs" if state.stage in ("pairs", "shards") else "documents"
         facts = [] if state.stage == "verification" else [f"{format_rate(float(state.documents))} {things}"]
         if state.tokens:
             facts.append(f"{format_rate(float(state.tokens))} tokens")

@@ -13,20 +13,18 @@ import xxhash
 from jaxtyping import Int64, UInt64
 
 from evenpack.data.checksums import Checksums
-from evenpack.data.config import DataConfig, MegatronSource, SentencePairsRecipe
-from evenpack.data.order.stored_plan import store_plan
+from evenpack.data.config import ConcatRecipe, DataConfig, DocumentsRecipe, MegatronSource, SentencePairsRecipe
 from evenpack.data.prepare.manifest import (
     SPLITS,
     FileRecord,
-    PackingSummary,
     SourceRecord,
-    SplitRecord,
     TokenizerRecord,
     data_section,
     refuse_changed_inputs,
     refuse_differences,
 )
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
+from evenpack.data.prepare.splits import split_files, store_split
 from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
 from evenpack.data.sequences import PAIRS, SequenceView, build_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
@@ -39,7 +37,6 @@ from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
 from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile, column_path, hash_documents, hashes_path, read_journal
 from evenpack.data.tokens.index import bin_path, index_path
-from evenpack.data.tokens.journal import journal_path
 from evenpack.errors import DataError
 
 ViewMaker = Callable[[str, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
@@ -171,7 +168,8 @@ class SourcePreparation:
         is_held_out = held_out(np.asarray(written.identities), self.config.validation_fraction)
         splits = {}
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
-            splits[split] = self._split(split, make_view(split, written.token_file, np.flatnonzero(chosen)))
+            view = make_view(split, written.token_file, np.flatnonzero(chosen))
+            splits[split] = store_split(self.folder / split, view, self.config)
         if splits["train"].packing is None:
             accounting = splits["train"].accounting
             raise DataError(
@@ -199,7 +197,7 @@ class SourcePreparation:
     ) -> SequenceView:
         """Quickly made again after an interruption."""
         folder, recipe = self.folder / split, self.config.recipe
-        assert not isinstance(recipe, SentencePairsRecipe), "pairs have a maker of their own"
+        assert isinstance(recipe, DocumentsRecipe | ConcatRecipe), "pairs have a maker of their own"
         if folder.exists():
             shutil.rmtree(folder)  # an interrupted call may have had another recipe
         view = build_view(recipe, token_file, documents)
@@ -258,13 +256,6 @@ class SourcePreparation:
         if folder.exists() and (journal is None or journal.state.get("origin") != origin):
             shutil.rmtree(folder)
 
-    def _split(self, split: str, view: SequenceView) -> SplitRecord:
-        folder = self.folder / split
-        if view.count == 0:
-            return SplitRecord(accounting=view.accounting, packing=None)
-        packing = store_plan(folder, view, self.config.packing, pack_length=self.config.pack_length)
-        return SplitRecord(accounting=view.accounting, packing=PackingSummary.of(packing))
-
     def _files(self, written: _WrittenTokens) -> dict[str, FileRecord]:
         """Every file by a name that does not depend on where it lies."""
         base = f"sources/{self.name}"
@@ -280,18 +271,10 @@ class SourcePreparation:
         columns = [hashes_path(self.folder / "tokens")]
         if self._sentence_language is not None:
             columns.append(column_path(self.folder / "tokens", SENTENCE_LENGTHS))
-        known = {path: written.checksums.get(path.name) for path in columns}
-        for folder in (self.folder / split for split in SPLITS):
-            pairs = read_journal(folder / PAIRS)
-            known |= {
-                path: None if pairs is None else pairs.checksums.get(path.name)
-                for path in sorted(folder.iterdir())
-                if path != journal_path(folder / PAIRS)
-            }
-        for path, checksum in known.items():
+        for path in columns:
             name = path.relative_to(self.directory).as_posix()
-            files[name] = FileRecord.of(path, name, checksum)
-        return files
+            files[name] = FileRecord.of(path, name, written.checksums.get(path.name))
+        return files | split_files(self.folder, self.directory)
 
     def _remove_if_empty(self) -> None:
         if self.folder.is_dir() and not any(self.folder.iterdir()):

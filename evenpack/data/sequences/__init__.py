@@ -3,9 +3,10 @@
 documents    a document is a sequence; long ones are split, truncated, dropped or refused
 concat       one stream of documents, cut at a fixed length
 
-and one that is no view of the documents: its sequences are written by prepare/pairs.py
+and two that are no views of documents: their sequences are written by prepare/pairs.py and prepare/shards.py
 
 sentence_pairs   [CLS] A [SEP] B [SEP]
+masked_pairs     the same, finished and masked elsewhere
 """
 
 from pathlib import Path
@@ -56,6 +57,8 @@ def open_view(directory: Path, token_file: TokenFile) -> DocumentsView | ConcatV
         case "sentence_pairs":
             kind = SentencePairsView if recipe.get("static_masks") is None else MaskedPairsView
             return open_stored(kind, directory, TokenFile(directory / PAIRS, verify=False))
+        case "masked_pairs":
+            return open_stored(MaskedPairsView, directory, TokenFile(directory / PAIRS, verify=False))
         case "concat":
             return open_stored(ConcatView, directory, token_file)
         case _:

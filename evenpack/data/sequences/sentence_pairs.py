@@ -1,4 +1,4 @@
-"""`sentence_pairs`: [CLS] A [SEP] B [SEP], in a token file of their own that lies beside the view."""
+"""`sentence_pairs` and `masked_pairs`: [CLS] A [SEP] B [SEP], in a token file that lies beside the view."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8, UInt16
 
-from evenpack.data.config import SentencePairsRecipe
+from evenpack.data.config import MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.sequences.static_masks import StaticMasks
 from evenpack.data.sequences.view import WholeSequencesView
 from evenpack.errors import DataError
@@ -20,7 +20,7 @@ PAIRS = "pairs"
 class SentencePairsView(WholeSequencesView):
     """Sequences are the documents of `token_file`. The two arrays are its columns; who wrote it has stored them."""
 
-    recipe: SentencePairsRecipe
+    recipe: SentencePairsRecipe | MaskedPairsRecipe
     first_segment_lengths: UInt16[np.ndarray, " sequences"]
     """Tokens of [CLS] A [SEP]; the rest, B [SEP], is of the other token type."""
     next_sentence_labels: UInt8[np.ndarray, " sequences"]
@@ -39,7 +39,7 @@ class SentencePairsView(WholeSequencesView):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedPairsView(SentencePairsView):
-    """Pairs whose tokens are masked already (`recipe.static_masks`); the arrays are those of `StaticMasks`.
+    """Pairs whose tokens are masked already (`static_masks`, `masked_pairs`); the arrays are those of `StaticMasks`.
 
     Raises: DataError if the arrays do not fit one another or the pairs.
     """

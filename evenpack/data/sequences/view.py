@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int32, Int64, Integer
 from pydantic import TypeAdapter
 
-from evenpack.data.config import ConcatRecipe, DocumentsRecipe, Recipe, SentencePairsRecipe
+from evenpack.data.config import ConcatRecipe, DocumentsRecipe, MaskedPairsRecipe, Recipe, SentencePairsRecipe
 from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
@@ -87,7 +87,7 @@ ViewT = TypeVar("ViewT", bound="StoredView")
 class StoredView:
     """What the views share, and their place on disk. The fields that a subclass adds are arrays, one file each."""
 
-    recipe: DocumentsRecipe | ConcatRecipe | SentencePairsRecipe
+    recipe: DocumentsRecipe | ConcatRecipe | SentencePairsRecipe | MaskedPairsRecipe
     token_file: TokenFile
     accounting: TokenAccounting
     max_segments_per_sequence: int

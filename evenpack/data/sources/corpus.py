@@ -86,12 +86,14 @@ def encode_text(text: str, where: str) -> bytes:
         ) from error
 
 
-def find_files(name: str, path: Path | None, *, suffixes: tuple[str, ...] | None) -> tuple[Path, ...]:
+def find_files(
+    name: str, path: Path | None, *, suffixes: tuple[str, ...] | None, key: str = "path"
+) -> tuple[Path, ...]:
     """A file, the files of a folder and its folders (of the given suffixes, hidden ones left out), or of a pattern.
 
-    Sorted by path. Raises: DataError if there are none.
+    Sorted by path. `key` is what the path is called in the source's section. Raises: DataError if there are none.
     """
-    override = f"data.sources.{name}.path=FILE"
+    override = f"data.sources.{name}.{key}=FILE"
     if path is None:
         raise DataError(f"source '{name}' has no path: give {override} (a file, a folder or a pattern)")
     if path.is_file():

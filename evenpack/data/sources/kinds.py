@@ -6,12 +6,13 @@ parquet    a column of text                       tables/parquet.py
 text       plain text
 hub        through `datasets`                     hub_rows.py
 megatron   tokens that came ready made; no text
+hdf5       masked pairs that came ready made          ../shards/
 """
 
 from typing import Any
 
 from evenpack.data.config import Source
-from evenpack.data.sources import builtin, hub, jsonl, megatron, parquet, text
+from evenpack.data.sources import builtin, hdf5, hub, jsonl, megatron, parquet, text
 from evenpack.data.sources.corpus import Corpus, SourceKind
 from evenpack.data.sources.input_files import InputFile
 
@@ -22,6 +23,7 @@ KINDS: dict[str, SourceKind[Any]] = {
     "text": text.KIND,
     "hub": hub.KIND,
     "megatron": megatron.KIND,
+    "hdf5": hdf5.KIND,
 }
 """By `kind` in the run file."""
 

@@ -18,6 +18,7 @@ from evenpack.launcher.cli.export import export
 from evenpack.launcher.cli.inspect import inspect
 from evenpack.launcher.cli.mlperf import mlperf_app
 from evenpack.launcher.cli.prepare import prepare
+from evenpack.launcher.cli.shards import shards_app
 from evenpack.launcher.cli.study import STUDIES
 from evenpack.launcher.cli.train import train
 from evenpack.launcher.cli.verify import verify
@@ -40,6 +41,7 @@ for command in COMMANDS:
 for name, study in STUDIES.items():
     study_app.command(name)(study)
 app.add_typer(config_app, name="config")
+app.add_typer(shards_app, name="shards")
 app.add_typer(study_app, name="study")
 app.add_typer(mlperf_app, name="mlperf")
 

@@ -131,7 +131,7 @@ def _masked_targets(batch: PackedBatch) -> MaskedTargets:
     if not isinstance(batch.targets, MaskedTargets):
         raise ValueError(
             f"BERT learns from MaskedTargets, the batch has {type(batch.targets).__name__}; take the recipe "
-            "sentence_pairs, or a model.kind of next tokens"
+            "sentence_pairs or masked_pairs, or a model.kind of next tokens"
         )
     return batch.targets
 

@@ -19,12 +19,14 @@ from evenpack.data.batches.objectives import StoredMasksAndNextSentence
 from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.config import DataConfig, MaskingConfig
 from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.prepare import pair_columns
 from evenpack.data.prepare import pairs as prepare_pairs
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
+from evenpack.engine.cost_weights import operation_weights
 from evenpack.engine.resolve import resolve
 from evenpack.errors import ConfigError, DataError
 
@@ -144,7 +146,7 @@ def test_neither_blocks_nor_threads_show_in_masks(
     masked: Path, text_file: Path, tmp_path: Path, processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 70)
-    monkeypatch.setattr(prepare_pairs, "_CHUNK_PAIRS", 13)
+    monkeypatch.setattr(pair_columns, "_CHUNK_PAIRS", 13)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
     prepare(config_of(text_file, MASKS), tmp_path / "data")
     assert contents(tmp_path / "data") == contents(masked)
@@ -307,6 +309,10 @@ def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
         for one, data in ((run, prepared), (drawn, drawn_again))
     ]
     assert weights[0] != weights[1]
+    views = [view_of(run.prepared_dir, run.data, source=name) for name in prepared.source_names]
+    share = sum(len(view.mask_labels) for view in views) / sum(view.token_file.tokens for view in views)
+    as_stored = MaskingConfig(share=share)
+    assert weights[0] == operation_weights(drawn.model, as_stored, drawn_again, layout="unpadded")
     with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks has them drawn once: leave\n? *masking out"):
         changed(run, masking={"share": 0.2})
 

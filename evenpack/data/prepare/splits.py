@@ -1,0 +1,30 @@
+"""What every source's splits have in common, however their sequences came to be: a plan, and files with checksums."""
+
+from pathlib import Path
+
+from evenpack.data.config import DataConfig
+from evenpack.data.order.stored_plan import store_plan
+from evenpack.data.prepare.manifest import SPLITS, FileRecord, PackingSummary, SplitRecord
+from evenpack.data.sequences import PAIRS, SequenceView
+from evenpack.data.tokens.file import read_journal
+from evenpack.data.tokens.journal import journal_path
+
+
+def store_split(folder: Path, view: SequenceView, config: DataConfig) -> SplitRecord:
+    """Packs the sequences of a split and stores the plan. Raises: PackingError if they cannot be packed so."""
+    if view.count == 0:
+        return SplitRecord(accounting=view.accounting, packing=None)
+    packing = store_plan(folder, view, config.packing, pack_length=config.pack_length)
+    return SplitRecord(accounting=view.accounting, packing=PackingSummary.of(packing))
+
+
+def split_files(source_folder: Path, directory: Path) -> dict[str, FileRecord]:
+    """Every file of both splits by its name within the prepared directory; journals are no part of the set."""
+    files = {}
+    for folder in (source_folder / split for split in SPLITS):
+        pairs = read_journal(folder / PAIRS)
+        for path in sorted(folder.iterdir()):
+            if path != journal_path(folder / PAIRS):
+                name = path.relative_to(directory).as_posix()
+                files[name] = FileRecord.of(path, name, None if pairs is None else pairs.checksums.get(path.name))
+    return files

@@ -1,0 +1,65 @@
+"""`hdf5`: shards of finished, masked pairs. They hold no text; `evenpack.data.shards` reads them."""
+
+from pathlib import Path
+from typing import NoReturn
+
+from evenpack.data.config import Hdf5Source
+from evenpack.data.sources.corpus import SourceKind, file_inputs, find_files
+from evenpack.data.sources.input_files import InputFile
+from evenpack.errors import ConfigError, DataError
+
+_SUFFIXES = (".hdf5", ".hdf", ".h5")
+
+
+def find_shards(path: Path) -> tuple[Path, ...]:
+    """The shards that a path leads to, beside any run. Raises: ConfigError if there are none."""
+    try:
+        return find_files("shards", path, suffixes=_SUFFIXES)
+    except DataError as error:
+        raise ConfigError(
+            f"{path} is no file, no folder with {', '.join(_SUFFIXES)} files, and no pattern that matches one"
+        ) from error
+
+
+def training_files(name: str, source: Hdf5Source) -> tuple[Path, ...]:
+    """The shards to train on. Raises: DataError if the path is not given or leads to no file."""
+    return find_files(name, source.path, suffixes=_SUFFIXES)
+
+
+def validation_files(name: str, source: Hdf5Source) -> tuple[Path, ...]:
+    """The shards of the fixed evaluation set, none where there is none.
+
+    Raises: DataError if the path leads to no file, or to one that is trained on.
+    """
+    if source.validation_path is None:
+        return ()
+    files = find_files(name, source.validation_path, suffixes=_SUFFIXES, key="validation_path")
+    shared = {path.resolve() for path in training_files(name, source)} & {path.resolve() for path in files}
+    if shared:
+        raise DataError(
+            f"source '{name}': {min(shared)} belongs to path and to validation_path: what is evaluated on must not be "
+            f"trained on; correct data.sources.{name}.path"
+        )
+    return files
+
+
+def bytes_to_read(name: str, source: Hdf5Source) -> int:
+    """Of all files while they are prepared: without an evaluation set the shards are read once for each split."""
+    training, validation = (
+        sum(path.stat().st_size for path in files)
+        for files in (training_files(name, source), validation_files(name, source))
+    )
+    return training + (validation or training)
+
+
+def inputs(name: str, source: Hdf5Source) -> tuple[InputFile, ...]:
+    """The shards of both sets."""
+    validation = tuple(InputFile.of(path) for path in validation_files(name, source))
+    return file_inputs(name, source.path, suffixes=_SUFFIXES) + validation
+
+
+def _holds_no_text(name: str, _source: Hdf5Source) -> NoReturn:
+    raise DataError(f"source '{name}' consists of HDF5 shards: it holds no text")
+
+
+KIND = SourceKind[Hdf5Source](open_corpus=_holds_no_text, inputs=inputs)

@@ -1,0 +1,81 @@
+"""The evaluation set: evenly spaced samples, the same from each layout, and nothing half-written."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from rich.console import Console
+from shard_files import random_rows, write_fixed, write_packed, write_variable
+
+from evenpack.data.shards.evaluation_set import MLPERF_SAMPLES, evenly_spaced, pick_evaluation_set
+from evenpack.data.shards.layout import ShardSet
+from evenpack.data.shards.reading import read_slices
+from evenpack.errors import ConfigError, DataError
+from evenpack.progress import Progress
+
+
+@pytest.fixture
+def progress() -> Progress:
+    return Progress(Console(), silent=True)
+
+
+@pytest.mark.parametrize("candidates", [10_000, 10_008, 10_288, 20_000, 136_527])
+def test_ten_thousand_samples_are_those_of_the_reference_s_loop(candidates: int) -> None:
+    """10,008 and 10,288 are numbers of rows for which exact integers would choose others."""
+    ratio = candidates / MLPERF_SAMPLES
+    expected = [int(sample * ratio) for sample in range(MLPERF_SAMPLES)]
+    chosen = evenly_spaced(candidates, MLPERF_SAMPLES)
+    assert chosen.tolist() == expected
+    assert len(np.unique(chosen)) == MLPERF_SAMPLES
+
+
+def test_ten_thousand_rows_are_picked_from_synthetic_shards(tmp_path: Path, progress: Progress) -> None:
+    rows = random_rows(130, seed=3)
+    labels = np.arange(130 * 100) % 2
+    files = []
+    for shard in range(100):  # the same rows again and again, told apart by their place and label
+        changes = {"next_sentence_labels": labels[130 * shard : 130 * (shard + 1)].astype("i1")}
+        files.append(write_fixed(tmp_path / f"in/{shard:03d}.hdf5", rows, **changes))
+    output = tmp_path / "out/eval_10k.hdf5"
+    picked = pick_evaluation_set(tuple(files), output, samples=MLPERF_SAMPLES, layout=None, progress=progress)
+    assert (picked.samples, picked.candidates, picked.layout) == (10_000, 13_000, "fixed")
+    chosen = [int(sample * 1.3) for sample in range(10_000)]
+    with h5py.File(files[0]) as first, h5py.File(output) as found:
+        assert np.array_equal(found["input_ids"][:], first["input_ids"][:][np.array(chosen) % 130])
+        assert np.array_equal(found["next_sentence_labels"][:], labels[chosen])
+    assert [path.name for path in output.parent.iterdir()] == ["eval_10k.hdf5"]
+
+
+def test_each_layout_gives_the_same_set(tmp_path: Path, progress: Progress) -> None:
+    rows = random_rows(41, seed=4)
+    packs = [rows[:2], rows[2:5], *([row] for row in rows[5:])]
+    inputs = (
+        write_fixed(tmp_path / "a.hdf5", rows),
+        write_variable(tmp_path / "b.hdf5", rows),
+        write_packed(tmp_path / "c.hdf5", packs),
+    )
+    found = []
+    for path, layout in zip(inputs, ("fixed", "variable", "variable"), strict=True):
+        output = tmp_path / f"eval_{path.name}"
+        assert pick_evaluation_set((path,), output, samples=7, layout=None, progress=progress).layout == layout
+        found.append(next(read_slices(ShardSet.open((output,)))).sequences)
+    chosen = [int(sample * (41 / 7)) for sample in range(7)]
+    assert found[0].tokens.tolist() == [token for row in chosen for token in rows[row].tokens]
+    for name in found[0].__dict__:
+        assert np.array_equal(getattr(found[0], name), getattr(found[1], name)), name
+        assert np.array_equal(getattr(found[0], name), getattr(found[2], name)), name
+
+    again = tmp_path / "as_fixed.hdf5"
+    pick_evaluation_set(inputs[2:], again, samples=7, layout="fixed", progress=progress)
+    assert np.array_equal(next(read_slices(ShardSet.open((again,)))).sequences.tokens, found[0].tokens)
+
+
+def test_too_few_rows_and_a_file_that_is_there_are_refused(tmp_path: Path, progress: Progress) -> None:
+    path = write_fixed(tmp_path / "a.hdf5", random_rows(5, seed=1))
+    output = tmp_path / "eval.hdf5"
+    with pytest.raises(DataError, match="6 samples cannot be picked from 5"):
+        pick_evaluation_set((path,), output, samples=6, layout=None, progress=progress)
+    assert not output.exists()
+    with pytest.raises(ConfigError, match="exists; name another file"):
+        pick_evaluation_set((path,), path, samples=5, layout=None, progress=progress)
