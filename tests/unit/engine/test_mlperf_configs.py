@@ -1,0 +1,60 @@
+"""The run files of MLPerf's BERT: they divide over their GPUs, have the rules' target, and fit by the estimate."""
+
+import pytest
+from repository import CONFIGS
+
+from evenpack.config import load_run_file
+from evenpack.data.packing import pack
+from evenpack.engine.config import RunConfig
+from evenpack.engine.deepspeed_config import micro_batches_per_step
+from evenpack.models.memory import estimate_training_memory
+from evenpack.studies.lengths.published import published_histogram
+
+GPUS = {"bert_large_packed": 8, "bert_large_unpadded": 8, "bert_large_padded": 8, "bert_large_packed_64": 64}
+SAMPLES = {"bert_large_packed": 768, "bert_large_unpadded": 448, "bert_large_padded": 448, "bert_large_packed_64": 3072}
+"""The batch for which learning rate, betas and steps were chosen."""
+VOCABULARY = 30_522
+
+
+def load(name: str) -> RunConfig:
+    return load_run_file(CONFIGS / "mlperf" / f"{name}.yaml", RunConfig)
+
+
+def test_each_run_file_is_held_here() -> None:
+    assert {path.stem for path in (CONFIGS / "mlperf").glob("*.yaml")} == GPUS.keys()
+
+
+@pytest.fixture(scope="module")
+def packing_factor() -> float:
+    """Of the published lengths, in packs of up to 3."""
+    histogram = published_histogram("wikipedia_512")
+    return pack(histogram, algorithm="auto", pack_length=512, max_sequences_per_pack=3).packing_factor
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_the_gpus_divide_a_step_of_the_samples_that_its_settings_are_for(name: str, packing_factor: float) -> None:
+    config = load(name)
+    training = config.training
+    assert micro_batches_per_step(training, GPUS[name]) >= 1
+    per_item = packing_factor if training.batching == "packs" else 1.0
+    assert training.items_per_step * per_item == pytest.approx(SAMPLES[name], rel=0.01)
+    assert training.target_accuracy == 0.72
+    assert training.evaluate_every_samples == "mlperf"
+    assert config.mlperf is not None
+    assert (config.mlperf.submission_benchmark, config.mlperf.submission_division) == ("bert", "closed")
+    assert config.run.name == f"mlperf_{name}"
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_micro_batches_leave_a_third_of_80_gb_free_by_the_estimate(name: str) -> None:
+    config = load(name)
+    slots = config.training.items_per_micro_batch * config.data.pack_length
+    memory = estimate_training_memory(
+        config.model,
+        vocabulary_size=VOCABULARY,
+        max_positions=512,
+        slots=slots,
+        head_rows=round(slots * 0.15),
+        optimizer_states=config.optimizer.fp32_states,
+    )
+    assert memory.total < 2 / 3 * 80e9
