@@ -102,5 +102,7 @@ class ImbalanceArguments:
     plot: Plot = None
     plot_steps: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Draw how fast single steps are beside their law.", show_default=False),
+        typer.Option(
+            metavar="FILE.png", help="Draw the speed-ups of single steps beside their law.", show_default=False
+        ),
     ] = None

@@ -12,7 +12,7 @@ from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_title
 from evenpack.studies.statistics.laws import Gumbel
 
 _CURVE_POINTS = 400
-_TAIL = 0.002
+_TAIL = 0.0005
 """Probability left out at either end of a curve."""
 
 
@@ -61,7 +61,7 @@ def _draw(axes: Any, histogram: StepHistogram, *, origin: str, law: str) -> None
     if histogram.beside is not None:
         _draw_law(axes, histogram.beside, f"{law}: {_parameters(histogram.beside)}", INK, (0, (1, 1.5)))
     axes.set_xlabel("speed-up of a step over padding")
-    axes.set_ylabel("density of steps")
+    axes.set_ylabel("density of steps (per unit of speed-up)")
     axes.set_ylim(top=1.45 * axes.get_ylim()[1])
     axes.legend(frameon=False, loc="upper right", fontsize=9)
     write_title(axes, _finding(histogram))

@@ -107,9 +107,16 @@ def _simulate(subject: Subject, request: ImbalanceRequest) -> Simulation:
             cost=cost,
             options=request.cluster,
             causal=request.causal,
-            laws={1: request.reference.single, request.reference.devices: request.reference.fitted},
+            laws=_laws_beside(request),
             progress=lambda state: steps.update(state.share, 1.0, amount=state.sequences),
         )
+
+
+def _laws_beside(request: ImbalanceRequest) -> dict[int, Gumbel]:
+    """What the reference says of a step on one device and, if as many are simulated, on its own cluster."""
+    reference = request.reference
+    cluster = {reference.devices: reference.fitted} if reference.devices <= max(request.devices) else {}
+    return {1: reference.single} | cluster
 
 
 def _forecast(options: ImbalanceArguments, devices: Sequence[int]) -> LogForecast | None:

@@ -9,12 +9,14 @@ import numpy as np
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, write_title
 from evenpack.studies.residuals.search import ResidualRow
 
+_LEAST_PERCENT = 1e-4
+"""Full packs have no place on a logarithmic axis."""
 _LINEAR_UP_TO = 10
 """Sequences; rounding moves a residual by a few, the largest residuals are thousands."""
 
 
 def plot_residuals(rows: Sequence[ResidualRow], path: Path, *, origin: str) -> None:
-    """The residual of the first setting and of the fullest packs, by length; then efficiency over all settings.
+    """The residual of the first setting and of the fullest packs, by length; then padding over all settings.
 
     Raises: ConfigError without matplotlib.
     """
@@ -69,11 +71,13 @@ def _draw_residual(axes: Any, row: ResidualRow, limits: tuple[float, float]) -> 
 
 
 def _draw_search(axes: Any, rows: Sequence[ResidualRow], best: ResidualRow) -> None:
-    """Efficiency by the longest length of a weight, a line for each weight."""
+    """Padding by the longest length of a weight, a line for each weight."""
+    from matplotlib.ticker import LogLocator
+
     limits = sorted({row.setting.weight_up_to for row in rows})
     ends = []
     for index, weight in enumerate(dict.fromkeys(row.setting.weight for row in rows)):
-        points = [(row.setting.weight_up_to, 100 * row.efficiency) for row in rows if row.setting.weight == weight]
+        points = [(row.setting.weight_up_to, _percent_padding(row)) for row in rows if row.setting.weight == weight]
         if weight == 1:
             points = [(limit, points[0][1]) for limit in limits]
         at, values = zip(*sorted(points), strict=True)
@@ -81,9 +85,15 @@ def _draw_search(axes: Any, rows: Sequence[ResidualRow], best: ResidualRow) -> N
         ends.append((f"weight {weight:g}  {values[-1]:.3f} %", values[-1], COLOURS[index % len(COLOURS)]))
     axes.set_xscale("log", base=2)
     axes.set_xticks(limits, [f"{limit:,}" for limit in limits])
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.minorticks_off()
     axes.set_xlabel("lengths that the weight counts for: up to (logarithmic)")
-    axes.set_ylabel("packing efficiency (% of slots)")
-    axes.ticklabel_format(axis="y", useOffset=False)
+    axes.set_ylabel("padding (% of slots, logarithmic)")
     label_ends(axes, ends)
     write_title(axes, f"Fullest: {best.setting.label}, {100 * best.efficiency:.3f} %")
+
+
+def _percent_padding(row: ResidualRow) -> float:
+    return max(100 * (1 - row.efficiency), _LEAST_PERCENT)
