@@ -110,7 +110,7 @@ def test_the_search_on_wikipedia_gives_the_published_efficiencies() -> None:
     for setting, efficiency in PUBLISHED_EFFICIENCIES.items():
         assert 100 * rows[setting].efficiency == pytest.approx(efficiency, abs=0.001), setting
     plain, weighted = rows[1.0, 8], rows[0.09, 8]
-    # 56,799 sequences left over, and these residuals from length 1 on; from 505 on the same in the other direction.
+    # 56,799 sequences left over, and these residuals from length 1 on; up to length 511 they mirror them.
     short = [-4620, -4553, -4612, -4614, -3723, -3936, -3628, -3970]
     assert plain.left_over == pytest.approx(56_799, abs=100)
     assert plain.whole_residual[:8] == pytest.approx(short, abs=3)
