@@ -77,8 +77,8 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
 
 
 def test_a_row_with_too_few_columns_is_named_with_file_and_line(tmp_path: Path) -> None:
-    path = write_task(tmp_path, "rte", ["0\ta\tb\tentailment", "1\tcut off"])
-    message = r"RTE/train.tsv, line 3: expected 4 columns .*\(index, sentence1, sentence2, label\), found 2: '1'"
+    path = write_task(tmp_path, "rte", ["0\ta\tb\tentailment", "1\tcut off\tb"])
+    message = r"RTE/train.tsv, line 3: expected 4 columns .*\(index, sentence1, sentence2, label\), found 3: '1'"
     with pytest.raises(DataError, match=message):
         read(path, "rte")
     path = write_task(tmp_path, "cola", ["gj04\t1\t\tone", ""])

@@ -46,7 +46,7 @@ def simulated(histogram: LengthHistogram, laws: dict[int, Gumbel]) -> tuple[Step
         pack(histogram, pack_length=histogram.longest),
         devices=(2,),
         cost=find_cost(DEFAULT_COST),
-        options=ClusterOptions(steps=60, batch=8),
+        options=ClusterOptions(steps=30, batch=4),
         laws=laws,
         processes=1,
     )
@@ -60,7 +60,7 @@ def test_simulated_steps_of_one_device_and_of_the_cluster_are_held_against_their
     one, cluster = simulated(published_histogram("wikipedia_512"), laws)
     assert (one.devices, one.beside) == (1, laws[1])
     assert (cluster.devices, cluster.beside) == (8, PUBLISHED_CLUSTER)
-    assert one.steps == cluster.steps == sum(one.counts) == sum(cluster.counts) == 60
+    assert one.steps == cluster.steps == sum(one.counts) == sum(cluster.counts) == 30
     assert one.mean > cluster.mean + 0.2
     assert one.deviation > cluster.deviation
 
