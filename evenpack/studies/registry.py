@@ -11,6 +11,7 @@ from evenpack.console import Report
 from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.packing.command import PackingCommand
+from evenpack.studies.residuals.command import ResidualsCommand
 from evenpack.studies.throughput.command import ThroughputCommand
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class RunStudy(Protocol):
 
 LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
     "packing": PackingCommand,
+    "residuals": ResidualsCommand,
     "imbalance": ImbalanceCommand,
 }
 

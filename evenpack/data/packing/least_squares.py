@@ -7,7 +7,9 @@ Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), s
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -24,6 +26,34 @@ a minute. Four fill 384 slots in 400,000."""
 
 _SHORTAGE_WEIGHT = 1e6
 """How much a missing slot weighs in `least_squares_padding`; the paper's value."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mixture:
+    """What least squares finds: how often to use each strategy, in fractions, and what that leaves over."""
+
+    strategies: Sequence[Strategy]
+    """All that were considered: the columns of the packing matrix."""
+    repeats: Float64[np.ndarray, " strategies"]
+    wanted: Int64[np.ndarray, " pack_length"]
+    """Sequences of each length from 1 on."""
+
+    @cached_property
+    def packs(self) -> Counter[Strategy]:
+        """The strategies that remain when repeats are rounded to whole packs."""
+        whole = np.rint(self.repeats).astype(np.int64)
+        return Counter({self.strategies[column]: int(whole[column]) for column in np.flatnonzero(whole).tolist()})
+
+    @cached_property
+    def residual(self) -> Float64[np.ndarray, " pack_length"]:
+        """Sequences less slots of each length, before rounding."""
+        repeats = {self.strategies[column]: self.repeats[column] for column in np.flatnonzero(self.repeats).tolist()}
+        return _less_slots(self.wanted.astype(np.float64), repeats)
+
+    @cached_property
+    def whole_residual(self) -> Int64[np.ndarray, " pack_length"]:
+        """The same after rounding: above 0 sequences that no pack has a slot for, below 0 slots to pad (F.4.4)."""
+        return _less_slots(self.wanted, self.packs)
 
 
 def least_squares(
@@ -45,13 +75,21 @@ def least_squares(
     Raises: PackingError for a wrong option, a sequence longer than a pack, or too many strategies to solve for.
     """
     _refuse_unknown(leftovers)
+    mixture = mix(histogram, pack_length, max_sequences_per_pack, weight=weight, weight_up_to=weight_up_to)
+    return exact_packs(mixture, max_sequences_per_pack, leftovers)
+
+
+def mix(
+    histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int, *, weight: float, weight_up_to: int
+) -> Mixture:
+    """The mixture that `least_squares`, which see, makes its packs of."""
     if not 0 <= weight < np.inf:
         raise PackingError(f"the weight of short lengths must be 0 or more, found {weight}")
-    strategies = _all_strategies(pack_length, max_sequences_per_pack)
+    strategies = all_strategies(pack_length, max_sequences_per_pack)
     wanted = _wanted(histogram, pack_length)
     weights = np.where(np.arange(1, pack_length + 1) <= weight_up_to, weight, 1.0)
-    mixture = _solve(weights[:, None] * _slots(strategies, pack_length), weights * wanted)
-    return _exact_packs(strategies, mixture, wanted, max_sequences_per_pack, leftovers)
+    repeats = _solve(weights[:, None] * packing_matrix(strategies, pack_length), weights * wanted)
+    return Mixture(strategies=strategies, repeats=repeats, wanted=wanted)
 
 
 def least_squares_padding(
@@ -70,15 +108,16 @@ def least_squares_padding(
     Raises: PackingError for a wrong option, a sequence longer than a pack, or too many strategies to solve for.
     """
     _refuse_unknown(leftovers)
-    strategies = _all_strategies(pack_length, max_sequences_per_pack)
+    strategies = all_strategies(pack_length, max_sequences_per_pack)
     wanted = _wanted(histogram, pack_length)
-    slots = _slots(strategies, pack_length)
+    slots = packing_matrix(strategies, pack_length)
     lengths = np.arange(1.0, pack_length + 1)
     no_surplus = np.zeros((pack_length, pack_length))
     surplus = -_SHORTAGE_WEIGHT * np.eye(pack_length)
     matrix = np.block([[lengths[:, None] * slots, no_surplus], [_SHORTAGE_WEIGHT * slots, surplus]])
     solution = _solve(matrix, np.concatenate([lengths * wanted, _SHORTAGE_WEIGHT * wanted]))
-    return _exact_packs(strategies, solution[: len(strategies)], wanted, max_sequences_per_pack, leftovers)
+    mixture = Mixture(strategies=strategies, repeats=solution[: len(strategies)], wanted=wanted)
+    return exact_packs(mixture, max_sequences_per_pack, leftovers)
 
 
 def _refuse_unknown(leftovers: str) -> None:
@@ -86,7 +125,7 @@ def _refuse_unknown(leftovers: str) -> None:
         raise PackingError(f"leftovers must be 'paper' or 'best_fit', found '{leftovers}'")
 
 
-def _all_strategies(pack_length: int, max_sequences: int) -> list[Strategy]:
+def all_strategies(pack_length: int, max_sequences: int) -> list[Strategy]:
     """Every way to fill `pack_length` slots exactly with at most `max_sequences` lengths."""
     _refuse_too_many(pack_length, max_sequences)
     return list(_partitions(pack_length, max_sequences, 1))
@@ -128,8 +167,8 @@ def _wanted(histogram: LengthHistogram, pack_length: int) -> Int64[np.ndarray, "
     return np.pad(histogram.counts[:pack_length], (0, max(0, pack_length - len(histogram.counts))))
 
 
-def _slots(strategies: list[Strategy], pack_length: int) -> Float64[np.ndarray, "pack_length strategies"]:
-    """How many slots of each length (row) a pack of each strategy (column) has: the packing matrix."""
+def packing_matrix(strategies: Sequence[Strategy], pack_length: int) -> Float64[np.ndarray, "pack_length strategies"]:
+    """How many slots of each length (row) a pack of each strategy (column) has (F.4.2)."""
     slots = np.zeros((pack_length, len(strategies)))
     for column, strategy in enumerate(strategies):
         for length in strategy:
@@ -150,24 +189,21 @@ def _solve(
     return solution
 
 
-def _exact_packs(
-    strategies: list[Strategy],
-    mixture: Float64[np.ndarray, " strategies"],
-    wanted: Int64[np.ndarray, " pack_length"],
-    max_sequences: int,
-    leftovers: str,
-) -> Mapping[Strategy, int]:
-    """Rounds the mixture to whole packs and mends its residual, so that each sequence is placed once (F.4.4)."""
-    repeats = np.rint(mixture).astype(np.int64)
-    packs = Counter({strategies[column]: int(repeats[column]) for column in np.flatnonzero(repeats).tolist()})
-    residual = wanted.copy()
-    for strategy, count in packs.items():
-        for length in strategy:
-            residual[length - 1] -= count
+def exact_packs(mixture: Mixture, max_sequences: int, leftovers: str) -> Mapping[Strategy, int]:
+    """Whole packs of a mixture with its residual mended, so that each sequence is placed once (F.4.4)."""
+    packs, residual = mixture.packs.copy(), mixture.whole_residual
     for index in np.flatnonzero(residual < 0).tolist():
         _drop_slots(packs, index + 1, -int(residual[index]))
     packs.update(_packed_leftovers(np.maximum(residual, 0), max_sequences, leftovers))
     return packs
+
+
+def _less_slots(sequences: np.ndarray, packs: Mapping[Strategy, int] | Mapping[Strategy, float]) -> np.ndarray:
+    residual = sequences.copy()
+    for strategy, count in packs.items():
+        for length in strategy:
+            residual[length - 1] -= count
+    return residual
 
 
 def _drop_slots(packs: Counter[Strategy], length: int, surplus: int) -> None:

@@ -37,7 +37,7 @@ def inspect(
       evenpack inspect configs/demo.yaml --plot lengths.png
       evenpack inspect configs/bert_large_phase2.yaml --against wikipedia_512
       evenpack inspect tokenized.parquet --column input_ids --json
-      evenpack inspect glue:cola --tokenizer bert-base-uncased --pack-length 128 --long truncate
+      evenpack inspect glue:mrpc --tokenizer bert-base-uncased
       evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
     """
     with reporting(as_json) as report:

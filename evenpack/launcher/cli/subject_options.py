@@ -10,7 +10,7 @@ from evenpack.studies.lengths.options import SubjectOptions
 
 INPUT_HELP = (
     "A run (.yaml); a published name (wikipedia_512); a .json histogram; lengths in .npy, in text, or - for stdin; "
-    "columns in .parquet, .csv, .tsv, .jsonl; or a dataset: a folder, NAME[:SUBSET] of the hub, glue:cola."
+    "columns in .parquet, .csv, .tsv, .jsonl; a dataset: a folder, NAME[:SUBSET] of the hub; or a task, glue:cola."
 )
 
 

@@ -100,3 +100,9 @@ class ImbalanceArguments:
         typer.Option(help="Steps to cut at its start. Default: found.", show_default=False, rich_help_panel=_LOG),
     ] = None
     plot: Plot = None
+    plot_steps: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.png", help="Draw the speed-ups of single steps beside their law.", show_default=False
+        ),
+    ] = None

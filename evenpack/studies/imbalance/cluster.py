@@ -48,6 +48,7 @@ class Scheme:
 
 
 BASELINE = Scheme(layout="padded", policy="arrival")
+UNPADDED_ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 BALANCED_PACKS = Scheme(layout="packed", policy="cost_balanced")
 DENSE_PACKS = Scheme(layout="packed", policy="arrival", dense=True)
 """All cost the same, however they are assigned."""

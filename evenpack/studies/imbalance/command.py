@@ -20,6 +20,7 @@ class ImbalanceCommand(ImbalanceArguments):
     \b
     Examples:
       evenpack study imbalance wikipedia_512 --devices 1..2048 --plot imbalance.png --save imbalance.json
+      evenpack study imbalance wikipedia_512 --devices 8 --plot-steps steps.png
       evenpack study imbalance wikipedia_1024 --cost-model gpt2_xl_estimate --devices 8,64,512
       evenpack study imbalance RUN.yaml --cost-model h100.json --all-reduce-bytes 6.7e8 --bandwidth 100
       evenpack study imbalance wikipedia_512 --log result_0.txt --padded-baseline 1130

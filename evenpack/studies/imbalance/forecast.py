@@ -11,6 +11,7 @@ from jaxtyping import Float64
 
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.reference import device_counts, single_device_gumbel
+from evenpack.studies.imbalance.step_histogram import StepHistogram, step_histogram
 from evenpack.studies.imbalance.step_log import Cut, StepLog
 from evenpack.studies.statistics.fits import ROUNDS, FitReport, FittedLaws, Interval, fit_laws, interval
 from evenpack.studies.statistics.laws import Gumbel, Law, expected_minima, minimum_weights
@@ -62,6 +63,8 @@ class LogForecast:
     log_devices: int
     padded_baseline: float
     """Sequences a second with padding, on `log_devices` devices of the same system."""
+    step_histogram: StepHistogram
+    """Of the speed-up of each step used."""
     fits: FitReport
     """To the speed-up of each step used."""
     reference_single: Gumbel | None
@@ -115,6 +118,7 @@ def forecast_from_log(
         cuts=log.cuts,
         log_devices=log_devices,
         padded_baseline=padded_baseline,
+        step_histogram=step_histogram(speed_ups, devices=log_devices),
         fits=fitted.report,
         reference_single=None if gumbel is None else single_device_gumbel(gumbel, log_devices),
         rows=rows,

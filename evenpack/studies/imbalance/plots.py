@@ -7,14 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
+from evenpack.studies.imbalance.cluster import (
+    BALANCED_PACKS,
+    BASELINE,
+    DENSE_PACKS,
+    SCHEMES,
+    UNPADDED_ARRIVAL,
+    Scheme,
+)
 from evenpack.studies.imbalance.forecast import LogForecast
 from evenpack.studies.imbalance.reference import PUBLISHED_CLUSTER, PUBLISHED_DEVICES, ReferenceCurve
 from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.step_times import STEPS_WITHIN, SimulationRow
 from evenpack.studies.plotting import figure_as_png, label_ends, write_title
-
-UNPADDED_ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 
 _SHADES = {
     "packed": ("#93b5f7", "#5b8def", "#1d4ed8"),

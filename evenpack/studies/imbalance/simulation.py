@@ -2,22 +2,25 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float64
 
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.cluster import SCHEMES, Cluster, ClusterOptions, Scheme
+from evenpack.studies.imbalance.cluster import SCHEMES, UNPADDED_ARRIVAL, Cluster, ClusterOptions, Scheme
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings
 from evenpack.studies.imbalance.drawing import pack_kinds, sequence_kinds
 from evenpack.studies.imbalance.reference import device_counts
 from evenpack.studies.imbalance.step_cost import StepCost
-from evenpack.studies.imbalance.step_times import SimulationRow, StepTimes, summarise
+from evenpack.studies.imbalance.step_histogram import StepHistogram, step_histogram
+from evenpack.studies.imbalance.step_times import SimulationRow, StepTimes, step_speed_ups, summarise
+from evenpack.studies.statistics.laws import Gumbel
 
 MOST_DEVICES = 1 << 17
 """More than any cluster has, and 1 GB for a step at 32 sequences a device."""
@@ -45,6 +48,8 @@ class Simulation:
     packs_per_micro_batch: int
     rows: tuple[SimulationRow, ...]
     crossings: tuple[Crossing, ...]
+    step_histograms: tuple[StepHistogram, ...]
+    """Of un-padding by arrival, for the device counts that `simulate` was given laws of; rising."""
 
     def of(self, scheme: Scheme) -> tuple[SimulationRow, ...]:
         """A row for each number of devices, rising."""
@@ -109,6 +114,7 @@ def simulate(
     cost: StepCost,
     options: ClusterOptions,
     causal: bool | None = None,
+    laws: Mapping[int, Gumbel] = MappingProxyType({}),
     processes: int | None = None,
     progress: Callable[[SimulationProgress], None] = lambda state: None,
 ) -> Simulation:
@@ -117,19 +123,21 @@ def simulate(
     Args:
         packing: of `histogram`; packs are drawn by how often each strategy is used.
         causal: None: as the cost model's model is.
+        laws: by device count, laws of the speed-up of an un-padded step: the steps of these counts are held against
+            them in `step_histograms`, whether or not `devices` has them.
         processes: None: one for each core, where there is enough to do. The result does not depend on it.
 
     Raises: ConfigError for device counts that are no positive integers, and for steps of too many sequences.
     """
     counts = device_counts(devices)
     cluster = make_cluster(histogram, packing, cost=cost, options=options, causal=causal)
-    largest = max(cluster.items_per_step(batching, max(counts)) for batching in ("sequences", "packs"))
+    largest = max(cluster.items_per_step(batching, max(*counts, *laws)) for batching in ("sequences", "packs"))
     if largest > MOST_SEQUENCES:
         raise ConfigError(
             f"a step of {max(counts):,} devices would assign {largest:,} sequences or packs, and up to "
             f"{MOST_SEQUENCES:,} are simulated: lower --devices, --batch, --packs or --accumulation"
         )
-    times = _run(cluster, sorted({1, *counts}), processes, progress)
+    times = _run(cluster, sorted({1, *counts, *laws}), processes, progress)
     rows = [row for scheme in SCHEMES for row in summarise(scheme, times) if row.devices in counts]
     return Simulation(
         options=options,
@@ -142,6 +150,10 @@ def simulate(
         packs_per_micro_batch=cluster.packs_per_micro_batch,
         rows=tuple(rows),
         crossings=find_crossings({key: value for key, value in times.items() if key[1] in counts}),
+        step_histograms=tuple(
+            step_histogram(step_speed_ups(UNPADDED_ARRIVAL, times, one), devices=one, beside=laws[one])
+            for one in sorted(laws)
+        ),
     )
 
 

@@ -122,6 +122,15 @@ def summarise(scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes]) -> 
     return [_row(scheme, devices, times[scheme, devices], times[BASELINE, devices], alone) for devices in counts]
 
 
+def step_speed_ups(
+    scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes], devices: int
+) -> Float64[np.ndarray, " steps"]:
+    """Of each step: its rate over that of padding by arrival in the long run."""
+    own = times[scheme, devices]
+    speed_ups: Float64[np.ndarray, " steps"] = own.sequences / own.step / times[BASELINE, devices].rate
+    return speed_ups
+
+
 def _row(scheme: Scheme, devices: int, times: StepTimes, baseline: StepTimes, alone: float) -> SimulationRow:
     low, high = log_ratio(times, baseline).interval
     single = np.percentile(times.sequences / times.step, STEPS_WITHIN) / baseline.rate

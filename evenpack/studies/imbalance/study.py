@@ -17,6 +17,7 @@ from evenpack.studies.imbalance.reference import reference_curve
 from evenpack.studies.imbalance.simulation import Simulation, parse_devices, simulate
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.imbalance.step_log import read_step_log
+from evenpack.studies.imbalance.step_plots import plot_step_speed_ups
 from evenpack.studies.imbalance.tables import imbalance_tables
 from evenpack.studies.lengths.subject import Subject, long_lines
 from evenpack.studies.plotting import require_plot
@@ -32,8 +33,9 @@ class ImbalanceRequest:
     """
 
     def __init__(self, options: ImbalanceArguments) -> None:
-        if options.plot is not None:
-            require_plot(options.plot)
+        for path in (options.plot, options.plot_steps):
+            if path is not None:
+                require_plot(path)
         self.devices = parse_devices(options.devices)
         for name, count in (("--reference-devices", options.reference_devices), ("--log-devices", options.log_devices)):
             if count < 1:
@@ -43,6 +45,7 @@ class ImbalanceRequest:
         """None: by what is looked at."""
         self.causal = options.causal
         self.plot = options.plot
+        self.plot_steps = options.plot_steps
         self.reference = reference_curve(
             Gumbel(location=options.reference_location, scale=options.reference_scale),
             options.reference_devices,
@@ -78,6 +81,9 @@ def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[s
     if request.plot is not None:
         plot_imbalance(study, request.plot)
         shown.append(console.text(f"Drew {request.plot}"))
+    if request.plot_steps is not None:
+        plot_step_speed_ups(study, request.plot_steps)
+        shown.append(console.text(f"Drew {request.plot_steps}"))
     value = {
         "origin": study.origin,
         "long_sequences": subject.long_sequences(),
@@ -101,8 +107,16 @@ def _simulate(subject: Subject, request: ImbalanceRequest) -> Simulation:
             cost=cost,
             options=request.cluster,
             causal=request.causal,
+            laws=_laws_beside(request),
             progress=lambda state: steps.update(state.share, 1.0, amount=state.sequences),
         )
+
+
+def _laws_beside(request: ImbalanceRequest) -> dict[int, Gumbel]:
+    """What the reference says of a step on one device and, if as many are simulated, on its own cluster."""
+    reference = request.reference
+    cluster = {reference.devices: reference.fitted} if reference.devices <= max(request.devices) else {}
+    return {1: reference.single} | cluster
 
 
 def _forecast(options: ImbalanceArguments, devices: Sequence[int]) -> LogForecast | None:

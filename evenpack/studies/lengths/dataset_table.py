@@ -4,23 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evenpack.config import nearest
 from evenpack.data.sources.hub_rows import load_rows
 from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, Rows, row_namer
-from evenpack.errors import ConfigError, DataError
-
-GLUE_COLUMNS: dict[str, tuple[str, ...]] = {
-    "cola": ("sentence",),
-    "sst2": ("sentence",),
-    "mrpc": ("sentence1", "sentence2"),
-    "qqp": ("question1", "question2"),
-    "stsb": ("sentence1", "sentence2"),
-    "mnli": ("premise", "hypothesis"),
-    "qnli": ("question", "sentence"),
-    "rte": ("sentence1", "sentence2"),
-    "wnli": ("sentence1", "sentence2"),
-}
-"""What each task of GLUE puts into a sequence; [CLS] A [SEP] B [SEP] where there are two."""
+from evenpack.data.tasks.glue import find_glue_task
+from evenpack.errors import DataError
 
 _GLUE = "nyu-mll/glue"
 
@@ -68,9 +55,7 @@ def known_columns(source: str) -> tuple[str, ...]:
     name, _, task = source.partition(":")
     if Path(name).name != "glue":
         return ()
-    if task not in GLUE_COLUMNS:
-        raise ConfigError(f"'{task}' is no task of GLUE; {nearest(task, list(GLUE_COLUMNS))}; give glue:TASK")
-    return GLUE_COLUMNS[task]
+    return find_glue_task(task).hub_texts
 
 
 def _refuse_prepared(folder: Path) -> None:

@@ -22,16 +22,27 @@ class InputOptions:
     """Folder or name on the hub; texts become lengths by it."""
     split: str | None = None
     """Of a dataset; `train` if None."""
+    glue_dir: str | None = None
+    """Folder that holds the task folders of GLUE (`CoLA/train.tsv`, ...), for `glue:TASK`."""
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether an option asks for texts to be measured."""
+        return any(option is not None for option in (self.column, self.tokenizer, self.split, self.glue_dir))
 
     def refuse_all_but(self, *accepted: str, source: str, what: str) -> None:
         """Raises: ConfigError for an option that is set and says nothing about `source`, which is `what`."""
         for option in fields(InputOptions):
             if getattr(self, option.name) != option.default and option.name not in accepted:
-                takes = " and ".join(f"--{name}" for name in accepted)
+                takes = " and ".join(_flag(name) for name in accepted)
                 raise ConfigError(
-                    f"--{option.name} says nothing about {source}, which is {what}: that "
+                    f"{_flag(option.name)} says nothing about {source}, which is {what}: that "
                     f"takes {takes or 'no such option'}"
                 )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +68,14 @@ class SubjectOptions(InputOptions):
         typer.Option(metavar="NAME|FOLDER", help="Makes lengths of text, special tokens included.", show_default=False),
     ] = None
     split: Annotated[str | None, typer.Option(help="Of a dataset. Default: train.", show_default=False)] = None
+    glue_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="For glue:TASK: holds CoLA/train.tsv and the like. Needs --tokenizer.",
+            show_default=False,
+        ),
+    ] = None
     pack_length: Annotated[
         int | None, typer.Option(help="Slots of a pack. Default: the run's, or the longest length.", show_default=False)
     ] = None

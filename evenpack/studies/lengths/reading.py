@@ -8,12 +8,15 @@ lengths.txt, or -         integers separated by spaces or lines (standard input 
 *.parquet, .csv, .tsv,    a column of integers, of lists (each has its length), or of text, which a tokenizer measures;
 *.jsonl[.zst|.gz]         two columns of text are a pair
 FOLDER, NAME[:SUBSET]     the same of a dataset, local or of the hub; `glue:cola` knows its columns
+glue:cola                 without options: the histogram that comes with evenpack (cola, sst2, rte, wnli); with a folder
+                          of GLUE's own files and a tokenizer: the lengths of any of the nine tasks
 
-    read_histogram -> numbers.py, histograms.py
-                   -> evenpack.data.sources.tables, dataset_table.py -> columns.py
+    read_histogram -> numbers.py, histograms.py, published.py
+                   -> evenpack.data.sources.tables, dataset_table.py, glue_table.py -> columns.py
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +33,9 @@ from evenpack.studies.lengths.published import published_histogram, published_na
 if TYPE_CHECKING:
     from evenpack.data.sources.tables import Table
 
+GLUE = "glue:"
+"""Begins the name of a task of GLUE."""
+
 _TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", *JSONL_SUFFIXES)
 _FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
 
@@ -44,9 +50,11 @@ def read_histogram(
     """
     options = options or InputOptions()
     path = Path(source).expanduser()
-    if source in published_names():
+    if source in published_names() and not (source.startswith(GLUE) and options.of_texts):
         options.refuse_all_but(source=source, what="a published histogram")
         return published_histogram(source)
+    if options.glue_dir is not None:
+        return _read_glue(source, options, progress or NoProgress())
     if _names_dataset(source, path, options):
         return _read_dataset(source, options, progress or NoProgress())
     try:
@@ -108,6 +116,19 @@ def _open_table(path: Path) -> "Table":
     return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path)
 
 
+def _read_glue(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:
+    if not source.startswith(GLUE):
+        raise ConfigError(f"--glue-dir says nothing about {source}: it holds the files of a task, glue:TASK")
+    options.refuse_all_but("glue_dir", "tokenizer", "split", source=source, what="a task of GLUE in files of its own")
+    from evenpack.studies.lengths.columns import count_table
+    from evenpack.studies.lengths.glue_table import GlueTable
+
+    table = GlueTable(source.removeprefix(GLUE), Path(str(options.glue_dir)), options.split or "train")
+    if options.tokenizer is None:
+        raise _no_tokenizer(source, table.texts)
+    return count_table(table, options, progress, known_columns=table.texts)
+
+
 def _read_dataset(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
     from evenpack.studies.lengths.columns import count_table
@@ -115,7 +136,13 @@ def _read_dataset(source: str, options: InputOptions, progress: Progress) -> Len
 
     known = known_columns(source)
     if known and options.tokenizer is None and options.column is None:
-        raise ConfigError(
-            f"the lengths of {source} are those of its texts ({', '.join(known)}): they need --tokenizer NAME or FOLDER"
-        )
+        raise _no_tokenizer(source, known)
     return count_table(DatasetTable(source, options.split), options, progress, known_columns=known)
+
+
+def _no_tokenizer(source: str, texts: Sequence[str]) -> ConfigError:
+    shipped = ", ".join(name for name in published_names() if name.startswith(GLUE))
+    return ConfigError(
+        f"the lengths of {source} are those of its texts ({', '.join(texts)}): they need --tokenizer NAME or FOLDER. "
+        f"Those of the training sets of {shipped} come with evenpack: give no option"
+    )

@@ -1,7 +1,7 @@
 """What `inspect` and the studies of lengths look at: a prepared run, or any list of lengths."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.models.common.section import TransformerConfig
 from evenpack.studies.lengths.options import SubjectOptions
-from evenpack.studies.lengths.reading import merge_histograms, read_histogram
+from evenpack.studies.lengths.reading import GLUE, merge_histograms, read_histogram
+
+_GLUE_SLOTS = 128
+"""The length at which GLUE's tasks are fine-tuned, longer texts cut, unless a --pack-length says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,8 @@ def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions
         return _of_run(Path(lengths), overrides, options)
     if overrides or options.source is not None:
         raise ConfigError(f"{lengths} is no run file (.yaml): overrides and --source say nothing about it")
+    if lengths.startswith(GLUE) and options.pack_length is None:
+        options = replace(options, pack_length=_GLUE_SLOTS, long="truncate")
     histogram = _read(lengths, options)
     origin = options.name or ("standard input" if lengths == "-" else lengths)
     return _fit(histogram, options, origin=origin, pack_length=histogram.longest, splits=(), model=None)

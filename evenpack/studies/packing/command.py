@@ -20,6 +20,7 @@ class PackingCommand:
     \b
     Examples:
       evenpack study packing wikipedia_512 --plot packing.png
+      evenpack study packing glue:cola --algorithms shortest_pack_first
       evenpack study packing lengths.npy --pack-length 2048 --algorithms longest_pack_first,cutting_stock
     """
 

@@ -130,7 +130,10 @@ def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> N
     assert reference["single"]["location"] == pytest.approx(1.94, abs=0.01)
     assert reference["single"]["scale"] == pytest.approx(0.318, abs=0.001)
     assert [row["expected"] for row in reference["rows"]] == pytest.approx([2.12, 1.65], abs=0.01)
-    assert values["log"]["steps_used"] == 190
+    one, cluster = simulation["step_histograms"]
+    assert (one["devices"], cluster["devices"], sum(cluster["counts"])) == (1, 8, 30)
+    assert cluster["beside"] == {"location": 1.6038, "scale": 0.1288}
+    assert values["log"]["steps_used"] == sum(values["log"]["step_histogram"]["counts"]) == 190
     assert values["log"]["rows"][1]["best"]["expected"] == pytest.approx(1.6 + 0.12 * np.euler_gamma, abs=0.04)
 
 
@@ -187,13 +190,16 @@ def test_one_number_of_devices_and_a_log_can_be_drawn(study: Command, tmp_path: 
     log = tmp_path / "log.csv"
     log.write_text("seq/s\n" + "\n".join(f"{100 + 10 * (number % 7)}" for number in range(100)))
     plot = tmp_path / "figure.png"
-    options = ("--log", log, "--padded-baseline", "80", "--log-devices", "2", "--plot", plot)
+    of_steps = tmp_path / "steps.png"
+    options = ("--log", log, "--padded-baseline", "80", "--log-devices", "2", "--plot", plot, "--plot-steps", of_steps)
     code, out, err = study("squad_1_1_384", "--devices", "2", *QUICK, *options, "--reference-scale", "0.2")
     assert code == 0, err
     assert "reference: unpadded arrival" in out
     assert "log.csv: CSV: seq/s; 90 of 100 steps used" in out
     assert "cut 10 steps, lines 2 to 11: warm-up" in out
     assert plot.exists()
+    assert f"Drew {of_steps}" in out
+    assert of_steps.read_bytes().startswith(b"\x89PNG")
 
 
 def heavy_tailed_log(path: Path) -> Path:
@@ -265,6 +271,7 @@ def test_a_log_that_runs_off_to_infinity_leaves_the_rest_readable(tmp_path: Path
         (["--log-devices", "-3"], "--log-devices must be 1 or more, not -3"),
         (["--log", "EMPTY", "--padded-baseline", "9"], "or one that --log-column names"),
         (["--plot", "figure.svg"], "a plot is a PNG file"),
+        (["--plot-steps", "figure.svg"], "a plot is a PNG file"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_simulated(

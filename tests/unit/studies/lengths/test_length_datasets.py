@@ -8,8 +8,8 @@ import pyarrow.parquet
 import pytest
 from wordpiece import write_vocabulary
 
+from evenpack.data.tasks.glue import GLUE_TASKS
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.lengths.dataset_table import GLUE_COLUMNS
 from evenpack.studies.lengths.options import InputOptions
 from evenpack.studies.lengths.reading import read_histogram
 
@@ -121,8 +121,8 @@ def test_a_task_of_glue_asks_for_a_tokenizer_before_it_is_loaded(
 
 
 def test_nine_tasks_are_known_and_three_others_are_not() -> None:
-    assert len(GLUE_COLUMNS) == 9
-    assert sum(len(columns) == 2 for columns in GLUE_COLUMNS.values()) == 7
+    assert len(GLUE_TASKS) == 9
+    assert sum(len(task.hub_texts) == 2 for task in GLUE_TASKS.values()) == 7
     with pytest.raises(ConfigError, match=r"'colla' is no task of GLUE; did you mean 'cola'\?"):
         counts("glue:colla", tokenizer="anything")
     with pytest.raises(ConfigError, match="'' is no task of GLUE"):

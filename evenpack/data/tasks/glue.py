@@ -1,0 +1,144 @@
+"""The tasks of GLUE with training data: what their files hold, which columns become a sequence, what is predicted.
+
+Source: the files that gluebenchmark.com gives out, and the "glue" data set of the hub (`nyu-mll/glue`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from evenpack.config import nearest
+from evenpack.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask:
+    """One task: a sequence is [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where there are two texts."""
+
+    folder: str
+    """That holds `train.tsv` and the files of the other splits."""
+    texts: tuple[str, ...]
+    """The columns of A, or of A and B."""
+    label: str
+    """The column of what is predicted."""
+    labels: tuple[str, ...]
+    """The classes as the label column has them, in the order of their numbers; empty where the label is a number."""
+    metrics: tuple[str, ...]
+    """What the benchmark reports."""
+    hub_texts: tuple[str, ...]
+    """The columns of A and B in the data set of the hub."""
+    validation_splits: tuple[str, ...] = ("dev",)
+    columns: tuple[str, ...] | None = None
+    """The columns of training and validation files, which have no header row; None: the first row names them."""
+    has_cut_rows: bool = False
+    """Whether the official training file has rows that end too early. They are left out, with a warning: the hub's data
+    set has none of them either."""
+
+
+_SENTENCES = ("sentence1", "sentence2")
+_QUESTIONS = ("question1", "question2")
+_NO_OR_YES = ("0", "1")
+_ENTAILED_OR_NOT = ("entailment", "not_entailment")
+
+GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
+    {
+        "cola": GlueTask(
+            folder="CoLA",
+            texts=("sentence",),
+            label="label",
+            labels=_NO_OR_YES,
+            metrics=("matthews_correlation",),
+            hub_texts=("sentence",),
+            columns=("source", "label", "mark", "sentence"),
+        ),
+        "sst2": GlueTask(
+            folder="SST-2",
+            texts=("sentence",),
+            label="label",
+            labels=_NO_OR_YES,
+            metrics=("accuracy",),
+            hub_texts=("sentence",),
+        ),
+        "mrpc": GlueTask(
+            folder="MRPC",
+            texts=("#1 String", "#2 String"),
+            label="Quality",
+            labels=_NO_OR_YES,
+            metrics=("accuracy", "f1"),
+            hub_texts=_SENTENCES,
+        ),
+        "qqp": GlueTask(
+            folder="QQP",
+            texts=_QUESTIONS,
+            label="is_duplicate",
+            labels=_NO_OR_YES,
+            metrics=("accuracy", "f1"),
+            hub_texts=_QUESTIONS,
+            has_cut_rows=True,
+        ),
+        "stsb": GlueTask(
+            folder="STS-B",
+            texts=_SENTENCES,
+            label="score",
+            labels=(),
+            metrics=("pearson_correlation", "spearman_correlation"),
+            hub_texts=_SENTENCES,
+        ),
+        "mnli": GlueTask(
+            folder="MNLI",
+            texts=_SENTENCES,
+            label="gold_label",
+            labels=("entailment", "neutral", "contradiction"),
+            metrics=("accuracy",),
+            hub_texts=("premise", "hypothesis"),
+            validation_splits=("dev_matched", "dev_mismatched"),
+        ),
+        "qnli": GlueTask(
+            folder="QNLI",
+            texts=("question", "sentence"),
+            label="label",
+            labels=_ENTAILED_OR_NOT,
+            metrics=("accuracy",),
+            hub_texts=("question", "sentence"),
+        ),
+        "rte": GlueTask(
+            folder="RTE",
+            texts=_SENTENCES,
+            label="label",
+            labels=_ENTAILED_OR_NOT,
+            metrics=("accuracy",),
+            hub_texts=_SENTENCES,
+        ),
+        "wnli": GlueTask(
+            folder="WNLI",
+            texts=_SENTENCES,
+            label="label",
+            labels=_NO_OR_YES,
+            metrics=("accuracy",),
+            hub_texts=_SENTENCES,
+        ),
+    }
+)
+"""By the names that the hub has for them."""
+
+
+def find_glue_task(name: str) -> GlueTask:
+    """The task of that name. Raises: ConfigError for an unknown one, with the known ones."""
+    if name not in GLUE_TASKS:
+        raise ConfigError(f"'{name}' is no task of GLUE; {nearest(name, list(GLUE_TASKS))}; give glue:TASK")
+    return GLUE_TASKS[name]
+
+
+def glue_file(directory: Path, task: GlueTask, split: str) -> Path:
+    """The file of a split ("train", "dev", ...) among task folders in `directory`.
+
+    Raises: ConfigError for a split that a task's labelled files do not have; DataError if the file is not there.
+    """
+    splits = ("train", *task.validation_splits)
+    if split not in splits:
+        raise ConfigError(f"{task.folder} has no labelled split '{split}'; {nearest(split, splits)}")
+    path = directory.expanduser() / task.folder / f"{split}.tsv"
+    if not path.is_file():
+        raise DataError(f"{path} is not there: give the folder that holds GLUE's task folders ({task.folder}, ...)")
+    return path

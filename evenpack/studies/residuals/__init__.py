@@ -1,0 +1,1 @@
+"""What non-negative least squares leaves over, by residual weight."""

@@ -1,0 +1,41 @@
+"""`evenpack study residuals`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenpack.console import Report
+from evenpack.studies.shared_options import Plot
+
+if TYPE_CHECKING:
+    from evenpack.studies.lengths.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualsCommand:
+    """Search the residual weights of least squares packing, and show what each leaves over by length.
+
+    A search is one solution for each pair of weight and length: half a minute each at 512 slots.
+
+    \b
+    Examples:
+      evenpack study residuals squad_1_1_384 --weights 1,0.09,0.002 --up-to 8,64 --plot residuals.png
+      evenpack study residuals wikipedia_512 --save residuals.json
+    """
+
+    weights: Annotated[
+        str, typer.Option(metavar="LIST", help="Of a surplus or missing slot of a short length; other lengths weigh 1.")
+    ] = "1,0.09,0"
+    up_to: Annotated[str, typer.Option(metavar="LIST", help="Lengths up to which a weight counts.")] = "8,16"
+    depth: Annotated[int, typer.Option(help="Most sequences a pack may hold.")] = 3
+    plot: Plot = None
+
+    def run(self, find_subject: "Callable[[], Subject]") -> Report:
+        """Options are checked before the lengths are read. Raises: as `ResidualsRequest` and `study_residuals`."""
+        from evenpack.studies.residuals.study import ResidualsRequest, study_residuals
+
+        request = ResidualsRequest(self)
+        value, shown = study_residuals(find_subject(), request)
+        return Report(value=value, shown=shown)

@@ -1,0 +1,123 @@
+"""Least squares packing at several residual weights: packs, and sequences less slots of each length.
+
+Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), sections F.4 and F.5.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenpack.data.packing import LengthHistogram
+from evenpack.data.packing.least_squares import Mixture, all_strategies, exact_packs, mix, packing_matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A residual weight, and the lengths that it counts for."""
+
+    weight: float
+    weight_up_to: int
+    """The longest length of this weight; others weigh 1."""
+
+    @property
+    def label(self) -> str:
+        return "weight 1" if self.weight == 1 else f"weight {self.weight:g} up to {self.weight_up_to:,}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixSize:
+    """The packing matrix: how many slots of each length a pack of each strategy has."""
+
+    lengths: int
+    """Its rows."""
+    strategies: int
+    """Its columns: the ways to fill a pack exactly."""
+    non_zeros: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualRow:
+    """What one setting gives."""
+
+    setting: Setting
+    packs: int
+    efficiency: float
+    """Share of slots that hold a token."""
+    padding: int
+    """Slots of all packs that hold none."""
+    mixed: int
+    """Strategies in the solver's mixture, before rounding."""
+    used: int
+    """Strategies that fill a pack exactly and are used, after rounding; a sequence left over counts with the length
+    that would complete its pack, as PackedBERT has it."""
+    left_over: int
+    """Sequences that no pack of the rounded mixture has a slot for."""
+    missing: int
+    """Slots of the rounded mixture that no sequence is there for."""
+    missing_tokens: int
+    """Their lengths together."""
+    cpu_seconds: float
+    residual: tuple[float, ...]
+    """Sequences less slots of each length from 1 on, before rounding."""
+    whole_residual: tuple[int, ...]
+    """The same after rounding."""
+
+
+def settings_of(weights: Sequence[float], lengths: Sequence[int]) -> tuple[Setting, ...]:
+    """Every weight with every length; a weight of 1 once, as it makes no difference between lengths."""
+    pairs = {
+        (weight, lengths[0] if weight == 1 else weight_up_to): None for weight in weights for weight_up_to in lengths
+    }
+    return tuple(Setting(weight=weight, weight_up_to=weight_up_to) for weight, weight_up_to in pairs)
+
+
+def matrix_size(pack_length: int, depth: int) -> MatrixSize:
+    """Of packs of up to `depth` sequences. Raises: PackingError if there are too many strategies to solve for."""
+    strategies = all_strategies(pack_length, depth)
+    non_zeros = int(np.count_nonzero(packing_matrix(strategies, pack_length)))
+    return MatrixSize(lengths=pack_length, strategies=len(strategies), non_zeros=non_zeros)
+
+
+def search_residuals(
+    histogram: LengthHistogram,
+    settings: Sequence[Setting],
+    *,
+    pack_length: int,
+    depth: int,
+    begin: Callable[[Setting], None] = lambda setting: None,
+) -> tuple[ResidualRow, ...]:
+    """A row for each setting; `begin` hears of each before it is solved. Raises: PackingError, as `least_squares`."""
+    rows = []
+    for setting in settings:
+        begin(setting)
+        start = time.process_time()
+        mixture = mix(histogram, pack_length, depth, weight=setting.weight, weight_up_to=setting.weight_up_to)
+        packs = sum(exact_packs(mixture, depth, "paper").values())
+        cpu_seconds = time.process_time() - start
+        residual, lengths = mixture.whole_residual, np.arange(1, pack_length + 1)
+        rows.append(
+            ResidualRow(
+                setting=setting,
+                packs=packs,
+                efficiency=histogram.tokens / (packs * pack_length),
+                padding=packs * pack_length - histogram.tokens,
+                mixed=int(np.count_nonzero(mixture.repeats)),
+                used=_used(mixture, pack_length),
+                left_over=int(residual[residual > 0].sum()),
+                missing=int(-residual[residual < 0].sum()),
+                missing_tokens=int(-(residual * lengths)[residual < 0].sum()),
+                cpu_seconds=cpu_seconds,
+                residual=tuple(mixture.residual.tolist()),
+                whole_residual=tuple(residual.tolist()),
+            )
+        )
+    return tuple(rows)
+
+
+def _used(mixture: Mixture, pack_length: int) -> int:
+    """Strategies of the whole packs, and those that sequences left over make with the lengths that complete them."""
+    left_over = (np.flatnonzero(mixture.whole_residual > 0) + 1).tolist()
+    completed = {tuple(sorted({length, pack_length - length} - {0}, reverse=True)) for length in left_over}
+    return len(mixture.packs.keys() | completed)

@@ -1,0 +1,78 @@
+"""The search over residual weights on a list of lengths."""
+
+from typing import Any
+
+from rich.console import RenderableType
+
+from evenpack import console
+from evenpack.errors import ConfigError
+from evenpack.studies.lengths.subject import Subject, long_lines
+from evenpack.studies.plotting import require_plot
+from evenpack.studies.residuals.command import ResidualsCommand
+from evenpack.studies.residuals.plots import plot_residuals
+from evenpack.studies.residuals.search import matrix_size, search_residuals, settings_of
+from evenpack.studies.residuals.tables import residual_tables
+
+
+class ResidualsRequest:
+    """The options, checked before anything is read.
+
+    Raises: ConfigError for one that is wrong.
+    """
+
+    def __init__(self, options: ResidualsCommand) -> None:
+        if options.plot is not None:
+            require_plot(options.plot)
+        if options.depth < 1:
+            raise ConfigError(f"--depth must be 1 sequence a pack or more, not {options.depth}")
+        self.settings = settings_of(_weights(options.weights), _lengths(options.up_to))
+        self.depth = options.depth
+        self.plot = options.plot
+
+
+def study_residuals(subject: Subject, request: ResidualsRequest) -> tuple[dict[str, Any], list[RenderableType]]:
+    """The search as a value for JSON and as what rich can print; draws it too if asked.
+
+    Raises: PackingError where least squares cannot pack at all, as with too many strategies to weigh.
+    """
+    size = matrix_size(subject.pack_length, request.depth)
+    rows = search_residuals(
+        subject.histogram,
+        request.settings,
+        pack_length=subject.pack_length,
+        depth=request.depth,
+        begin=lambda setting: console.messages().print(f"least squares, {setting.label} ..."),
+    )
+    shown: list[RenderableType] = [*long_lines(subject), *residual_tables(rows, size, depth=request.depth)]
+    if request.plot is not None:
+        plot_residuals(rows, request.plot, origin=subject.origin)
+        shown.append(console.text(f"Drew {request.plot}"))
+    value = {
+        "origin": subject.origin,
+        "pack_length": subject.pack_length,
+        "depth": request.depth,
+        "long_sequences": subject.long_sequences(),
+        "packing_matrix": size,
+        "settings": rows,
+    }
+    return value, shown
+
+
+def _weights(given: str) -> tuple[float, ...]:
+    words = [word.strip() for word in given.split(",")]
+    wrong = [word for word in words if not _is_weight(word)]
+    if wrong:
+        raise ConfigError(f"--weights {given}: '{wrong[0]}' is no number of 0 or more; give 1,0.09,0")
+    return tuple(dict.fromkeys(float(word) for word in words))
+
+
+def _is_weight(word: str) -> bool:
+    return word.replace(".", "", 1).isdecimal() and word.isascii()
+
+
+def _lengths(given: str) -> tuple[int, ...]:
+    words = [word.strip() for word in given.split(",")]
+    wrong = [word for word in words if not (word.isascii() and word.isdecimal() and int(word) > 0)]
+    if wrong:
+        raise ConfigError(f"--up-to {given}: '{wrong[0]}' is no length of 1 or more; give 8,16")
+    return tuple(dict.fromkeys(int(word) for word in words))

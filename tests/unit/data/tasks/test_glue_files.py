@@ -1,0 +1,133 @@
+"""GLUE's own files: every task of the table is read, and what is broken is named with file and line."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from evenpack.data.tasks.glue import GLUE_TASKS, GlueTask, find_glue_task, glue_file
+from evenpack.data.tasks.task_files import read_task_rows
+from evenpack.errors import ConfigError, DataError
+
+OFFICIAL_COLUMNS = {
+    "sst2": "sentence label",
+    "mrpc": "Quality|#1 ID|#2 ID|#1 String|#2 String",
+    "qqp": "id qid1 qid2 question1 question2 is_duplicate",
+    "stsb": "index genre filename year old_index source1 source2 sentence1 sentence2 score",
+    "mnli": "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse "
+    "sentence1 sentence2 label1 gold_label",
+    "qnli": "index question sentence label",
+    "rte": "index sentence1 sentence2 label",
+    "wnli": "index sentence1 sentence2 label",
+}
+
+
+def official_columns(name: str) -> tuple[str, ...]:
+    if name not in OFFICIAL_COLUMNS:
+        return GLUE_TASKS[name].columns or ()
+    columns = OFFICIAL_COLUMNS[name]
+    return tuple(columns.split("|" if "|" in columns else None))
+
+
+def write_task(directory: Path, name: str, lines: list[str], *, split: str = "train") -> Path:
+    """A file of a task, below its header row if it has one."""
+    task = GLUE_TASKS[name]
+    header = [] if task.columns else ["\t".join(official_columns(name))]
+    path = directory / task.folder / f"{split}.tsv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(f"{line}\n" for line in [*header, *lines]).encode())
+    return path
+
+
+def read(path: Path, name: str) -> list[tuple[tuple[str, ...], str]]:
+    return [(row.texts, row.label) for row in read_task_rows(path, GLUE_TASKS[name])]
+
+
+@pytest.mark.parametrize("name", GLUE_TASKS)
+def test_every_task_finds_its_texts_and_its_label_among_the_official_columns(name: str, tmp_path: Path) -> None:
+    task, columns = GLUE_TASKS[name], official_columns(name)
+    for split in ("train", *task.validation_splits):
+        write_task(tmp_path, name, ["\t".join(f"{column} of {row}" for column in columns) for row in "ab"], split=split)
+        rows = list(read_task_rows(glue_file(tmp_path, task, split), task))
+        assert [row.texts for row in rows] == [tuple(f"{text} of {row}" for text in task.texts) for row in "ab"]
+        assert [row.label for row in rows] == [f"{task.label} of {row}" for row in "ab"]
+    first = 1 if task.columns else 2
+    file = tmp_path / task.folder / f"{split}.tsv"
+    assert [row.where for row in rows] == [f"{file}, line {line}" for line in (first, first + 1)]
+
+
+def test_nine_tasks_differ_in_folder_and_know_their_classes() -> None:
+    assert len({task.folder for task in GLUE_TASKS.values()}) == len(GLUE_TASKS) == 9
+    assert [name for name, task in GLUE_TASKS.items() if len(task.texts) == 1] == ["cola", "sst2"]
+    assert {name: len(task.labels) for name, task in GLUE_TASKS.items() if len(task.labels) != 2} == {
+        "stsb": 0,
+        "mnli": 3,
+    }
+
+
+def test_quotes_and_carriage_returns_are_no_part_of_the_format(tmp_path: Path) -> None:
+    path = write_task(tmp_path, "rte", ['0\t"a\tb"\tentailment\r', "1\tc \td\tnot_entailment"])
+    assert read(path, "rte") == [(('"a', 'b"'), "entailment"), (("c ", "d"), "not_entailment")]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = write_task(tmp_path, "mrpc", ["1\t7\t8\ta\tb"])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read(path, "mrpc") == [(("a", "b"), "1")]
+
+
+def test_a_row_with_too_few_columns_is_named_with_file_and_line(tmp_path: Path) -> None:
+    path = write_task(tmp_path, "rte", ["0\ta\tb\tentailment", "1\tcut off\tb"])
+    message = r"RTE/train.tsv, line 3: expected 4 columns .*\(index, sentence1, sentence2, label\), found 3: '1'"
+    with pytest.raises(DataError, match=message):
+        read(path, "rte")
+    path = write_task(tmp_path, "cola", ["gj04\t1\t\tone", ""])
+    with pytest.raises(DataError, match=r"CoLA/train.tsv, line 2: expected 4 columns .*, found 1: ''"):
+        read(path, "cola")
+
+
+def test_cut_rows_of_qqp_alone_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_task(tmp_path, "qqp", ["0\t1\t2\ta\tb\t1", "3\t4\t5\tcut off", "6\t7\t8\tc\td\t0"])
+    with caplog.at_level(logging.WARNING):
+        assert read(path, "qqp") == [(("a", "b"), "1"), (("c", "d"), "0")]
+    assert [record.getMessage() for record in caplog.records] == [f"{path}: left out 1 rows that end too early"]
+    assert [name for name, task in GLUE_TASKS.items() if task.has_cut_rows] == ["qqp"]
+
+
+def test_a_header_without_the_columns_and_an_empty_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("index\tsentence_1\tsentence2\tlabel\n")
+    with pytest.raises(DataError, match=r"train.tsv, line 1 names no column 'sentence1'; did you mean 'sentence_1'\?"):
+        read(path, "rte")
+    path.write_text("")
+    with pytest.raises(DataError, match=r"train.tsv is empty: expected a row that names the columns"):
+        read(path, "rte")
+
+
+def test_text_that_is_not_utf_8_is_named_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_bytes(b"sentence\tlabel\ngood\t1\nb\xffd\t0\n")
+    with pytest.raises(DataError, match=r"train.tsv, line 3: invalid UTF-8: byte 0xff"):
+        read(path, "sst2")
+
+
+def test_a_missing_file_is_named_by_the_path_that_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"{tmp_path}/SST-2/dev.tsv is not there: give the folder that holds"):
+        glue_file(tmp_path, GLUE_TASKS["sst2"], "dev")
+
+
+@pytest.mark.parametrize(
+    ("task", "split", "message"),
+    [
+        (GLUE_TASKS["cola"], "test", "CoLA has no labelled split 'test'; .*known: dev, train"),
+        (GLUE_TASKS["mnli"], "dev", "MNLI has no labelled split 'dev'; .*known: dev_matched, dev_mismatched, train"),
+    ],
+)
+def test_an_unknown_split_is_told_with_the_known_ones(task: GlueTask, split: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        glue_file(tmp_path, task, split)
+
+
+def test_an_unknown_task_is_told_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'sst-2' is no task of GLUE; did you mean 'sst2'\? known: cola, mnli, mrpc"):
+        find_glue_task("sst-2")
