@@ -185,7 +185,7 @@ def test_a_file_that_cannot_grow_is_explained_and_gone_on_with(corpus: Path, fin
     assert contents(directory) == contents(finished)
 
 
-@pytest.mark.parametrize("stage", ["store_plan", "write_tokens"])
+@pytest.mark.parametrize("stage", ["store_split", "write_tokens"])
 def test_a_full_disk_says_what_is_free_and_what_is_needed(
     stage: str, corpus: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
