@@ -76,7 +76,8 @@ class ResolvedRun:
 
     @property
     def evaluation_shape(self) -> StepShape:
-        """Validation is always of packs as they come: all runs over the same data are judged by the same ones.
+        """Validation is always of packs as they come, their sequences apart from one another: all runs over the same
+        data are judged by the same ones in the same way, however they were trained.
 
         It computes no padding beyond that of packs, whatever the layout of the training.
         """
@@ -86,6 +87,8 @@ class ResolvedRun:
             self.shape,
             batching="packs",
             layout=layout,
+            isolate=True,
+            reset_positions=True,
             policy="arrival",
             items_per_step=rows,
             items_per_micro_batch=rows,

@@ -153,6 +153,7 @@ def step_record(
         "sequences": counts.sequences,
         "slots": totals.slots,
         "padding_share": 1.0 - counts.tokens / totals.slots,
+        "host_to_device_bytes": totals.moved_bytes,
         "order_hash": f"{totals.order_hash:016x}",
         "step_seconds": step_seconds,
         "tokens_per_second": counts.tokens / step_seconds,

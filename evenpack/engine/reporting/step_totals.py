@@ -39,6 +39,8 @@ class StepTotals:
     """Padding included."""
     squared_lengths: int
     """Sum of length² over segments."""
+    moved_bytes: int
+    """That the batches take from the hosts to the devices."""
     order_hash: int
     """Sum mod 2**64 over what the ranks really collated, whoever did."""
     source_tokens: tuple[int, ...]
@@ -111,6 +113,7 @@ def _host_part(batches: StepBatches, *, stop: bool) -> list[float]:
         *(counts.packs, counts.sequences, counts.tokens, counts.targets),
         sum(batch.slots for batch in micro_batches),
         sum(batch.squared_lengths for batch in micro_batches),
+        sum(batch.moved_bytes for batch in micro_batches),
         *source_tokens,
     ]
     return [float(number) for number in numbers]
@@ -119,7 +122,7 @@ def _host_part(batches: StepBatches, *, stop: bool) -> list[float]:
 def _unpack(values: list[float], denominators: LossDenominators) -> StepTotals:
     token_loss_sum, next_sentence_loss_sum, correct, next_sentence_correct, gradient_norm, *rest = values
     limbs, rest = rest[:_LIMBS], rest[_LIMBS:]
-    stop, packs, sequences, tokens, targets, slots, squared_lengths, *rest = rest
+    stop, packs, sequences, tokens, targets, slots, squared_lengths, moved_bytes, *rest = rest
     *source_tokens, loader_seconds, compute_seconds_mean, compute_seconds_max = rest
     return StepTotals(
         loss_sums=(token_loss_sum, next_sentence_loss_sum),
@@ -130,6 +133,7 @@ def _unpack(values: list[float], denominators: LossDenominators) -> StepTotals:
         counts=StepCounts(packs=round(packs), sequences=round(sequences), tokens=round(tokens), targets=round(targets)),
         slots=round(slots),
         squared_lengths=round(squared_lengths),
+        moved_bytes=round(moved_bytes),
         order_hash=sum(round(limb) << (_LIMB_BITS * index) for index, limb in enumerate(limbs)) % (1 << 64),
         source_tokens=tuple(round(tokens) for tokens in source_tokens),
         compute_seconds_mean=compute_seconds_mean,

@@ -1,0 +1,91 @@
+"""An equivalence study as a figure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evenpack.studies.equivalence.compare import ArmRow, Comparison, CurvesOfArms
+from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
+from evenpack.studies.equivalence.curves import Curve
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_title
+
+_DASHES = ("-", "--", ":")
+"""Colours are used again with the next of them."""
+_POINTS = 200
+"""Of a curve, between the first evaluation that all seeds have and the last."""
+_VERDICT_COLOURS = {"equivalent": COLOURS[2], "worse": COLOURS[4], "better": COLOURS[0], "undecided": "#9aa5b1"}
+_HOUR = 3600.0
+
+
+def plot_equivalence(curves: CurvesOfArms, comparison: Comparison, study: EquivalenceConfig, path: Path) -> None:
+    """The measure against samples and against time, a band over seeds each, and the differences beside the margin.
+
+    Raises: ConfigError without matplotlib.
+    """
+    section = study.equivalence
+    compared = [row for row in comparison.rows if row.difference is not None]
+    height = max(4.6, 1.6 + 0.34 * len(comparison.rows))
+    with figure_as_png(path, width=17.0, height=height) as figure:
+        axes = figure.subplots(1, 3, gridspec_kw={"wspace": 0.3, "width_ratios": [1.0, 1.0, 1.1]})
+        longest = max(curve.seconds[-1] for of_seed in curves.values() for curve in of_seed.values())
+        unit, seconds = ("hours", _HOUR) if longest >= _HOUR else ("minutes", 60.0)
+        for index, (arm, of_seed) in enumerate(curves.items()):
+            runs = list(of_seed.values())
+            if runs:
+                style = {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % 3]}
+                _draw(axes[0], arm, [(curve.samples, curve.values(section.measure)) for curve in runs], style)
+                _draw(axes[1], arm, [(_scaled(curve, seconds), curve.values(section.measure)) for curve in runs], style)
+        label = "held-out loss (nats/target)" if section.measure == "loss" else "held-out accuracy"
+        for one, name in ((axes[0], "samples seen (sequences)"), (axes[1], f"time in training steps ({unit})")):
+            one.set_xlabel(name)
+            one.set_ylabel(label)
+            if comparison.target is not None:
+                one.axhline(comparison.target, color=INK, linewidth=0.7, linestyle=":")
+        axes[0].legend(frameon=False, fontsize=8.5)
+        write_title(axes[0], "Against samples")
+        write_title(axes[1], "Against time")
+        _draw_differences(axes[2], compared, section)
+        seeds = sorted({seed for of_seed in curves.values() for seed in of_seed})
+        figure.text(
+            0.125,
+            -0.04,
+            f"{study.study.name}, phase {study.last_phase}, seeds {', '.join(map(str, seeds))}. Lines: mean over "
+            f"seeds; bands: least to greatest. Dotted: {section.measure} to which times are taken.",
+            fontsize=8.5,
+        )
+
+
+def _scaled(curve: Curve, unit: float) -> Sequence[float]:
+    return [seconds / unit for seconds in curve.seconds]
+
+
+def _draw(
+    axes: Any, arm: str, lines: Sequence[tuple[Sequence[float], Sequence[float]]], style: Mapping[str, Any]
+) -> None:
+    start, end = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
+    grid = np.linspace(start, end, _POINTS) if end > start else np.array([float(start)])
+    values = np.stack([np.interp(grid, places, heights) for places, heights in lines])
+    axes.plot(grid, values.mean(axis=0), label=arm, linewidth=1.8, **style)
+    if len(lines) > 1:
+        axes.fill_between(grid, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _draw_differences(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection) -> None:
+    axes.axvspan(-section.margin, section.margin, color="#e4e7eb", zorder=0)
+    axes.axvline(0.0, color=INK, linewidth=0.8)
+    for place, row in enumerate(reversed(rows)):
+        difference, colour = row.difference, _VERDICT_COLOURS[row.verdict or "undecided"]
+        assert difference is not None, "rows without it are left out"
+        if difference.low is not None and difference.high is not None:
+            axes.plot([difference.low, difference.high], [place, place], color=colour, linewidth=2.2)
+        axes.plot([difference.mean], [place], "o", color=colour, markersize=6)
+        axes.annotate(
+            row.verdict, (difference.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", color=colour
+        )
+    axes.set_yticks(range(len(rows)), [row.arm for row in reversed(rows)])
+    axes.set_ylim(-0.6, len(rows) - 0.2)
+    axes.set_xlabel(f"{section.measure} minus {section.reference}'s; grey: the margin, ± {section.margin:g}")
+    held = [row.arm for row in rows if row.verdict == "equivalent"]
+    write_title(axes, f"{len(held)} of {len(rows)} arms equivalent to {section.reference}")
