@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from evenpack.studies.equivalence.compare import ArmRow, Comparison, CurvesOfArms
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
-from evenpack.studies.equivalence.curves import Curve
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_title
 
 _DASHES = ("-", "--", ":")
@@ -35,8 +35,9 @@ def plot_equivalence(curves: CurvesOfArms, comparison: Comparison, study: Equiva
             runs = list(of_seed.values())
             if runs:
                 style = {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % 3]}
-                _draw(axes[0], arm, [(curve.samples, curve.values(section.measure)) for curve in runs], style)
-                _draw(axes[1], arm, [(_scaled(curve, seconds), curve.values(section.measure)) for curve in runs], style)
+                values = [np.array(curve.values(section.measure)) for curve in runs]
+                _draw(axes[0], arm, [np.array(curve.samples, dtype=np.float64) for curve in runs], values, style)
+                _draw(axes[1], arm, [np.array(curve.seconds) / seconds for curve in runs], values, style)
         label = "held-out loss (nats/target)" if section.measure == "loss" else "held-out accuracy"
         for one, name in ((axes[0], "samples seen (sequences)"), (axes[1], f"time in training steps ({unit})")):
             one.set_xlabel(name)
@@ -57,19 +58,20 @@ def plot_equivalence(curves: CurvesOfArms, comparison: Comparison, study: Equiva
         )
 
 
-def _scaled(curve: Curve, unit: float) -> Sequence[float]:
-    return [seconds / unit for seconds in curve.seconds]
-
-
 def _draw(
-    axes: Any, arm: str, lines: Sequence[tuple[Sequence[float], Sequence[float]]], style: Mapping[str, Any]
+    axes: Any,
+    arm: str,
+    places: Sequence[Float64[np.ndarray, " points"]],
+    values: Sequence[Float64[np.ndarray, " points"]],
+    style: Mapping[str, Any],
 ) -> None:
-    start, end = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
-    grid = np.linspace(start, end, _POINTS) if end > start else np.array([float(start)])
-    values = np.stack([np.interp(grid, places, heights) for places, heights in lines])
-    axes.plot(grid, values.mean(axis=0), label=arm, linewidth=1.8, **style)
+    """The runs of an arm where all of them have been evaluated: their mean, and what lies between them."""
+    start, end = max(float(one[0]) for one in places), min(float(one[-1]) for one in places)
+    grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
+    lines = np.stack([np.interp(grid, *line) for line in zip(places, values, strict=True)])
+    axes.plot(grid, lines.mean(axis=0), label=arm, linewidth=1.8, **style)
     if len(lines) > 1:
-        axes.fill_between(grid, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(grid, lines.min(axis=0), lines.max(axis=0), color=style["color"], alpha=0.15, linewidth=0)
 
 
 def _draw_differences(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection) -> None:
