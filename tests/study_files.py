@@ -121,6 +121,8 @@ def write_log(output_dir: Path, *, losses: Sequence[float], sequences: int = 10,
     for step, loss in enumerate(losses, start=1):
         record = {
             "step": step,
+            "loss": loss,
+            "targets": 5,
             "sequences": sequences,
             "slots": 32 * sequences,
             "step_seconds": seconds,

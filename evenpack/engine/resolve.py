@@ -199,5 +199,6 @@ def announce(run: ResolvedRun) -> None:
     """Says once what was adjusted and what is for study only."""
     if run.adjustment:
         log.info("%s", "\n  ".join(run.adjustment))
-    for switch, meaning in study_switches(run.config.model, run.config.attention).items():
-        log.warning("FOR STUDY ONLY: %s is false: %s", switch, meaning)
+    switches = study_switches(run.config.model, run.config.attention) | run.config.data.study_switches
+    for switch, meaning in switches.items():
+        log.warning("FOR STUDY ONLY: %s: %s", switch, meaning)

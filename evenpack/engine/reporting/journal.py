@@ -169,6 +169,8 @@ def step_record(
         record |= {
             "token_loss": totals.token_loss,
             "next_sentence_loss": totals.next_sentence_loss,
+            "optimised_token_loss": totals.optimised_losses[0],
+            "optimised_next_sentence_loss": totals.optimised_losses[1],
             "next_sentence_accuracy": totals.correct[1] / max(counts.sequences, 1),
         }
     if peak_flops is not None:

@@ -26,6 +26,8 @@ class StepTotals:
 
     loss_sums: tuple[float, float]
     """In nats, over the step's targets and over its next sentences."""
+    optimised_losses: tuple[float, float]
+    """The two losses whose gradient was taken; other than the means where `loss_balancing` is not exact."""
     correct: tuple[int, int]
     """Targets and next sentences whose label had the highest logit."""
     denominators: LossDenominators
@@ -85,7 +87,8 @@ def sum_over_ranks(
     Raises: RunError if the ranks did not collate what this rank's plan of the step says.
     """
     shared = local.gradient_norm if world.is_main else torch.zeros_like(local.gradient_norm)
-    on_device = torch.cat([local.loss_sums.double().sum(dim=0), local.correct.double(), shared.double().reshape(1)])
+    losses = (local.loss_sums.double().sum(dim=0), local.optimised_losses.double())
+    on_device = torch.cat([*losses, local.correct.double(), shared.double().reshape(1)])
     compute_seconds = local.stopwatch.seconds()
     shares = (loader_seconds / world.size, compute_seconds / world.size)
     on_host = torch.tensor([*_host_part(batches, stop=stop), *shares, compute_seconds], dtype=torch.float64)
@@ -120,12 +123,15 @@ def _host_part(batches: StepBatches, *, stop: bool) -> list[float]:
 
 
 def _unpack(values: list[float], denominators: LossDenominators) -> StepTotals:
-    token_loss_sum, next_sentence_loss_sum, correct, next_sentence_correct, gradient_norm, *rest = values
+    token_loss_sum, next_sentence_loss_sum, *rest = values
+    optimised_token_loss, optimised_next_sentence_loss, *rest = rest
+    correct, next_sentence_correct, gradient_norm, *rest = rest
     limbs, rest = rest[:_LIMBS], rest[_LIMBS:]
     stop, packs, sequences, tokens, targets, slots, squared_lengths, moved_bytes, *rest = rest
     *source_tokens, loader_seconds, compute_seconds_mean, compute_seconds_max = rest
     return StepTotals(
         loss_sums=(token_loss_sum, next_sentence_loss_sum),
+        optimised_losses=(optimised_token_loss, optimised_next_sentence_loss),
         correct=(round(correct), round(next_sentence_correct)),
         denominators=denominators,
         gradient_norm=gradient_norm,

@@ -65,6 +65,10 @@ class LossDenominators:
     tokens: float
     next_sentence: float
 
+    def times(self, factor: float) -> "LossDenominators":
+        """Both multiplied."""
+        return LossDenominators(tokens=factor * self.tokens, next_sentence=factor * self.next_sentence)
+
 
 def exact_denominators(config: TransformerConfig, step_counts: StepCounts) -> LossDenominators:
     """The numbers that were really summed over; a step without any target has loss 0 and gradient 0."""

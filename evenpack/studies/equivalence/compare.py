@@ -64,6 +64,9 @@ class ArmRow:
     loss: Spread
     accuracy: Spread
     next_sentence_accuracy: Spread | None
+    training_loss: Spread
+    next_sentence_noise: float | None
+    """Mean over seeds; see `Curve`."""
     sequences_per_step: float
     host_to_device_bytes_per_sequence: float
     difference: PairedDifference | None
@@ -114,17 +117,17 @@ def _row(
         verdict = verdict_of(difference, margin=section.margin, larger_is_worse=section.measure == "loss")
         if verdict == "undecided":
             needed = pairs_to_decide(difference, margin=section.margin, significance=section.significance)
-    pair_accuracies = [curve.next_sentence_accuracy for curve in found]
+    noise = _over_seeds([curve.next_sentence_noise for curve in found])
     return ArmRow(
         arm=arm,
         seeds=tuple(of_seed),
         loss=Spread.of([curve.loss[-1] for curve in found]),
         accuracy=Spread.of([curve.accuracy[-1] for curve in found]),
-        next_sentence_accuracy=(
-            None
-            if any(values is None for values in pair_accuracies)
-            else Spread.of([values[-1] for values in pair_accuracies if values is not None])
+        next_sentence_accuracy=_over_seeds(
+            [None if values is None else values[-1] for values in (curve.next_sentence_accuracy for curve in found)]
         ),
+        training_loss=Spread.of([curve.training_loss for curve in found]),
+        next_sentence_noise=None if noise is None else noise.mean,
         sequences_per_step=statistics.fmean(curve.sequences_per_step for curve in found),
         host_to_device_bytes_per_sequence=statistics.fmean(curve.host_to_device_bytes_per_sequence for curve in found),
         difference=difference,
@@ -132,6 +135,12 @@ def _row(
         seeds_to_decide=needed,
         speed=_speed(pairs, section, target) if pairs and target is not None else None,
     )
+
+
+def _over_seeds(values: Sequence[float | None]) -> Spread | None:
+    """None where one of them has none."""
+    found = [value for value in values if value is not None]
+    return Spread.of(found) if len(found) == len(values) else None
 
 
 def _speed(pairs: Sequence[tuple[Curve, Curve]], section: EquivalenceSection, target: float) -> Speed:

@@ -1,5 +1,7 @@
 """What a run's log tells of how well it has learned: validation against samples seen, and against time."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,10 @@ class Curve:
     accuracy: tuple[float, ...]
     next_sentence_accuracy: tuple[float, ...] | None
     """None of a model that predicts none."""
+    training_loss: float
+    """In nats a target, as the arm itself sees its batches, over the last tenth of its steps."""
+    next_sentence_noise: float | None
+    """Standard deviation, over the same steps, of the next-sentence loss whose gradient was taken."""
     sequences_per_second: float
     """Over the whole run."""
     sequences_per_step: float
@@ -74,6 +80,8 @@ def read_curve(output_dir: Path) -> Curve:
             points.append((samples, seconds, found))
     if not points:
         raise DataError(f"{path} has no evaluation: set training.evaluate_every_steps and data.validation_fraction")
+    last = records[-math.ceil(len(records) / 10) :]
+    noisy = [record["optimised_next_sentence_loss"] for record in last if "optimised_next_sentence_loss" in record]
     with_pairs = all("next_sentence_accuracy" in values for _, _, found in points for values in found)
     return Curve(
         samples=tuple(point[0] for point in points),
@@ -83,6 +91,8 @@ def read_curve(output_dir: Path) -> Curve:
         next_sentence_accuracy=(
             tuple(_mean(found, "next_sentence_accuracy", "sequences") for *_, found in points) if with_pairs else None
         ),
+        training_loss=_mean(last, "token_loss" if "token_loss" in last[0] else "loss", "targets"),
+        next_sentence_noise=statistics.stdev(noisy) if len(noisy) > 1 else None,
         sequences_per_second=samples / seconds,
         sequences_per_step=samples / len(records),
         slots_per_sequence=sum(record["slots"] for record in records) / samples,
@@ -90,7 +100,7 @@ def read_curve(output_dir: Path) -> Curve:
     )
 
 
-def _mean(sources: Sequence[dict[str, Any]], name: str, weight: str) -> float:
-    total: float = sum(values[weight] for values in sources)
-    weighted: float = sum(values[weight] * values[name] for values in sources)
+def _mean(records: Sequence[dict[str, Any]], name: str, weight: str) -> float:
+    total: float = sum(values[weight] for values in records)
+    weighted: float = sum(values[weight] * values[name] for values in records)
     return weighted / total

@@ -41,7 +41,10 @@ def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, 
         f"Compared with {section.reference} by held-out {section.measure}; differences within ± {section.margin:g} "
         "count as none"
     )
-    return Report(value={"study": study, "runs": rows}, shown=[arms_text(study), runs_table(rows, title=title), rule])
+    shown = [arms_text(study), runs_table(rows, title=title), rule]
+    if any(row.sequences is None for row in rows):
+        shown.append(console.text("What follows from data that is not prepared yet is left out: -"))
+    return Report(value={"study": study, "runs": rows}, shown=shown)
 
 
 def run_study(

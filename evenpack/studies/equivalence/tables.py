@@ -48,6 +48,8 @@ def _learned(row: ArmRow) -> dict[str, Any]:
         "loss": _spread(row.loss),
         "accuracy": _spread(row.accuracy),
         "next sentence": None if row.next_sentence_accuracy is None else _spread(row.next_sentence_accuracy),
+        "training loss": _spread(row.training_loss),
+        "NSP noise": row.next_sentence_noise,
         "difference": None if difference is None else f"{difference.mean:+.4f}",
         "interval": interval,
         "verdict": row.verdict or "",

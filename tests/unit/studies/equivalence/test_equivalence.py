@@ -1,6 +1,8 @@
 """Curves from logs, arms beside the reference, and the figure."""
 
 import dataclasses
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,8 @@ def curve(*losses: float, seconds: float = 1.0, slots: float = 100.0) -> Curve:
         loss=losses,
         accuracy=tuple(1.0 / loss for loss in losses),
         next_sentence_accuracy=None,
+        training_loss=losses[-1],
+        next_sentence_noise=None,
         sequences_per_second=1.0 / seconds,
         sequences_per_step=10.0,
         slots_per_sequence=slots,
@@ -40,8 +44,21 @@ def test_a_curve_counts_samples_and_seconds(tmp_path: Path) -> None:
     assert (found.samples, found.seconds) == ((20, 40), (1.0, 2.0))
     assert (found.loss, found.accuracy) == ((4.0, 2.0), (0.25, 0.5))
     assert found.next_sentence_accuracy is None
+    assert (found.training_loss, found.next_sentence_noise) == (2.0, None)
     assert (found.sequences_per_second, found.sequences_per_step, found.slots_per_sequence) == (20.0, 10.0, 32.0)
     assert found.host_to_device_bytes_per_sequence == 100.0
+
+
+def test_the_end_of_training_is_its_last_tenth(tmp_path: Path) -> None:
+    write_log(tmp_path, losses=[9.0] * 18 + [3.0, 5.0])
+    log = tmp_path / "metrics.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    for record in records:
+        record |= {"optimised_next_sentence_loss": record["loss"] / 10, "targets": 3 if record["step"] == 19 else 1}
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = read_curve(tmp_path)
+    assert found.training_loss == 3.5
+    assert found.next_sentence_noise == pytest.approx(0.2 / math.sqrt(2))
 
 
 def test_a_log_that_samples_cannot_be_counted_from_is_refused(tmp_path: Path) -> None:
