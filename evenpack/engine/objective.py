@@ -38,12 +38,17 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
     if family_of(model).objective == "next_tokens":
         return NextTokens()
     if prepared.config.has_stored_masks:
-        return StoredMasksAndNextSentence(vocabulary_size=prepared.vocabulary_size, reduction=model.loss_reduction)
+        return StoredMasksAndNextSentence(
+            vocabulary_size=prepared.vocabulary_size,
+            reduction=model.loss_reduction,
+            next_sentence_reduction=model.pair_reduction,
+        )
     return MaskedTokensAndNextSentence(
         masking=masking,
         vocabulary=prepared.masking_vocabulary,
         seed=seed,
         reduction=model.loss_reduction,
+        next_sentence_reduction=model.pair_reduction,
     )
 
 

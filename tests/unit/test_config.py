@@ -380,6 +380,7 @@ def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
         ("model.reset_positions", "false"),
         ("model.next_sentence", "false"),
         ("model.loss_balancing", "micro_batch"),
+        ("model.next_sentence_reduction", "pack"),
         ("data.order", "by_length"),
     ],
 )

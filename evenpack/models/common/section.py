@@ -71,6 +71,11 @@ class TransformerConfig(Section):
         return "token"
 
     @property
+    def pair_reduction(self) -> Literal["sequence", "pack"]:
+        """Whether the next-sentence loss is a mean over sequences, or over packs of the mean over each one's."""
+        return "sequence"
+
+    @property
     def denominators(self) -> Literal["exact", "expected", "micro_batch"]:
         """Whether losses are divided by what a step holds, by what a step holds on average, or each micro-batch's by
         what that one holds, so that tokens of different micro-batches weigh differently.
