@@ -14,7 +14,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 """Of a phase or an arm: it names a folder."""
 
 Settings = dict[str, Any]
-"""Dotted keys of a run file with the values that take their place, as on the command line: `training.layout: padded`."""
+"""Dotted keys of a run file with their values, as on the command line: `training.layout: padded`."""
 
 
 def _different(seeds: list[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """How far each run of a study is, as its folder tells.
 
-    result.json     written when a run has ended; a finished one is never trained again
-    metrics.jsonl   the run's own log: the step that it has reached
+result.json     written when a run has ended; a finished one is never trained again
+metrics.jsonl   the run's own log: the step that it has reached
 """
 
 import json
