@@ -1,5 +1,6 @@
 """An equivalence study as a figure."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ _DASHES = ("-", "--", ":")
 _POINTS = 200
 """Of a curve, between the first evaluation that all seeds have and the last."""
 _VERDICT_COLOURS = {"equivalent": COLOURS[2], "worse": COLOURS[4], "better": COLOURS[0], "undecided": "#9aa5b1"}
+_NAME_COLUMNS = 18
+"""Of an arm's name beside its difference."""
 _HOUR = 3600.0
 
 
@@ -28,7 +31,7 @@ def plot_equivalence(curves: CurvesOfArms, comparison: Comparison, study: Equiva
     compared = [row for row in comparison.rows if row.difference is not None]
     height = max(4.6, 1.6 + 0.34 * len(comparison.rows))
     with figure_as_png(path, width=17.0, height=height) as figure:
-        axes = figure.subplots(1, 3, gridspec_kw={"wspace": 0.3, "width_ratios": [1.0, 1.0, 1.1]})
+        axes = figure.subplots(1, 3, gridspec_kw={"wspace": 0.38, "width_ratios": [1.0, 1.0, 1.1]})
         longest = max(curve.seconds[-1] for of_seed in curves.values() for curve in of_seed.values())
         unit, seconds = ("hours", _HOUR) if longest >= _HOUR else ("minutes", 60.0)
         for index, (arm, of_seed) in enumerate(curves.items()):
@@ -69,7 +72,7 @@ def _draw(
     start, end = max(float(one[0]) for one in places), min(float(one[-1]) for one in places)
     grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
     lines = np.stack([np.interp(grid, *line) for line in zip(places, values, strict=True)])
-    axes.plot(grid, lines.mean(axis=0), label=arm, linewidth=1.8, **style)
+    axes.plot(grid, lines.mean(axis=0), label=arm, linewidth=1.8, marker="o" if len(grid) == 1 else None, **style)
     if len(lines) > 1:
         axes.fill_between(grid, lines.min(axis=0), lines.max(axis=0), color=style["color"], alpha=0.15, linewidth=0)
 
@@ -86,7 +89,10 @@ def _draw_differences(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSec
         axes.annotate(
             row.verdict, (difference.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", color=colour
         )
-    axes.set_yticks(range(len(rows)), [row.arm for row in reversed(rows)])
+    axes.set_yticks(
+        range(len(rows)), [textwrap.fill(row.arm.replace("_", " "), _NAME_COLUMNS) for row in reversed(rows)]
+    )
+    axes.locator_params(axis="x", nbins=5)
     axes.set_ylim(-0.6, len(rows) - 0.2)
     axes.set_xlabel(f"{section.measure} minus {section.reference}'s; grey: the margin, ± {section.margin:g}")
     held = [row.arm for row in rows if row.verdict == "equivalent"]
