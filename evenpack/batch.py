@@ -124,6 +124,13 @@ class PackedBatch:
         """All positions, padding included."""
         return self.tokens.shape[0]
 
+    @property
+    def moved_bytes(self) -> int:
+        """Of the tensors that `to` moves."""
+        moved = [getattr(self, name) for name in _READ_BY_THE_MODEL]
+        moved += [getattr(self.targets, field.name) for field in fields(self.targets)]
+        return sum(tensor.nbytes for tensor in moved)
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PackedBatch":
         """Moves the tensors the model reads to `device`; the ids stay where they are."""
         moved = _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking), _READ_BY_THE_MODEL)

@@ -36,6 +36,8 @@ class Report:
     """Another rank prints the result."""
     unmet: str | None = None
     """What was asked for beside the result and could not be had: the result is printed, and the command fails."""
+    exit_code: int = 0
+    """Of a command that has printed its result, and is not at its end (`EXIT_STOPPED`)."""
 
     def take(self, found: "Report") -> None:
         """Becomes what another report is."""

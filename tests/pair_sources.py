@@ -138,7 +138,9 @@ def _pairs_view(pairs: Sequence[Pair], longest: int) -> SentencePairsView:
     )
 
 
-def masked_objective(*, seed: int = 3, reduction: str = "token", **masking: Any) -> MaskedTokensAndNextSentence:
+def masked_objective(
+    *, seed: int = 3, reduction: str = "token", next_sentence_reduction: str = "sequence", **masking: Any
+) -> MaskedTokensAndNextSentence:
     """BERT's, over the vocabulary of this file."""
     ids = np.arange(VOCABULARY_SIZE)
     return MaskedTokensAndNextSentence(
@@ -148,6 +150,7 @@ def masked_objective(*, seed: int = 3, reduction: str = "token", **masking: Any)
         ),
         seed=seed,
         reduction=reduction,  # type: ignore[arg-type]
+        next_sentence_reduction=next_sentence_reduction,  # type: ignore[arg-type]
     )
 
 

@@ -258,6 +258,9 @@ class DataConfig(Section):
     pack_length: int = Field(ge=2, le=MOST_SLOTS)
     """Slots of a pack."""
     packing: PackingConfig = PackingConfig()
+    order: Literal["shuffled", "by_length"] = "shuffled"
+    """For study, by_length: each epoch of a source goes from its shortest sequences to its longest, or from the packs
+    whose longest sequence is shortest to the others. Preparation is the same for both."""
     verify_in_training: bool = True
     """`train` reads all prepared files beside its first steps, each rank a share, and compares their checksums before
     it saves a checkpoint; false: sizes alone are compared."""
@@ -273,6 +276,13 @@ class DataConfig(Section):
     def has_stored_masks(self) -> bool:
         """Whether masks lie beside the pairs, drawn by `prepare` or before; if not, each epoch draws its own."""
         return isinstance(self.recipe, MaskedPairsRecipe) or self.static_masks is not None
+
+    @property
+    def study_switches(self) -> dict[str, str]:
+        """Keys of this section, with their values, that make it one for study alone, each with what that means."""
+        if self.order == "shuffled":
+            return {}
+        return {"data.order is by_length": "a step holds sequences of nearly one length, and later steps longer ones"}
 
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":

@@ -118,7 +118,13 @@ class PreparedData:
             )
         name_hash = xxhash.xxh3_64_intdigest(f"{source}/{split}".encode())
         key = int(derive_key(seed if split == "train" else 0, name_hash))
-        return open_plan(self._folder(source, split), key=key, batching=batching, repacking=self.repacking)
+        return open_plan(
+            self._folder(source, split),
+            key=key,
+            batching=batching,
+            repacking=self.repacking,
+            by_length=split == "train" and self.config.order == "by_length",
+        )
 
     def fingerprint(self, seed: int, batching: Batching = "packs") -> str:
         """Of all that decides which packs form which step; not of places, times, world size or workers."""
@@ -134,6 +140,8 @@ class PreparedData:
         }
         if batching != "packs":  # which older fingerprints do not name
             content["batching"] = batching
+        if self.config.order != "shuffled":
+            content["order"] = self.config.order
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())

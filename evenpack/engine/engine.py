@@ -18,7 +18,7 @@ from evenpack.engine.objective import Denominators
 from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.engine.sharding import sharding_at
-from evenpack.models.common.losses import LossSums, scaled_loss
+from evenpack.models.common.losses import LossDenominators, LossSums, scaled_loss
 
 Phase = Literal["begin", "forward", "backward", "all_reduce", "update"]
 """Of a step, in this order; forward and backward take turns, once for each micro-batch."""
@@ -33,6 +33,8 @@ class LocalStep:
 
     loss_sums: Float[Tensor, "micro_batches 2"]
     """Of each micro-batch in nats, over tokens and over next sentences; FP32."""
+    optimised_losses: Float[Tensor, " 2"]
+    """This rank's share of the losses whose gradient was taken, over tokens and over next sentences."""
     correct: Int[Tensor, " 2"]
     """Tokens and next sentences of all micro-batches whose label had the highest logit."""
     gradient_norm: Float[Tensor, ""]
@@ -94,6 +96,7 @@ class TrainingEngine:
             gradient_norm = torch.as_tensor(self.sharding.norm_of_update(self.deepspeed), device=self.world.device)
         return LocalStep(
             loss_sums=loss_sums,
+            optimised_losses=self.optimised_losses(loss_sums, micro_batches),
             correct=correct,
             gradient_norm=gradient_norm.float(),
             learning_rate=rate,
@@ -118,8 +121,9 @@ class TrainingEngine:
             torch.manual_seed(dropout_seed(self.config.run.seed, step, slot))
             self.deepspeed.set_gradient_accumulation_boundary(index == self.micro_batches - 1)
             sums: LossSums = self.deepspeed(batch.to(self.world.device, non_blocking=True))
-            denominators = self.denominators(batch.step_counts)
-            loss = scaled_loss(sums, denominators, world_size=self.world.size, accumulation=self.micro_batches)
+            loss = scaled_loss(
+                sums, self.denominators_of(batch), world_size=self.world.size, accumulation=self.micro_batches
+            )
             self.observer("forward")
             self.deepspeed.backward(loss)
             self.observer("backward")
@@ -127,6 +131,22 @@ class TrainingEngine:
             correct.append(torch.stack([sums.correct, sums.next_sentence_correct]))
         stopwatch.stop()
         return torch.stack(loss_sums), torch.stack(correct).sum(dim=0), stopwatch
+
+    def denominators_of(self, batch: PackedBatch) -> LossDenominators:
+        """What the batch's loss sums are divided by, so that those of all micro-batches of all ranks add up to the loss
+        whose gradient is taken.
+        """
+        if self.config.model.denominators == "micro_batch":  # a mean of means: as if all held what this one does
+            return self.denominators(batch.local_counts).times(self.world.size * self.micro_batches)
+        return self.denominators(batch.step_counts)
+
+    def optimised_losses(
+        self, loss_sums: Float[Tensor, "micro_batches 2"], micro_batches: Sequence[PackedBatch]
+    ) -> Float[Tensor, " 2"]:
+        """This rank's share of the two losses whose gradient is taken, in nats."""
+        divisors = [self.denominators_of(batch) for batch in micro_batches]
+        pairs = torch.tensor([(one.tokens, one.next_sentence) for one in divisors], dtype=torch.float64)
+        return (loss_sums.double() / pairs.to(loss_sums.device, non_blocking=True)).sum(dim=0)
 
     def reduce_gradients(self) -> Float[Tensor, ""] | None:
         """Averages the gradients over the ranks and clips them, as the sharding does it; see there."""

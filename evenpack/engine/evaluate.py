@@ -151,13 +151,11 @@ def _divide(config: TransformerConfig, sums: list[float]) -> SourceEvaluation:
     loss_sum, correct, next_sentence_loss_sum, next_sentence_correct, *counted = sums
     targets, sequences, packs = map(round, counted)
     counts = StepCounts(packs=packs, sequences=sequences, tokens=0, targets=targets)
-    denominators = exact_denominators(config, counts)
-    next_sentence = NextSentenceEvaluation(
-        loss=next_sentence_loss_sum / denominators.next_sentence,
-        accuracy=next_sentence_correct / denominators.next_sentence,
+    next_sentence = NextSentenceEvaluation(  # always of single sequences, so that all runs are judged alike
+        loss=next_sentence_loss_sum / sequences, accuracy=next_sentence_correct / sequences
     )
     return SourceEvaluation(
-        loss=loss_sum / denominators.tokens,
+        loss=loss_sum / exact_denominators(config, counts).tokens,
         accuracy=correct / targets,
         next_sentence=next_sentence if config.predicts_next_sentence else None,
         targets=targets,

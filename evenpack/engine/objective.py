@@ -23,7 +23,7 @@ from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
 
 Denominators = Callable[[StepCounts], LossDenominators]
-"""From what a step holds over all ranks to what its gradients' losses are divided by."""
+"""From what a step holds over all ranks, or a micro-batch, to what its gradients' losses are divided by."""
 
 
 def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, *, seed: int) -> Objective:
@@ -38,20 +38,28 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
     if family_of(model).objective == "next_tokens":
         return NextTokens()
     if prepared.config.has_stored_masks:
-        return StoredMasksAndNextSentence(vocabulary_size=prepared.vocabulary_size, reduction=model.loss_reduction)
+        return StoredMasksAndNextSentence(
+            vocabulary_size=prepared.vocabulary_size,
+            reduction=model.loss_reduction,
+            next_sentence_reduction=model.pair_reduction,
+        )
     return MaskedTokensAndNextSentence(
         masking=masking,
         vocabulary=prepared.masking_vocabulary,
         seed=seed,
         reduction=model.loss_reduction,
+        next_sentence_reduction=model.pair_reduction,
     )
 
 
 def build_denominators(
     model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, shape: StepShape
 ) -> Denominators:
-    """What the model's section says; a loss that is reported is divided by the exact ones all the same."""
-    if model.denominators == "exact":
+    """What the model's section says; a loss that is reported is divided by the exact ones all the same.
+
+    For `micro_batch` the counts to give are those of the micro-batch (`TrainingEngine.denominators_of`).
+    """
+    if model.denominators != "expected":
         return partial(exact_denominators, model)
     item = average_item(prepared, shape.batching)
     expected = expected_denominators(

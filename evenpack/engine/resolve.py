@@ -76,7 +76,8 @@ class ResolvedRun:
 
     @property
     def evaluation_shape(self) -> StepShape:
-        """Validation is always of packs as they come: all runs over the same data are judged by the same ones.
+        """Validation is always of packs as they come, their sequences apart from one another: all runs over the same
+        data are judged by the same ones in the same way, however they were trained.
 
         It computes no padding beyond that of packs, whatever the layout of the training.
         """
@@ -86,6 +87,8 @@ class ResolvedRun:
             self.shape,
             batching="packs",
             layout=layout,
+            isolate=True,
+            reset_positions=True,
             policy="arrival",
             items_per_step=rows,
             items_per_micro_batch=rows,
@@ -196,5 +199,6 @@ def announce(run: ResolvedRun) -> None:
     """Says once what was adjusted and what is for study only."""
     if run.adjustment:
         log.info("%s", "\n  ".join(run.adjustment))
-    for switch, meaning in study_switches(run.config.model, run.config.attention).items():
-        log.warning("FOR STUDY ONLY: %s is false: %s", switch, meaning)
+    switches = study_switches(run.config.model, run.config.attention) | run.config.data.study_switches
+    for switch, meaning in switches.items():
+        log.warning("FOR STUDY ONLY: %s: %s", switch, meaning)

@@ -14,6 +14,8 @@ ModelConfig = Annotated[SerializeAsAny[TransformerConfig], SectionByKind(find=co
 
 
 def study_switches(model: TransformerConfig, attention: AttentionConfig) -> dict[str, str]:
-    """The keys of a run file that are false and make it one for study alone, each with what that means."""
-    isolation = {} if attention.isolate else {"attention.isolate": "sequences of one pack attend to one another"}
+    """The keys of a run file, with their values, that make it one for study alone, each with what that means."""
+    isolation = (
+        {} if attention.isolate else {"attention.isolate is false": "sequences of one pack attend to one another"}
+    )
     return isolation | model.study_switches

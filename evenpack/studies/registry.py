@@ -4,10 +4,12 @@ A study is a frozen dataclass: each field is an option of the command line, its 
 work. It stands in `command.py` of the study's folder, and imports whatever is heavy inside `run`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from evenpack.console import Report
+from evenpack.studies.equivalence.command import EquivalenceCommand
 from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.packing.command import PackingCommand
@@ -17,6 +19,7 @@ from evenpack.studies.throughput.command import ThroughputCommand
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
     from evenpack.studies.lengths.subject import Subject
+    from evenpack.studies.runs.machine import Machine
 
 
 @runtime_checkable
@@ -37,6 +40,15 @@ class RunStudy(Protocol):
         ...
 
 
+@runtime_checkable
+class StudyOfRuns(Protocol):
+    """Trains the runs that a study file lists, in processes of their own, and compares them."""
+
+    def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
+        """`words` are `section.key=value`, for the study file or for every run. Raises: EvenpackError."""
+        ...
+
+
 LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
     "packing": PackingCommand,
     "residuals": ResidualsCommand,
@@ -46,4 +58,8 @@ LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
 RUN_STUDIES: dict[str, type[RunStudy]] = {
     "throughput": ThroughputCommand,
     "forecast": ForecastCommand,
+}
+
+STUDIES_OF_RUNS: dict[str, type[StudyOfRuns]] = {
+    "equivalence": EquivalenceCommand,
 }

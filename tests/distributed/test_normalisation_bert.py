@@ -1,5 +1,6 @@
 """Invariants 3 and 6 for BERT: however a step is split, its gradient is that of its pairs one by one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,13 +31,13 @@ def make_packs() -> list[list[MaskedPair]]:
     return [random_pairs(parts, vocabulary_size=VOCABULARY, seed=index) for index, parts in enumerate(lengths)]
 
 
-def run_config(*, ranks: int, accumulation: int, mlm_reduction: str) -> RunConfig:
+def run_config(*, ranks: int, accumulation: int, mlm_reduction: str, loss_balancing: str = "exact") -> RunConfig:
     return checked_run(
         pair_run_values(
             "bert",
             Path("unused"),
             data={"recipe": {"kind": "sentence_pairs", "max_sequence_length": PACK_LENGTH}, "pack_length": PACK_LENGTH},
-            model={"mlm_reduction": mlm_reduction},
+            model={"mlm_reduction": mlm_reduction, "loss_balancing": loss_balancing},
             training={
                 "packs_per_step": PACKS,
                 "packs_per_micro_batch": PACKS // (ranks * accumulation),
@@ -115,3 +116,43 @@ def test_both_losses_are_means_over_the_whole_step_at_any_split(ranks: int) -> N
     for errors in run_ranks(largest_errors, ranks):
         assert len(errors) == len(REDUCTIONS) * len(ACCUMULATIONS)
         assert max(errors.values()) <= 1e-5, errors
+
+
+def plain_means(world: World) -> tuple[float, float, list[list[float]]]:
+    """Of two micro-batches a rank, each divided by what it holds itself: how far gradients and losses are off their
+    definition, and from the exact mean, and the losses that were optimised, by rank.
+    """
+    config = run_config(ranks=world.size, accumulation=2, mlm_reduction="token", loss_balancing="micro_batch")
+    denominators = partial(exact_denominators, config.model)
+    engine = TrainingEngine(make_model(config), config, world, denominators=denominators)
+    batches = micro_batches(world, accumulation=2, mlm_reduction="token")
+    loss_sums, _, _ = engine.compute_gradients(0, batches)
+    optimised = engine.optimised_losses(loss_sums, batches)
+    engine.reduce_gradients()
+    model, losses = make_model(config), []
+    size = PACKS // (2 * world.size)
+    for first in range(0, PACKS, size):
+        batch = packed(make_packs()[first : first + size], "token")
+        sums = model(batch)
+        counts = batch.local_counts
+        losses.append(torch.stack([sums.loss_sum / counts.targets, sums.next_sentence_loss_sum / counts.sequences]))
+    means = torch.stack(losses).mean(dim=0)
+    wanted = torch.autograd.grad(means.sum(), list(model.parameters()))
+    exact = reference_gradients(make_model(config), "token")
+    found = [parameter.grad for parameter in engine.model.parameters()]
+    engine.deepspeed.destroy()
+    return error(found, wanted), error(found, exact), [means.tolist(), *world.all_gather(optimised.tolist())]
+
+
+def error(found: Sequence[torch.Tensor | None], wanted: Sequence[torch.Tensor]) -> float:
+    """The largest relative one (L2) of a parameter."""
+    pairs = [(one, other) for one, other in zip(found, wanted, strict=True) if one is not None]
+    assert len(pairs) == len(wanted)
+    return max(float((one - other).norm() / other.norm()) for one, other in pairs)
+
+
+def test_plain_means_of_micro_batches_are_what_they_are_called() -> None:
+    for from_definition, from_exact, (means, *shares) in run_ranks(plain_means, 2):
+        assert from_definition <= 1e-5
+        assert from_exact > 0.05, "and no exact mean"
+        assert [sum(share) for share in zip(*shares, strict=True)] == pytest.approx(means, rel=1e-5)

@@ -56,6 +56,8 @@ def test_a_run_tells_of_both_losses_from_the_first_step(run_file: Path) -> None:
     for record in records:
         assert record["loss"] == record["token_loss"] + record["next_sentence_loss"]
         assert 0 <= record["next_sentence_accuracy"] <= 1
+        for name in ("token_loss", "next_sentence_loss"):  # divided by what the step holds, as the reported ones are
+            assert record[f"optimised_{name}"] == pytest.approx(record[name], rel=1e-6)
     assert records[0]["token_loss"] == pytest.approx(math.log(VOCABULARY), rel=0.05)
     assert records[-1]["token_loss"] < records[0]["token_loss"]
 

@@ -32,6 +32,9 @@ def test_all_that_the_model_reads_moves_and_the_ids_stay(batch):
     assert tensors(moved.targets) == {field.name for field in fields(batch.targets)}
     assert all(getattr(moved.targets, name).is_meta for name in tensors(moved.targets))
     assert moved.step_counts == batch.step_counts
+    on_device = [getattr(moved, name) for name in READ_BY_THE_MODEL]
+    on_device += [getattr(moved.targets, name) for name in tensors(moved.targets)]
+    assert batch.moved_bytes == sum(tensor.element_size() * tensor.numel() for tensor in on_device) > 100
 
 
 @BATCHES

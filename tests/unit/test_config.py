@@ -362,7 +362,7 @@ def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
     config = load_run_file(bert_file(tmp_path), RunConfig, ["training.layout=padded"])
     assert isinstance(config.model, BertConfig)
     assert (config.model.token_types, config.model.mlm_reduction, config.model.loss_balancing) == (2, "token", "exact")
-    assert study_switches(config.model, config.attention) == {}
+    assert study_switches(config.model, config.attention) | config.data.study_switches == {}
 
 
 def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
@@ -373,15 +373,26 @@ def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
         load_run_file(run_file, RunConfig, ["masking.share=0.2"])
 
 
-@pytest.mark.parametrize("name", ["attention.isolate", "model.reset_positions", "model.next_sentence"])
-def test_each_switch_for_study_is_named_with_what_it_does(tmp_path: Path, name: str) -> None:
-    config = load_run_file(bert_file(tmp_path), RunConfig, [f"{name}=false"])
-    assert list(study_switches(config.model, config.attention)) == [name]
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attention.isolate", "false"),
+        ("model.reset_positions", "false"),
+        ("model.next_sentence", "false"),
+        ("model.loss_balancing", "micro_batch"),
+        ("model.next_sentence_reduction", "pack"),
+        ("data.order", "by_length"),
+    ],
+)
+def test_each_switch_for_study_is_named_with_what_it_does(tmp_path: Path, name: str, value: str) -> None:
+    config = load_run_file(bert_file(tmp_path), RunConfig, [f"{name}={value}"])
+    found = study_switches(config.model, config.attention) | config.data.study_switches
+    assert list(found) == [f"{name} is {value}"]
 
 
 def test_isolation_can_be_switched_off_for_gpt2_too(run_file: Path) -> None:
     config = load_run_file(run_file, RunConfig, ["attention.isolate=false"])
-    assert list(study_switches(config.model, config.attention)) == ["attention.isolate"]
+    assert list(study_switches(config.model, config.attention)) == ["attention.isolate is false"]
 
 
 def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> None:
@@ -403,7 +414,7 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
         (["masking.mask_share=0.95"], "exceed 1 together"),
         (["model.positions=alibi"], "'learned'"),
         (["model.mlm_reduction=pack"], "'token' or 'sequence'"),
-        (["model.loss_balancing=mean"], "'exact' or 'expected'"),
+        (["model.loss_balancing=mean"], "'exact', 'expected' or 'micro_batch'"),
         (["model.token_types=1"], "greater than or equal to 2"),
         (["model.preset=xl"], "'tiny', 'mini', 'base' or 'large'"),
         (["model.heads=3"], "must be a multiple of heads (3)"),

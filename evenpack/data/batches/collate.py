@@ -128,6 +128,7 @@ class Collator:
             sources=sequence_sources,
             epochs=np.repeat(epochs, sizes),
             sequence_ids=packs.sequence_ids,
+            pack_sizes=np.repeat(sizes, sizes),
         )
         return content, segment_lengths, counts
 

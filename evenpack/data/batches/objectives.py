@@ -123,6 +123,8 @@ class MaskedTokensAndNextSentence:
     seed: int
     reduction: Literal["token", "sequence"]
     """Whether each masked token weighs the same, or each sequence."""
+    next_sentence_reduction: Literal["sequence", "pack"]
+    """Whether each sequence's next sentence weighs the same, or each pack's together."""
 
     @property
     def looks_both_ways(self) -> bool:
@@ -151,7 +153,7 @@ class MaskedTokensAndNextSentence:
         )
 
     def for_validation(self) -> "MaskedTokensAndNextSentence":
-        return replace(self, seed=_VALIDATION_SEED)
+        return replace(self, seed=_VALIDATION_SEED, next_sentence_reduction="sequence")
 
     def make(
         self,
@@ -172,6 +174,7 @@ class MaskedTokensAndNextSentence:
             sources,
             masked,
             reduction=self.reduction,
+            next_sentence_reduction=self.next_sentence_reduction,
             max_sequences=max_sequences,
             max_targets=max_targets,
         )
@@ -183,6 +186,7 @@ class StoredMasksAndNextSentence:
 
     vocabulary_size: int
     reduction: Literal["token", "sequence"]
+    next_sentence_reduction: Literal["sequence", "pack"]
 
     @property
     def looks_both_ways(self) -> bool:
@@ -208,7 +212,7 @@ class StoredMasksAndNextSentence:
         return source.plan.max_sum_over_packs(_stored_masks(source.view).most_masks.astype(np.int64))
 
     def for_validation(self) -> "StoredMasksAndNextSentence":
-        return self
+        return replace(self, next_sentence_reduction="sequence")
 
     def make(
         self,
@@ -225,6 +229,7 @@ class StoredMasksAndNextSentence:
             sources,
             self._take(content, sources),
             reduction=self.reduction,
+            next_sentence_reduction=self.next_sentence_reduction,
             max_sequences=max_sequences,
             max_targets=max_targets,
         )

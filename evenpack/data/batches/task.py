@@ -30,6 +30,8 @@ class SequenceContent:
     epochs: Int64[np.ndarray, " M"]
     """Of their source."""
     sequence_ids: Int64[np.ndarray, " M"]
+    pack_sizes: Int64[np.ndarray, " M"]
+    """Sequences in the pack of each."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,6 +60,7 @@ def masked_task(
     masked: MaskedTokens,
     *,
     reduction: Literal["token", "sequence"],
+    next_sentence_reduction: Literal["sequence", "pack"],
     max_sequences: int,
     max_targets: int | None,
 ) -> Task:
@@ -72,13 +75,16 @@ def masked_task(
     weights = np.ones(len(masked.positions), dtype=np.float32)
     if reduction == "sequence":
         weights /= np.repeat(masked.counts, masked.counts)
+    sequence_weights = np.ones(len(labels), dtype=np.float32)
+    if next_sentence_reduction == "pack":
+        sequence_weights /= content.pack_sizes
     targets = MaskedTargets(
         positions=_filled(placement.slot_of_token[masked.positions], max_targets),
         labels=_filled(masked.labels, max_targets),
         weights=_filled(weights, max_targets),
         sequence_starts=_filled(placement.slot_of_token[offsets[:-1]], max_sequences),
         next_sentence_labels=_filled(labels, max_sequences),
-        sequence_weights=_filled(np.ones(len(labels), dtype=np.float32), max_sequences),
+        sequence_weights=_filled(sequence_weights, max_sequences),
     )
     return Task(
         tokens=masked.tokens,

@@ -106,8 +106,10 @@ class PackPlan:
         sorted_sequence_ids: Integer[np.ndarray, " sequences"],
         *,
         key: int,
+        shuffles_packs: bool = True,
     ) -> None:
-        """`key` chooses all permutations.
+        """`key` chooses all permutations. Packs that are not shuffled come strategy by strategy, as `packing` lists
+        them, in each epoch; the sequences of one length are permuted all the same.
 
         Raises: DataError where the number of ids is not the number of sequences packed.
         """
@@ -123,6 +125,7 @@ class PackPlan:
         self.pack_length = packing.pack_length
         self._sorted_sequence_ids = np.asarray(sorted_sequence_ids)
         self._key = key
+        self._shuffles_packs = shuffles_packs
         self._class_begins = _class_begins(packing.histogram)
         self._class_sizes = np.diff(self._class_begins)
         self._slots = _StrategySlots.of(packing, self._class_begins)
@@ -195,6 +198,8 @@ class PackPlan:
     def _permute_packs(
         self, packs: Int64[np.ndarray, " N"], epochs: Int64[np.ndarray, " N"], *, inverse: bool
     ) -> Int64[np.ndarray, " N"]:
+        if not self._shuffles_packs:
+            return packs
         keys = derive_key(self._key, _PACK_ORDER, epochs.astype(np.uint64))
         return _keyed(packs, np.full(len(packs), self.packs), keys, inverse=inverse)
 

@@ -6,6 +6,7 @@ sorted_sequences.npy    sequence ids by length
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,18 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
 
 
 def open_plan(
-    directory: Path, *, key: int, batching: Batching = "packs", repacking: PackingConfig | None = None
+    directory: Path,
+    *,
+    key: int,
+    batching: Batching = "packs",
+    repacking: PackingConfig | None = None,
+    by_length: bool = False,
 ) -> PackPlan:
     """The stored plan, or that of its sequences as packs of one, or packed as `repacking` says; sequence ids stay
     memory-mapped.
+
+    Args:
+        by_length: packs are not shuffled, but go from those whose longest sequence is shortest to the others.
 
     Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
     """
@@ -72,7 +81,13 @@ def open_plan(
         raise DataError(f"{directory} holds no readable plan ({error}); remove it and prepare again") from error
     if repacking is not None and batching == "packs":
         packing = _packed(packing.histogram, repacking, pack_length=packing.pack_length)
-    return PackPlan(packing, ids, key=key)
+    return PackPlan(_by_length(packing) if by_length else packing, ids, key=key, shuffles_packs=not by_length)
+
+
+def _by_length(packing: Packing) -> Packing:
+    """The same packs, in the order of their strategies: the longest sequence decides, then the second longest."""
+    order = sorted(range(len(packing.strategies)), key=packing.strategies.__getitem__)
+    return replace(packing, strategies=tuple(packing.strategies[i] for i in order), counts=packing.counts[order])
 
 
 def _packed(histogram: LengthHistogram, config: PackingConfig, *, pack_length: int) -> Packing:

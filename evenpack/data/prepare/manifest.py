@@ -174,7 +174,8 @@ class Manifest(Section):
 def data_section(config: DataConfig) -> dict[str, Any]:
     """What of the `data:` section decides the prepared files: not their place, not how training looks at them, and not
     the weights of the mixture."""
-    section = config.model_dump(mode="json", exclude={"prepared_dir", "verify_in_training", "on_changed_sources"})
+    not_of_files = {"prepared_dir", "order", "verify_in_training", "on_changed_sources"}
+    section = config.model_dump(mode="json", exclude=not_of_files)
     for source in section["sources"].values():
         del source["weight"]
     for part in (section["tokenizer"], *section["sources"].values()):

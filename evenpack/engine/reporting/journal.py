@@ -153,6 +153,7 @@ def step_record(
         "sequences": counts.sequences,
         "slots": totals.slots,
         "padding_share": 1.0 - counts.tokens / totals.slots,
+        "host_to_device_bytes": totals.moved_bytes,
         "order_hash": f"{totals.order_hash:016x}",
         "step_seconds": step_seconds,
         "tokens_per_second": counts.tokens / step_seconds,
@@ -168,6 +169,8 @@ def step_record(
         record |= {
             "token_loss": totals.token_loss,
             "next_sentence_loss": totals.next_sentence_loss,
+            "optimised_token_loss": totals.optimised_losses[0],
+            "optimised_next_sentence_loss": totals.optimised_losses[1],
             "next_sentence_accuracy": totals.correct[1] / max(counts.sequences, 1),
         }
     if peak_flops is not None:

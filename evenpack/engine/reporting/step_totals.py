@@ -26,6 +26,8 @@ class StepTotals:
 
     loss_sums: tuple[float, float]
     """In nats, over the step's targets and over its next sentences."""
+    optimised_losses: tuple[float, float]
+    """The two losses whose gradient was taken; other than the means where `loss_balancing` is not exact."""
     correct: tuple[int, int]
     """Targets and next sentences whose label had the highest logit."""
     denominators: LossDenominators
@@ -39,6 +41,8 @@ class StepTotals:
     """Padding included."""
     squared_lengths: int
     """Sum of length² over segments."""
+    moved_bytes: int
+    """That the batches take from the hosts to the devices."""
     order_hash: int
     """Sum mod 2**64 over what the ranks really collated, whoever did."""
     source_tokens: tuple[int, ...]
@@ -83,7 +87,8 @@ def sum_over_ranks(
     Raises: RunError if the ranks did not collate what this rank's plan of the step says.
     """
     shared = local.gradient_norm if world.is_main else torch.zeros_like(local.gradient_norm)
-    on_device = torch.cat([local.loss_sums.double().sum(dim=0), local.correct.double(), shared.double().reshape(1)])
+    losses = (local.loss_sums.double().sum(dim=0), local.optimised_losses.double())
+    on_device = torch.cat([*losses, local.correct.double(), shared.double().reshape(1)])
     compute_seconds = local.stopwatch.seconds()
     shares = (loader_seconds / world.size, compute_seconds / world.size)
     on_host = torch.tensor([*_host_part(batches, stop=stop), *shares, compute_seconds], dtype=torch.float64)
@@ -111,18 +116,22 @@ def _host_part(batches: StepBatches, *, stop: bool) -> list[float]:
         *(counts.packs, counts.sequences, counts.tokens, counts.targets),
         sum(batch.slots for batch in micro_batches),
         sum(batch.squared_lengths for batch in micro_batches),
+        sum(batch.moved_bytes for batch in micro_batches),
         *source_tokens,
     ]
     return [float(number) for number in numbers]
 
 
 def _unpack(values: list[float], denominators: LossDenominators) -> StepTotals:
-    token_loss_sum, next_sentence_loss_sum, correct, next_sentence_correct, gradient_norm, *rest = values
+    token_loss_sum, next_sentence_loss_sum, *rest = values
+    optimised_token_loss, optimised_next_sentence_loss, *rest = rest
+    correct, next_sentence_correct, gradient_norm, *rest = rest
     limbs, rest = rest[:_LIMBS], rest[_LIMBS:]
-    stop, packs, sequences, tokens, targets, slots, squared_lengths, *rest = rest
+    stop, packs, sequences, tokens, targets, slots, squared_lengths, moved_bytes, *rest = rest
     *source_tokens, loader_seconds, compute_seconds_mean, compute_seconds_max = rest
     return StepTotals(
         loss_sums=(token_loss_sum, next_sentence_loss_sum),
+        optimised_losses=(optimised_token_loss, optimised_next_sentence_loss),
         correct=(round(correct), round(next_sentence_correct)),
         denominators=denominators,
         gradient_norm=gradient_norm,
@@ -130,6 +139,7 @@ def _unpack(values: list[float], denominators: LossDenominators) -> StepTotals:
         counts=StepCounts(packs=round(packs), sequences=round(sequences), tokens=round(tokens), targets=round(targets)),
         slots=round(slots),
         squared_lengths=round(squared_lengths),
+        moved_bytes=round(moved_bytes),
         order_hash=sum(round(limb) << (_LIMB_BITS * index) for index, limb in enumerate(limbs)) % (1 << 64),
         source_tokens=tuple(round(tokens) for tokens in source_tokens),
         compute_seconds_mean=compute_seconds_mean,

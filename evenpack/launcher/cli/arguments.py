@@ -24,6 +24,13 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),
 ]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study file.", show_default=False)]
+StudyOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="section.key=value", help="Replace values of the study file, or of all its runs.", show_default=False
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
 LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Write the JSON document, too.")]
@@ -54,7 +61,9 @@ def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
         console.print_apart(report.shown)
     if report.unmet is not None:
         console.print_error(report.unmet)
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(report.exit_code or EXIT_BAD_INPUT)
+    if report.exit_code:
+        sys.exit(report.exit_code)
 
 
 def _require_file(path: Path) -> None:

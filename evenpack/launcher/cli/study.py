@@ -3,11 +3,28 @@
 from collections.abc import Callable
 from typing import Any
 
-from evenpack.launcher.cli.arguments import AsJson, LengthsInput, Overrides, RunFile, Save, load, reporting
+from evenpack.launcher.cli.arguments import (
+    AsJson,
+    LengthsInput,
+    Overrides,
+    RunFile,
+    Save,
+    StudyFile,
+    StudyOverrides,
+    load,
+    reporting,
+)
 from evenpack.launcher.cli.measuring import settle_rank
 from evenpack.launcher.cli.subject_options import takes, takes_subject
 from evenpack.studies.lengths.options import SubjectOptions
-from evenpack.studies.registry import LENGTHS_STUDIES, RUN_STUDIES, LengthsStudy, RunStudy
+from evenpack.studies.registry import (
+    LENGTHS_STUDIES,
+    RUN_STUDIES,
+    STUDIES_OF_RUNS,
+    LengthsStudy,
+    RunStudy,
+    StudyOfRuns,
+)
 
 
 def lengths_command(study_class: type[LengthsStudy]) -> Callable[..., None]:
@@ -49,6 +66,27 @@ def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
     return _explained(takes("study", study_class)(command), study_class)
 
 
+def runs_command(study_class: type[StudyOfRuns]) -> Callable[..., None]:
+    """A study of training runs as a command."""
+
+    def command(
+        study_file: StudyFile,
+        overrides: StudyOverrides = None,
+        *,
+        study: StudyOfRuns,
+        save: Save = None,
+        as_json: AsJson = False,
+    ) -> None:
+        with reporting(as_json, save=save) as report:
+            from evenpack.launcher.processes.devices import settle_accelerator
+            from evenpack.launcher.processes.places import ThisMachine
+
+            settle_accelerator()
+            report.take(study.run(study_file, overrides or [], ThisMachine()))
+
+    return _explained(takes("study", study_class)(command), study_class)
+
+
 def _explained(command: Callable[..., None], study_class: type[Any]) -> Callable[..., None]:
     command.__doc__ = study_class.__doc__
     return command
@@ -57,5 +95,6 @@ def _explained(command: Callable[..., None], study_class: type[Any]) -> Callable
 STUDIES: dict[str, Callable[..., None]] = {
     **{name: lengths_command(study_class) for name, study_class in LENGTHS_STUDIES.items()},
     **{name: run_command(study_class) for name, study_class in RUN_STUDIES.items()},
+    **{name: runs_command(study_class) for name, study_class in STUDIES_OF_RUNS.items()},
 }
 """In the order of `evenpack study --help`."""

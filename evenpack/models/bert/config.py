@@ -27,8 +27,11 @@ class BertConfig(TransformerConfig):
     """Rows of the token-type table: the first and the second half of a pair."""
     mlm_reduction: Literal["token", "sequence"] = "token"
     """token: mean over all masked tokens; sequence: mean over each sequence's masked tokens, then over sequences."""
-    loss_balancing: Literal["exact", "expected"] = "exact"
-    """exact: losses are divided by what a step holds; expected: by what a step holds on average, the same each time."""
+    loss_balancing: Literal["exact", "expected", "micro_batch"] = "exact"
+    """exact: losses are divided by what a step holds; expected: by what a step holds on average, the same each time.
+    For study, micro_batch: each micro-batch's losses by what that one holds, and then the plain mean is taken."""
+    next_sentence_reduction: Literal["sequence", "pack"] = "sequence"
+    """For study, pack: each pack's next sentences together weigh as much as another's, however many it holds."""
     next_sentence: bool = True
     """For study: false leaves out the pooler, the next-sentence head and its loss."""
     reset_positions: bool = True
@@ -47,14 +50,26 @@ class BertConfig(TransformerConfig):
         return self.mlm_reduction
 
     @property
-    def denominators(self) -> Literal["exact", "expected"]:
+    def pair_reduction(self) -> Literal["sequence", "pack"]:
+        return self.next_sentence_reduction
+
+    @property
+    def denominators(self) -> Literal["exact", "expected", "micro_batch"]:
         return self.loss_balancing
 
     @property
     def study_switches(self) -> dict[str, str]:
         found = {}
         if not self.reset_positions:
-            found["model.reset_positions"] = "positions run on from one sequence of a pack to the next"
+            found["model.reset_positions is false"] = "positions run on from one sequence of a pack to the next"
         if not self.next_sentence:
-            found["model.next_sentence"] = "BERT learns from masked tokens alone"
+            found["model.next_sentence is false"] = "BERT learns from masked tokens alone"
+        if self.next_sentence_reduction == "pack":
+            found["model.next_sentence_reduction is pack"] = (
+                "a next sentence weighs less the more of them its pack holds"
+            )
+        if self.loss_balancing == "micro_batch":
+            found["model.loss_balancing is micro_batch"] = (
+                "a token weighs more where its micro-batch holds fewer of them"
+            )
         return found

@@ -10,7 +10,9 @@ it. Each has its own denominator:
     token loss      loss_reduction: token       sum over targets / targets
                     loss_reduction: sequence    sum over sequences of (sum over its targets / their number)
                                                 / sequences; collation puts the inner division into the weights
-    next sentence                               sum over sequences / sequences
+    next sentence   pair_reduction: sequence    sum over sequences / sequences
+                    pair_reduction: pack        sum over packs of (sum over its sequences / their number) / packs; the
+                                                inner division is in the weights, too
 
 A sequence without a target adds 0 to the token loss and counts as a sequence, as in listing 5 of the source.
 
@@ -65,12 +67,16 @@ class LossDenominators:
     tokens: float
     next_sentence: float
 
+    def times(self, factor: float) -> "LossDenominators":
+        """Both multiplied."""
+        return LossDenominators(tokens=factor * self.tokens, next_sentence=factor * self.next_sentence)
+
 
 def exact_denominators(config: TransformerConfig, step_counts: StepCounts) -> LossDenominators:
     """The numbers that were really summed over; a step without any target has loss 0 and gradient 0."""
     return LossDenominators(
         tokens=float(max(step_counts.sequences if _is_mean_of_means(config) else step_counts.targets, 1)),
-        next_sentence=float(max(step_counts.sequences, 1)),
+        next_sentence=float(max(step_counts.packs if config.pair_reduction == "pack" else step_counts.sequences, 1)),
     )
 
 
@@ -96,7 +102,7 @@ def expected_denominators(
     sequences = packs * packing_factor
     return LossDenominators(
         tokens=sequences if _is_mean_of_means(config) else packs * targets_of_a_full_pack * token_efficiency,
-        next_sentence=sequences,
+        next_sentence=float(packs) if config.pair_reduction == "pack" else sequences,
     )
 
 

@@ -71,8 +71,15 @@ class TransformerConfig(Section):
         return "token"
 
     @property
-    def denominators(self) -> Literal["exact", "expected"]:
-        """Whether losses are divided by what a step holds, or by what a step holds on average."""
+    def pair_reduction(self) -> Literal["sequence", "pack"]:
+        """Whether the next-sentence loss is a mean over sequences, or over packs of the mean over each one's."""
+        return "sequence"
+
+    @property
+    def denominators(self) -> Literal["exact", "expected", "micro_batch"]:
+        """Whether losses are divided by what a step holds, by what a step holds on average, or each micro-batch's by
+        what that one holds, so that tokens of different micro-batches weigh differently.
+        """
         return "exact"
 
     @property
@@ -82,7 +89,7 @@ class TransformerConfig(Section):
 
     @property
     def study_switches(self) -> dict[str, str]:
-        """Keys of this section that are false and make it one for study alone, each with what that means."""
+        """Keys of this section, with their values, that make it one for study alone, each with what that means."""
         return {}
 
 

@@ -31,12 +31,12 @@ def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> 
         attention=config.attention.backend,
         evenpack=evenpack.__version__,
         torch=torch.__version__,
-        commit=_commit(),
+        commit=commit_of_source(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _commit() -> str | None:
+def commit_of_source() -> str | None:
     """Of the source, with a mark if it was changed since; None if it is no checkout."""
     root = Path(evenpack.__file__).parents[1]
     if not (root / ".git").exists():

@@ -4,13 +4,14 @@ import json
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from prepared_files import StopAfter, StoppedError, save_tokenizer, two_sources, write_jsonl
 
 from evenpack.data.config import DataConfig
+from evenpack.data.order.plan import DrawnPacks
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
@@ -54,6 +55,39 @@ def test_single_sequences_are_packs_of_one_in_a_stream_of_their_own(corpus: Path
         np.testing.assert_array_equal(np.sort(drawn.sequence_ids), np.arange(len(lengths)))
         np.testing.assert_array_equal(drawn.lengths, lengths[drawn.sequence_ids])
     assert (epochs[0].sequence_ids != epochs[1].sequence_ids).any()
+
+
+@pytest.mark.parametrize("batching", ["packs", "sequences"])
+def test_an_order_by_length_has_the_same_packs_from_short_to_long(
+    corpus: Path, finished: Path, batching: Literal["packs", "sequences"]
+) -> None:
+    shuffled = two_sources(corpus)
+    by_length = shuffled.model_copy(update={"order": "by_length"})
+    longest, packs_of = {}, {}
+    for config in (shuffled, by_length):
+        prepared = PreparedData.open(finished, config)
+        plan = prepared.plan("wiki", "train", seed=1, batching=batching)
+        drawn = plan.draw(np.arange(2 * plan.packs))
+        longest[config.order] = drawn.lengths[drawn.offsets[:-1]]
+        first_epoch = drawn.sequence_ids[: drawn.offsets[plan.packs]]
+        np.testing.assert_array_equal(np.sort(first_epoch), np.arange(plan.sequences))
+        packs_of[config.order] = sorted(map(tuple, np.split(drawn.lengths, drawn.offsets[1:-1])))
+        np.testing.assert_array_equal(
+            plan.find(drawn.sequence_ids[:9], drawn.lengths[:9], 0)[1], drawn_slots(drawn)[:9]
+        )
+        of_validation = prepared.plan("wiki", "validation", seed=1)
+        assert (np.diff(of_validation.draw(np.arange(of_validation.packs)).lengths) < 0).any()
+    epochs = np.split(longest["by_length"], 2)
+    assert all((np.diff(epoch) >= 0).all() for epoch in epochs)
+    assert (np.diff(longest["shuffled"][: len(epochs[0])]) < 0).any()
+    assert packs_of["by_length"] == packs_of["shuffled"]
+    prints = {PreparedData.open(finished, config).fingerprint(1) for config in (shuffled, by_length)}
+    assert len(prints) == 2
+
+
+def drawn_slots(drawn: DrawnPacks) -> np.ndarray:
+    """Of each sequence within its pack."""
+    return np.arange(len(drawn.lengths)) - np.repeat(drawn.offsets[:-1], np.diff(drawn.offsets))
 
 
 def test_the_summary_has_a_row_for_each_source_and_split(corpus: Path, finished: Path) -> None:

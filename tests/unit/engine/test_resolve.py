@@ -59,6 +59,13 @@ def test_the_layout_chooses_the_terms_of_a_measured_cost_model(config: RunConfig
     assert unpadded.shape.cost_weights == CostWeights(per_token=2e-6, per_squared_length=3e-9, per_segment=4e-5)
 
 
+def test_every_run_is_judged_by_sequences_that_are_apart(config: RunConfig) -> None:
+    together = open_run(changed(config, attention={"isolate": False}))
+    assert not together.shape.isolate
+    assert together.evaluation_shape == open_run(config).evaluation_shape
+    assert together.evaluation_shape.isolate
+
+
 def test_without_a_cost_model_operations_decide_and_segments_cost_nothing(config: RunConfig) -> None:
     assert open_run(config).shape.cost_weights == SQUARES
     unpadded = open_run(changed(config, training={"layout": "unpadded"}))

@@ -1,6 +1,6 @@
 """An objective takes the sequences that it is made for, and counts targets as it makes them."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from evenpack.batch import CausalTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens, Objective
 from evenpack.data.order.step_plan import PackedSource, select_packs
+from evenpack.data.order.step_shape import Layout
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError
 
@@ -24,12 +25,12 @@ PAIRS = pair_source(
 )
 
 
-def collate(source: PackedSource, objective: Objective, **study: bool) -> PackedBatch:
+def collate(source: PackedSource, objective: Objective, **shape: Any) -> PackedBatch:
     """Two packs in three rows."""
     packs = select_packs([source], np.zeros(2, dtype=np.int64), np.arange(2))
     collator = Collator(
         [source],
-        shape=step_shape(items_per_micro_batch=3, **study),
+        shape=step_shape(items_per_micro_batch=3, **shape),
         objective=objective,
         pack_length=PACK_LENGTH,
         padding_token=0,
@@ -100,6 +101,22 @@ def test_a_pair_without_an_ordinary_token_asks_for_no_token_and_counts_as_a_sequ
         assert batch.local_counts.sequences == 4, "a pack of both, in two epochs"
         assert batch.local_counts.targets == 4, "two of ten tokens"
         assert batch.targets.weights[:4].tolist() == [weight] * 4
+
+
+@pytest.mark.parametrize("layout", ["packed", "unpadded", "padded"])
+def test_the_next_sentences_of_a_pack_can_weigh_as_much_together_as_those_of_another(layout: Layout) -> None:
+    pairs = random_sentence_pairs([(1, 1), (1, 2), (9, 8), (2, 1)], seed=1)
+    source = pair_source(pairs, pack_length=PACK_LENGTH, longest=20)
+    objective = masked_objective(next_sentence_reduction="pack")
+    batch = collate(source, objective, layout=layout)
+    drawn = source.plan.draw(np.arange(batch.local_counts.packs))
+    sizes = np.diff(drawn.offsets)
+    assert len(set(sizes.tolist())) > 1, "packs of different depths"
+    weights = batch.targets.sequence_weights[: batch.local_counts.sequences].numpy()
+    np.testing.assert_allclose(weights, 1.0 / np.repeat(sizes, sizes))
+    assert weights.sum() == pytest.approx(batch.local_counts.packs)
+    judged = collate(source, objective.for_validation(), layout=layout)
+    assert judged.targets.sequence_weights.tolist() == (batch.targets.sequence_weights > 0).float().tolist()
 
 
 def test_reduction_and_masking_of_validation_are_those_of_training_and_only_the_seed_is_fixed() -> None:

@@ -299,7 +299,7 @@ def changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
 def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
     prepared = PreparedData.open(run.prepared_dir, run.data)
     assert resolve(run, prepared).objective == StoredMasksAndNextSentence(
-        vocabulary_size=prepared.vocabulary_size, reduction="token"
+        vocabulary_size=prepared.vocabulary_size, reduction="token", next_sentence_reduction="sequence"
     )
     drawn = changed(run, data={"recipe": {**run.data.recipe.model_dump(), "static_masks": None}})
     unpadded = {"training": {"layout": "unpadded"}}

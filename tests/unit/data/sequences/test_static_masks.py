@@ -64,7 +64,11 @@ def stored(seed: int = 1, *, counts: Sequence[int] = (30, 20)) -> Stored:
 
 
 def objective(reduction: str = "token", vocabulary_size: int = VOCABULARY_SIZE) -> StoredMasksAndNextSentence:
-    return StoredMasksAndNextSentence(vocabulary_size=vocabulary_size, reduction=reduction)  # type: ignore[arg-type]
+    return StoredMasksAndNextSentence(
+        vocabulary_size=vocabulary_size,
+        reduction=reduction,  # type: ignore[arg-type]
+        next_sentence_reduction="sequence",
+    )
 
 
 def planner(

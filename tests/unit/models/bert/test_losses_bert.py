@@ -32,6 +32,13 @@ def test_exact_denominators_are_what_the_step_holds():
     assert exact_denominators(Gpt2Config(kind="gpt2"), COUNTS).tokens == 130.0
 
 
+def test_one_next_sentence_loss_a_pack_is_divided_by_packs():
+    config = bert_config(next_sentence_reduction="pack")
+    assert exact_denominators(config, COUNTS).next_sentence == 8.0
+    settings = {"targets_of_a_full_pack": 76.0, "token_efficiency": 1.0, "packing_factor": 2.0}
+    assert expected_denominators(config, packs=3, **settings).next_sentence == 3.0
+
+
 def test_an_empty_step_divides_by_one():
     empty = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
     for kind in ("token", "sequence"):

@@ -1,0 +1,128 @@
+"""This machine as studies of runs use it: its devices in groups, each with one `evenpack` command at a time.
+
+Each command is a process of its own, in a session of its own: a terminal's Ctrl-C reaches the study alone, which passes
+it on, and `evenpack train` knows what to do about it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenpack.errors import ConfigError
+from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
+from evenpack.launcher.processes.launch import local_devices
+from evenpack.launcher.processes.ranks import held_output_dir
+from evenpack.launcher.processes.stop import on_stop_signals
+from evenpack.launcher.processes.streams import say
+
+_COMMAND = (sys.executable, "-m", "evenpack.launcher.cli")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceGroup:
+    """Devices of this machine that one run is given; a `Place` of the studies."""
+
+    ranks: int
+    train_options: tuple[str, ...]
+    environment: dict[str, str]
+    """Beyond that of this process."""
+    started: Callable[[subprocess.Popen[bytes]], None]
+    """Told of each process."""
+
+    def start(self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
+        options = self.train_options if command == "train" else ()
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [*_COMMAND, command, str(run_file), *overrides, *options],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.started(process)
+        return process
+
+
+class ThisMachine:
+    """A `Machine` of the studies."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._asked_to_stop = False
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        return self._asked_to_stop
+
+    def places(self, devices_per_run: int | None) -> list[DeviceGroup]:
+        """GPUs if there are any, else cores of the CPU, a rank on each; those that are left over stay idle."""
+        if devices_per_run is not None and devices_per_run < 1:
+            raise ConfigError(f"--devices-per-run must be at least 1, found {devices_per_run}")
+        gpus = 0 if os.environ.get("DS_ACCELERATOR") == "cpu" else cuda_devices()
+        devices = _visible_gpus(gpus) if gpus else [str(core) for core in range(cpu_cores())]
+        size = devices_per_run or len(devices)
+        if size > len(devices):
+            kind = "CUDA devices" if gpus else "cores of the CPU"
+            raise ConfigError(f"--devices-per-run {size}: this machine shows {len(devices)} {kind}")
+        groups = [devices[first : first + size] for first in range(0, len(devices) - size + 1, size)]
+        return [self._gpu_group(group) if gpus else self._cpu_group(len(group)) for group in groups]
+
+    @contextmanager
+    def held(self, output_dir: Path) -> Iterator[None]:
+        with held_output_dir(output_dir):
+            before = on_stop_signals(self._on_signal)
+            try:
+                yield
+            finally:
+                self._end_processes()
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _gpu_group(self, devices: Sequence[str]) -> DeviceGroup:
+        return DeviceGroup(
+            ranks=len(devices),
+            train_options=("--num-gpus", str(len(devices))),
+            environment={"CUDA_VISIBLE_DEVICES": ",".join(devices)},
+            started=self._processes.append,
+        )
+
+    def _cpu_group(self, cores: int) -> DeviceGroup:
+        return DeviceGroup(
+            ranks=cores,
+            train_options=("--cpu-ranks", str(cores)),
+            environment={"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+            started=self._processes.append,
+        )
+
+    def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
+        """Passed on each time: a run that is told twice stops at once."""
+        if not self._asked_to_stop:
+            say("stopping: each run saves at the end of its step; the same command goes on from there")
+        self._asked_to_stop = True
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    process.send_signal(number)
+
+    def _end_processes(self) -> None:
+        """Of a study that ends with an error while runs go on."""
+        self._tell(signal.SIGTERM)
+        for process in self._processes:
+            process.wait()
+
+
+def _visible_gpus(count: int) -> list[str]:
+    """As `deepspeed` counts them. Raises: ConfigError for names that it does not take."""
+    local_devices(count, cuda_count=count, environment=os.environ)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return [name.strip() for name in visible.split(",")][:count] if visible else [str(n) for n in range(count)]

@@ -1,0 +1,54 @@
+"""`evenpack study equivalence`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenpack.console import Report
+from evenpack.studies.shared_options import Plot
+
+if TYPE_CHECKING:
+    from evenpack.studies.runs.machine import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class EquivalenceCommand:
+    """Train arms of a study file side by side, and tell whether they learn the same.
+
+    Each arm is a handful of settings on a run file, trained with several seeds. What is not prepared is prepared first.
+    The same command goes on with what an earlier one left undone; a run that fails does not stop the others.
+
+    \b
+    Examples:
+      evenpack study equivalence configs/studies/equivalence_mini.yaml --dry-run
+      evenpack study equivalence STUDY.yaml --devices-per-run 1 --plot arms.png --save arms.json
+      evenpack study equivalence STUDY.yaml study.output_dir=runs/other training.steps=500
+    """
+
+    devices_per_run: Annotated[
+        int | None,
+        typer.Option(help="GPUs, or cores of the CPU, of each run; as many at once as fit. Default: all for one run."),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and stop.")] = False
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Start nothing: report what has finished so far.")
+    ] = False
+    plot: Plot = None
+
+    def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
+        """Raises: ConfigError for a study or an option that is wrong, before anything is started."""
+        from evenpack.studies.equivalence.study import describe_study, run_study
+
+        if self.dry_run:
+            return describe_study(study_file, words, machine, devices_per_run=self.devices_per_run)
+        return run_study(
+            study_file,
+            words,
+            machine,
+            devices_per_run=self.devices_per_run,
+            only_report=self.only_report,
+            plot=self.plot,
+        )

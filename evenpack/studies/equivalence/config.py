@@ -1,0 +1,41 @@
+"""The file of an equivalence study."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from evenpack.config import Section
+from evenpack.studies.runs.config import RunsStudyConfig
+
+Measure = Literal["loss", "accuracy"]
+
+
+class EquivalenceSection(Section):
+    """What is compared, and what counts as equal: written down before the first run."""
+
+    reference: str
+    """The arm that the others are compared with."""
+    measure: Measure = "loss"
+    """Of held-out targets at the last evaluation: loss in nats a target, or the share that is predicted."""
+    margin: float = Field(gt=0.0)
+    """The largest difference that counts as none, in the unit of the measure."""
+    significance: float = Field(default=0.05, gt=0.0, lt=0.5)
+    """Of each of the two one-sided tests; the interval shown is that of confidence 1 - 2 x significance."""
+    target: float | None = None
+    """Value of the measure to which time and samples are counted; null: the worst of the reference's last values."""
+
+
+class EquivalenceConfig(RunsStudyConfig):
+    """Arms of one phase against one of them."""
+
+    equivalence: EquivalenceSection
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> "EquivalenceConfig":
+        arms = self.phases[self.last_phase].arms
+        if self.equivalence.reference not in arms:
+            raise ValueError(
+                f"equivalence.reference: expected an arm of the last phase, {self.last_phase} ({', '.join(arms)}), "
+                f"found '{self.equivalence.reference}'"
+            )
+        return self

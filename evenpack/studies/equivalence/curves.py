@@ -1,0 +1,106 @@
+"""What a run's log tells of how well it has learned: validation against samples seen, and against time."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evenpack.engine.reporting.journal import METRICS
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.errors import DataError
+from evenpack.studies.equivalence.config import Measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One run, at each of its evaluations."""
+
+    samples: tuple[int, ...]
+    """Sequences trained on so far."""
+    seconds: tuple[float, ...]
+    """Of training so far; evaluation and saving left out."""
+    loss: tuple[float, ...]
+    """In nats a held-out target, over all sources."""
+    accuracy: tuple[float, ...]
+    next_sentence_accuracy: tuple[float, ...] | None
+    """None of a model that predicts none."""
+    training_loss: float
+    """In nats a target, as the arm itself sees its batches, over the last tenth of its steps."""
+    next_sentence_noise: float | None
+    """Standard deviation, over the same steps, of the next-sentence loss whose gradient was taken."""
+    sequences_per_second: float
+    """Over the whole run."""
+    sequences_per_step: float
+    slots_per_sequence: float
+    """Computed for each, padding included."""
+    host_to_device_bytes_per_sequence: float
+    """What batches move to the devices."""
+
+    def values(self, measure: Measure) -> tuple[float, ...]:
+        return self.loss if measure == "loss" else self.accuracy
+
+    def reaches(self, target: float, measure: Measure) -> tuple[float, float] | None:
+        """Samples and seconds at which the measure first is as good as the target, on straight lines between
+        evaluations; None if it never is.
+        """
+        sign = -1.0 if measure == "loss" else 1.0
+        values = [sign * value for value in self.values(measure)]
+        for index, value in enumerate(values):
+            if value >= sign * target:
+                return self._between(index, values, sign * target)
+        return None
+
+    def _between(self, index: int, values: Sequence[float], goal: float) -> tuple[float, float]:
+        if index == 0:
+            return float(self.samples[0]), self.seconds[0]
+        before, after = values[index - 1], values[index]
+        share = (goal - before) / (after - before)
+        samples = self.samples[index - 1] + share * (self.samples[index] - self.samples[index - 1])
+        return samples, self.seconds[index - 1] + share * (self.seconds[index] - self.seconds[index - 1])
+
+
+def read_curve(output_dir: Path) -> Curve:
+    """Raises: DataError if the log has no evaluation, or not every step that the samples are counted from."""
+    path = output_dir / METRICS
+    records = read_metrics(path) if path.exists() else []
+    if [record["step"] for record in records] != list(range(1, len(records) + 1)):
+        raise DataError(
+            f"{path} does not tell of each step once, from the first on, so samples cannot be counted: remove "
+            f"{output_dir} to train that run again"
+        )
+    samples, seconds = 0, 0.0
+    points = []
+    for record in records:
+        samples += record["sequences"]
+        seconds += record["step_seconds"]
+        found = [values for values in (record.get("validation") or {}).values() if values is not None]
+        if found:
+            points.append((samples, seconds, found))
+    if not points:
+        raise DataError(f"{path} has no evaluation: set training.evaluate_every_steps and data.validation_fraction")
+    last = records[-math.ceil(len(records) / 10) :]
+    noisy = [record["optimised_next_sentence_loss"] for record in last if "optimised_next_sentence_loss" in record]
+    with_pairs = all("next_sentence_accuracy" in values for _, _, found in points for values in found)
+    return Curve(
+        samples=tuple(point[0] for point in points),
+        seconds=tuple(point[1] for point in points),
+        loss=tuple(_mean(found, "loss", "targets") for *_, found in points),
+        accuracy=tuple(_mean(found, "accuracy", "targets") for *_, found in points),
+        next_sentence_accuracy=(
+            tuple(_mean(found, "next_sentence_accuracy", "sequences") for *_, found in points) if with_pairs else None
+        ),
+        training_loss=_mean(last, "token_loss" if "token_loss" in last[0] else "loss", "targets"),
+        next_sentence_noise=statistics.stdev(noisy) if len(noisy) > 1 else None,
+        sequences_per_second=samples / seconds,
+        sequences_per_step=samples / len(records),
+        slots_per_sequence=sum(record["slots"] for record in records) / samples,
+        host_to_device_bytes_per_sequence=sum(record["host_to_device_bytes"] for record in records) / samples,
+    )
+
+
+def _mean(records: Sequence[dict[str, Any]], name: str, weight: str) -> float:
+    total: float = sum(values[weight] for values in records)
+    weighted: float = sum(values[weight] * values[name] for values in records)
+    return weighted / total

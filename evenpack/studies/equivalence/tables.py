@@ -1,0 +1,89 @@
+"""An equivalence study as tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import RenderableType
+
+from evenpack import console
+from evenpack.studies.equivalence.compare import ArmRow, Comparison, Spread
+from evenpack.studies.equivalence.config import EquivalenceSection
+
+
+def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> list[RenderableType]:
+    """What each arm came to, and how fast it got there; nothing before a run has finished."""
+    if not comparison.rows:
+        return [console.text("No run of the phase that is compared has finished.")]
+    unit = "nats a target" if section.measure == "loss" else "as a share"
+    confidence = 100 * (1 - 2 * section.significance)
+    learned = console.table(
+        [_learned(row) for row in comparison.rows],
+        title=(
+            f"Held-out {section.measure} at the end, and its difference from {section.reference}, seed by seed, with "
+            f"{confidence:.3g} % intervals; margin ± {section.margin:g} {unit}"
+        ),
+    )
+    shown: list[RenderableType] = [learned]
+    if comparison.target is not None:
+        shown.append(
+            console.table(
+                [_speed(row) for row in comparison.rows if row.speed is not None],
+                title=(
+                    f"To {section.measure} {comparison.target:.4g}, and sequences a second, over {section.reference}: "
+                    "p is slots saved a sequence"
+                ),
+            )
+        )
+    return shown + [console.text(line) for line in _undecided(comparison.rows)]
+
+
+def _learned(row: ArmRow) -> dict[str, Any]:
+    difference = row.difference
+    interval = None
+    if difference is not None and difference.low is not None and difference.high is not None:
+        interval = f"{difference.low:+.4f} to {difference.high:+.4f}"
+    return {
+        "arm": row.arm,
+        "seeds": len(row.seeds),
+        "loss": _spread(row.loss),
+        "accuracy": _spread(row.accuracy),
+        "next sentence": None if row.next_sentence_accuracy is None else _spread(row.next_sentence_accuracy),
+        "training loss": _spread(row.training_loss),
+        "NSP noise": row.next_sentence_noise,
+        "difference": None if difference is None else f"{difference.mean:+.4f}",
+        "interval": interval,
+        "verdict": row.verdict or "",
+    }
+
+
+def _speed(row: ArmRow) -> dict[str, Any]:
+    speed = row.speed
+    assert speed is not None, "rows without it are left out"
+    return {
+        "arm": row.arm,
+        "sequences/step": round(row.sequences_per_step, 1),
+        "samples to target": None if speed.samples_to_target is None else round(speed.samples_to_target),
+        "seconds": speed.seconds_to_target,
+        "samples, x": speed.samples_ratio,
+        "time, x": speed.seconds_ratio,
+        "p": speed.slots_ratio,
+        "overhead": console.percent(speed.overhead),
+        "p / (1 + overhead)": speed.rate_ratio,
+        "bytes/sequence to device": round(row.host_to_device_bytes_per_sequence),
+    }
+
+
+def _spread(spread: Spread) -> str:
+    return f"{spread.mean:.4f}" + ("" if spread.deviation is None else f" ± {spread.deviation:.4f}")
+
+
+def _undecided(rows: Sequence[ArmRow]) -> list[str]:
+    lines = []
+    for row in rows:
+        if row.verdict != "undecided":
+            continue
+        needed = "more seeds than can be told from these"
+        if row.seeds_to_decide is not None:
+            needed = f"{row.seeds_to_decide} seeds, if they come out like these {len(row.seeds)}"
+        lines.append(f"{row.arm} is undecided: it would take {needed}")
+    return lines

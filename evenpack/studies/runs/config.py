@@ -1,0 +1,100 @@
+"""A study file: which runs there are. A study that compares them adds a section of its own."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from evenpack.config import Section, UserPath, load_run_file
+from evenpack.errors import ConfigError
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Of a phase or an arm: it names a folder."""
+
+Settings = dict[str, Any]
+"""Dotted keys of a run file with their values, as on the command line: `training.layout: padded`."""
+
+
+def _different(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"expected seeds that differ, found {', '.join(map(str, seeds))}")
+    return seeds
+
+
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 63)]], Field(min_length=1), AfterValidator(_different)]
+
+
+class StudySection(Section):
+    """Name and place."""
+
+    name: str = Field(min_length=1)
+    output_dir: UserPath
+    """A folder for each run, PHASE/ARM/seed_N, and data/ for what the runs share."""
+
+
+class PhaseSection(Section):
+    """Runs that differ in their arm and their seed."""
+
+    base: UserPath
+    """The run file, relative to the study file."""
+    settings: Settings = Field(default_factory=dict)
+    """Of every run of this phase."""
+    seeds: Seeds
+    """`run.seed` of each arm's runs; equal seeds of two arms are a pair."""
+    starts_from: Name | None = None
+    """An earlier phase, whose last checkpoints these runs begin with: that of the same arm, or else of its first arm;
+    of the same seed, or else of its first one. Null: initial weights, or training.initialize_from of the run file."""
+    arms: dict[Name, Settings] = Field(min_length=1)
+    """What makes each arm differ."""
+
+
+class RunsStudyConfig(Section):
+    """What the file of every study of runs has."""
+
+    study: StudySection
+    phases: dict[Name, PhaseSection] = Field(min_length=1)
+    """In the order in which they are run; the last one is compared."""
+
+    @model_validator(mode="after")
+    def _check_starts(self) -> "RunsStudyConfig":
+        earlier: list[str] = []
+        for name, phase in self.phases.items():
+            if phase.starts_from is not None and phase.starts_from not in earlier:
+                known = ", ".join(earlier) or "none"
+                raise ValueError(
+                    f"phases.{name}.starts_from: expected a phase that stands before it ({known}), found "
+                    f"'{phase.starts_from}'"
+                )
+            earlier.append(name)
+        return self
+
+    @property
+    def last_phase(self) -> str:
+        """The one that is compared."""
+        return next(reversed(self.phases))
+
+
+StudyT = TypeVar("StudyT", bound=RunsStudyConfig)
+
+
+def load_study(path: Path, schema: type[StudyT], words: Sequence[str]) -> tuple[StudyT, tuple[str, ...]]:
+    """Reads a study file; run files are found relative to it.
+
+    Args:
+        words: `section.key=value`. Those of sections of the study file change it; the rest is for every run.
+
+    Returns: the study, and the words for its runs.
+
+    Raises: ConfigError with the place, what was expected and what came.
+    """
+    own = [word for word in words if word.partition("=")[0].partition(".")[0] in schema.model_fields]
+    study = load_run_file(path, schema, own)
+    if not study.study.output_dir.parts:
+        raise ConfigError(f"{path}: study.output_dir must be a folder of the study's own, not the current directory")
+    phases = {
+        name: phase.model_copy(update={"base": Path(os.path.normpath(path.parent / phase.base))})
+        for name, phase in study.phases.items()
+    }
+    return study.model_copy(update={"phases": phases}), tuple(word for word in words if word not in own)

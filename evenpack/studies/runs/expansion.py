@@ -1,0 +1,145 @@
+"""A study file -> its runs, each a checked run file with a folder of its own."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from evenpack.config import load_run_file
+from evenpack.data.prepare.manifest import data_section
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.studies.runs.config import PhaseSection, RunsStudyConfig
+
+_OWNED = ("run.name", "run.output_dir", "run.seed")
+"""Keys that a study gives each run by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRun:
+    """One run of a study."""
+
+    phase: str
+    arm: str
+    seed: int
+    run_file: Path
+    overrides: tuple[str, ...]
+    """What makes of the run file this run, as words of the command line."""
+    config: RunConfig
+    starts_from: str | None
+    """The key of the run whose weights it begins with; None: no run of this study."""
+
+    @property
+    def key(self) -> str:
+        """PHASE/ARM/seed_N: its name within the study, and its folder."""
+        return run_key(self.phase, self.arm, self.seed)
+
+    @property
+    def output_dir(self) -> Path:
+        return self.config.run.output_dir
+
+
+def run_key(phase: str, arm: str, seed: int) -> str:
+    return f"{phase}/{arm}/seed_{seed}"
+
+
+def expand(study: RunsStudyConfig, words: Sequence[str] = ()) -> tuple[StudyRun, ...]:
+    """All runs, in the order in which they are to be started: phase by phase, seed by seed, arm by arm.
+
+    So whatever has been done when a study is interrupted compares arms by as many seeds.
+
+    Args:
+        words: `section.key=value` for every run.
+
+    Raises: ConfigError that names the run whose settings make no sound run file, and words that would make arms alike.
+    """
+    for name, phase in study.phases.items():
+        for arm, settings in phase.arms.items():
+            _refuse_owned(name, arm, {**phase.settings, **settings}, words)
+            _refuse_undoing(name, arm, settings, words)
+    return tuple(
+        _expand_one(study, name, arm, seed, words)
+        for name, phase in study.phases.items()
+        for seed in phase.seeds
+        for arm in phase.arms
+    )
+
+
+def _expand_one(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, words: Sequence[str]) -> StudyRun:
+    phase = study.phases[phase_name]
+    key = run_key(phase_name, arm, seed)
+    output_dir = study.study.output_dir / key
+    overrides = [
+        *_as_words(phase.settings),
+        *words,
+        *_as_words(phase.arms[arm]),
+        *_as_words({"run.name": f"{study.study.name}/{key}", "run.output_dir": str(output_dir), "run.seed": seed}),
+    ]
+    start = None
+    if phase.starts_from is not None:
+        start = _start(study.phases[phase.starts_from], phase.starts_from, arm, seed)
+        overrides += _as_words({"training.initialize_from": str(study.study.output_dir / start)})
+    config = _load(phase, key, overrides)
+    if config.data.prepared_dir is None:
+        overrides += _as_words({"data.prepared_dir": str(_shared_data_dir(study.study.output_dir, config))})
+        config = _load(phase, key, overrides)
+    return StudyRun(
+        phase=phase_name,
+        arm=arm,
+        seed=seed,
+        run_file=phase.base,
+        overrides=tuple(overrides),
+        config=config,
+        starts_from=start,
+    )
+
+
+def _load(phase: PhaseSection, key: str, overrides: Sequence[str]) -> RunConfig:
+    try:
+        return load_run_file(phase.base, RunConfig, overrides)
+    except ConfigError as error:
+        raise ConfigError(f"run {key} of the study: {error}") from error
+
+
+def _start(earlier: PhaseSection, name: str, arm: str, seed: int) -> str:
+    """The same arm and seed where there are such, else the first."""
+    return run_key(
+        name,
+        arm if arm in earlier.arms else next(iter(earlier.arms)),
+        seed if seed in earlier.seeds else earlier.seeds[0],
+    )
+
+
+def _shared_data_dir(output_dir: Path, config: RunConfig) -> Path:
+    """Runs whose prepared files would be the same share them."""
+    content = json.dumps(data_section(config.data), sort_keys=True)
+    return output_dir / "data" / xxhash.xxh3_64_hexdigest(content.encode())[:8]
+
+
+def _as_words(settings: dict[str, Any]) -> list[str]:
+    """JSON is YAML, in one line."""
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+
+
+def _refuse_owned(phase: str, arm: str, settings: dict[str, Any], words: Sequence[str]) -> None:
+    for key in [*settings, *(word.partition("=")[0] for word in words)]:
+        if key in _OWNED or key == "run":
+            raise ConfigError(
+                f"{key} is set by the study itself, for each run: leave it out (phase {phase}, arm {arm}); seeds stand "
+                "in phases.PHASE.seeds, the place is study.output_dir"
+            )
+
+
+def _refuse_undoing(phase: str, arm: str, settings: dict[str, Any], words: Sequence[str]) -> None:
+    """A word for every run that an arm sets too: one of the two would be without effect."""
+    for word in words:
+        name = word.partition("=")[0]
+        for key in settings:
+            if key == name or key.startswith(f"{name}.") or name.startswith(f"{key}."):
+                raise ConfigError(
+                    f"{word}: arm {arm} of phase {phase} sets {key} itself, which makes it the arm that it is. To "
+                    "change it, change the study file"
+                )

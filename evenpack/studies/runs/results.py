@@ -1,0 +1,84 @@
+"""How far each run of a study is, as its folder tells.
+
+result.json     written when a run has ended; a finished one is never trained again
+metrics.jsonl   the run's own log: the step that it has reached
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from evenpack.engine.checkpoints.files import find_changed_keys
+from evenpack.engine.reporting.journal import METRICS
+from evenpack.errors import ConfigError
+from evenpack.files import read_json_object, write_json
+from evenpack.studies.runs.expansion import StudyRun
+
+RESULT = "result.json"
+
+_PLACES = ("run.name", "run.output_dir", "data.prepared_dir", "training.initialize_from")
+"""Keys that say where things lie, and not what was trained."""
+_TAIL_BYTES = 1 << 14
+"""More than a record of metrics.jsonl has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    state: Literal["finished", "failed"]
+    message: str
+    """Of a run that failed: why."""
+    config: dict[str, Any]
+    """The run file as it was run."""
+
+    def write(self, output_dir: Path) -> None:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_json(output_dir / RESULT, asdict(self))
+
+
+def read_result(run: StudyRun) -> RunResult | None:
+    """None: it has not ended yet.
+
+    Raises: ConfigError if the run has finished with other settings than the study asks for now.
+    """
+    values = read_json_object(run.output_dir / RESULT)
+    if values is None:
+        return None
+    result = RunResult(state=values["state"], message=values["message"], config=values["config"])
+    changed = find_changed_keys(result.config, run.config.model_dump(mode="json"))
+    changed = {key: pair for key, pair in changed.items() if key not in _PLACES}
+    if result.state == "finished" and changed:
+        key, (before, now) = next(iter(changed.items()))
+        raise ConfigError(
+            f"run {run.key} was trained with {key} {before}, and the study now has {now}: take that back, choose "
+            f"another study.output_dir, or remove {run.output_dir} to train it again"
+        )
+    return result
+
+
+def steps_done(output_dir: Path) -> int:
+    """Updates that the run's log tells of; reads the end of it alone."""
+    try:
+        with (output_dir / METRICS).open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return 0
+    for line in reversed(lines[:-1]):  # what follows the last line feed is still being written
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
+
+
+def describe_state(run: StudyRun) -> str:
+    """In a few words. Raises: as `read_result`."""
+    result = read_result(run)
+    if result is not None:
+        return result.state
+    done = steps_done(run.output_dir)
+    return f"step {done}" if done else "to do"

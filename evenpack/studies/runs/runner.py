@@ -1,0 +1,207 @@
+"""Trains the runs of a study, as many at a time as there are places, and goes on where an earlier call was stopped.
+
+A finished run is not started again; one that failed, or was stopped, is, and goes on from its newest checkpoint. A run
+that fails stops no other, but those that would begin with its weights.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.engine.resolve import open_run
+from evenpack.errors import EXIT_STOPPED, EvenpackError
+from evenpack.progress import Piece, Progress
+from evenpack.studies.runs.expansion import StudyRun
+from evenpack.studies.runs.machine import Machine, Place, Process
+from evenpack.studies.runs.results import RunResult, read_result, steps_done
+
+LOG = "study.log"
+"""In a run's folder: all that its commands print."""
+
+_POLL_SECONDS = 0.25
+_MESSAGE_BYTES = 1 << 16
+_MESSAGE_CHARACTERS = 600
+
+State = Literal["finished", "failed", "unfinished"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedRun:
+    """What became of a run in this call, or an earlier one."""
+
+    run: StudyRun
+    state: State
+    message: str
+
+
+@dataclass(kw_only=True)
+class _Started:
+    run: StudyRun
+    process: Process
+    place: Place
+    log: Path
+    log_start: int
+    """Bytes that it held before."""
+
+
+@dataclass(kw_only=True)
+class _Study:
+    runs: Sequence[StudyRun]
+    machine: Machine
+    say: Callable[[str], None]
+    ended: dict[str, EndedRun] = field(default_factory=dict)
+    active: list[_Started] = field(default_factory=list)
+    free: list[Place] = field(default_factory=list)
+
+    def take_up_earlier(self) -> None:
+        for run in self.runs:
+            result = read_result(run)
+            if result is not None and result.state == "finished":
+                self._end(run, "finished", "")
+
+    def prepare_data(self, place: Place) -> None:
+        """What is not prepared yet, once for all runs that share it."""
+        to_do = {run.config.prepared_dir: run for run in reversed(self.runs) if run.key not in self.ended}
+        for directory, run in reversed(to_do.items()):
+            if (directory / MANIFEST).is_file() or self.machine.is_asked_to_stop:
+                continue
+            self.say(f"preparing {directory}")
+            started = self._start("prepare", run, place)
+            while (code := started.process.poll()) is None:
+                time.sleep(_POLL_SECONDS)
+            if code == 0 or self.machine.is_asked_to_stop:
+                continue
+            message = f"its data could not be prepared: {_last_words(started, code)}"
+            for other in self.runs:
+                if other.config.prepared_dir == directory and other.key not in self.ended:
+                    self._fail(other, message)
+
+    def advance(self) -> bool:
+        """Takes note of runs that have ended and starts others; whether anything is still going on."""
+        for started in list(self.active):
+            code = started.process.poll()
+            if code is not None:
+                self.active.remove(started)
+                self.free.append(started.place)
+                self._conclude(started, code)
+        while self.free and not self.machine.is_asked_to_stop and (run := self._next()) is not None:
+            self.say(f"starting {run.key}")
+            self.active.append(self._start("train", run, self.free.pop()))
+        return bool(self.active)
+
+    def outcome(self, run: StudyRun) -> EndedRun:
+        return self.ended.get(run.key) or EndedRun(run=run, state="unfinished", message="")
+
+    def _next(self) -> StudyRun | None:
+        """The first that can be started now; those that never can are failed on the way."""
+        waiting = {started.run.key for started in self.active} | self.ended.keys()
+        for run in self.runs:
+            if run.key in waiting:
+                continue
+            if run.starts_from is None:
+                return run
+            start = self.ended.get(run.starts_from)
+            if start is not None and start.state == "finished":
+                return run
+            if start is not None and start.state == "failed":
+                self._fail(run, f"run {run.starts_from}, with whose weights it begins, has failed")
+        return None
+
+    def _start(self, command: str, run: StudyRun, place: Place) -> _Started:
+        run.output_dir.mkdir(parents=True, exist_ok=True)
+        log = run.output_dir / LOG
+        size = log.stat().st_size if log.exists() else 0
+        process = place.start(command, run.run_file, run.overrides, log=log)
+        return _Started(run=run, process=process, place=place, log=log, log_start=size)
+
+    def _conclude(self, started: _Started, code: int) -> None:
+        run = started.run
+        if code == 0:
+            self._write(run, "finished", "")
+            self._end(run, "finished", "")
+        elif code == EXIT_STOPPED or self.machine.is_asked_to_stop:
+            self._end(run, "unfinished", f"stopped at step {steps_done(run.output_dir)}")
+        else:
+            self._fail(run, _last_words(started, code))
+
+    def _fail(self, run: StudyRun, message: str) -> None:
+        self.say(f"{run.key} failed: {message}")
+        self._write(run, "failed", message)
+        self._end(run, "failed", message)
+
+    def _end(self, run: StudyRun, state: State, message: str) -> None:
+        self.ended[run.key] = EndedRun(run=run, state=state, message=message)
+
+    @staticmethod
+    def _write(run: StudyRun, state: Literal["finished", "failed"], message: str) -> None:
+        RunResult(state=state, message=message, config=run.config.model_dump(mode="json")).write(run.output_dir)
+
+
+def train_runs(
+    runs: Sequence[StudyRun], machine: Machine, places: Sequence[Place], progress: Progress
+) -> tuple[EndedRun, ...]:
+    """Trains what is not finished, at each place one run at a time; every run's outcome, in the order of `runs`.
+
+    Returns early, with runs unfinished, when the machine is asked to stop.
+
+    Raises: ConfigError if a run has been finished with other settings.
+    """
+    study = _Study(runs=runs, machine=machine, say=progress.note, free=list(reversed(places)))
+    study.take_up_earlier()
+    study.prepare_data(places[0])
+    planned = {run.key: _planned_steps(run) for run in runs}
+    piece = progress.begin("study", done=_steps(study, planned), unit="steps")
+    while study.advance():
+        _show(study, piece, planned)
+        time.sleep(_POLL_SECONDS)
+    return tuple(study.outcome(run) for run in runs)
+
+
+def recorded(runs: Sequence[StudyRun]) -> tuple[EndedRun, ...]:
+    """What the folders of the runs tell, without starting anything. Raises: as `train_runs`."""
+    found = []
+    for run in runs:
+        result = read_result(run)
+        state: State = "unfinished" if result is None else result.state
+        found.append(EndedRun(run=run, state=state, message="" if result is None else result.message))
+    return tuple(found)
+
+
+def _planned_steps(run: StudyRun) -> int:
+    """For the progress alone: a run that cannot be resolved says so when it is started."""
+    try:
+        return open_run(run.config).config.training.last_step
+    except EvenpackError:
+        return 1
+
+
+def _steps(study: _Study, planned: Mapping[str, int]) -> int:
+    """Done so far; a run that has ended counts whole, so that the time to go is of what is left."""
+    return sum(
+        planned[run.key] if run.key in study.ended else min(planned[run.key], steps_done(run.output_dir))
+        for run in study.runs
+    )
+
+
+def _show(study: _Study, piece: Piece, planned: Mapping[str, int]) -> None:
+    failed = sum(ended.state == "failed" for ended in study.ended.values())
+    at_work = ", ".join(started.run.key for started in study.active)
+    facts = [f"{len(study.ended)}/{len(study.runs)} runs done", *([f"{failed} failed"] if failed else []), at_work]
+    piece.update(_steps(study, planned), sum(planned.values()), facts=facts)
+
+
+def _last_words(started: _Started, code: int) -> str:
+    """The last error that the command has printed, or its last line."""
+    try:
+        with started.log.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(max(started.log_start, end - _MESSAGE_BYTES))
+            text = file.read().decode(errors="replace").strip()
+    except OSError as error:
+        return f"exit code {code}, and {started.log} cannot be read: {error.strerror}"
+    _, mark, message = text.rpartition("error: ")
+    words = message if mark else text.rpartition("\n")[2]
+    return f"{words[:_MESSAGE_CHARACTERS].strip() or f'exit code {code}'} (all of it in {started.log})"

@@ -1,0 +1,112 @@
+"""The runs of a study as a table: what each will be, and how far it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+
+from evenpack import console
+from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.engine.deepspeed_config import micro_batches_per_step
+from evenpack.engine.resolve import open_run
+from evenpack.engine.step_items import average_item
+from evenpack.errors import ConfigError
+from evenpack.studies.runs.config import RunsStudyConfig
+from evenpack.studies.runs.expansion import StudyRun
+from evenpack.studies.runs.results import describe_state
+from evenpack.studies.runs.runner import EndedRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """A run before it is started. What follows from its data is None until that is prepared."""
+
+    run: str
+    state: str
+    starts_from: str | None
+    batching: str
+    layout: str
+    items_per_step: int
+    """Packs or sequences; of a run that is not prepared, before `training.packing_adjustment`."""
+    micro_batches_per_rank: int | None
+    steps: int | None
+    sequences_per_step: float | None
+    sequences: float | None
+    """In all."""
+    output_dir: str
+
+
+def run_rows(runs: Sequence[StudyRun], *, ranks: int) -> tuple[RunRow, ...]:
+    """Raises: ConfigError if the ranks cannot divide the steps of a run, or one has finished with other settings."""
+    return tuple(_row(run, ranks) for run in runs)
+
+
+def _row(run: StudyRun, ranks: int) -> RunRow:
+    config, per_item, is_settled = run.config, None, run.config.training.packing_adjustment == "none"
+    if config.training.batching == "sequences":
+        per_item = 1.0
+    if (config.prepared_dir / MANIFEST).is_file():
+        resolved = open_run(config)
+        config, is_settled = resolved.config, True
+        per_item = average_item(resolved.prepared, config.training.batching).sequences
+    training = config.training
+    try:
+        accumulation = micro_batches_per_step(training, ranks) if is_settled else None
+    except ConfigError as error:
+        raise ConfigError(f"run {run.key} of the study: {error}") from error
+    per_step = None if per_item is None else training.items_per_step * per_item
+    steps = training.steps
+    return RunRow(
+        run=run.key,
+        state=describe_state(run),
+        starts_from=run.starts_from,
+        batching=training.batching,
+        layout=training.layout,
+        items_per_step=training.items_per_step,
+        micro_batches_per_rank=accumulation,
+        steps=steps,
+        sequences_per_step=per_step,
+        sequences=None if per_step is None or steps is None else per_step * steps,
+        output_dir=str(run.output_dir),
+    )
+
+
+def runs_table(rows: Sequence[RunRow], *, title: str) -> RenderableType:
+    """One line a run."""
+    shown = [
+        {
+            "run": row.run,
+            "state": row.state,
+            "step": f"{row.items_per_step:,} {row.batching}, {row.layout}",
+            "accumulation": row.micro_batches_per_rank,
+            "steps": row.steps,
+            "sequences/step": None if row.sequences_per_step is None else round(row.sequences_per_step),
+            "sequences": None if row.sequences is None else round(row.sequences),
+            "starts from": row.starts_from or "",
+        }
+        for row in rows
+    ]
+    return console.table(shown, title=title)
+
+
+def arms_text(study: RunsStudyConfig) -> RenderableType:
+    """What makes each arm differ."""
+    lines = []
+    for name, phase in study.phases.items():
+        lines.append(f"{name}: {phase.base}, seeds {', '.join(map(str, phase.seeds))}")
+        for arm, settings in phase.arms.items():
+            words = " ".join(f"{key}={value}" for key, value in settings.items())
+            lines.append(f"  {arm:24} {words or '(as the run file)'}")
+    return console.text("\n".join(lines))
+
+
+def unfinished_text(ended: Sequence[EndedRun]) -> list[RenderableType]:
+    """Runs that have failed, with what they said, and those that are not done."""
+    failed = [f"  {one.run.key}: {one.message}" for one in ended if one.state == "failed"]
+    to_do = [one.run.key for one in ended if one.state == "unfinished"]
+    shown: list[RenderableType] = []
+    if failed:
+        shown.append(console.text("\n".join(["Failed:", *failed])))
+    if to_do:
+        shown.append(console.text(f"Not finished: {', '.join(to_do)}. The same command goes on with them."))
+    return shown

@@ -1,0 +1,77 @@
+"""Differences between pairs of measurements, and whether they are within a margin that was fixed beforehand.
+
+Two one-sided tests at significance s reject "the difference is as large as the margin" exactly where the interval of
+confidence 1 - 2s lies within the margin (Schuirmann 1987). Intervals are Student's, of the mean difference.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+Verdict = Literal["equivalent", "worse", "better", "undecided"]
+
+_MOST_PAIRS = 10_000
+"""Beyond that nobody repeats a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedDifference:
+    """Mean difference of pairs, and its interval of confidence 1 - 2 x significance."""
+
+    mean: float
+    standard_deviation: float | None
+    """Of the single differences; None of a single pair, as are the ends."""
+    low: float | None
+    high: float | None
+    pairs: int
+
+
+def paired_difference(values: Sequence[float], reference: Sequence[float], *, significance: float) -> PairedDifference:
+    """Of `values` - `reference`, item by item. Raises: ValueError without a pair, or if their numbers differ."""
+    differences = np.asarray(values, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
+    if not len(differences):
+        raise ValueError("there is no pair to compare")
+    mean, pairs = float(differences.mean()), len(differences)
+    if pairs == 1:
+        return PairedDifference(mean=mean, standard_deviation=None, low=None, high=None, pairs=1)
+    deviation = float(differences.std(ddof=1))
+    reach = _reach(deviation, pairs, significance)
+    return PairedDifference(mean=mean, standard_deviation=deviation, low=mean - reach, high=mean + reach, pairs=pairs)
+
+
+def verdict_of(difference: PairedDifference, *, margin: float, larger_is_worse: bool) -> Verdict:
+    """equivalent: the interval lies within the margin; worse, better: beyond it; undecided: it crosses it."""
+    low, high = difference.low, difference.high
+    if low is None or high is None:
+        return "undecided"
+    if -margin < low and high < margin:
+        return "equivalent"
+    if low >= margin:
+        return "worse" if larger_is_worse else "better"
+    if high <= -margin:
+        return "better" if larger_is_worse else "worse"
+    return "undecided"
+
+
+def pairs_to_decide(difference: PairedDifference, *, margin: float, significance: float) -> int | None:
+    """The smallest number of pairs that would decide, if they came out with this mean and deviation.
+
+    None: of a single pair, or where the mean lies so near the margin that no number up to 10,000 would do.
+    """
+    if difference.standard_deviation is None:
+        return None
+    distance = abs(margin - abs(difference.mean))
+    for pairs in range(2, _MOST_PAIRS + 1):
+        if _reach(difference.standard_deviation, pairs, significance) < distance:
+            return pairs
+    return None
+
+
+def _reach(deviation: float, pairs: int, significance: float) -> float:
+    """From the mean to either end."""
+    quantile: float = stats.t.ppf(1.0 - significance, pairs - 1)
+    return float(quantile * deviation / math.sqrt(pairs))

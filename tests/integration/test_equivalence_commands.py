@@ -1,0 +1,96 @@
+"""`study equivalence` as a user types it: real runs of three steps, one of which fails."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from repository import CONFIGS
+from small_run import evenpack, small_run_values
+
+from evenpack.testing import write_run_file
+
+ARMS = {"unpacked": {"training.layout": "padded"}, "lost": {"training.initialize_from": "/nowhere/weights"}}
+
+
+@pytest.fixture(scope="module")
+def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arms over a run file beside it, whose data is prepared."""
+    folder = tmp_path_factory.mktemp("study")
+    values = small_run_values(folder)
+    values["training"] |= {"steps": 3, "evaluate_every_steps": 2, "evaluation_packs": 4, "checkpoint_every_steps": 3}
+    run_file = write_run_file(folder / "run.yaml", values)
+    evenpack("prepare", run_file)
+    study = {
+        "study": {"name": "tiny", "output_dir": str(folder / "study")},
+        "phases": {"training": {"base": "run.yaml", "seeds": [1], "arms": ARMS}},
+        "equivalence": {"reference": "unpacked", "margin": 0.1},
+    }
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    return path
+
+
+def test_a_study_trains_compares_and_shows_what_failed(study_file: Path, tmp_path: Path) -> None:
+    plot, saved = tmp_path / "figure.png", tmp_path / "found.json"
+    options = ["--devices-per-run", "1", "--plot", str(plot), "--save", str(saved)]
+    done = evenpack("study equivalence", study_file, options=options, expected=2, DS_ACCELERATOR="cpu")
+    assert "starting training/unpacked/seed_1" in done.stderr
+    assert "1 of 2 runs failed" in done.stderr
+    assert "Failed:\n  training/lost/seed_1: training.initialize_from: expected a run's output_dir" in done.stdout
+    assert "/nowhere/weights does not exist" in done.stdout
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    value = json.loads(saved.read_text())
+    assert [run["state"] for run in value["runs"]] == ["finished", "failed"]
+    (row,) = value["comparison"]["rows"]
+    assert (row["arm"], row["seeds"], row["difference"]) == ("unpacked", [1], None)
+    curve = value["curves"]["unpacked"]["1"]
+    records = read_log(study_file.parent / "study/training/unpacked/seed_1")
+    sequences = [record["sequences"] for record in records]
+    assert curve["samples"] == [sum(sequences[:2]), sum(sequences)]
+    assert all(record["host_to_device_bytes"] > 8 * record["slots"] for record in records)
+    assert_nothing_is_trained_again(study_file, records)
+
+
+def assert_nothing_is_trained_again(study_file: Path, records: list[dict[str, Any]]) -> None:
+    """A finished run stays as it is; the report needs no run."""
+    done = evenpack("study equivalence", study_file, options=["--only-report", "--json"], expected=2)
+    assert json.loads(done.stdout)["runs"][1]["state"] == "failed"
+    listed = evenpack("study equivalence", study_file, options=["--dry-run", "--json"]).stdout
+    assert [run["state"] for run in json.loads(listed)["runs"]] == ["finished", "failed"]
+    assert read_log(study_file.parent / "study/training/unpacked/seed_1") == records
+
+
+def read_log(output_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["phases.training.arms.lost={training.layot: padded}"], "did you mean 'layout'"),
+        (["training.layout=packed"], "arm unpacked of phase training sets training.layout itself"),
+        (["equivalence.margin=0"], "equivalence.margin"),
+        (["equivalence.reference=packed"], "expected an arm of the last phase"),
+    ],
+)
+def test_a_wrong_study_is_refused_before_anything_is_written(
+    study_file: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    output_dir = tmp_path / "other"
+    done = evenpack("study equivalence", study_file, f"study.output_dir={output_dir}", *words, expected=2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not output_dir.exists()
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_study_lists_its_runs(path: Path, tmp_path: Path) -> None:
+    words = [f"study.output_dir={tmp_path / 'out'}"]
+    done = evenpack("study equivalence", path, *words, options=["--dry-run", "--json", "--devices-per-run", "1"])
+    value = json.loads(done.stdout)
+    expected = sum(len(phase["seeds"]) * len(phase["arms"]) for phase in value["study"]["phases"].values())
+    assert len(value["runs"]) == expected > 6
+    assert {run["state"] for run in value["runs"]} == {"to do"}
+    assert not (tmp_path / "out").exists()

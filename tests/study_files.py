@@ -1,0 +1,135 @@
+"""Study files for tests, and a machine that only pretends to train."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.testing import run_values, write_run_file
+
+STEPS = 4
+
+
+def write_study(folder: Path, **changes: Any) -> Path:
+    """Two phases over a run file beside it: one run, then two arms with two seeds each."""
+    write_run_file(folder / "base.yaml", run_values("gpt2", folder, data={"prepared_dir": None}))
+    study = {
+        "study": {"name": "small", "output_dir": str(folder / "study")},
+        "phases": {
+            "first": {"base": "base.yaml", "seeds": [7], "arms": {"unpacked": {"training.layout": "padded"}}},
+            "second": {
+                "base": "base.yaml",
+                "starts_from": "first",
+                "settings": {"training.steps": STEPS},
+                "seeds": [1, 2],
+                "arms": {"unpacked": {"training.layout": "padded"}, "packed": {}},
+            },
+        },
+        "equivalence": {"reference": "unpacked", "margin": 0.1},
+        **changes,
+    }
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A command that a study has started."""
+
+    command: str
+    overrides: dict[str, Any]
+    at_once: int
+    """Commands under way, this one counted."""
+
+    @property
+    def run(self) -> str:
+        """PHASE/ARM/seed_N."""
+        name: str = self.overrides["run.name"]
+        return name.partition("/")[2]
+
+
+@dataclass(kw_only=True)
+class FakeProcess:
+    """Ends at the second look."""
+
+    end: Callable[[], int]
+    looks: int = 0
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        self.looks += 1
+        if self.looks == 2:
+            self.code = self.end()
+        return self.code
+
+
+@dataclass(kw_only=True)
+class FakeMachine:
+    """Starts nothing; `codes` says how a run ends whose key it has, all others end well."""
+
+    place_count: int = 1
+    codes: dict[str, int] = field(default_factory=dict)
+    stops_after: int | None = None
+    """Calls until the user asks to stop."""
+    calls: list[Call] = field(default_factory=list)
+    active: int = 0
+    ranks: int = 1
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        return self.stops_after is not None and len(self.calls) >= self.stops_after
+
+    def places(self, devices_per_run: int | None) -> Sequence["FakeMachine"]:
+        return [self] * self.place_count
+
+    @contextmanager
+    def held(self, output_dir: Path) -> Iterator[None]:
+        yield
+
+    def start(self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path) -> FakeProcess:
+        values = {key: yaml.safe_load(text) for key, _, text in (word.partition("=") for word in overrides)}
+        self.active += 1
+        call = Call(command=command, overrides=values, at_once=self.active)
+        self.calls.append(call)
+        return FakeProcess(end=lambda: self._end(call, log))
+
+    def _end(self, call: Call, log: Path) -> int:
+        self.active -= 1
+        code = self.codes.get(call.run if call.command == "train" else call.command, 0)
+        if code:
+            with log.open("a") as file:
+                file.write("step 1\nerror: there is no such\nthing\n")
+        elif call.command == "prepare":
+            directory = Path(call.overrides["data.prepared_dir"])
+            directory.mkdir(parents=True)
+            (directory / MANIFEST).write_text("{}")
+        else:
+            write_log(Path(call.overrides["run.output_dir"]), losses=[5.0, 4.0, 3.0, 2.0])
+        return code
+
+
+def write_log(output_dir: Path, *, losses: Sequence[float], sequences: int = 10, seconds: float = 1.0) -> None:
+    """A metrics.jsonl with an evaluation every second step."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    records = []
+    for step, loss in enumerate(losses, start=1):
+        record = {
+            "step": step,
+            "loss": loss,
+            "targets": 5,
+            "sequences": sequences,
+            "slots": 32 * sequences,
+            "step_seconds": seconds,
+            "host_to_device_bytes": 100 * sequences,
+        }
+        if step % 2 == 0:
+            values = {"loss": loss, "accuracy": 1 / loss, "targets": 30, "sequences": 3}
+            record["validation"] = {"text": values, "nothing_held_out": None}
+        records.append(record)
+    (output_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))

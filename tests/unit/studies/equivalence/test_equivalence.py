@@ -1,0 +1,167 @@
+"""Curves from logs, arms beside the reference, and the figure."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from study_files import write_log, write_study
+
+from evenpack.errors import DataError
+from evenpack.studies.equivalence.compare import compare
+from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
+from evenpack.studies.equivalence.curves import Curve, read_curve
+from evenpack.studies.equivalence.plots import plot_equivalence
+from evenpack.studies.equivalence.tables import comparison_tables
+from evenpack.studies.runs.config import load_study
+
+SECTION = EquivalenceSection(reference="unpacked", margin=0.1)
+
+
+def curve(*losses: float, seconds: float = 1.0, slots: float = 100.0) -> Curve:
+    """Evaluated every ten samples, each of which takes `seconds`."""
+    samples = tuple(10 * (index + 1) for index in range(len(losses)))
+    return Curve(
+        samples=samples,
+        seconds=tuple(seconds * count for count in samples),
+        loss=losses,
+        accuracy=tuple(1.0 / loss for loss in losses),
+        next_sentence_accuracy=None,
+        training_loss=losses[-1],
+        next_sentence_noise=None,
+        sequences_per_second=1.0 / seconds,
+        sequences_per_step=10.0,
+        slots_per_sequence=slots,
+        host_to_device_bytes_per_sequence=800.0,
+    )
+
+
+def test_a_curve_counts_samples_and_seconds(tmp_path: Path) -> None:
+    write_log(tmp_path, losses=[5.0, 4.0, 3.0, 2.0], sequences=10, seconds=0.5)
+    found = read_curve(tmp_path)
+    assert (found.samples, found.seconds) == ((20, 40), (1.0, 2.0))
+    assert (found.loss, found.accuracy) == ((4.0, 2.0), (0.25, 0.5))
+    assert found.next_sentence_accuracy is None
+    assert (found.training_loss, found.next_sentence_noise) == (2.0, None)
+    assert (found.sequences_per_second, found.sequences_per_step, found.slots_per_sequence) == (20.0, 10.0, 32.0)
+    assert found.host_to_device_bytes_per_sequence == 100.0
+
+
+def test_the_end_of_training_is_its_last_tenth(tmp_path: Path) -> None:
+    write_log(tmp_path, losses=[9.0] * 18 + [3.0, 5.0])
+    log = tmp_path / "metrics.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    for record in records:
+        record |= {"optimised_next_sentence_loss": record["loss"] / 10, "targets": 3 if record["step"] == 19 else 1}
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = read_curve(tmp_path)
+    assert found.training_loss == 3.5
+    assert found.next_sentence_noise == pytest.approx(0.2 / math.sqrt(2))
+
+
+def test_a_log_that_samples_cannot_be_counted_from_is_refused(tmp_path: Path) -> None:
+    write_log(tmp_path, losses=[5.0, 4.0, 3.0, 2.0])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[1:]))
+    with pytest.raises(DataError, match="does not tell of each step once"):
+        read_curve(tmp_path)
+    write_log(tmp_path, losses=[5.0])
+    with pytest.raises(DataError, match="has no evaluation"):
+        read_curve(tmp_path)
+
+
+def test_a_target_is_reached_between_two_evaluations() -> None:
+    found = curve(4.0, 2.0, 1.0, seconds=2.0)
+    assert found.reaches(3.0, "loss") == (15.0, 30.0)
+    assert found.reaches(4.5, "loss") == (10.0, 20.0)
+    assert found.reaches(0.5, "loss") is None
+    assert found.reaches(0.75, "accuracy") == (25.0, 50.0)
+
+
+def test_arms_are_compared_seed_by_seed() -> None:
+    curves = {
+        "unpacked": {1: curve(5.0, 2.0), 2: curve(5.0, 3.0), 3: curve(5.0, 4.0)},
+        "packed": {1: curve(5.0, 2.01), 2: curve(5.0, 3.02), 3: curve(5.0, 4.03)},
+        "broken": {1: curve(5.0, 2.5), 2: curve(5.0, 3.6), 3: curve(5.0, 4.55)},
+        "noisy": {1: curve(5.0, 2.3), 2: curve(5.0, 2.8), 3: curve(5.0, 4.0)},
+        "begun": {3: curve(5.0, 4.0)},
+        "not begun": {},
+    }
+    rows = {row.arm: row for row in compare(curves, SECTION).rows}
+    assert list(rows) == ["unpacked", "packed", "broken", "noisy", "begun"]
+    difference = rows["packed"].difference
+    assert difference is not None
+    assert difference.mean == pytest.approx(0.02)
+    assert difference.standard_deviation == pytest.approx(0.01), "of the differences, and not of the arms"
+    assert rows["unpacked"].loss.deviation == pytest.approx(1.0)
+    assert {arm: row.verdict for arm, row in rows.items()} == {
+        "unpacked": None,
+        "packed": "equivalent",
+        "broken": "worse",
+        "noisy": "undecided",
+        "begun": "undecided",
+    }
+    assert rows["noisy"].seeds_to_decide is not None
+    assert rows["noisy"].seeds_to_decide > 3
+    assert rows["begun"].seeds_to_decide is None
+
+
+def test_accuracy_is_worse_where_it_is_lower() -> None:
+    section = EquivalenceSection(reference="unpacked", margin=0.01, measure="accuracy")
+    curves = {
+        "unpacked": {1: curve(2.0), 2: curve(2.0)},
+        "worse": {1: curve(4.0), 2: curve(4.001)},
+    }
+    assert compare(curves, section).rows[1].verdict == "worse"
+
+
+def test_speeds_are_ratios_of_pairs() -> None:
+    curves = {
+        "unpacked": {1: curve(4.0, 2.0, 1.0, seconds=2.0), 2: curve(4.0, 2.0, 1.0, seconds=2.0)},
+        "packed": {1: curve(2.0, 1.0, 0.5, slots=50.0), 2: curve(4.0, 1.0, 0.5, slots=50.0)},
+        "slow": {1: curve(4.0, 2.0, 1.1), 2: curve(4.0, 2.0, 0.9)},
+    }
+    comparison = compare(curves, SECTION)
+    assert comparison.target == 1.0, "the worst of the reference's last"
+    packed = comparison.rows[1].speed
+    assert packed is not None
+    assert (packed.samples_to_target, packed.seconds_to_target) == (20.0, 20.0)
+    assert (packed.samples_ratio, packed.seconds_ratio) == (1.5, 3.0)
+    assert (packed.slots_ratio, packed.rate_ratio, packed.overhead) == (2.0, 2.0, 0.0)
+    slow = comparison.rows[2].speed
+    assert slow is not None
+    assert (slow.samples_to_target, slow.seconds_ratio) == (None, None), "one seed has not got there"
+
+
+def test_the_tables_say_what_was_found_and_what_is_missing() -> None:
+    curves = {
+        "unpacked": {1: curve(2.0), 2: curve(3.0)},
+        "packed": {1: curve(2.001), 2: curve(3.003)},
+        "noisy": {1: curve(2.2), 2: curve(2.9)},
+    }
+    console = Console(record=True, width=200)
+    for table in comparison_tables(compare(curves, SECTION), SECTION):
+        console.print(table)
+    text = " ".join(console.export_text().split())
+    for words in ("margin ± 0.1 nats a target", "90 % intervals", "+0.0020", "equivalent", "2.5000 ± 0.7071"):
+        assert words in text
+    assert "noisy is undecided: it would take " in text
+    assert "seeds, if they come out like these 2" in text
+
+
+def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path) -> None:
+    study, _ = load_study(write_study(tmp_path), EquivalenceConfig, ())
+    curves = {
+        "unpacked": {1: curve(3.0, 2.0, 1.0), 2: curve(3.0, 2.0, 1.1)},
+        **{f"arm_{n}": {1: curve(3.0, 2.0, 1.0 + n / 100)} for n in range(8)},
+        "not begun": {},
+    }
+    comparison = compare(curves, study.equivalence)
+    assert len(comparison.rows) == 9
+    path = tmp_path / "figure.png"
+    plot_equivalence(curves, comparison, study, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    once = {arm: {1: dataclasses.replace(curve(2.0), samples=(10,))} for arm in ("unpacked", "packed")}
+    plot_equivalence(once, compare(once, study.equivalence), study, path)

@@ -1,0 +1,131 @@
+"""A study file becomes runs: which there are, what they start from, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from study_files import STEPS, write_study
+
+from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.studies.equivalence.config import EquivalenceConfig
+from evenpack.studies.runs.config import load_study
+from evenpack.studies.runs.expansion import StudyRun, expand
+
+
+def runs_of(path: Path, *words: str) -> dict[str, StudyRun]:
+    study, run_words = load_study(path, EquivalenceConfig, words)
+    return {run.key: run for run in expand(study, run_words)}
+
+
+def phases(folder: Path) -> dict[str, Any]:
+    """Of the file that `write_study` writes, to be changed."""
+    values: dict[str, Any] = yaml.safe_load(write_study(folder).read_text())["phases"]
+    return values
+
+
+def test_a_study_becomes_runs_phase_by_phase_and_seed_by_seed(tmp_path: Path) -> None:
+    runs = runs_of(write_study(tmp_path))
+    assert list(runs) == [
+        "first/unpacked/seed_7",
+        "second/unpacked/seed_1",
+        "second/packed/seed_1",
+        "second/unpacked/seed_2",
+        "second/packed/seed_2",
+    ]
+    run = runs["second/packed/seed_2"]
+    assert run.config.run.seed == 2
+    assert run.config.run.name == "small/second/packed/seed_2"
+    assert run.output_dir == tmp_path / "study/second/packed/seed_2"
+    assert (run.config.training.layout, run.config.training.steps) == ("packed", STEPS)
+    assert runs["second/unpacked/seed_2"].config.training.layout == "padded"
+    assert runs["first/unpacked/seed_7"].config.training.steps != STEPS
+
+
+def test_the_words_of_a_run_make_it_again_from_the_run_file(tmp_path: Path) -> None:
+    for run in runs_of(write_study(tmp_path)).values():
+        assert load_run_file(run.run_file, RunConfig, run.overrides) == run.config
+
+
+def test_a_run_starts_from_its_own_arm_and_seed_or_else_from_the_first(tmp_path: Path) -> None:
+    values = phases(tmp_path)
+    values["first"] |= {"seeds": [7, 2], "arms": {"plain": {}, "packed": {}}}
+    runs = runs_of(write_study(tmp_path, phases=values))
+    starts = {key: run.starts_from for key, run in runs.items() if run.phase == "second"}
+    assert starts == {
+        "second/unpacked/seed_1": "first/plain/seed_7",
+        "second/packed/seed_1": "first/packed/seed_7",
+        "second/unpacked/seed_2": "first/plain/seed_2",
+        "second/packed/seed_2": "first/packed/seed_2",
+    }
+    run = runs["second/packed/seed_2"]
+    assert run.config.training.initialize_from == runs["first/packed/seed_2"].output_dir
+
+
+def test_runs_share_prepared_data_if_it_would_be_the_same(tmp_path: Path) -> None:
+    values = phases(tmp_path)
+    values["second"]["arms"]["short"] = {"data.recipe.max_sequence_length": 16}
+    places = {key: run.config.prepared_dir for key, run in runs_of(write_study(tmp_path, phases=values)).items()}
+    assert len(set(places.values())) == 2
+    assert places["second/packed/seed_1"] == places["first/unpacked/seed_7"] != places["second/short/seed_1"]
+    assert all(place.is_relative_to(tmp_path / "study/data") for place in places.values())
+
+
+def test_words_change_the_study_or_all_of_its_runs(tmp_path: Path) -> None:
+    words = (f"study.output_dir={tmp_path}/other", "phases.second.seeds=[5]", "training.steps=9")
+    runs = runs_of(write_study(tmp_path), *words)
+    assert [run.seed for run in runs.values()] == [7, 5, 5]
+    assert {run.config.training.steps for run in runs.values()} == {9}
+    assert all(run.output_dir.is_relative_to(tmp_path / "other") for run in runs.values())
+
+
+def test_a_word_that_would_undo_an_arm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"arm unpacked of phase first sets training\.layout itself"):
+        runs_of(write_study(tmp_path), "training.layout=packed")
+
+
+@pytest.mark.parametrize("key", ["run.seed", "run.output_dir", "run.name"])
+def test_what_a_study_sets_itself_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is set by the study itself"):
+        runs_of(write_study(tmp_path), f"{key}=1")
+    values = phases(tmp_path)
+    values["second"]["arms"]["packed"] = {key: 1}
+    with pytest.raises(ConfigError, match=f"{key} is set by the study itself"):
+        runs_of(write_study(tmp_path, phases=values))
+
+
+def test_two_arms_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    text = path.read_text()
+    assert text.count("      packed: {}") == 1
+    path.write_text(text.replace("      packed: {}", "      packed: {}\n      packed: {training.steps: 3}"))
+    with pytest.raises(ConfigError, match="key 'packed' is given twice"):
+        runs_of(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seeds": [1, 1]}, "phases.second.seeds: expected seeds that differ"),
+        ({"seeds": []}, "phases.second.seeds"),
+        ({"arms": {}}, "phases.second.arms"),
+        ({"arms": {"../up": {}}}, "phases.second.arms"),
+        ({"arms": {"unpacked": {}, "odd": {"training.layot": "padded"}}}, "second/odd/seed_1.*did you mean 'layout'"),
+        ({"arms": {"unpacked": {}, "odd": {"training.layout": "paded"}}}, "second/odd/seed_1"),
+        ({"starts_from": "second"}, r"expected a phase that stands before it \(first\), found 'second'"),
+        ({"base": "missing.yaml"}, "missing.yaml does not exist"),
+    ],
+)
+def test_what_makes_no_sound_run_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    values = phases(tmp_path)
+    values["second"] |= change
+    with pytest.raises(ConfigError, match=message):
+        runs_of(write_study(tmp_path, phases=values))
+
+
+def test_the_reference_must_be_an_arm(tmp_path: Path) -> None:
+    path = write_study(tmp_path, equivalence={"reference": "padded", "margin": 0.1})
+    with pytest.raises(ConfigError, match=r"expected an arm of the last phase, second \(unpacked, packed\)"):
+        runs_of(path)

@@ -1,0 +1,76 @@
+"""Paired differences: known answers, and what they decide."""
+
+import math
+
+import pytest
+from scipy import stats
+
+from evenpack.studies.statistics.paired import PairedDifference, paired_difference, pairs_to_decide, verdict_of
+
+
+def test_a_known_difference() -> None:
+    found = paired_difference([2.0, 4.0, 9.0], [1.0, 2.0, 6.0], significance=0.05)
+    assert (found.mean, found.standard_deviation, found.pairs) == (2.0, 1.0, 3)
+    reach = 2.919986 / math.sqrt(3)  # Student's t at 0.95 with two degrees of freedom, as tables have it
+    assert found.low == pytest.approx(2.0 - reach, rel=1e-6)
+    assert found.high == pytest.approx(2.0 + reach, rel=1e-6)
+
+
+def test_the_interval_decides_as_two_one_sided_tests_do() -> None:
+    first, second = [0.31, 0.12, -0.05, 0.2, 0.11], [0.25, 0.15, 0.0, 0.12, 0.02]
+    found = paired_difference(first, second, significance=0.05)
+    for margin in (0.03, 0.06, 0.09, 0.12):
+        above = stats.ttest_1samp(
+            [a - b + margin for a, b in zip(first, second, strict=True)], 0, alternative="greater"
+        )
+        below = stats.ttest_1samp([a - b - margin for a, b in zip(first, second, strict=True)], 0, alternative="less")
+        both = max(above.pvalue, below.pvalue) < 0.05
+        assert (verdict_of(found, margin=margin, larger_is_worse=True) == "equivalent") == both
+    assert verdict_of(found, margin=0.03, larger_is_worse=True) == "undecided"
+    assert verdict_of(found, margin=0.12, larger_is_worse=True) == "equivalent"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "larger_is_worse", "verdict"),
+    [
+        (-0.5, 0.5, True, "equivalent"),
+        (1.0, 2.0, True, "worse"),
+        (1.0, 2.0, False, "better"),
+        (-2.0, -1.0, True, "better"),
+        (-2.0, -1.0, False, "worse"),
+        (0.5, 1.5, True, "undecided"),
+        (-0.5, 1.0, True, "undecided"),
+        (-3.0, 3.0, True, "undecided"),
+    ],
+)
+def test_what_an_interval_decides(low: float, high: float, larger_is_worse: bool, verdict: str) -> None:
+    found = PairedDifference(mean=(low + high) / 2, standard_deviation=1.0, low=low, high=high, pairs=3)
+    assert verdict_of(found, margin=1.0, larger_is_worse=larger_is_worse) == verdict
+
+
+def test_one_pair_decides_nothing() -> None:
+    found = paired_difference([1.0], [1.0], significance=0.05)
+    assert (found.low, found.high, found.standard_deviation) == (None, None, None)
+    assert verdict_of(found, margin=1.0, larger_is_worse=True) == "undecided"
+    assert pairs_to_decide(found, margin=1.0, significance=0.05) is None
+
+
+def test_the_number_of_pairs_that_would_decide_is_the_smallest() -> None:
+    found = paired_difference([0.0, 2.0, -2.0], [0.0, 0.0, 0.0], significance=0.05)
+    number = pairs_to_decide(found, margin=1.0, significance=0.05)
+    assert number is not None
+
+    def reach(pairs: int) -> float:
+        return float(stats.t.ppf(0.95, pairs - 1)) * 2.0 / math.sqrt(pairs)
+
+    assert reach(number) < 1.0 <= reach(number - 1)
+
+
+def test_on_the_margin_no_number_of_pairs_decides() -> None:
+    found = paired_difference([0.0, 1.0, 2.0], [0.0, 0.0, 0.0], significance=0.05)
+    assert pairs_to_decide(found, margin=1.0, significance=0.05) is None
+
+
+def test_nothing_to_compare_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no pair"):
+        paired_difference([], [], significance=0.05)
