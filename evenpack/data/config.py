@@ -154,6 +154,10 @@ TokenizerConfig = Annotated[
 ]
 
 
+EncoderTokenizer = Annotated[BertTokenizer | HubTokenizer, Field(discriminator="kind")]
+"""Those with [CLS] and [SEP], which stand ready."""
+
+
 class DocumentsRecipe(Section):
     """Each document is a sequence; what is too long follows `long_documents`."""
 

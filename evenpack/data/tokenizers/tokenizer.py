@@ -76,6 +76,15 @@ class EncodedDocuments:
         return self.unknown_tokens == len(self.tokens) - len(self.lengths)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncodedText:
+    """A text as tokens that know where in it they stand."""
+
+    tokens: Int64[np.ndarray, " tokens"]
+    offsets: Int64[np.ndarray, " tokens 2"]
+    """The first character of each token, and the one behind its last."""
+
+
 class Tokenizer:
     """A `tokenizers.Tokenizer` with the id that ends a document."""
 
@@ -141,6 +150,21 @@ class Tokenizer:
             zip(sentences, encodings, strict=True),
             columns={SENTENCE_LENGTHS: lengths[lengths > 0]},
         )
+
+    def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
+        """Each text by itself, without special tokens, on all cores."""
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            EncodedText(
+                tokens=np.array(encoding.ids, dtype=np.int64),
+                offsets=np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2),
+            )
+            for encoding in encodings
+        ]
+
+    def unknown_share(self, tokens: Int64[np.ndarray, " tokens"]) -> float:
+        """How many of some tokens stand for text that the vocabulary cannot express."""
+        return 0.0 if self._unknown_id is None else float(np.mean(tokens == self._unknown_id))
 
     def _checked(
         self,
@@ -234,6 +258,15 @@ def load_tokenizer(config: Gpt2Tokenizer | BertTokenizer | HubTokenizer) -> Toke
     if config.path is None:
         raise DataError("the tokenizer has no path: give data.tokenizer.path=FOLDER (with vocab.json and merges.txt)")
     return _of_byte_pairs(read_byte_pairs(config.path))
+
+
+def tokenizer_of_weights(folder: Path) -> Tokenizer:
+    """The WordPiece tokenizer that lies in a folder, as `Tokenizer.save`, transformers or `vocab.txt` has it.
+
+    Of `vocab.txt` alone, text is turned to lower case if no entry has a capital letter. Raises: DataError if there is
+    none, or a vocabulary without BERT's special tokens.
+    """
+    return _of_word_pieces(read_word_pieces(folder, lower_case=None))
 
 
 def tokenizer_inputs(config: TokenizerConfig) -> tuple[InputFile, ...]:
