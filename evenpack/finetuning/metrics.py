@@ -88,9 +88,7 @@ def require_metrics() -> None:
 
 
 def _accuracy(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
-    from sklearn.metrics import accuracy_score
-
-    return float(accuracy_score(labels, predictions))
+    return float(np.mean(labels == predictions))  # scikit-learn's checks would take 100 times as long, each resample
 
 
 def _matthews_correlation(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:

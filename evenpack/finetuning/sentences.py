@@ -109,7 +109,7 @@ def _label(text: str, task: SentenceTask, origin: str) -> float:
     if task.labels:
         if text not in task.labels:
             raise DataError(f"{origin}: expected a label of {task.title} ({', '.join(task.labels)}), found {text!r}")
-        return task.labels.index(text)
+        return float(task.labels.index(text))
     try:
         score = float(text)
     except ValueError:
