@@ -87,8 +87,7 @@ def test_a_label_outside_the_tasks_set_leaves_nothing(trained: Path, tmp_path: P
     overrides = [f"data.folder={task}", f"run.output_dir={out}"]
     done = evenpack("finetune", trained, *overrides, options=["--json"], expected=2)
     assert (
-        f"{task}/dev.tsv, line 62: expected a label of SST-2 (0, 1), found 'good'"
-        in json.loads(done.stdout)["message"]
+        f"{task}/dev.tsv, line 62: expected a label of SST-2 (0, 1), found 'good'" in json.loads(done.stdout)["message"]
     )
     assert not out.exists()
 
