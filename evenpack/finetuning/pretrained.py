@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_of_weights
+from evenpack.data.tokenizers.vocabulary import first_difference, read_vocabulary
 from evenpack.engine.checkpoints.initial_weights import KEY, InitialWeights, find_initial_weights
 from evenpack.engine.checkpoints.weights import require_fitting
 from evenpack.errors import CheckpointError, ConfigError
@@ -75,6 +75,7 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
         )
     tokenizer = _tokenizer(config, found)
     _require_sizes(config, found, weights, tokenizer)
+    _require_same_words(found, tokenizer)
     return Pretrained(
         origin=str(found),
         section=section.model_copy(update={"dropout": config.training.dropout}),
@@ -88,7 +89,7 @@ def _tokenizer(config: FinetuneConfig, found: InitialWeights) -> Tokenizer:
     if config.data.tokenizer is not None:
         return load_tokenizer(config.data.tokenizer)
     log.info("tokenizer of the weights, from %s", found.tokenizer_dir)
-    return tokenizer_of_weights(Path(found.tokenizer_dir))
+    return tokenizer_of_weights(found.tokenizer_dir)
 
 
 def _require_sizes(
@@ -104,4 +105,15 @@ def _require_sizes(
         raise CheckpointError(
             f"{KEY}: {found} has a vocabulary of {vocabulary} entries, the tokenizer one of "
             f"{tokenizer.vocabulary_size}: give the tokenizer of these weights as data.tokenizer"
+        )
+
+
+def _require_same_words(found: InitialWeights, tokenizer: Tokenizer) -> None:
+    """As many entries may still be other tokens."""
+    trained_with = read_vocabulary(found.tokenizer_dir)
+    difference = None if trained_with is None else first_difference(trained_with, tokenizer.vocabulary)
+    if difference is not None:
+        raise CheckpointError(
+            f"{KEY}: {found} was trained with another vocabulary, in {found.tokenizer_dir}, than data.tokenizer has: "
+            f"{difference}. Leave data.tokenizer out"
         )

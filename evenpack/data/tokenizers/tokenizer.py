@@ -185,6 +185,12 @@ class Tokenizer:
         return EncodedDocuments(tokens=tokens, lengths=lengths, unknown_tokens=unknown, columns=columns)
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """Each token's id."""
+        words: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return words
+
+    @property
     def pair_tokens(self) -> PairTokens:
         """Raises: DataError if the vocabulary was not made for pairs and masks."""
         missing = [name for role, name in ROLES.items() if role != "pad_token" and role not in self._roles]
@@ -209,7 +215,7 @@ class Tokenizer:
 
     def masking_vocabulary(self) -> MaskingVocabulary:
         """What masks are drawn with. Raises: DataError as `pair_tokens`."""
-        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        vocabulary = self.vocabulary
         special = np.zeros(self.vocabulary_size, dtype=np.bool_)
         special[list(self._role_ids.values())] = True
         continues = np.zeros(self.vocabulary_size, dtype=np.bool_)
