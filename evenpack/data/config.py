@@ -154,8 +154,8 @@ TokenizerConfig = Annotated[
 ]
 
 
-EncoderTokenizer = Annotated[BertTokenizer | HubTokenizer, Field(discriminator="kind")]
-"""Those with [CLS] and [SEP], which stand ready."""
+EncoderTokenizer = BertTokenizer
+"""What an encoder's texts are read with: it has [CLS] and [SEP], and stands ready."""
 
 
 class DocumentsRecipe(Section):
