@@ -9,7 +9,8 @@ from torch import Tensor
 
 from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_of_weights
 from evenpack.data.tokenizers.vocabulary import first_difference, read_vocabulary
-from evenpack.engine.checkpoints.initial_weights import KEY, InitialWeights, find_initial_weights
+from evenpack.engine.checkpoints.initial_weights import KEY, speaking_of_the_key
+from evenpack.engine.checkpoints.weight_origins import DescribedWeights, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.finetuning.config import FinetuneConfig
@@ -47,7 +48,7 @@ class Pretrained:
                 attention_backend=self.attention_backend,
             )
         assert isinstance(model, PackedEncoder), "checked when the weights were read"
-        require_fitting(model, self.weights, origin=f"{KEY}: {self.origin}", remedy="Name other weights.")
+        require_fitting(model.state_dict(), self.weights, origin=f"{KEY}: {self.origin}", remedy="Name other weights.")
         model.to_empty(device="cpu")
         model.load_state_dict(self.weights)
         return model
@@ -65,8 +66,14 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
             f"fine-tuning starts from pretrained weights: give {KEY}=PATH, a run's output_dir, one checkpoint or a "
             "folder of transformers"
         )
-    found = find_initial_weights(path)
-    section, weights = found.read()
+    with speaking_of_the_key():
+        found = find_weights(path)
+        if not isinstance(found, DescribedWeights):
+            raise CheckpointError(
+                f"{found} does not say of what model it is: begin a run with it (`evenpack train`), or have it "
+                "converted for transformers, and name that run or folder"
+            )
+        section, weights = found.read_described()
     family = family_of(section)
     if not issubclass(family.load_model(), PackedEncoder):
         raise ConfigError(
@@ -85,7 +92,7 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
     )
 
 
-def _tokenizer(config: FinetuneConfig, found: InitialWeights) -> Tokenizer:
+def _tokenizer(config: FinetuneConfig, found: DescribedWeights) -> Tokenizer:
     if config.data.tokenizer is not None:
         return load_tokenizer(config.data.tokenizer)
     log.info("tokenizer of the weights, from %s", found.tokenizer_dir)
@@ -93,7 +100,7 @@ def _tokenizer(config: FinetuneConfig, found: InitialWeights) -> Tokenizer:
 
 
 def _require_sizes(
-    config: FinetuneConfig, found: InitialWeights, weights: Mapping[str, Tensor], tokenizer: Tokenizer
+    config: FinetuneConfig, found: DescribedWeights, weights: Mapping[str, Tensor], tokenizer: Tokenizer
 ) -> None:
     positions, vocabulary = len(weights[_POSITIONS]), len(weights[_TOKENS])
     if positions < config.data.max_sequence_length:
@@ -108,7 +115,7 @@ def _require_sizes(
         )
 
 
-def _require_same_words(found: InitialWeights, tokenizer: Tokenizer) -> None:
+def _require_same_words(found: DescribedWeights, tokenizer: Tokenizer) -> None:
     """As many entries may still be other tokens."""
     trained_with = read_vocabulary(found.tokenizer_dir)
     difference = None if trained_with is None else first_difference(trained_with, tokenizer.vocabulary)

@@ -53,6 +53,14 @@ def test_weights_without_a_tokenizer_and_without_a_path_are_refused(tmp_path: Pa
         read_pretrained(config(tmp_path, tmp_path / "nowhere"))
 
 
+def test_weights_that_do_not_say_of_what_model_they_are_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").touch()
+    with pytest.raises(
+        CheckpointError, match=r"training\.initialize_from: .*weights\.pt \(PyTorch\) does not say of what"
+    ):
+        read_pretrained(config(tmp_path, tmp_path / "weights.pt"))
+
+
 def test_texts_that_the_vocabulary_says_nothing_of_are_refused(tmp_path: Path) -> None:
     checked = config(tmp_path, write_encoder(tmp_path / "bert"))
     write_sentences(tmp_path, training=4, evaluation=4)
