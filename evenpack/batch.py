@@ -6,11 +6,34 @@ hold. All but T of the un-packed layouts are fixed for a run.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+
+@runtime_checkable
+class ModelInputs(Protocol):
+    """What a model reads of a batch to compute activations, whatever it is asked for then; see `PackedBatch`."""
+
+    @property
+    def tokens(self) -> Int[Tensor, " T"]: ...
+
+    @property
+    def position_ids(self) -> Int[Tensor, " T"]: ...
+
+    @property
+    def token_type_ids(self) -> Int[Tensor, " T"]: ...
+
+    @property
+    def cu_seqlens(self) -> Int[Tensor, " S_plus_1"]: ...
+
+    @property
+    def max_sequence_length(self) -> int: ...
+
+    @property
+    def position_rows(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,6 +154,10 @@ TokenizerConfig = Annotated[
 ]
 
 
+EncoderTokenizer = BertTokenizer
+"""What an encoder's texts are read with: it has [CLS] and [SEP], and stands ready."""
+
+
 class DocumentsRecipe(Section):
     """Each document is a sequence; what is too long follows `long_documents`."""
 

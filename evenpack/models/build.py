@@ -3,12 +3,16 @@
 from typing import Any
 
 from evenpack.errors import ConfigError
+from evenpack.models.common.encoder import PackedEncoder
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.common.transformer import PackedTransformer
 from evenpack.models.families import family_of
 
 Model = PackedTransformer[Any]
 """Of any family."""
+
+Encoder = PackedEncoder[Any]
+"""Of any family that can be fine-tuned."""
 
 
 def new_model(

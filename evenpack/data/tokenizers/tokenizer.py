@@ -76,6 +76,15 @@ class EncodedDocuments:
         return self.unknown_tokens == len(self.tokens) - len(self.lengths)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncodedText:
+    """A text as tokens that know where in it they stand."""
+
+    tokens: Int64[np.ndarray, " tokens"]
+    offsets: Int64[np.ndarray, " tokens 2"]
+    """The first character of each token, and the one behind its last."""
+
+
 class Tokenizer:
     """A `tokenizers.Tokenizer` with the id that ends a document."""
 
@@ -142,6 +151,21 @@ class Tokenizer:
             columns={SENTENCE_LENGTHS: lengths[lengths > 0]},
         )
 
+    def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
+        """Each text by itself, without special tokens, on all cores."""
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            EncodedText(
+                tokens=np.array(encoding.ids, dtype=np.int64),
+                offsets=np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2),
+            )
+            for encoding in encodings
+        ]
+
+    def unknown_share(self, tokens: Int64[np.ndarray, " tokens"]) -> float:
+        """How many of some tokens stand for text that the vocabulary cannot express."""
+        return 0.0 if self._unknown_id is None else float(np.mean(tokens == self._unknown_id))
+
     def _checked(
         self,
         tokens: Int32[np.ndarray, " tokens"],
@@ -159,6 +183,12 @@ class Tokenizer:
             )
         unknown = 0 if self._unknown_id is None else int(np.count_nonzero(tokens == self._unknown_id))
         return EncodedDocuments(tokens=tokens, lengths=lengths, unknown_tokens=unknown, columns=columns)
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Each token's id."""
+        words: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return words
 
     @property
     def pair_tokens(self) -> PairTokens:
@@ -185,7 +215,7 @@ class Tokenizer:
 
     def masking_vocabulary(self) -> MaskingVocabulary:
         """What masks are drawn with. Raises: DataError as `pair_tokens`."""
-        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        vocabulary = self.vocabulary
         special = np.zeros(self.vocabulary_size, dtype=np.bool_)
         special[list(self._role_ids.values())] = True
         continues = np.zeros(self.vocabulary_size, dtype=np.bool_)
@@ -234,6 +264,15 @@ def load_tokenizer(config: Gpt2Tokenizer | BertTokenizer | HubTokenizer) -> Toke
     if config.path is None:
         raise DataError("the tokenizer has no path: give data.tokenizer.path=FOLDER (with vocab.json and merges.txt)")
     return _of_byte_pairs(read_byte_pairs(config.path))
+
+
+def tokenizer_of_weights(folder: Path) -> Tokenizer:
+    """The WordPiece tokenizer that lies in a folder, as `Tokenizer.save`, transformers or `vocab.txt` has it.
+
+    Of `vocab.txt` alone, text is turned to lower case if no entry has a capital letter. Raises: DataError if there is
+    none, or a vocabulary without BERT's special tokens.
+    """
+    return _of_word_pieces(read_word_pieces(folder, lower_case=None))
 
 
 def tokenizer_inputs(config: TokenizerConfig) -> tuple[InputFile, ...]:

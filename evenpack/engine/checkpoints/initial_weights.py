@@ -45,7 +45,7 @@ def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -
 
 
 def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
-    with _speaking_of_the_key():
+    with speaking_of_the_key():
         found = find_weights(path)
         weights = found.read(model)
     require_same_network(
@@ -59,7 +59,8 @@ def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
 
 
 @contextmanager
-def _speaking_of_the_key() -> Iterator[None]:
+def speaking_of_the_key() -> Iterator[None]:
+    """Errors name the key of the run file that has the path."""
     try:
         yield
     except CheckpointError as error:

@@ -1,7 +1,6 @@
 """Where a run's initial weights may come from, and how each kind of place is read."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -53,8 +52,24 @@ class WeightOrigin(ABC):
         """
 
 
+class DescribedWeights(WeightOrigin):
+    """Weights beside which it is said what model computes with them."""
+
+    @abstractmethod
+    def read_described(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
+        """The `model:` section, and the weights by our parameters' names, on the CPU.
+
+        Raises: as `read`.
+        """
+
+    def read(self, model: Model) -> NamedWeights:
+        config, tensors = self.read_described()
+        names = [TensorName(ours=name, theirs=(name,), is_transposed=False) for name, _ in model.named_parameters()]
+        return NamedWeights(config=config, tensors=tensors, names=names, notes=())
+
+
 @dataclass(frozen=True, kw_only=True)
-class OwnCheckpoint(WeightOrigin):
+class OwnCheckpoint(DescribedWeights):
     """A checkpoint of a run."""
 
     path: Path
@@ -70,12 +85,12 @@ class OwnCheckpoint(WeightOrigin):
         prepared = config["data"]["prepared_dir"] or Path(config["run"]["output_dir"]) / "data"
         return Path(prepared) / TOKENIZER_FOLDER
 
-    def read(self, model: Model) -> NamedWeights:
-        return _under_our_names(model, saved_model_section(self.checkpoint), load_model_weights(self.checkpoint))
+    def read_described(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
+        return saved_model_section(self.checkpoint), load_model_weights(self.checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformersFolder(WeightOrigin):
+class TransformersFolder(DescribedWeights):
     """A folder that transformers reads."""
 
     path: Path
@@ -87,9 +102,9 @@ class TransformersFolder(WeightOrigin):
     def tokenizer_dir(self) -> Path:
         return self.path
 
-    def read(self, model: Model) -> NamedWeights:
-        found = from_huggingface(self.path)
-        return _under_our_names(model, found.config, found.state_dict())
+    def read_described(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
+        model = from_huggingface(self.path)
+        return model.config, model.state_dict()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +169,3 @@ def _whole(path: Path) -> Checkpoint:
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} is broken: {problem}; name another one")
     return checkpoint
-
-
-def _under_our_names(model: Model, config: TransformerConfig, tensors: Mapping[str, Tensor]) -> NamedWeights:
-    names = [TensorName(ours=name, theirs=(name,), is_transposed=False) for name, _ in model.named_parameters()]
-    return NamedWeights(config=config, tensors=tensors, names=names, notes=())

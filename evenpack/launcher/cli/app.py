@@ -15,6 +15,7 @@ from evenpack.launcher.cli.config import config_app
 from evenpack.launcher.cli.doctor import doctor
 from evenpack.launcher.cli.evaluate import evaluate
 from evenpack.launcher.cli.export import export
+from evenpack.launcher.cli.finetune import finetune
 from evenpack.launcher.cli.inspect import inspect
 from evenpack.launcher.cli.mlperf import mlperf_app
 from evenpack.launcher.cli.prepare import prepare
@@ -23,7 +24,7 @@ from evenpack.launcher.cli.study import STUDIES
 from evenpack.launcher.cli.train import train
 from evenpack.launcher.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., None], ...] = (prepare, verify, train, evaluate, inspect, export, doctor)
+COMMANDS: tuple[Callable[..., None], ...] = (prepare, verify, train, evaluate, inspect, export, finetune, doctor)
 """In the order in which `--help` lists them; each has the name of its function."""
 
 app = typer.Typer(

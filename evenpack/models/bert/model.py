@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from evenpack.batch import MaskedTargets, PackedBatch
+from evenpack.batch import MaskedTargets, ModelInputs, PackedBatch
 from evenpack.kernels.cross_entropy import linear_cross_entropy
 from evenpack.models.bert.config import BertConfig
+from evenpack.models.common.encoder import PackedEncoder
 from evenpack.models.common.layers import BERT_NORM_EPSILON, PostNormBlock, Segments
 from evenpack.models.common.losses import LossSums
 from evenpack.models.common.positions import LearnedPositions
-from evenpack.models.common.transformer import PackedTransformer
 
 _NEXT_OR_RANDOM = 2
 """Classes of next-sentence prediction: 0, the second half follows the first; 1, it comes from elsewhere."""
@@ -50,7 +50,7 @@ class NextSentenceHead(nn.Module):
         return result
 
 
-class Bert(PackedTransformer[BertConfig]):
+class Bert(PackedEncoder[BertConfig]):
     """Post-norm transformer encoder with the decoder of masked tokens tied to the token embedding."""
 
     def _build(self, attention_backend: str) -> None:
@@ -104,12 +104,7 @@ class Bert(PackedTransformer[BertConfig]):
         logits: Tensor = self.next_sentence_head(first_tokens)
         return logits
 
-    def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
-        """Activations after the last block: what the heads read.
-
-        Raises: ValueError if positions may lie beyond the learned table; BackendError if the attention backend cannot
-        serve on this device, dtype, head size or dropout.
-        """
+    def hidden_states(self, batch: ModelInputs) -> Float[Tensor, " T C"]:
         embedded: Tensor = self.token_embedding(batch.tokens) + self.token_type_embedding(batch.token_type_ids)
         embedded = embedded + self.positions(batch.position_ids, batch.position_rows)
         hidden: Tensor = self.embedding_dropout(self.embedding_norm(embedded))
@@ -121,6 +116,10 @@ class Bert(PackedTransformer[BertConfig]):
             rotation=None,
         )
         return self._through_blocks(hidden, segments)
+
+    @property
+    def pooler(self) -> nn.Linear | None:
+        return None if self.next_sentence_head is None else self.next_sentence_head.pooler
 
     def _masked_tokens(self, hidden: Float[Tensor, " T C"], targets: MaskedTargets) -> Float[Tensor, " M C"]:
         rows: Tensor = self.masked_token_head(hidden.index_select(0, targets.positions))

@@ -1,0 +1,103 @@
+"""How fast fine-tuning is packed, un-padded and padded: the same sequences in the same updates.
+
+    OMP_NUM_THREADS=1 python benchmarks/finetune_speed.py FINETUNE.yaml [section.key=value ...] [--json FILE]
+
+One model takes whole updates (collation, forward and backward passes, AdamW) in the three layouts in turn, so that
+whatever else the machine does hits each of them. Rates are sequences over the median seconds of an update; seconds are
+those of the process's threads on a CPU, else wall clock. `of_packing_factor` is the speed-up over padding to
+data.max_sequence_length, divided by the sequences of a pack: 1 is all that packing can give where padding costs what
+tokens cost.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evenpack.config import load_run_file, validate
+from evenpack.data.order.step_shape import Layout
+from evenpack.finetuning.config import FinetuneConfig
+from evenpack.finetuning.data import read_task
+from evenpack.finetuning.pretrained import read_pretrained
+from evenpack.finetuning.run import new_finetuned
+from evenpack.finetuning.train import Finetuning, Trainer
+
+LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded", "padded")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    config = load_run_file(arguments.run_file, FinetuneConfig, arguments.overrides)
+    report = measure(config, rounds=arguments.rounds)
+    print(json.dumps(report, indent=2))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def measure(config: FinetuneConfig, *, rounds: int) -> dict[str, Any]:
+    """Rates of each layout, and how far packing gets."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pretrained = read_pretrained(config)
+    data = read_task(config.data, config.folder, pretrained.tokenizer)
+    finetuning = Finetuning(config=config, data=data, padding_token=pretrained.tokenizer.padding_id, device=device)
+    trainer = Trainer(new_finetuned(config, pretrained, 0).to(device), config.training, steps=1 + rounds)
+    steps = list(islice(finetuning.step_order(0).epoch(0), 1 + rounds))
+    seconds: dict[Layout, list[float]] = {layout: [] for layout in LAYOUTS}
+    slots: dict[Layout, int] = {}
+    order = list(LAYOUTS)
+    for packs in steps:
+        for layout in order:
+            collator = replace(finetuning, config=in_layout(config, layout)).collator(data.training)
+            began = now(device)
+            _, slots[layout] = trainer.step(collator, packs)
+            seconds[layout].append((now(device) - began) / len(packs.sequence_ids))
+        order = [*order[1:], order[0]]
+    rates = {layout: 1 / statistics.median(found[1:]) for layout, found in seconds.items()}
+    factor = sum(len(packs.sequence_ids) for packs in steps) / sum(packs.packs for packs in steps)
+    return {
+        "run": config.run.name,
+        "model": pretrained.section.shape,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "precision": config.training.precision,
+        "torch": torch.__version__,
+        "rounds": rounds,
+        "max_sequence_length": config.data.max_sequence_length,
+        "sequences_a_step": statistics.mean(len(packs.sequence_ids) for packs in steps),
+        "packs_a_step": statistics.mean(packs.packs for packs in steps),
+        "packing_factor": factor,
+        "slots_of_last_step": slots,
+        "sequences_per_second": rates,
+        "speed_up_over_padded": {layout: rates[layout] / rates["padded"] for layout in LAYOUTS},
+        "of_packing_factor": rates["packed"] / rates["padded"] / factor,
+    }
+
+
+def in_layout(config: FinetuneConfig, layout: Layout) -> FinetuneConfig:
+    """The run in another layout."""
+    values = config.model_dump(mode="json")
+    values["training"]["layout"] = layout
+    return validate(values, FinetuneConfig, origin="benchmark")
+
+
+def now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The fine-tuning of a run file by transformers' own model, to hold the results of `evenpack finetune` against.
+
+    python benchmarks/finetune_transformers.py FINETUNE.yaml [section.key=value ...] [--json FILE]
+
+The pretrained weights are exported and loaded by transformers (`AutoModelForSequenceClassification`), and each seed
+begins with the same new head. Steps hold the same sequences, un-packed and padded to the longest of the step, under
+torch's AdamW and transformers' linear schedule; dropout draws other numbers. `first_loss_difference` compares the two
+models' losses over the first step before training, without dropout.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
+
+from evenpack.config import load_run_file
+from evenpack.engine.optimizers.build import parameter_groups
+from evenpack.finetuning.config import FinetuneConfig
+from evenpack.finetuning.data import TaskData, read_task
+from evenpack.finetuning.features import Features
+from evenpack.finetuning.heads import FinetunedModel
+from evenpack.finetuning.pretrained import read_pretrained
+from evenpack.finetuning.run import new_finetuned
+from evenpack.finetuning.train import Finetuning
+from evenpack.models.huggingface import to_huggingface
+
+EVALUATION_ROWS = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    config = load_run_file(arguments.run_file, FinetuneConfig, arguments.overrides)
+    if config.data.definition.predicts != "class":
+        parser.error(f"{config.data.task} is no task of classes")
+    pretrained = read_pretrained(config)
+    data = read_task(config.data, config.folder, pretrained.tokenizer)
+    finetuning = Finetuning(
+        config=config, data=data, padding_token=pretrained.tokenizer.padding_id, device=torch.device("cpu")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder) / "exported"
+        to_huggingface(
+            pretrained.new_encoder(), exported, tokenizer_dir=None, special_token_id=finetuning.padding_token
+        )
+        seeds = [
+            train_seed(finetuning, new_finetuned(config, pretrained, seed), exported, seed) for seed in config.run.seeds
+        ]
+    report = {
+        "task": config.data.task,
+        "weights": pretrained.origin,
+        "medians": {
+            name: {metric: statistics.median(seed["metrics"][name][metric] for seed in seeds) for metric in metrics}
+            for name, metrics in seeds[0]["metrics"].items()
+        },
+        "seeds": seeds,
+    }
+    print(json.dumps(report, indent=2))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def train_seed(finetuning: Finetuning, ours: FinetunedModel, exported: Path, seed: int) -> dict[str, Any]:
+    """Trains transformers' model on the sequences that `ours` would be trained on, and judges it."""
+    training = finetuning.config.training
+    model = with_head_of(ours, exported)
+    order = finetuning.step_order(seed)
+    features = finetuning.data.training
+    steps = training.epochs * order.steps_per_epoch
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, weight_decay=training.weight_decay), lr=training.learning_rate, eps=1e-8, fused=True
+    )
+    schedule = get_linear_schedule_with_warmup(optimizer, round(training.warmup_fraction * steps), steps)
+    difference = first_loss_difference(finetuning, ours, model, seed)
+    torch.manual_seed(seed)
+    began = time.perf_counter()
+    model.train()
+    for epoch in range(training.epochs):
+        for packs in order.epoch(epoch):
+            model(**rows(features, packs.sequence_ids)).loss.backward()
+            if training.gradient_clipping is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_clipping)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    seconds = time.perf_counter() - began
+    return {
+        "seed": seed,
+        "metrics": judged(model, finetuning.data),
+        "first_loss_difference": difference,
+        "sequences_per_second": training.epochs * features.sequences / seconds,
+    }
+
+
+def with_head_of(ours: FinetunedModel, exported: Path) -> Any:
+    """transformers' model with the exported encoder and the new layer of `ours`."""
+    classifier = ours.head.get_submodule("classifier")
+    labels = classifier.get_parameter("bias").numel()
+    model = AutoModelForSequenceClassification.from_pretrained(exported, num_labels=labels)
+    model.classifier.load_state_dict(classifier.state_dict())
+    return model
+
+
+@torch.no_grad()
+def first_loss_difference(finetuning: Finetuning, ours: FinetunedModel, theirs: Any, seed: int) -> float:
+    """Of the mean loss over the first step, relative."""
+    packs = next(finetuning.step_order(seed).epoch(0))
+    features = finetuning.data.training
+    mine = float(ours.eval().losses(finetuning.collator(features).collate(packs)).mean())
+    other = float(theirs.eval()(**rows(features, packs.sequence_ids)).loss)
+    return abs(mine - other) / other
+
+
+def rows(features: Features, sequence_ids: np.ndarray) -> dict[str, torch.Tensor]:
+    """Sequences as transformers takes them, padded to the longest."""
+    lengths = features.lengths[sequence_ids]
+    columns = np.arange(lengths.max())
+    real = columns < lengths[:, None]
+    tokens = np.zeros(real.shape, dtype=np.int64)
+    tokens[real] = np.concatenate(
+        [
+            features.tokens[start : start + length]
+            for start, length in zip(features.starts[sequence_ids], lengths, strict=True)
+        ]
+    )
+    second = real & (columns >= features.first_lengths[sequence_ids][:, None])
+    return {
+        "input_ids": torch.from_numpy(tokens),
+        "attention_mask": torch.from_numpy(real.astype(np.int64)),
+        "token_type_ids": torch.from_numpy(second.astype(np.int64)),
+        "labels": torch.from_numpy(features.labels[sequence_ids]),
+    }
+
+
+@torch.no_grad()
+def judged(model: Any, data: TaskData) -> dict[str, dict[str, float]]:
+    """The metrics of each evaluation file."""
+    model.eval()
+    found = {}
+    for name, evaluation in data.evaluation.items():
+        ids = np.arange(evaluation.features.sequences)
+        parts = [
+            model(**rows(evaluation.features, ids[first : first + EVALUATION_ROWS])).logits.numpy()
+            for first in range(0, len(ids), EVALUATION_ROWS)
+        ]
+        found[name] = evaluation.judge(list(np.concatenate(parts))).values
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""A task's files, read and checked, as sequences; and how predictions for them are judged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.errors import DataError
+from evenpack.files import file_checksum
+from evenpack.finetuning.answers import best_answers, judge_answers
+from evenpack.finetuning.config import FinetuneDataSection
+from evenpack.finetuning.features import Features
+from evenpack.finetuning.metrics import Judgement, judge_sentences, most_frequent
+from evenpack.finetuning.questions import Question, WindowOptions, Windows, read_questions, windows_of
+from evenpack.finetuning.sentences import read_sentences, sentence_features
+from evenpack.finetuning.tasks import SentenceTask, SpanTask
+
+
+@runtime_checkable
+class EvaluationSet(Protocol):
+    """A file that the task is judged by."""
+
+    @property
+    def features(self) -> Features: ...
+
+    def judge(self, outputs: Sequence[np.ndarray]) -> Judgement:
+        """Of the head's outputs for each sequence, in the file's order."""
+
+    def judge_guesses(self, training: Features) -> Judgement | None:
+        """Of what one would guess without reading, by the training labels; None where there is no such guess."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """All that fine-tuning reads."""
+
+    training: Features
+    evaluation: dict[str, EvaluationSet]
+    """By the file's name without its ending."""
+    checksums: dict[str, str]
+    """Of the files, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceSet:
+    """Of sentences with labels or scores."""
+
+    task: SentenceTask
+    features: Features
+
+    def judge(self, outputs: Sequence[np.ndarray]) -> Judgement:
+        values = np.stack(outputs)
+        predictions = values.argmax(axis=1) if self.task.labels else values[:, 0]
+        return judge_sentences(self.features.labels, predictions, self.task.metrics)
+
+    def judge_guesses(self, training: Features) -> Judgement | None:
+        guesses = np.full_like(self.features.labels, most_frequent(training.labels))
+        return judge_sentences(self.features.labels, guesses, self.task.metrics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionSet:
+    """Of questions about texts."""
+
+    questions: tuple[Question, ...]
+    windows: Windows
+    max_answer_length: int
+
+    @property
+    def features(self) -> Features:
+        return self.windows.features
+
+    def judge(self, outputs: Sequence[np.ndarray]) -> Judgement:
+        given = best_answers(outputs, self.windows, self.questions, max_answer_length=self.max_answer_length)
+        return judge_answers(given, self.questions)
+
+    def judge_guesses(self, training: Features) -> Judgement | None:
+        return None
+
+
+def read_task(section: FinetuneDataSection, folder: Path, tokenizer: Tokenizer) -> TaskData:
+    """Reads the task's files in `folder`.
+
+    Raises: DataError that names the file and its row for anything that does not belong there; nothing is written.
+    """
+    task = section.definition
+    files = {name: folder / name for name in (task.training_file, *task.evaluation_files)}
+    reader = _Reader(section=section, tokenizer=tokenizer)
+    training = reader.read(files[task.training_file], task)
+    evaluation = {Path(name).stem: reader.read(files[name], task) for name in task.evaluation_files}
+    return TaskData(
+        training=training.features,
+        evaluation=evaluation,
+        checksums={name: file_checksum(path) for name, path in files.items()},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reader:
+    section: FinetuneDataSection
+    tokenizer: Tokenizer
+
+    def read(self, path: Path, task: SentenceTask | SpanTask) -> EvaluationSet:
+        found = self._questions(path) if isinstance(task, SpanTask) else self._sentences(path, task)
+        unknown = self.tokenizer.unknown_share(found.features.tokens)
+        if unknown > _MOST_UNKNOWN:
+            raise DataError(
+                f"{path}: {100 * unknown:.0f} % of the tokens are unknown to the vocabulary, which is of other texts; "
+                "give the tokenizer of the weights as data.tokenizer"
+            )
+        return found
+
+    def _sentences(self, path: Path, task: SentenceTask) -> EvaluationSet:
+        examples = read_sentences(path, task)
+        length = self.section.max_sequence_length
+        return SentenceSet(
+            task=task, features=sentence_features(examples, task, self.tokenizer, max_sequence_length=length)
+        )
+
+    def _questions(self, path: Path) -> EvaluationSet:
+        questions = read_questions(path)
+        options = WindowOptions(
+            max_sequence_length=self.section.max_sequence_length,
+            max_question_length=self.section.max_question_length,
+            window_stride=self.section.window_stride,
+        )
+        return QuestionSet(
+            questions=tuple(questions),
+            windows=windows_of(questions, self.tokenizer, options),
+            max_answer_length=self.section.max_answer_length,
+        )
+
+
+_MOST_UNKNOWN = 0.5
+"""Half of a text: no vocabulary of its language comes near it."""

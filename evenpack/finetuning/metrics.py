@@ -1,0 +1,130 @@
+"""How good predictions are: metrics, their intervals, and what guessing without reading would get.
+
+All are shares: 1 is perfect (SQuAD's own script multiplies by 100).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int64, Shaped
+
+from evenpack.errors import ConfigError
+
+_RESAMPLES = 1000
+_CONFIDENCE = 0.95
+_BOOTSTRAP_SEED = 0
+
+Measure = Callable[[Int64[np.ndarray, " chosen"]], float]
+"""A metric over some of the examples, given by index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The predictions for an evaluation file, judged."""
+
+    examples: int
+    measures: Mapping[str, Measure]
+    """By metric."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Each metric over all examples."""
+        return {name: measure(np.arange(self.examples)) for name, measure in self.measures.items()}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % of each metric by bootstrap percentiles over examples (1,000 resamples): what another sample of as many
+        examples would vary by, the trained model being the same.
+
+        Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 13.3.
+        """
+        chance = np.random.default_rng(_BOOTSTRAP_SEED)
+        chosen = chance.integers(self.examples, size=(_RESAMPLES, self.examples))
+        tails = [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2]
+        found = {}
+        for name, measure in self.measures.items():
+            low, high = np.quantile([measure(one) for one in chosen], tails)
+            found[name] = (float(low), float(high))
+        return found
+
+
+def judge_sentences(
+    labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"], metrics: tuple[str, ...]
+) -> Judgement:
+    """The named metrics of `METRICS`."""
+
+    def measure_of(name: str) -> Measure:
+        metric = METRICS[name]
+        return lambda chosen: metric(labels[chosen], predictions[chosen])
+
+    return Judgement(examples=len(labels), measures={name: measure_of(name) for name in metrics})
+
+
+def judge_shares(shares: Mapping[str, Float[np.ndarray, " N"]]) -> Judgement:
+    """Metrics that are means over examples."""
+
+    def measure_of(values: Float[np.ndarray, " N"]) -> Measure:
+        return lambda chosen: float(values[chosen].mean())
+
+    count = len(next(iter(shares.values())))
+    return Judgement(examples=count, measures={name: measure_of(values) for name, values in shares.items()})
+
+
+def most_frequent(labels: Shaped[np.ndarray, " N"]) -> Shaped[np.ndarray, ""]:
+    """What one would guess without reading: the most frequent class, or the mean score."""
+    if labels.dtype.kind == "f":
+        return np.asarray(labels.mean())
+    return np.asarray(np.bincount(labels).argmax())
+
+
+def require_metrics() -> None:
+    """Raises: ConfigError if scikit-learn is not installed."""
+    try:
+        import sklearn.metrics  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "fine-tuning computes its metrics by scikit-learn, which is not installed: pip install 'evenpack[finetune]'"
+        ) from error
+
+
+def _accuracy(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
+    return float(np.mean(labels == predictions))  # scikit-learn's checks would take 100 times as long, each resample
+
+
+def _matthews_correlation(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(labels, predictions))
+
+
+def _f1(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predictions, zero_division=0.0))
+
+
+def _pearson(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
+    from scipy.stats import pearsonr
+
+    return 0.0 if _is_constant(labels, predictions) else float(pearsonr(labels, predictions).statistic)
+
+
+def _spearman(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
+    from scipy.stats import spearmanr
+
+    return 0.0 if _is_constant(labels, predictions) else float(spearmanr(labels, predictions).statistic)
+
+
+def _is_constant(*columns: Shaped[np.ndarray, " N"]) -> bool:
+    """Where a correlation is not defined: it says as little as one of 0."""
+    return any(np.ptp(column) == 0 for column in columns)
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": _accuracy,
+    "matthews_correlation": _matthews_correlation,
+    "f1": _f1,
+    "pearson": _pearson,
+    "spearman": _spearman,
+}
+"""Of (labels, predictions). F1 is that of class 1."""

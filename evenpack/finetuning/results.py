@@ -1,0 +1,141 @@
+"""What fine-tuning found: a file for each seed, where an interrupted command goes on, and one for all of them.
+
+OUTPUT_DIR/settings.json    what the seeds were trained with
+OUTPUT_DIR/seed_0.json      written when seed 0 is done
+OUTPUT_DIR/results.json     written when all are
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evenpack.config import Section
+from evenpack.errors import ConfigError, DataError
+from evenpack.files import read_json_object, write_json
+
+_SETTINGS = "settings.json"
+_RESULTS = "results.json"
+
+
+class SeedResult(Section):
+    """One training and how it was judged."""
+
+    seed: int
+    metrics: dict[str, dict[str, float]]
+    """After the last epoch: by evaluation file, by metric."""
+    intervals: dict[str, dict[str, tuple[float, float]]]
+    """95 % by bootstrap over the file's examples."""
+    metrics_by_epoch: list[dict[str, dict[str, float]]]
+    losses_by_epoch: list[float]
+    """Mean over the sequences of each epoch."""
+    steps: int
+    sequences_per_step: float
+    """Mean."""
+    least_sequences_per_step: int
+    most_sequences_per_step: int
+    packs_per_step: float
+    """Mean; a sequence that is not packed is a pack of its own."""
+    sequences_per_pack: float
+    padding_share: float
+    """Slots without a token, of all slots computed in training."""
+    training_seconds: float
+    """Without evaluation."""
+    sequences_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All seeds of a run."""
+
+    task: str
+    settings: dict[str, Any]
+    headline: str
+    """The metric that seeds are ranked by."""
+    median_seed: int
+    """The seed in the middle of the first evaluation file's headline metric; of two the lower one."""
+    medians: dict[str, dict[str, float]]
+    """Of each metric over the seeds."""
+    guesses: dict[str, dict[str, float]]
+    """What the most frequent label of the training file gets; empty for spans."""
+    seeds: list[SeedResult]
+
+
+class ResultFolder:
+    """The results in an output directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def open(self, settings: Mapping[str, Any]) -> None:
+        """Makes the directory, or goes on in one of the same settings.
+
+        Raises: ConfigError that names what differs if it holds results of other settings.
+        """
+        path = self.directory / _SETTINGS
+        if not path.exists():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_json(path, dict(settings))
+            return
+        found = read_json_object(path)
+        if found is None:
+            raise ConfigError(f"{path} is no readable JSON: remove the folder or give another run.output_dir")
+        wrong = [
+            f"{key}: {found.get(key)!r} there, {settings.get(key)!r} here"
+            for key in sorted(found.keys() | settings.keys())
+            if found.get(key) != settings.get(key)
+        ]
+        if wrong:
+            raise ConfigError(
+                f"{self.directory} holds results of other settings: {'; '.join(wrong)}. Give another run.output_dir "
+                "or remove that folder"
+            )
+
+    def read(self, seed: int) -> SeedResult | None:
+        """None if this seed has not been trained to its end. Raises: DataError for a file of another form."""
+        path = self._path(seed)
+        values = read_json_object(path)
+        if values is None:
+            return None
+        try:
+            return SeedResult.model_validate(values)
+        except ValueError as error:
+            raise DataError(f"{path} is no result of this version: remove it, and the seed is trained again") from error
+
+    def write(self, result: SeedResult) -> None:
+        """Marks the seed as done."""
+        write_json(self._path(result.seed), result.model_dump(mode="json"))
+
+    def write_summary(self, summary: Summary) -> None:
+        """Writes the result of the command."""
+        values = asdict(summary) | {"seeds": [seed.model_dump(mode="json") for seed in summary.seeds]}
+        write_json(self.directory / _RESULTS, values)
+
+    def _path(self, seed: int) -> Path:
+        return self.directory / f"seed_{seed}.json"
+
+
+def summarise(
+    task: str,
+    headline: str,
+    seeds: Sequence[SeedResult],
+    *,
+    settings: Mapping[str, Any],
+    guesses: dict[str, dict[str, float]],
+) -> Summary:
+    """Medians over the seeds."""
+    first = next(iter(seeds[0].metrics))
+    ranked = sorted(seeds, key=lambda seed: seed.metrics[first][headline])
+    return Summary(
+        task=task,
+        settings=dict(settings),
+        headline=headline,
+        median_seed=ranked[(len(ranked) - 1) // 2].seed,
+        medians={
+            name: {metric: statistics.median(seed.metrics[name][metric] for seed in seeds) for metric in metrics}
+            for name, metrics in seeds[0].metrics.items()
+        },
+        guesses=guesses,
+        seeds=list(seeds),
+    )

@@ -1,0 +1,122 @@
+"""A small encoder with its tokenizer, and tasks that it can learn, for tests of fine-tuning."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from evenpack.config import validate
+from evenpack.finetuning.config import FinetuneConfig
+from evenpack.models.bert.config import BertConfig
+from evenpack.models.bert.model import Bert
+from evenpack.models.huggingface import to_huggingface
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_OTHERS = "the cat sat on mat it was a film and not in town who where ? ."
+WORDS = ["good", "bad", *_OTHERS.split()]
+POSITIONS = 48
+
+
+def write_encoder(folder: Path, *, seed: int = 0, next_sentence: bool = True) -> Path:
+    """A folder of transformers with a BERT of random weights, large enough to tell sequences apart."""
+    torch.manual_seed(seed)
+    config = BertConfig(kind="bert", layers=2, hidden_size=32, heads=2, dropout=0.0, next_sentence=next_sentence)
+    model = Bert(config, vocabulary_size=len(SPECIAL + WORDS), max_positions=POSITIONS, seed=seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    vocabulary = folder.parent / f"{folder.name}_vocabulary"
+    vocabulary.mkdir(parents=True)
+    (vocabulary / "vocab.txt").write_text("\n".join(SPECIAL + WORDS) + "\n")
+    to_huggingface(model, folder, tokenizer_dir=vocabulary, special_token_id=0)
+    return folder
+
+
+def write_sentences(folder: Path, *, training: int, evaluation: int) -> Path:
+    """SST-2's files: a sentence is of class 1 if it says good, of class 0 if it says bad."""
+    folder.mkdir(exist_ok=True)
+    source = random.Random(3)
+    for name, rows in (("train.tsv", training), ("dev.tsv", evaluation)):
+        lines = ["sentence\tlabel"]
+        for _ in range(rows):
+            words = source.choices(WORDS[2:-3], k=source.randint(1, 12))
+            label = source.randint(0, 1)
+            words.insert(source.randint(0, len(words)), WORDS[1 - label])
+            lines.append(f"{' '.join(words)} \t{label}")
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_pairs(folder: Path, *, rows: int) -> Path:
+    """RTE's files."""
+    folder.mkdir(exist_ok=True)
+    source = random.Random(5)
+    for name in ("train.tsv", "dev.tsv"):
+        lines = ["index\tsentence1\tsentence2\tlabel"]
+        for row in range(rows):
+            first, second = (" ".join(source.choices(WORDS[:-3], k=source.randint(2, 9))) for _ in range(2))
+            lines.append(f"{row}\t{first}\t{second}\t{source.choice(['entailment', 'not_entailment'])}")
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_scores(folder: Path, *, rows: int) -> Path:
+    """STS-B's files."""
+    folder.mkdir(exist_ok=True)
+    source = random.Random(6)
+    for name in ("train.tsv", "dev.tsv"):
+        lines = ["index\tsentence1\tsentence2\tscore"]
+        for row in range(rows):
+            first, second = (" ".join(source.choices(WORDS[:-3], k=source.randint(2, 9))) for _ in range(2))
+            lines.append(f"{row}\t{first}\t{second}\t{source.uniform(0, 5):.3f}")
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def squad_content(questions: int) -> dict[str, Any]:
+    """SQuAD 1.1's form: where is the cat? In contexts of which some need several windows."""
+    source = random.Random(8)
+    paragraphs = []
+    for number in range(questions):
+        words = source.choices(WORDS[2:-5], k=source.randint(4, 60))
+        place = source.randint(0, len(words))
+        words[place:place] = ["in", "town"]
+        context = " ".join(words).capitalize() + "."
+        start = context.lower().index("in town")
+        answer = {"text": context[start : start + 7], "answer_start": start}
+        paragraphs.append(
+            {"context": context, "qas": [{"id": f"q{number}", "question": "Where?", "answers": [answer]}]}
+        )
+    return {"version": "1.1", "data": [{"title": "Cats", "paragraphs": paragraphs}]}
+
+
+def write_questions(folder: Path, *, questions: int) -> Path:
+    """SQuAD's files."""
+    folder.mkdir(exist_ok=True)
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        (folder / name).write_text(json.dumps(squad_content(questions)))
+    return folder
+
+
+def finetune_values(task: str, folder: Path, encoder: Path, output_dir: Path, **training: Any) -> dict[str, Any]:
+    """The sections of a run file without dropout."""
+    spans = {"max_question_length": 8, "window_stride": 16} if task == "squad" else {}
+    step = {} if "packs_per_step" in training else {"sequences_per_step": 8}
+    return {
+        "run": {"name": task, "output_dir": str(output_dir), "seeds": [0]},
+        "data": {"task": task, "folder": str(folder), "max_sequence_length": POSITIONS, **spans},
+        "training": {"initialize_from": str(encoder), "epochs": 1, "dropout": 0.0, **step, **training},
+    }
+
+
+def finetune_config(*arguments: Any, **training: Any) -> FinetuneConfig:
+    """`finetune_values`, checked."""
+    return validate(finetune_values(*arguments, **training), FinetuneConfig, origin="test")
+
+
+def write_finetune_file(path: Path, values: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(values))
+    return path

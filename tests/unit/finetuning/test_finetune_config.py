@@ -1,0 +1,61 @@
+"""The run file of a fine-tuning."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finetuning_tasks import finetune_values
+from repository import CONFIGS, ROOT
+
+from evenpack.config import load_run_file, validate
+from evenpack.errors import ConfigError
+from evenpack.finetuning.config import FinetuneConfig
+from evenpack.finetuning.tasks import TASKS
+
+SHIPPED = sorted((CONFIGS / "finetune").glob("*.yaml"))
+
+
+def values(**changes: dict[str, Any]) -> dict[str, Any]:
+    found = finetune_values("sst2", Path("glue"), Path("bert"), Path("out"))
+    for section, keys in changes.items():
+        found.setdefault(section, {}).update(keys)
+    return found
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_run_file_is_valid_and_its_header_names_it(path: Path) -> None:
+    config = load_run_file(path, FinetuneConfig)
+    assert config.run.name == config.data.task == path.stem
+    assert f"configs/finetune/{path.name}" in path.read_text()
+    assert len(config.run.seeds) == 5
+
+
+def test_there_are_run_files_for_the_tasks_that_the_issue_is_about() -> None:
+    assert {path.stem for path in SHIPPED} == {"cola", "sst2", "rte", "wnli", "squad"}
+
+
+def test_the_page_lists_every_task_and_says_which_were_run() -> None:
+    lines = (ROOT / "docs" / "finetuning.md").read_text().splitlines()
+    for name, task in TASKS.items():
+        row = next(line for line in lines if line.startswith(f"| `{name}` | {task.title} |"))
+        assert row.endswith("| yes |" if task.has_been_run else "| untried |"), row
+        assert all(metric in row for metric in task.metrics)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"task": "cole"}}, r"data\.task: there is no task 'cole'; did you mean 'cola'\?"),
+        ({"training": {"packs_per_step": 4}}, r"give either packs_per_step \(4\) or sequences_per_step \(8\)"),
+        ({"training": {"sequences_per_step": None}}, r"give either packs_per_step \(None\)"),
+        ({"run": {"seeds": [1, 2, 1]}}, r"expected different whole numbers .* found \[1, 2, 1\]"),
+        ({"run": {"seeds": [-1]}}, r"found \[-1\]"),
+        ({"attention": {"isolate": False}}, "isolate: false is for pretraining"),
+        ({"data": {"task": "squad", "window_stride": 500}}, r"window_stride \(500\) would leave out"),
+        ({"training": {"layout": "stacked"}}, "training.layout"),
+        ({"training": {"learning_rates": 1.0}}, "did you mean 'learning_rate'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(values(**changes), FinetuneConfig, origin="test")

@@ -1,0 +1,151 @@
+"""Packed, un-padded and padded fine-tuning: the same loss and the same gradients, and those of transformers."""
+
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from finetuning_tasks import finetune_config, write_encoder, write_pairs, write_questions, write_scores, write_sentences
+from torch import Tensor
+from transformers import BertForQuestionAnswering, BertForSequenceClassification
+
+from evenpack.config import validate
+from evenpack.data.order.step_plan import PackSelection
+from evenpack.finetuning.config import FinetuneConfig
+from evenpack.finetuning.data import read_task
+from evenpack.finetuning.heads import FinetunedModel
+from evenpack.finetuning.pretrained import read_pretrained
+from evenpack.finetuning.run import new_finetuned
+from evenpack.finetuning.train import Finetuning, Trainer
+
+WRITERS = MappingProxyType(
+    {"sst2": write_sentences, "rte": write_pairs, "stsb": write_scores, "squad": write_questions}
+)
+LAYOUTS = ("packed", "unpadded", "padded")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_encoder(tmp_path_factory.mktemp("encoder") / "bert")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("tasks")
+    return {
+        "sst2": write_sentences(place / "sst2", training=40, evaluation=10),
+        "rte": write_pairs(place / "rte", rows=30),
+        "stsb": write_scores(place / "stsb", rows=30),
+        "squad": write_questions(place / "squad", questions=12),
+    }
+
+
+def opened(config: FinetuneConfig) -> tuple[Finetuning, FinetunedModel]:
+    pretrained = read_pretrained(config)
+    data = read_task(config.data, config.folder, pretrained.tokenizer)
+    finetuning = Finetuning(config=config, data=data, padding_token=0, device=torch.device("cpu"))
+    return finetuning, new_finetuned(config, pretrained, seed=0)
+
+
+def with_training(config: FinetuneConfig, **changes: object) -> FinetuneConfig:
+    values = config.model_dump(mode="json")
+    values["training"] |= changes
+    return validate(values, FinetuneConfig, origin="test")
+
+
+def one_step(config: FinetuneConfig) -> tuple[float, dict[str, Tensor], PackSelection]:
+    """The loss, the gradients and the sequences of the second step."""
+    finetuning, model = opened(config)
+    _, packs, *_ = finetuning.step_order(seed=4).epoch(0)
+    trainer = Trainer(model, config.training, steps=10)
+    loss, _ = trainer.accumulate(finetuning.collator(finetuning.data.training), packs)
+    gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return loss, gradients, packs
+
+
+@pytest.mark.parametrize("task", list(WRITERS))
+@pytest.mark.parametrize("step", [{"packs_per_step": 3}, {"sequences_per_step": 9}], ids=["packs", "sequences"])
+def test_all_layouts_give_the_same_loss_and_gradients(
+    task: str, step: dict[str, int], encoder: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = finetune_config(task, folders[task], encoder, tmp_path, layout="padded", **step)
+    if "sequences_per_step" not in step:
+        config = with_training(config, sequences_per_step=None)
+    loss, gradients, packs = one_step(config)
+    assert gradients["encoder.token_embedding.weight"].abs().max() > 1e-5
+    assert any(name.startswith("head.classifier") for name in gradients)
+    for layout in ("packed", "unpadded"):
+        for packs_per_micro_batch in (None, 2):
+            other = one_step(with_training(config, layout=layout, packs_per_micro_batch=packs_per_micro_batch))
+            assert sorted(other[2].sequence_ids) == sorted(packs.sequence_ids)
+            assert other[0] == pytest.approx(loss, rel=1e-5)
+            assert other[1].keys() == gradients.keys()
+            scale = max(float(one.abs().max()) for one in gradients.values())
+            for name, gradient in gradients.items():
+                torch.testing.assert_close(other[1][name], gradient, rtol=1e-5, atol=1e-5 * scale)
+    if task != "squad":
+        assert len(one_step(with_training(config, layout="packed"))[2].offsets) - 1 < len(packs.sequence_ids)
+
+
+@pytest.mark.parametrize("task", ["sst2", "rte"])
+def test_logits_and_losses_are_those_of_transformers(
+    task: str, encoder: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = finetune_config(task, folders[task], encoder, tmp_path, layout="packed", sequences_per_step=20)
+    finetuning, model = opened(config)
+    theirs = BertForSequenceClassification.from_pretrained(encoder, num_labels=2).eval()
+    theirs.classifier.load_state_dict(model.head.classifier.state_dict())
+    theirs.bert.pooler.dense.load_state_dict(model.head.pooler.state_dict())
+    packs = next(finetuning.step_order(seed=1).epoch(0))
+    assert packs.packs < len(packs.sequence_ids)
+    batch = finetuning.collator(finetuning.data.training).collate(packs)
+    outputs = model.eval()(batch)
+    losses = model.head.losses(outputs, batch)
+    features = finetuning.data.training
+    for row, sequence in enumerate(packs.sequence_ids):
+        ids, types = one_sequence(features, int(sequence))
+        found = theirs(input_ids=ids, token_type_ids=types, labels=torch.tensor([features.labels[sequence]]))
+        torch.testing.assert_close(outputs[row], found.logits[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(losses[row], found.loss, rtol=1e-5, atol=1e-5)
+
+
+def test_spans_are_those_of_transformers(encoder: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+    config = finetune_config("squad", folders["squad"], encoder, tmp_path, layout="packed", sequences_per_step=12)
+    finetuning, model = opened(config)
+    theirs = BertForQuestionAnswering.from_pretrained(encoder).eval()
+    theirs.qa_outputs.load_state_dict(model.head.classifier.state_dict())
+    packs = next(finetuning.step_order(seed=1).epoch(0))
+    batch = finetuning.collator(finetuning.data.training).collate(packs)
+    outputs = model.eval()(batch)
+    losses, parts = model.head.losses(outputs, batch), model.head.by_sequence(outputs, batch)
+    features = finetuning.data.training
+    assert any((features.labels[packs.sequence_ids] == 0).all(axis=1))
+    assert any((features.labels[packs.sequence_ids] > 0).all(axis=1))
+    for row, sequence in enumerate(packs.sequence_ids):
+        ids, types = one_sequence(features, int(sequence))
+        first, last = torch.tensor(features.labels[sequence])
+        found = theirs(input_ids=ids, token_type_ids=types, start_positions=first[None], end_positions=last[None])
+        expected = torch.stack([found.start_logits[0], found.end_logits[0]], dim=1)
+        torch.testing.assert_close(parts[row], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(losses[row], found.loss, rtol=1e-5, atol=1e-5)
+
+
+def one_sequence(features: object, sequence: int) -> tuple[Tensor, Tensor]:
+    """Token ids and token types as transformers takes them."""
+    start, length = features.starts[sequence], features.lengths[sequence]  # type: ignore[attr-defined]
+    ids = torch.tensor(features.tokens[start : start + length])[None]  # type: ignore[attr-defined]
+    types = (np.arange(length) >= features.first_lengths[sequence]).astype(np.int64)  # type: ignore[attr-defined]
+    return ids, torch.tensor(types)[None]
+
+
+def test_a_model_without_a_pooler_gets_a_new_one_that_depends_on_the_seed_alone(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = write_encoder(tmp_path / "bert", next_sentence=False)
+    config = finetune_config("sst2", folders["sst2"], folder, tmp_path / "out")
+    pretrained = read_pretrained(config)
+    first, again, other = (new_finetuned(config, pretrained, seed).head.pooler.weight for seed in (1, 1, 2))
+    assert float(first.detach().std()) == pytest.approx(0.02, rel=0.1)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
