@@ -37,7 +37,7 @@ class TrainOutcome:
     step: int
     """Updates done."""
     reached_accuracy: float | None
-    """At which the run ended before its last step; None if it did not."""
+    """The accuracy that reached the run's target; None if none did."""
 
 
 def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
@@ -82,13 +82,14 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
 
 
 def _nothing_to_do(run: Run) -> TrainOutcome:
-    if run.is_at_its_target:
-        log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, run.reached_accuracy)
+    reached = run.reached_accuracy if run.is_at_its_target else None  # the target may have been raised since
+    if reached is not None:
+        log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
     else:
         log.info("nothing to do: step %d of %d is done", run.first_step, run.config.training.last_step)
     with Journal.opened(run, MlperfLog.silent(run)) as journal:  # a kill may have come before the summary
-        journal.summarise("finished", run.first_step, reached_accuracy=run.reached_accuracy)
-    return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=run.reached_accuracy)
+        journal.summarise("finished", run.first_step, reached_accuracy=reached)
+    return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=reached)
 
 
 def _loop(
