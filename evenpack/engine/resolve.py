@@ -139,8 +139,6 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     if config.training.steps is None:
         config, line = _with_steps(config, prepared)
         adjustment = (*adjustment, line)
-    if config.mlperf is not None:
-        require_mlperf_logging()
     training = config.training
     cost_model = read_cost_model(training, config.model)
     if cost_model is None:
@@ -172,6 +170,15 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         cost_model=cost_model,
         adjustment=adjustment,
     )
+
+
+def require_trainable(run: ResolvedRun) -> None:
+    """Checks what training needs, and neither evaluation nor export.
+
+    Raises: ConfigError if the run is to write MLPerf's log and the package for it is not installed.
+    """
+    if run.config.mlperf is not None:
+        require_mlperf_logging("the section mlperf:", otherwise=", or leave the section out")
 
 
 def _with_steps(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, str]:

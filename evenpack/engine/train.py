@@ -19,7 +19,7 @@ from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolve import open_run, require_trainable
 from evenpack.engine.verification import DataVerification
 from evenpack.errors import RunError
 from evenpack.models.common.losses import exact_denominators
@@ -58,7 +58,9 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
     """`train` among ranks that have already met."""
     started = time.time()
     require_shared_directory(config.run.output_dir, world)
-    run = build(open_run(config), world)
+    resolved = open_run(config)
+    require_trainable(resolved)
+    run = build(resolved, world)
     last_step = run.config.training.last_step
     log.info("%s", describe(run, last_step=last_step))
     if run.first_step >= last_step or run.is_at_its_target:
