@@ -139,6 +139,15 @@ def test_a_run_that_misses_its_target_passes_as_open_and_is_refused_as_closed(
     assert passes or "eval_accuracy" in found.messages
 
 
+def test_a_run_that_begins_again_keeps_the_log_of_the_earlier_one(reached: RunConfig, tmp_path: Path) -> None:
+    """A log is the only record of a time to train."""
+    (tmp_path / "mlperf.log").write_text("of an earlier start")
+    config = changed(reached, run={"output_dir": tmp_path}, training={"steps": 1})
+    run_ranks(train_twice, 1, config)
+    assert (tmp_path / "mlperf.kept_1.log").read_text() == "of an earlier start"
+    assert [event["key"] for event in events(config)].count("run_start") == 1
+
+
 class StopAfter:
     def __init__(self, steps: int) -> None:
         self._left = steps
