@@ -37,7 +37,7 @@ class Run:
     first_step: int
     """Updates done before: 0, or those of the checkpoint."""
     reached_accuracy: float | None
-    """At which the run ended before; None if it goes on, or has not begun."""
+    """The accuracy of the checkpoint that reached the target of an earlier start; None without either."""
 
     @property
     def config(self) -> RunConfig:

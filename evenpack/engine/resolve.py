@@ -139,8 +139,6 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     if config.training.steps is None:
         config, line = _with_steps(config, prepared)
         adjustment = (*adjustment, line)
-    if config.mlperf is not None:
-        require_mlperf_logging()
     training = config.training
     cost_model = read_cost_model(training, config.model)
     if cost_model is None:
@@ -172,6 +170,24 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         cost_model=cost_model,
         adjustment=adjustment,
     )
+
+
+def require_trainable(run: ResolvedRun) -> None:
+    """Checks what training needs, and neither evaluation nor export.
+
+    Raises: ConfigError if the run is to reach a target and nothing is held out to measure it on, or is to write
+    MLPerf's log and the package for it is not installed.
+    """
+    sources = run.prepared.manifest.sources
+    has_validation = any(sources[name].validation.packing is not None for name in run.prepared.source_names)
+    if run.config.training.target_accuracy is not None and not has_validation:
+        raise ConfigError(
+            f"training.target_accuracy ({run.config.training.target_accuracy:g}) is measured on what is held out, and "
+            "no source holds out anything: raise data.validation_fraction (now "
+            f"{run.config.data.validation_fraction:g}) and prepare again, or set target_accuracy to null"
+        )
+    if run.config.mlperf is not None:
+        require_mlperf_logging("the section mlperf:", otherwise=", or leave the section out")
 
 
 def _with_steps(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, str]:

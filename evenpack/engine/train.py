@@ -19,7 +19,7 @@ from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolve import open_run, require_trainable
 from evenpack.engine.verification import DataVerification
 from evenpack.errors import RunError
 from evenpack.models.common.losses import exact_denominators
@@ -37,7 +37,7 @@ class TrainOutcome:
     step: int
     """Updates done."""
     reached_accuracy: float | None
-    """At which the run ended before its last step; None if it did not."""
+    """The accuracy that reached the run's target; None if none did."""
 
 
 def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
@@ -58,7 +58,9 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
     """`train` among ranks that have already met."""
     started = time.time()
     require_shared_directory(config.run.output_dir, world)
-    run = build(open_run(config), world)
+    resolved = open_run(config)
+    require_trainable(resolved)
+    run = build(resolved, world)
     last_step = run.config.training.last_step
     log.info("%s", describe(run, last_step=last_step))
     if run.first_step >= last_step or run.is_at_its_target:
@@ -82,13 +84,14 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
 
 
 def _nothing_to_do(run: Run) -> TrainOutcome:
-    if run.is_at_its_target:
-        log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, run.reached_accuracy)
+    reached = run.reached_accuracy if run.is_at_its_target else None  # the target may have been raised since
+    if reached is not None:
+        log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
     else:
         log.info("nothing to do: step %d of %d is done", run.first_step, run.config.training.last_step)
     with Journal.opened(run, MlperfLog.silent(run)) as journal:  # a kill may have come before the summary
-        journal.summarise("finished", run.first_step, reached_accuracy=run.reached_accuracy)
-    return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=run.reached_accuracy)
+        journal.summarise("finished", run.first_step, reached_accuracy=reached)
+    return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=reached)
 
 
 def _loop(

@@ -8,7 +8,7 @@ from typing import Any
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolve import open_run, require_trainable
 from evenpack.engine.step_items import average_item, items_of_an_epoch
 from evenpack.files import read_json_object
 
@@ -49,9 +49,10 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     """Everything that can be found out, and found wrong, before a process is started.
 
     Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step, or
-    `training.packing_adjustment` cannot be had.
+    `training.packing_adjustment` cannot be had; and see `require_trainable`.
     """
     run = open_run(config)
+    require_trainable(run)
     prepared, training = run.prepared, run.config.training
     settings = deepspeed_config(training, run.config.deepspeed, ranks)
     item, counts = average_item(prepared, training.batching), items_of_an_epoch(prepared, training.batching)

@@ -59,6 +59,21 @@ def reached(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return config
 
 
+def train_then_raise_the_target(world: World, config: RunConfig) -> list[TrainOutcome]:
+    raised = changed(config, training={"target_accuracy": 0.99})
+    return [train_in(world, each, stop_requested=never) for each in (config, raised)]
+
+
+def test_a_target_raised_where_no_step_is_left_is_not_reached(reached: RunConfig, tmp_path: Path) -> None:
+    last_step = read_metrics(reached.run.output_dir / "metrics.jsonl")[-1]["step"]
+    config = changed(reached, run={"output_dir": tmp_path}, training={"stop_after_steps": last_step})
+    outcomes = run_ranks(train_then_raise_the_target, 1, config)[0]
+    assert outcomes[0].reached_accuracy is not None
+    assert outcomes[1] == TrainOutcome(state="finished", step=last_step, reached_accuracy=None)
+    target = json.loads((tmp_path / "summary.json").read_text())["target"]
+    assert target == {"accuracy": 0.99, "reached": False, "reached_accuracy": None, "samples": None, "seconds": None}
+
+
 def events(config: RunConfig) -> list[dict[str, Any]]:
     lines = (config.run.output_dir / "mlperf.log").read_text().splitlines()
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
@@ -122,6 +137,15 @@ def test_a_run_that_misses_its_target_passes_as_open_and_is_refused_as_closed(
     found = check_log(config.run.output_dir / "mlperf.log")
     assert (found.passed, found.result.status) == (passes, "aborted")
     assert passes or "eval_accuracy" in found.messages
+
+
+def test_a_run_that_begins_again_keeps_the_log_of_the_earlier_one(reached: RunConfig, tmp_path: Path) -> None:
+    """A log is the only record of a time to train."""
+    (tmp_path / "mlperf.log").write_text("of an earlier start")
+    config = changed(reached, run={"output_dir": tmp_path}, training={"steps": 1})
+    run_ranks(train_twice, 1, config)
+    assert (tmp_path / "mlperf.kept_1.log").read_text() == "of an earlier start"
+    assert [event["key"] for event in events(config)].count("run_start") == 1
 
 
 class StopAfter:

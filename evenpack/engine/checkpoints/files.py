@@ -58,7 +58,7 @@ class TrainState:
     config: dict[str, Any]
     """The resolved run file, as JSON values."""
     reached_accuracy: float | None
-    """At which the run ended before its last step; None if it did not. Older checkpoints do not have it."""
+    """The accuracy of this step that reached the run's target; None if it did not. Older checkpoints lack it."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.world_size < 1:

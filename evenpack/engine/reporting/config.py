@@ -25,10 +25,13 @@ class MlperfSection(Section):
     and a training process cannot do; written down as it is."""
 
 
-def require_mlperf_logging() -> None:
-    """Raises: ConfigError if the package `mlperf-logging` is not installed."""
+def require_mlperf_logging(needed_by: str, *, otherwise: str = "") -> None:
+    """`otherwise`: what can be done without the package.
+
+    Raises: ConfigError if the package `mlperf-logging` is not installed.
+    """
     if importlib.util.find_spec("mlperf_logging") is None:
         raise ConfigError(
-            "the section mlperf: needs the package mlperf-logging, which is not installed: "
-            "pip install 'evenpack[mlperf]', or leave the section out"
+            f"{needed_by} needs the package mlperf-logging, which is not installed: pip install 'evenpack[mlperf]'"
+            + otherwise
         )

@@ -120,7 +120,7 @@ class Journal:
     def summarise(self, state: str, step: int, *, reached_accuracy: float | None) -> None:
         """Writes summary.json from all that metrics.jsonl holds; not if it was lost and nothing came after.
 
-        `reached_accuracy`: at which the run ended before its last step; None if it did not.
+        `reached_accuracy`: that reached the run's target; None if none did.
         """
         if self._metrics is None:
             return

@@ -122,7 +122,7 @@ def _keep_what_does_not_belong(path: Path, step: int) -> None:
     told = {record["step"] for _, record in _whole_records(path)} if path.exists() else set()
     missing = [number for number in range(1, step + 1) if number not in told]
     if step == 0 and told:
-        kept = _free_name(path)
+        kept = free_name(path)
         path.replace(kept)
         log.warning(
             "there is no checkpoint, so the run begins at step 1, though %s tells of steps up to %d: it is kept as %s",
@@ -133,7 +133,7 @@ def _keep_what_does_not_belong(path: Path, step: int) -> None:
     elif missing:
         note = ""
         if max(told, default=0) > step:  # else nothing will be cut away
-            kept = _free_name(path)
+            kept = free_name(path)
             shutil.copyfile(path, kept)
             note = f" As it was found it is kept as {kept.name}."
         log.warning(
@@ -147,7 +147,8 @@ def _keep_what_does_not_belong(path: Path, step: int) -> None:
         )
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path) -> Path:
+    """Where a file of an earlier run is kept, beside the one that takes its place."""
     numbers = itertools.count(1)
     return next(name for n in numbers if not (name := path.with_name(f"{path.stem}.kept_{n}{path.suffix}")).exists())
 

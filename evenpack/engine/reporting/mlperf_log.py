@@ -13,7 +13,9 @@ from typing import Any
 from evenpack.engine.build import Run
 from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.reporting.config import MlperfSection
-from evenpack.engine.reporting.metrics import samples_trained
+from evenpack.engine.reporting.metrics import free_name, samples_trained
+
+log = logging.getLogger(__name__)
 
 MLPERF_LOG = "mlperf.log"
 
@@ -39,16 +41,18 @@ class MlperfLog:
             yield cls.silent(run)
             return
         path = output_dir / MLPERF_LOG
-        if run.first_step == 0:
-            path.unlink(missing_ok=True)
+        if run.first_step == 0 and path.exists():
+            kept = free_name(path)
+            path.replace(kept)
+            log.warning("the run begins at step 1, so %s of an earlier start is kept as %s", path, kept.name)
         with closing(logging.FileHandler(path)) as file:
-            log = cls(run, file)
+            written = cls(run, file)
             if run.first_step == 0:
-                log._describe(section, started)
-                log._start("run_start")
-            log._samples = samples_trained(output_dir / "metrics.jsonl", step=run.first_step)
-            log._block("start")
-            yield log
+                written._describe(section, started)
+                written._start("run_start")
+            written._samples = samples_trained(output_dir / "metrics.jsonl", step=run.first_step)
+            written._block("start")
+            yield written
 
     @classmethod
     def silent(cls, run: Run) -> "MlperfLog":

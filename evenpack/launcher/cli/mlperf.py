@@ -29,7 +29,7 @@ def check(
 
     \b
     Example:
-      evenpack mlperf check runs/bert_large_packed/mlperf.log
+      evenpack mlperf check runs/mlperf_bert_large_packed/mlperf.log
     """
     with reporting(as_json) as report:
         from evenpack import console
@@ -64,7 +64,7 @@ def report(
 
     \b
     Example:
-      evenpack mlperf report runs/bert_large_packed_*/mlperf.log
+      evenpack mlperf report runs/mlperf_bert_large_packed_seed*/mlperf.log
     """
     with reporting(as_json) as shown:
         from evenpack import console

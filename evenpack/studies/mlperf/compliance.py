@@ -34,7 +34,7 @@ def check_log(log: Path) -> Compliance:
     Raises: ConfigError if the package is not installed; DataError if the file is no MLPerf log; RunError if the checker
     itself fails.
     """
-    require_mlperf_logging()
+    require_mlperf_logging("the compliance checker")
     result = read_result(log)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "checker.log"

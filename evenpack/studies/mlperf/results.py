@@ -70,11 +70,12 @@ def read_result(log: Path) -> MlperfResult:
 
 
 def score(results: Sequence[MlperfResult]) -> MlperfScore:
-    """The score of these runs, if they have one: ten of one benchmark and batch, at most one of them without success.
+    """The score of these runs, if they have one: ten of one benchmark, division and batch, at most one of them
+    without success.
 
-    Raises: ConfigError if they are of different benchmarks or batch sizes, or one log is given twice.
+    Raises: ConfigError if they are of different benchmarks, divisions or batch sizes, or one log is given twice.
     """
-    for name in ("benchmark", "global_batch_size"):
+    for name in ("benchmark", "division", "global_batch_size"):
         found = {getattr(result, name) for result in results}
         if len(found) > 1:
             raise ConfigError(f"a score is of runs of one {name}, found {', '.join(sorted(map(str, found)))}")

@@ -13,10 +13,10 @@ from evenpack.studies.mlperf.results import MlperfResult, read_result, score
 START_MS = 1_700_000_000_000
 
 
-def write_log(path: Path, *, minutes: float, status: str = "success", batch: int = 768, **values: Any) -> Path:
+def write_log(path: Path, *, minutes: float, status: str = "success", batch: int = 768, division: str = "open") -> Path:
     events: list[dict[str, Any]] = [
         {"key": "submission_benchmark", "value": "bert"},
-        {"key": "submission_division", "value": "open"},
+        {"key": "submission_division", "value": division},
         {"key": "global_batch_size", "value": batch},
         {"key": "run_start", "value": None, "time_ms": START_MS},
         {"key": "eval_accuracy", "value": 0.5},
@@ -70,6 +70,12 @@ def test_runs_of_two_batch_sizes_and_a_log_given_twice_are_refused(tmp_path: Pat
         score([one, other])
     with pytest.raises(ConfigError, match="expected each log once, found 2 names of 1 files"):
         score([one, one])
+
+
+def test_runs_of_two_divisions_have_no_common_score(tmp_path: Path) -> None:
+    logs = [write_log(tmp_path / f"{name}.log", minutes=5, division=name) for name in ("open", "closed")]
+    with pytest.raises(ConfigError, match="runs of one division, found closed, open"):
+        score([read_result(log) for log in logs])
 
 
 def test_a_run_that_has_not_ended_has_no_time(tmp_path: Path) -> None:

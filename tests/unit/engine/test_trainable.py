@@ -1,0 +1,40 @@
+"""What is asked of a run before it trains, and not before it is evaluated or exported."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolve import open_run
+from evenpack.errors import ConfigError
+from evenpack.launcher.training import plan_training
+from evenpack.testing import pair_run_values, prepared, run_config, text_sources
+
+SUBMISSION = {"submission_org": "nobody", "submission_platform": "a CPU", "submission_benchmark": "bert"}
+
+
+def mlperf_run(folder: Path, **data: Any) -> RunConfig:
+    documents = [f"Pack {number} goes here. Rank {number} comes next." for number in range(40)]
+    data = {"sources": text_sources(folder, {"lines": documents}), "validation_fraction": 0.2, **data}
+    training = {"target_accuracy": 0.72, "evaluate_every_steps": 1}
+    return prepared(run_config(pair_run_values("bert", folder, data=data, training=training, mlperf=SUBMISSION)))
+
+
+def test_only_training_needs_the_package_that_writes_mlperfs_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = mlperf_run(tmp_path)
+    assert plan_training(config, ranks=1).steps == 4
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    open_run(config)
+    with pytest.raises(ConfigError, match=r"section mlperf: needs the package mlperf-logging.* or leave the section"):
+        plan_training(config, ranks=1)
+
+
+def test_a_target_with_nothing_held_out_to_measure_it_on_is_refused(tmp_path: Path) -> None:
+    """Such a run could not end before its last step, whatever it learns."""
+    config = mlperf_run(tmp_path, validation_fraction=0.0)
+    with pytest.raises(ConfigError, match=r"target_accuracy \(0\.72\) is measured on what is held out"):
+        plan_training(config, ranks=1)
