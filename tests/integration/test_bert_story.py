@@ -65,9 +65,8 @@ def test_a_reader_gets_from_text_to_a_fine_tuned_model(tmp_path: Path, monkeypat
         written = [word for word in words if word not in options and word.partition("=")[0] not in tiny]
         if command == "train":
             options += ["--cpu-ranks", "1"]
-        evenpack(
-            command, ROOT / run_file, *written, *(f"{key}={value}" for key, value in tiny.items()), options=options
-        )
+        start = evenpack_process if command == "train" else evenpack
+        start(command, ROOT / run_file, *written, *(f"{key}={value}" for key, value in tiny.items()), options=options)
         done.append(command)
     assert done.count("train") == 3
     phase1, phase2 = (metrics(tmp_path / "runs" / f"bert_large_phase{phase}") for phase in (1, 2))
