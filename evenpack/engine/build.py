@@ -21,6 +21,7 @@ from evenpack.engine.cost_weights import warn_of_other_device
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.reporting.metrics import METRICS, samples_trained
 from evenpack.engine.resolve import ResolvedRun, announce
 from evenpack.errors import RunError
 from evenpack.models.build import Model, new_model
@@ -36,6 +37,8 @@ class Run:
     checkpoints: CheckpointStore
     first_step: int
     """Updates done before: 0, or those of the checkpoint."""
+    first_samples: int
+    """Sequences trained on before."""
     reached_accuracy: float | None
     """The accuracy of the checkpoint that reached the target of an earlier start; None without either."""
 
@@ -60,7 +63,7 @@ class Run:
         target = self.config.training.target_accuracy
         return target is not None and self.reached_accuracy is not None and self.reached_accuracy >= target
 
-    def state(self, step: int, *, reached_accuracy: float | None) -> TrainState:
+    def state(self, step: int, *, samples: int, reached_accuracy: float | None) -> TrainState:
         """What a checkpoint after `step` updates must hold beside weights and optimizer."""
         return TrainState(
             step=step,
@@ -70,6 +73,7 @@ class Run:
             cost_weights=self.resolved.shape.cost_weights,
             config=self.resolved.settled_config.model_dump(mode="json"),
             reached_accuracy=reached_accuracy,
+            samples=samples,
         )
 
 
@@ -104,6 +108,7 @@ def build(resolved: ResolvedRun, world: World) -> Run:
         engine=engine,
         checkpoints=checkpoints,
         first_step=0 if checkpoint is None else checkpoint.step,
+        first_samples=0 if checkpoint is None else _samples_before(resolved, world, checkpoint.state),
         reached_accuracy=None if checkpoint is None else checkpoint.state.reached_accuracy,
     )
 
@@ -127,6 +132,14 @@ def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
     kept = kept_cost_weights(state, run.config.training.layout)
     run = run if kept is None else replace(run.with_cost_weights(kept), cost_model=None)
     return run.with_initial_weights(kept_initial_weights(state))
+
+
+def _samples_before(run: ResolvedRun, world: World, state: TrainState) -> int:
+    """Of older checkpoints, which do not tell it, what the metrics do."""
+    if state.samples is not None:
+        return state.samples
+    path = run.config.run.output_dir / METRICS
+    return world.on_main(lambda: samples_trained(path, step=state.step))
 
 
 def _require_shared_fingerprint(run: ResolvedRun, world: World) -> None:

@@ -176,7 +176,7 @@ def require_trainable(run: ResolvedRun) -> None:
     """Checks what training needs, and neither evaluation nor export.
 
     Raises: ConfigError if the run is to reach a target and nothing is held out to measure it on, or is to write
-    MLPerf's log and the package for it is not installed.
+    MLPerf's log and lacks the package for it or the name of who submits.
     """
     sources = run.prepared.manifest.sources
     has_validation = any(sources[name].validation.packing is not None for name in run.prepared.source_names)
@@ -188,6 +188,10 @@ def require_trainable(run: ResolvedRun) -> None:
         )
     if run.config.mlperf is not None:
         require_mlperf_logging("the section mlperf:", otherwise=", or leave the section out")
+        if run.config.mlperf.submission_org is None:
+            raise ConfigError(
+                "mlperf.submission_org is null, and the log must name who submits: set it, or mlperf=null"
+            )
 
 
 def _with_steps(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, str]:

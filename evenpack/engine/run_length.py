@@ -6,7 +6,7 @@ times the packs. Steps are settled once, before anything starts, so a run does e
 
 import math
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -32,7 +32,7 @@ class RunLengthSection(Section):
     """Stop as soon as an evaluation finds this share of all held-out targets predicted correctly; null: never."""
     evaluate_every_steps: int | None = Field(default=200, ge=1)
     """Null: never. Of no effect where evaluate_every_samples is given."""
-    evaluate_every_samples: int | Literal["mlperf"] | None = None
+    evaluate_every_samples: Annotated[int, Field(strict=True, ge=1)] | Literal["mlperf"] | None = None
     """Evaluate after the step that completes each further so many samples; `mlperf`: by MLPerf's rule for BERT, from
     the samples of a step. Null: by evaluate_every_steps."""
 
@@ -62,9 +62,6 @@ class RunLengthSection(Section):
                 "target_accuracy is what evaluations are held against, and there are none: set evaluate_every_steps or "
                 "evaluate_every_samples"
             )
-        samples = self.evaluate_every_samples
-        if isinstance(samples, int) and samples < 1:
-            raise ValueError(f"evaluate_every_samples ({samples}) must be at least 1, or mlperf, or null")
         return self
 
 
@@ -95,10 +92,12 @@ def steps_of(length: RunLengthSection, *, items_per_step: int, items_per_epoch: 
 def is_evaluation_due(length: RunLengthSection, step: int, *, samples_per_step: Fraction) -> bool:
     """Whether the model is evaluated after `step` updates; where it is evaluated at all, after the last one too."""
     every = length.evaluate_every_samples
+    # An evaluation may end a run that has a target: one that is not due must not come of a stop in between.
+    is_last = step == (length.last_step if length.target_accuracy is None else length.planned_steps)
     if every is None:
         steps = length.evaluate_every_steps
-        return steps is not None and (step == length.last_step or step % steps == 0)
-    if step == length.last_step:
+        return steps is not None and (is_last or step % steps == 0)
+    if is_last:
         return True
     if every == "mlperf":
         every = mlperf_evaluation_interval(float(samples_per_step))

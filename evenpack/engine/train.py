@@ -79,7 +79,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
                 lambda: stop_requested() or verification.has_found_damage,
                 before_saving=verification.finish,
             )
-            journal.end(outcome.state, outcome.step, reached_accuracy=outcome.reached_accuracy)
+            journal.summarise(outcome.state, outcome.step, reached_accuracy=outcome.reached_accuracy)
     return outcome
 
 
@@ -117,6 +117,8 @@ def _loop(
             evaluations = journal.evaluated(lambda: evaluate_model(run.engine.model, run.resolved, run.world))
         reached = _reached_accuracy(training, evaluations)
         is_last = step == training.last_step or reached is not None
+        is_over = reached is not None or step == training.planned_steps
+        stopped = time.time()
         is_stopped = totals.stop and not is_last
         are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
         journal.add(
@@ -130,8 +132,11 @@ def _loop(
         if is_last or is_stopped or _is_due(step, training.checkpoint_every_steps, is_last=False):
             with journal.paused():
                 before_saving()
+                if is_over:
+                    journal.end_mlperf(is_reached=reached is not None, stopped=stopped)
                 journal.commit()
-                run.checkpoints.save(run.engine.deepspeed, run.state(step, reached_accuracy=reached))
+                state = run.state(step, samples=journal.samples, reached_accuracy=reached)
+                run.checkpoints.save(run.engine.deepspeed, state)
         if is_last or is_stopped:
             return TrainOutcome(state="finished" if is_last else "stopped", step=step, reached_accuracy=reached)
     raise AssertionError("the batches end with the last step")

@@ -34,6 +34,7 @@ def train_state(step: int, *, world_size: int, zero_stage: int = 0) -> TrainStat
         zero_stage=zero_stage,
         cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
         config={"run": {"name": "test"}},
+        samples=0,
         reached_accuracy=None,
     )
 

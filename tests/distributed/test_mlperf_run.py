@@ -2,16 +2,19 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_training import changed, never
 
+from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
+from evenpack.errors import RunError
 from evenpack.studies.mlperf.compliance import check_log
 from evenpack.studies.mlperf.results import read_result
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, text_sources
@@ -148,32 +151,60 @@ def test_a_run_that_begins_again_keeps_the_log_of_the_earlier_one(reached: RunCo
     assert [event["key"] for event in events(config)].count("run_start") == 1
 
 
-class StopAfter:
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    def __call__(self) -> bool:
-        self._left -= 1
-        return self._left <= 0
-
-
-def stop_and_go_on(world: World, config: RunConfig) -> list[TrainOutcome]:
-    return [
-        train_in(world, config, stop_requested=StopAfter(3)),
-        train_in(world, config, stop_requested=never),
-    ]
+def go_on_in_pieces(world: World, config: RunConfig) -> list[TrainOutcome]:
+    """Up to step 5 and no further; then without the metrics, killed at the end of the step of the second evaluation."""
+    outcomes = [train_in(world, changed(config, training={"stop_after_steps": 5}), stop_requested=never)]
+    if world.is_main:
+        (config.run.output_dir / "metrics.jsonl").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train_in(world, config, stop_requested=never)
+    return [*outcomes, train_in(world, config, stop_requested=never)]
 
 
-def test_a_run_that_was_stopped_goes_on_in_the_same_log_and_reaches_the_same_accuracy(
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_run_in_pieces_ends_where_a_whole_one_does_and_its_log_tells_of_each_sample_once(
     reached: RunConfig, tmp_path: Path
 ) -> None:
+    """Stopped where nothing is evaluated, without its metrics, killed between an evaluation and its checkpoint."""
     config = changed(reached, run={"output_dir": tmp_path}, data={"prepared_dir": reached.prepared_dir})
-    outcomes = run_ranks(stop_and_go_on, 2, config)[0]
-    assert [outcome.state for outcome in outcomes] == ["stopped", "finished"]
-    assert outcomes[1].reached_accuracy == pytest.approx(
-        read_result(reached.run.output_dir / "mlperf.log").accuracy, abs=1e-12
-    )
+    outcomes = run_ranks(go_on_in_pieces, 2, config)[0]
+    whole, pieces = (read_result(run.run.output_dir / "mlperf.log") for run in (reached, config))
+    assert outcomes[1].reached_accuracy == pytest.approx(whole.accuracy, abs=1e-12)
     found = check_log(tmp_path / "mlperf.log")
     assert found.passed, found.messages
-    assert found.result.samples == read_result(reached.run.output_dir / "mlperf.log").samples
-    assert [event["key"] for event in events(config)].count("run_start") == 1
+    assert (pieces.samples, pieces.accuracy) == (whole.samples, pytest.approx(whole.accuracy, abs=1e-12))
+    told = [
+        [(event["key"], event["metadata"].get("samples_count")) for event in events(run)] for run in (reached, config)
+    ]
+    assert told[0] == told[1]
+
+
+def test_a_run_that_goes_on_after_its_end_has_one_end_and_one_without_its_log_is_refused(
+    reached: RunConfig, tmp_path: Path
+) -> None:
+    shutil.copytree(reached.run.output_dir, tmp_path / "out")
+    config = changed(reached, run={"output_dir": tmp_path / "out"}, data={"prepared_dir": reached.prepared_dir})
+    kept = tmp_path / "kept.log"
+    messages = run_ranks(raise_the_target_and_keep, 1, config, kept)[0]
+    found = check_log(kept)
+    assert found.result.status == "aborted"
+    assert found.result.samples is not None
+    assert found.result.samples > (read_result(reached.run.output_dir / "mlperf.log").samples or 0)
+    assert kept.read_text().count('"run_stop"') == 1
+    assert "mlperf.log does not tell of the start of this run" in messages[0]
+
+
+def raise_the_target_and_keep(world: World, config: RunConfig, kept: Path) -> list[str]:
+    higher = changed(config, training={"target_accuracy": 0.995, "steps": 64})
+    train_in(world, changed(higher, training={"stop_after_steps": 62}), stop_requested=never)
+    train_in(world, higher, stop_requested=never)
+    log = config.run.output_dir / "mlperf.log"
+    log.rename(kept)
+    with pytest.raises(RunError) as caught:
+        train_in(world, changed(higher, training={"steps": 66}), stop_requested=never)
+    return [str(caught.value)]

@@ -48,6 +48,7 @@ def files(tmp_path: Path) -> dict[str, str]:
         "hdf5/eval_10k.hdf5": str(tmp_path / "hdf5/eval_10k.hdf5"),
         "bert/": str(tmp_path / "bert"),
         "model.ckpt-28252": str(BERT),
+        "NAME": "nobody",
     }
 
 

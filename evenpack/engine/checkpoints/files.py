@@ -60,6 +60,9 @@ class TrainState:
     reached_accuracy: float | None
     """The accuracy of this step that reached the run's target; None if it did not. Older checkpoints lack it."""
 
+    samples: int | None
+    """Sequences trained on. None in older checkpoints."""
+
     def __post_init__(self) -> None:
         if self.step < 0 or self.world_size < 1:
             raise ValueError(f"step {self.step} or world size {self.world_size} is out of range")
@@ -71,7 +74,7 @@ class TrainState:
     def from_json(cls, values: dict[str, Any]) -> "TrainState":
         """Raises: KeyError, TypeError or ValueError if `values` did not come from `to_json`."""
         weights = {name: float(weight) for name, weight in values["cost_weights"].items()}
-        return cls(**({"reached_accuracy": None} | values | {"cost_weights": CostWeights(**weights)}))
+        return cls(**({"reached_accuracy": None, "samples": None} | values | {"cost_weights": CostWeights(**weights)}))
 
 
 @dataclass(frozen=True, kw_only=True)

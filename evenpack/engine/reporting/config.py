@@ -12,8 +12,8 @@ from evenpack.errors import ConfigError
 class MlperfSection(Section):
     """Write OUTPUT_DIR/mlperf.log, as MLPerf Training's rules ask for it. Needs the extra `evenpack[mlperf]`."""
 
-    submission_org: str = Field(min_length=1)
-    """Who submits."""
+    submission_org: str | None = Field(default=None, min_length=1)
+    """Who submits; training asks for it."""
     submission_platform: str = Field(min_length=1)
     """The system, for example `8xH100`."""
     submission_division: Literal["closed", "open"] = "open"

@@ -11,14 +11,13 @@ import torch
 from evenpack import console
 from evenpack.engine.build import Run
 from evenpack.engine.evaluate import Evaluations, evaluations_to_json, overall_accuracy
-from evenpack.engine.reporting.metrics import MetricsLog, read_metrics, samples_trained, write_summary
+from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, write_summary
 from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
 from evenpack.progress import Piece, Progress
 
-METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 
 
@@ -43,13 +42,12 @@ class StepProgress:
 class Journal:
     """Written by rank 0 alone; on the other ranks it does nothing."""
 
-    def __init__(
-        self, run: Run, metrics: MetricsLog | None, progress: StepProgress | None, mlperf: MlperfLog, *, samples: int
-    ) -> None:
-        """`samples`: sequences of all steps before."""
+    def __init__(self, run: Run, metrics: MetricsLog | None, progress: StepProgress | None, mlperf: MlperfLog) -> None:
+        self.samples = run.first_samples
+        """Sequences trained on, those of earlier starts included; the same on all ranks."""
         self._run = run
         self._mlperf = mlperf
-        self._samples = samples
+        self._evaluated_samples = 0
         self._evaluation_seconds: float | None = None
         self._metrics = metrics
         self._progress = progress
@@ -60,26 +58,27 @@ class Journal:
     def opened(cls, run: Run, mlperf: MlperfLog) -> Iterator["Journal"]:
         """Cuts metrics.jsonl back to where the run goes on, and appends from there."""
         if not run.world.is_main:
-            yield cls(run, None, None, mlperf, samples=0)
+            yield cls(run, None, None, mlperf)
             return
         last_step = run.config.training.last_step
         path = run.config.run.output_dir / METRICS
         with MetricsLog.resume(path, step=run.first_step) as metrics, Progress(console.messages()) as progress:
             steps = StepProgress(progress, step=run.first_step, stop_step=last_step)
-            yield cls(run, metrics, steps, mlperf, samples=samples_trained(path, step=run.first_step))
+            yield cls(run, metrics, steps, mlperf)
 
     def count(self, totals: StepTotals) -> None:
         """Counts the samples of a step, once its update is done and before anything is said of it."""
-        self._samples += totals.counts.sequences
+        self._mlperf.step_done()
+        self.samples += totals.counts.sequences
 
     def evaluated(self, evaluate: Callable[[], Evaluations]) -> Evaluations:
         """What `evaluate` returns, with the time that it took noted apart from that of the steps."""
         started = time.perf_counter()
-        self._mlperf.evaluation_started(samples=self._samples)
+        self._mlperf.evaluation_started(samples=self.samples)
         with self.paused():
             evaluations = evaluate()
-        sequences = sum(found.sequences for found in evaluations.values())
-        self._mlperf.evaluation_stopped(accuracy=overall_accuracy(evaluations), samples=sequences)
+        self._mlperf.evaluation_stopped(accuracy=overall_accuracy(evaluations))
+        self._evaluated_samples = sum(found.sequences for found in evaluations.values())
         self._evaluation_seconds = time.perf_counter() - started
         return evaluations
 
@@ -99,7 +98,7 @@ class Journal:
         record = step_record(
             self._run, step, totals, learning_rate=learning_rate, step_seconds=step_seconds, peak_flops=self._peak_flops
         )
-        record["samples"] = self._samples
+        record["samples"] = self.samples
         if evaluations is not None:
             record["validation"] = evaluations_to_json(self._run.prepared, evaluations)
             record["evaluation_seconds"] = self._evaluation_seconds
@@ -130,11 +129,11 @@ class Journal:
             summary = run_summary(self._run, records, state=state, step=step)
             write_summary(output_dir / SUMMARY, summary | {"target": _target(self._run, records, reached_accuracy)})
 
-    def end(self, state: str, step: int, *, reached_accuracy: float | None) -> None:
-        """Writes the summary, and the end of MLPerf's log unless the run is to go on later."""
-        self.summarise(state, step, reached_accuracy=reached_accuracy)
-        if reached_accuracy is not None or step == self._run.config.training.planned_steps:
-            self._mlperf.run_stopped(is_reached=reached_accuracy is not None, samples=self._samples)
+    def end_mlperf(self, *, is_reached: bool, stopped: float) -> None:
+        """Ends MLPerf's log, whose clock stopped at `stopped` by `time.time`: the run does not go on later."""
+        self._mlperf.run_stopped(
+            is_reached=is_reached, samples=self.samples, evaluated_samples=self._evaluated_samples, stopped=stopped
+        )
 
 
 def step_record(

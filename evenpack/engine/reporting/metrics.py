@@ -16,6 +16,9 @@ from evenpack.files import atomic_open, parse_json_object, write_json
 
 log = logging.getLogger(__name__)
 
+METRICS = "metrics.jsonl"
+"""Of a run's output directory."""
+
 
 class MetricsLog:
     """`metrics.jsonl`: records in the order of their steps, appended by rank 0; each line reaches the file at once.

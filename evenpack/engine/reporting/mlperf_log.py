@@ -4,7 +4,10 @@ Samples are sequences, in packs too, and an `epoch_num` counts them, as the benc
 that goes on from a checkpoint appends to its log, so that the time to train spans all of it, interruptions included.
 """
 
+import json
 import logging
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,11 +16,18 @@ from typing import Any
 from evenpack.engine.build import Run
 from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.reporting.config import MlperfSection
-from evenpack.engine.reporting.metrics import free_name, samples_trained
+from evenpack.engine.reporting.metrics import free_name
+from evenpack.errors import RunError
+from evenpack.files import atomic_open
 
 log = logging.getLogger(__name__)
 
 MLPERF_LOG = "mlperf.log"
+
+PREFIX = ":::MLLOG "
+"""Of each of its lines."""
+
+_END = ("train_samples", "eval_samples", "run_stop")
 
 
 class MlperfLog:
@@ -26,7 +36,9 @@ class MlperfLog:
     def __init__(self, run: Run, file: logging.Handler | None) -> None:
         self._run = run
         self._logger = None if file is None else _mlperf_logger(file)
-        self._samples = self._evaluated = 0
+        self._samples = run.first_samples
+        self._block_start: float | None = None
+        """When a block began whose first step is not done; it is written with that step."""
 
     @classmethod
     @contextmanager
@@ -35,23 +47,26 @@ class MlperfLog:
 
         Args:
             started: when the run began to be built, by `time.time`.
+
+        Raises: RunError if a run that goes on has no log to go on with, or the disk does not take it.
         """
         section, output_dir = run.config.mlperf, run.config.run.output_dir
         if section is None or not run.world.is_main:
             yield cls.silent(run)
             return
         path = output_dir / MLPERF_LOG
-        if run.first_step == 0 and path.exists():
-            kept = free_name(path)
-            path.replace(kept)
-            log.warning("the run begins at step 1, so %s of an earlier start is kept as %s", path, kept.name)
-        with closing(logging.FileHandler(path)) as file:
+        has_open_block = False
+        if run.first_step == 0:
+            _keep_earlier(path)
+        else:
+            has_open_block = cut_back(path, samples=run.first_samples)
+        with closing(_LogFile(path)) as file:
             written = cls(run, file)
             if run.first_step == 0:
                 written._describe(section, started)
                 written._start("run_start")
-            written._samples = samples_trained(output_dir / "metrics.jsonl", step=run.first_step)
-            written._block("start")
+            if not has_open_block:
+                written._block_start = time.time()
             yield written
 
     @classmethod
@@ -59,27 +74,34 @@ class MlperfLog:
         """Writes nothing."""
         return cls(run, None)
 
+    def step_done(self) -> None:
+        """Begins the block of steps that this one is the first of."""
+        if self._block_start is not None:
+            self._start("block_start", metadata=self._now(), time_ms=int(self._block_start * 1e3))
+            self._block_start = None
+
     def evaluation_started(self, *, samples: int) -> None:
         """`samples`: trained on until now."""
         self._samples = samples
-        self._block("stop")
+        self._end("block_stop", metadata=self._now())
         self._start("eval_start", metadata=self._now())
 
-    def evaluation_stopped(self, *, accuracy: float | None, samples: int) -> None:
-        """`samples`: of the evaluation."""
+    def evaluation_stopped(self, *, accuracy: float | None) -> None:
+        """`accuracy`: of all held-out targets; None where there are none."""
         if accuracy is not None:
             self._event("eval_accuracy", accuracy, metadata=self._now())
         self._end("eval_stop", metadata=self._now())
-        self._evaluated = samples
-        self._block("start")
+        self._block_start = time.time()
 
-    def run_stopped(self, *, is_reached: bool, samples: int) -> None:
-        """At the target or at the schedule's end; not where the run is to go on later."""
+    def run_stopped(self, *, is_reached: bool, samples: int, evaluated_samples: int, stopped: float) -> None:
+        """At the target or at the schedule's end, at `stopped` by `time.time`."""
         self._samples = samples
-        self._block("stop")
-        self._event("train_samples", samples)
-        self._event("eval_samples", self._evaluated)
-        self._end("run_stop", metadata={"status": "success" if is_reached else "aborted"} | self._now())
+        if self._block_start is None:
+            self._end("block_stop", metadata=self._now())
+        self._event("train_samples", samples, metadata=self._now())
+        self._event("eval_samples", evaluated_samples, metadata=self._now())
+        status = {"status": "success" if is_reached else "aborted"}
+        self._end("run_stop", metadata=status | self._now(), time_ms=int(stopped * 1e3))
 
     def _describe(self, section: MlperfSection, started: float) -> None:
         config, resolved = self._run.config, self._run.resolved
@@ -112,10 +134,6 @@ class MlperfLog:
             self._event(key, value)
         self._end("init_stop")
 
-    def _block(self, side: str) -> None:
-        write = self._start if side == "start" else self._end
-        write(f"block_{side}", metadata={"first_epoch_num": self._samples, "epoch_count": 1} | self._now())
-
     def _now(self) -> dict[str, int]:
         return {"epoch_num": self._samples, "samples_count": self._samples}
 
@@ -130,6 +148,49 @@ class MlperfLog:
     def _event(self, key: str, value: Any, **details: Any) -> None:
         if self._logger is not None:
             self._logger.event(key=key, value=value, **details)
+
+
+def cut_back(path: Path, *, samples: int) -> bool:
+    """Leaves what the log tells of the run up to its checkpoint; returns whether a block of steps is open there.
+
+    An end is cut away too, for the run goes on.
+
+    Args:
+        samples: trained on up to the checkpoint.
+
+    Raises: RunError if there is no log, or it does not tell of the run's start.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    events = [(line, json.loads(line.partition(PREFIX)[2])) for line in lines if PREFIX in line and line.endswith("\n")]
+    if not any(event["key"] == "run_start" for _, event in events):
+        raise RunError(
+            f"{path} does not tell of the start of this run, which goes on after {samples:,} samples: a log for MLPerf "
+            "is written from the first step on. Leave the section mlperf: out, or choose another run.output_dir"
+        )
+    kept = [
+        (line, event["key"])
+        for line, event in events
+        if event["key"] not in _END and event["metadata"].get("samples_count", 0) <= samples
+    ]
+    with atomic_open(path) as file:
+        file.writelines(line.encode() for line, _ in kept)
+    blocks = [key for _, key in kept if key.startswith("block_")]
+    return bool(blocks) and blocks[-1] == "block_start"
+
+
+def _keep_earlier(path: Path) -> None:
+    if path.exists():
+        kept = free_name(path)
+        path.replace(kept)
+        log.warning("the run begins at step 1, so %s of an earlier start is kept as %s", path, kept.name)
+
+
+class _LogFile(logging.FileHandler):
+    """Lines of a log of which none may be missing."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, logging's name
+        """Raises: RunError, where logging itself would go on."""
+        raise RunError(f"cannot write to {self.baseFilename}: is the disk full?") from sys.exc_info()[1]
 
 
 def _mlperf_logger(file: logging.Handler) -> Any:

@@ -25,7 +25,9 @@ def train(
     deepspeed_options: Annotated[
         str, typer.Option(help="Further options of `deepspeed`, in one string.", show_default=False)
     ] = "",
-    prepare: Annotated[bool, typer.Option("--prepare", help="Prepare the data first, where they are not.")] = False,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Prepare the data first, where they are not; for --dry-run, too.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.engine.reporting.journal import METRICS
-from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.errors import DataError
 from evenpack.studies.equivalence.config import Measure
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenpack.engine.reporting.mlperf_log import PREFIX
 from evenpack.errors import ConfigError, DataError
 
 RUNS_OF_A_SCORE = 10
 """Of BERT; the fastest and the slowest are dropped, and the rest averaged."""
 
-_PREFIX = ":::MLLOG "
 _FIELDS = ("key", "value", "time_ms", "metadata")
 
 
@@ -32,6 +32,7 @@ class MlperfResult:
     accuracy: float | None
     """Of the last evaluation."""
     global_batch_size: int | None
+    seed: int | None
 
     @property
     def is_success(self) -> bool:
@@ -61,11 +62,12 @@ def read_result(log: Path) -> MlperfResult:
         log=log,
         benchmark=_value(last, "submission_benchmark"),
         division=_value(last, "submission_division"),
-        status=None if stopped is None else (stopped.get("metadata") or {}).get("status"),
+        status=None if stopped is None else stopped["metadata"].get("status"),
         minutes=minutes,
         samples=_value(last, "train_samples"),
         accuracy=_value(last, "eval_accuracy"),
         global_batch_size=_value(last, "global_batch_size"),
+        seed=_value(last, "seed"),
     )
 
 
@@ -73,7 +75,7 @@ def score(results: Sequence[MlperfResult]) -> MlperfScore:
     """The score of these runs, if they have one: ten of one benchmark, division and batch, at most one of them
     without success.
 
-    Raises: ConfigError if they are of different benchmarks, divisions or batch sizes, or one log is given twice.
+    Raises: ConfigError if they are of different benchmarks, divisions or batch sizes, or two are of one seed.
     """
     for name in ("benchmark", "division", "global_batch_size"):
         found = {getattr(result, name) for result in results}
@@ -82,6 +84,9 @@ def score(results: Sequence[MlperfResult]) -> MlperfScore:
     twice = {result.log.resolve() for result in results}
     if len(twice) < len(results):
         raise ConfigError(f"expected each log once, found {len(results)} names of {len(twice)} files")
+    seeds = [result.seed for result in results if result.seed is not None]
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"expected runs of different seeds, found {', '.join(map(str, sorted(seeds)))}")
     if len(results) != RUNS_OF_A_SCORE:
         return MlperfScore(minutes=None, reason=f"a score needs {RUNS_OF_A_SCORE} runs, found {len(results)}")
     times = sorted(result.minutes for result in results if result.is_success and result.minutes is not None)
@@ -99,19 +104,20 @@ def _events(log: Path) -> list[dict[str, Any]]:
         raise DataError(f"{log} cannot be read: {error.strerror}; give the mlperf.log of a run") from error
     events = []
     for number, line in enumerate(lines, start=1):
-        _, prefix, text = line.partition(_PREFIX)
+        _, prefix, text = line.partition(PREFIX)
         if not prefix:
             continue
         try:
             event = json.loads(text)
-            events.append({name: event[name] for name in _FIELDS} | {"time_ms": int(event["time_ms"])})
+            found = {name: event[name] for name in _FIELDS}
+            events.append(found | {"time_ms": int(event["time_ms"]), "metadata": dict(event["metadata"] or {})})
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{log}, line {number}: expected a JSON object with {', '.join(_FIELDS)} after "
-                f"{_PREFIX.strip()}, found {text[:60]!r}"
+                f"{PREFIX.strip()}, found {text[:60]!r}"
             ) from error
     if not events:
-        raise DataError(f"{log} holds no line that begins with {_PREFIX.strip()}: it is no log of MLPerf")
+        raise DataError(f"{log} holds no line that begins with {PREFIX.strip()}: it is no log of MLPerf")
     return events
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evenpack.engine.checkpoints.files import find_changed_keys
-from evenpack.engine.reporting.journal import METRICS
+from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import ConfigError
 from evenpack.files import read_json_object, write_json
 from evenpack.studies.runs.expansion import StudyRun

@@ -167,6 +167,7 @@ def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
         zero_stage=0,
         cost_weights=SQUARES,
         config={"training": training},
+        samples=0,
         reached_accuracy=None,
     )
     compare_run_files(state, {"training": training})

@@ -118,6 +118,7 @@ def state(training: dict[str, Any], fingerprint: str = "f") -> TrainState:
         zero_stage=0,
         cost_weights=PACKS.cost_weights,
         config={"run": {"name": "a", "seed": 1}, "training": training},
+        samples=0,
         reached_accuracy=None,
     )
 

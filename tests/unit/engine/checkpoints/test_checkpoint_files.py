@@ -67,6 +67,7 @@ def train_state(step: int) -> TrainState:
         zero_stage=0,
         cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
         config={"run": {"name": "small", "seed": 42}, "training": {"gradient_clipping": None}},
+        samples=0,
         reached_accuracy=None,
     )
 

@@ -55,6 +55,7 @@ def save_checkpoint(output_dir: Path, model: Model, step: int) -> Path:
         zero_stage=0,
         cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
         config=config,
+        samples=0,
         reached_accuracy=None,
     )
     write_manifest(path, state, commit_files(path, ["mp_rank_00_model_states.pt"]))
@@ -250,6 +251,7 @@ def test_a_run_that_goes_on_says_that_other_initial_weights_are_not_taken(caplog
         zero_stage=0,
         cost_weights=CostWeights(per_token=1.0, per_squared_length=0.1 + 0.2, per_segment=0.0),
         config=began,
+        samples=0,
         reached_accuracy=None,
     )
     for same in ("runs/phase1", None):  # a run file without the key asks for nothing

@@ -13,11 +13,20 @@ from evenpack.studies.mlperf.results import MlperfResult, read_result, score
 START_MS = 1_700_000_000_000
 
 
-def write_log(path: Path, *, minutes: float, status: str = "success", batch: int = 768, division: str = "open") -> Path:
+def write_log(
+    path: Path,
+    *,
+    minutes: float,
+    status: str = "success",
+    batch: int = 768,
+    division: str = "open",
+    seed: int | None = None,
+) -> Path:
     events: list[dict[str, Any]] = [
         {"key": "submission_benchmark", "value": "bert"},
         {"key": "submission_division", "value": division},
         {"key": "global_batch_size", "value": batch},
+        {"key": "seed", "value": seed},
         {"key": "run_start", "value": None, "time_ms": START_MS},
         {"key": "eval_accuracy", "value": 0.5},
         {"key": "eval_accuracy", "value": 0.721},
@@ -70,6 +79,12 @@ def test_runs_of_two_batch_sizes_and_a_log_given_twice_are_refused(tmp_path: Pat
         score([one, other])
     with pytest.raises(ConfigError, match="expected each log once, found 2 names of 1 files"):
         score([one, one])
+
+
+def test_runs_of_one_seed_are_no_two_runs(tmp_path: Path) -> None:
+    logs = [write_log(tmp_path / f"{index}.log", minutes=5, seed=7) for index in range(2)]
+    with pytest.raises(ConfigError, match="expected runs of different seeds, found 7, 7"):
+        score([read_result(log) for log in logs])
 
 
 def test_runs_of_two_divisions_have_no_common_score(tmp_path: Path) -> None:
