@@ -53,7 +53,7 @@ class SentenceSet:
 
     def judge(self, outputs: Sequence[np.ndarray]) -> Judgement:
         values = np.stack(outputs)
-        predictions = values.argmax(axis=1) if self.task.labels else values[:, 0]
+        predictions = values.argmax(axis=1) if self.task.predicts == "class" else values[:, 0]
         return judge_sentences(self.features.labels, predictions, self.task.metrics)
 
     def judge_guesses(self, training: Features) -> Judgement | None:
@@ -114,10 +114,10 @@ class _Reader:
         return found
 
     def _sentences(self, path: Path, task: SentenceTask) -> EvaluationSet:
-        examples = read_sentences(path, task)
+        examples = read_sentences(path, task.glue)
         length = self.section.max_sequence_length
         return SentenceSet(
-            task=task, features=sentence_features(examples, task, self.tokenizer, max_sequence_length=length)
+            task=task, features=sentence_features(examples, task.glue, self.tokenizer, max_sequence_length=length)
         )
 
     def _questions(self, path: Path) -> EvaluationSet:

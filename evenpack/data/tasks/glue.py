@@ -1,6 +1,7 @@
 """The tasks of GLUE with training data: what their files hold, which columns become a sequence, what is predicted.
 
-Source: the files that gluebenchmark.com gives out, and the "glue" data set of the hub (`nyu-mll/glue`).
+Sources: Wang et al. 2019 (GLUE), table 1; the files that gluebenchmark.com gives out; the "glue" data set of the hub
+(`nyu-mll/glue`).
 """
 
 from collections.abc import Mapping
@@ -17,24 +18,34 @@ class GlueTask:
     """One task: a sequence is [CLS] A [SEP], or [CLS] A [SEP] B [SEP] where there are two texts."""
 
     folder: str
-    """That holds `train.tsv` and the files of the other splits."""
+    """The benchmark's name of the task and of the folder that holds `train.tsv` and the files of the other splits."""
     texts: tuple[str, ...]
     """The columns of A, or of A and B."""
     label: str
     """The column of what is predicted."""
     labels: tuple[str, ...]
     """The classes as the label column has them, in the order of their numbers; empty where the label is a number."""
-    metrics: tuple[str, ...]
-    """What the benchmark reports."""
     hub_texts: tuple[str, ...]
     """The columns of A and B in the data set of the hub."""
     validation_splits: tuple[str, ...] = ("dev",)
     columns: tuple[str, ...] | None = None
     """The columns of training and validation files, which have no header row; None: the first row names them."""
     has_cut_rows: bool = False
-    """Whether the official training file has rows that end too early. They are left out, with a warning: the hub's data
-    set has none of them either."""
+    """Whether the official training file has rows that end too early (github.com/nyu-mll/GLUE-baselines, issue 5). They
+    are left out, with a warning: the hub's data set has none of them either."""
 
+    @property
+    def training_file(self) -> str:
+        """The name of the file in the task's folder."""
+        return _file_name(_TRAINING_SPLIT)
+
+    @property
+    def validation_files(self) -> tuple[str, ...]:
+        """The names of the files in the task's folder."""
+        return tuple(map(_file_name, self.validation_splits))
+
+
+_TRAINING_SPLIT = "train"
 
 _SENTENCES = ("sentence1", "sentence2")
 _QUESTIONS = ("question1", "question2")
@@ -48,7 +59,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=("sentence",),
             label="label",
             labels=_NO_OR_YES,
-            metrics=("matthews_correlation",),
             hub_texts=("sentence",),
             columns=("source", "label", "mark", "sentence"),
         ),
@@ -57,7 +67,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=("sentence",),
             label="label",
             labels=_NO_OR_YES,
-            metrics=("accuracy",),
             hub_texts=("sentence",),
         ),
         "mrpc": GlueTask(
@@ -65,7 +74,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=("#1 String", "#2 String"),
             label="Quality",
             labels=_NO_OR_YES,
-            metrics=("accuracy", "f1"),
             hub_texts=_SENTENCES,
         ),
         "qqp": GlueTask(
@@ -73,7 +81,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=_QUESTIONS,
             label="is_duplicate",
             labels=_NO_OR_YES,
-            metrics=("accuracy", "f1"),
             hub_texts=_QUESTIONS,
             has_cut_rows=True,
         ),
@@ -82,7 +89,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=_SENTENCES,
             label="score",
             labels=(),
-            metrics=("pearson_correlation", "spearman_correlation"),
             hub_texts=_SENTENCES,
         ),
         "mnli": GlueTask(
@@ -90,7 +96,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=_SENTENCES,
             label="gold_label",
             labels=("entailment", "neutral", "contradiction"),
-            metrics=("accuracy",),
             hub_texts=("premise", "hypothesis"),
             validation_splits=("dev_matched", "dev_mismatched"),
         ),
@@ -99,7 +104,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=("question", "sentence"),
             label="label",
             labels=_ENTAILED_OR_NOT,
-            metrics=("accuracy",),
             hub_texts=("question", "sentence"),
         ),
         "rte": GlueTask(
@@ -107,7 +111,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=_SENTENCES,
             label="label",
             labels=_ENTAILED_OR_NOT,
-            metrics=("accuracy",),
             hub_texts=_SENTENCES,
         ),
         "wnli": GlueTask(
@@ -115,7 +118,6 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
             texts=_SENTENCES,
             label="label",
             labels=_NO_OR_YES,
-            metrics=("accuracy",),
             hub_texts=_SENTENCES,
         ),
     }
@@ -135,10 +137,14 @@ def glue_file(directory: Path, task: GlueTask, split: str) -> Path:
 
     Raises: ConfigError for a split that a task's labelled files do not have; DataError if the file is not there.
     """
-    splits = ("train", *task.validation_splits)
+    splits = (_TRAINING_SPLIT, *task.validation_splits)
     if split not in splits:
         raise ConfigError(f"{task.folder} has no labelled split '{split}'; {nearest(split, splits)}")
-    path = directory.expanduser() / task.folder / f"{split}.tsv"
+    path = directory.expanduser() / task.folder / _file_name(split)
     if not path.is_file():
         raise DataError(f"{path} is not there: give the folder that holds GLUE's task folders ({task.folder}, ...)")
     return path
+
+
+def _file_name(split: str) -> str:
+    return f"{split}.tsv"

@@ -8,9 +8,10 @@ from finetuning_tasks import finetune_values
 from repository import CONFIGS, ROOT
 
 from evenpack.config import load_run_file, validate
+from evenpack.data.tasks.glue import GLUE_TASKS
 from evenpack.errors import ConfigError
 from evenpack.finetuning.config import FinetuneConfig
-from evenpack.finetuning.tasks import TASKS
+from evenpack.finetuning.tasks import TASKS, SentenceTask
 
 SHIPPED = sorted((CONFIGS / "finetune").glob("*.yaml"))
 
@@ -40,6 +41,13 @@ def test_the_page_lists_every_task_and_says_which_were_run() -> None:
         row = next(line for line in lines if line.startswith(f"| `{name}` | {task.title} |"))
         assert row.endswith("| yes |" if task.has_been_run else "| untried |"), row
         assert all(metric in row for metric in task.metrics)
+
+
+def test_every_task_of_glue_can_be_fine_tuned_by_the_same_name() -> None:
+    found = {name: task.glue for name, task in TASKS.items() if isinstance(task, SentenceTask)}
+    assert found == GLUE_TASKS
+    assert TASKS["mnli"].training_file == "train.tsv"
+    assert TASKS["mnli"].evaluation_files == ("dev_matched.tsv", "dev_mismatched.tsv")
 
 
 @pytest.mark.parametrize(

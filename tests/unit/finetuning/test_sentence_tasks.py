@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from finetuning_tasks import SPECIAL, WORDS
 
+from evenpack.data.tasks.glue import GLUE_TASKS
 from evenpack.data.tokenizers.tokenizer import Tokenizer, tokenizer_of_weights
 from evenpack.errors import DataError
 from evenpack.finetuning.sentences import read_sentences, sentence_features
-from evenpack.finetuning.tasks import TASKS, SentenceTask
 
 CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 
@@ -20,12 +20,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("vocabulary")
     (folder / "vocab.txt").write_text("\n".join(SPECIAL + WORDS) + "\n")
     return tokenizer_of_weights(folder)
-
-
-def task_of(name: str) -> SentenceTask:
-    task = TASKS[name]
-    assert isinstance(task, SentenceTask)
-    return task
 
 
 def written(folder: Path, *lines: str) -> Path:
@@ -40,21 +34,29 @@ def ids(text: str) -> list[int]:
 
 def test_a_file_without_a_header_has_its_first_row_read(tmp_path: Path) -> None:
     path = written(tmp_path, "gj04\t1\t\tThe cat sat.", 'gj04\t0\t*\tThe "cat sat.')
-    found = read_sentences(path, task_of("cola"))
+    found = read_sentences(path, GLUE_TASKS["cola"])
     assert found.sentences == (("The cat sat.",), ('The "cat sat.',))
     assert found.labels == (1.0, 0.0)
 
 
 def test_columns_go_by_the_header_whatever_their_order(tmp_path: Path) -> None:
     path = written(tmp_path, "label\tsentence2\tindex\tsentence1", "not_entailment\tb b\t0\ta", "entailment\td\t1\tc")
-    found = read_sentences(path, task_of("rte"))
+    found = read_sentences(path, GLUE_TASKS["rte"])
     assert found.sentences == (("a", "b b"), ("c", "d"))
+    assert found.labels == (1.0, 0.0)
+
+
+def test_rows_of_qqp_that_end_too_early_are_left_out(tmp_path: Path) -> None:
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
+    path = written(tmp_path, header, "0\t1\t2\ta \tb\t1", "3\t4\t5\tcut", "6\t7\t8\tc\td\t0")
+    found = read_sentences(path, GLUE_TASKS["qqp"])
+    assert found.sentences == (("a", "b"), ("c", "d"))
     assert found.labels == (1.0, 0.0)
 
 
 def test_scores_are_numbers(tmp_path: Path) -> None:
     path = written(tmp_path, "sentence1\tsentence2\tscore", "a\tb\t3.25")
-    assert read_sentences(path, task_of("stsb")).labels == (3.25,)
+    assert read_sentences(path, GLUE_TASKS["stsb"]).labels == (3.25,)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +69,16 @@ def test_scores_are_numbers(tmp_path: Path) -> None:
         ),
         ("cola", ["gj04\t\t\tThe cat."], r"line 1: expected a label of CoLA \(0, 1\), found ''"),
         ("rte", ["sentence1\tsentence2\tlabel", "a\t \tentailment"], "line 2: column 'sentence2' is empty"),
-        ("sst2", ["sentence\tlabel", "", "good\t1", "bad"], r"line 4: expected 2 columns \(sentence, label\), found 1"),
+        (
+            "sst2",
+            ["sentence\tlabel", "", "good\t1", "bad"],
+            r"line 4: expected 2 columns between tabs \(sentence, label\), found 1, the first of them 'bad'",
+        ),
+        ("sst2", ["sentence\tlabel", "ve\try good\t1"], r"line 2: expected 2 columns .*, found 3, .* 've'"),
         (
             "sst2",
             ["text\tlabel", "good\t1"],
-            "line 1: expected a header line with a column 'sentence', found text, label",
+            "line 1: expected a header row with a column 'sentence', found text, label",
         ),
         (
             "stsb",
@@ -83,25 +90,27 @@ def test_scores_are_numbers(tmp_path: Path) -> None:
             ["sentence1\tsentence2\tscore", "a\tb\thigh"],
             "line 2: expected a number in column 'score', found 'high'",
         ),
-        ("sst2", ["sentence\tlabel"], "has no row of data"),
+        ("sst2", ["sentence\tlabel"], r"train\.tsv has no row of data"),
+        ("sst2", [], r"train\.tsv is empty: expected a header row"),
+        ("cola", [], r"train\.tsv has no row of data"),
     ],
 )
 def test_a_wrong_row_is_refused_with_file_and_line(tmp_path: Path, task: str, lines: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read_sentences(written(tmp_path, *lines), task_of(task))
+        read_sentences(written(tmp_path, *lines), GLUE_TASKS[task])
 
 
 def test_a_file_that_is_missing_or_not_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train\.tsv does not exist; give the folder .* data\.folder=FOLDER"):
-        read_sentences(tmp_path / "train.tsv", task_of("sst2"))
+    with pytest.raises(DataError, match=r"train\.tsv cannot be opened: No such file .* data\.folder=FOLDER"):
+        read_sentences(tmp_path / "train.tsv", GLUE_TASKS["sst2"])
     (tmp_path / "train.tsv").write_bytes(b"sentence\tlabel\n\xff\t1\n")
-    with pytest.raises(DataError, match=r"train\.tsv is no readable UTF-8 text"):
-        read_sentences(tmp_path / "train.tsv", task_of("sst2"))
+    with pytest.raises(DataError, match=r"train\.tsv, line 2: invalid UTF-8: byte 0xff"):
+        read_sentences(tmp_path / "train.tsv", GLUE_TASKS["sst2"])
 
 
 def test_a_pair_becomes_two_halves_with_their_special_tokens(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = written(tmp_path, "sentence1\tsentence2\tlabel", "the cat\tit sat .\tentailment", "a\tb\tnot_entailment")
-    task = task_of("rte")
+    task = GLUE_TASKS["rte"]
     found = sentence_features(read_sentences(path, task), task, tokenizer, max_sequence_length=20)
     assert found.tokens[:8].tolist() == [CLS, *ids("the cat"), SEP, *ids("it sat ."), SEP]
     assert found.lengths.tolist() == [8, 5]
@@ -127,11 +136,11 @@ def test_what_is_too_long_loses_tokens_of_its_longer_sentence(
     tmp_path: Path, tokenizer: Tokenizer, first: int, second: int, kept: tuple[int, int]
 ) -> None:
     path = written(tmp_path, "sentence1\tsentence2\tlabel", f"{'a ' * first}\t{'it ' * second}\tentailment")
-    task = task_of("rte")
+    task = GLUE_TASKS["rte"]
     found = sentence_features(read_sentences(path, task), task, tokenizer, max_sequence_length=12)
     assert found.tokens.tolist() == [CLS, *ids("a") * kept[0], SEP, *ids("it") * kept[1], SEP]
     assert found.cut_sequences == (kept != (first, second))
-    alone = replace(task, sentences=("sentence1",))
+    alone = replace(task, texts=("sentence1",))
     cut = sentence_features(read_sentences(path, alone), alone, tokenizer, max_sequence_length=12)
     assert cut.lengths.tolist() == [min(first, 10) + 2]
     assert cut.labels.dtype == np.int64
@@ -139,6 +148,6 @@ def test_what_is_too_long_loses_tokens_of_its_longer_sentence(
 
 def test_a_special_token_in_a_sentence_stays_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = written(tmp_path, "sentence\tlabel", "the [SEP] cat\t1")
-    task = task_of("sst2")
+    task = GLUE_TASKS["sst2"]
     found = sentence_features(read_sentences(path, task), task, tokenizer, max_sequence_length=20)
     assert (found.tokens == SEP).sum() == 1

@@ -76,13 +76,25 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     assert read(path, "mrpc") == [(("a", "b"), "1")]
 
 
-def test_a_row_with_too_few_columns_is_named_with_file_and_line(tmp_path: Path) -> None:
+def test_empty_lines_are_no_rows_but_have_numbers(tmp_path: Path) -> None:
+    path = write_task(tmp_path, "rte", ["", "0\ta\tb\tentailment", "\r", "1\tc\td\tnot_entailment", ""])
+    rows = list(read_task_rows(path, GLUE_TASKS["rte"]))
+    assert [row.texts for row in rows] == [("a", "b"), ("c", "d")]
+    assert [row.where for row in rows] == [f"{path}, line 3", f"{path}, line 5"]
+
+
+def test_a_row_of_another_number_of_columns_is_named_with_file_and_line(tmp_path: Path) -> None:
     path = write_task(tmp_path, "rte", ["0\ta\tb\tentailment", "1\tcut off\tb"])
-    message = r"RTE/train.tsv, line 3: expected 4 columns .*\(index, sentence1, sentence2, label\), found 3: '1'"
+    message = (
+        r"line 3: expected 4 columns between tabs \(index, sentence1, sentence2, label\), found 3, the first .* '1'"
+    )
     with pytest.raises(DataError, match=message):
         read(path, "rte")
-    path = write_task(tmp_path, "cola", ["gj04\t1\t\tone", ""])
-    with pytest.raises(DataError, match=r"CoLA/train.tsv, line 2: expected 4 columns .*, found 1: ''"):
+    path = write_task(tmp_path, "cola", ["gj04\t1\t\tone", " "])
+    with pytest.raises(DataError, match=r"CoLA/train.tsv, line 2: expected 4 columns .*, found 1, the first .* ' '"):
+        read(path, "cola")
+    path = write_task(tmp_path, "cola", ["gj04\t1\t\tone\tor two"])
+    with pytest.raises(DataError, match=r"CoLA/train.tsv, line 1: expected 4 columns .*, found 5"):
         read(path, "cola")
 
 
@@ -92,15 +104,19 @@ def test_cut_rows_of_qqp_alone_are_left_out_and_counted(tmp_path: Path, caplog: 
         assert read(path, "qqp") == [(("a", "b"), "1"), (("c", "d"), "0")]
     assert [record.getMessage() for record in caplog.records] == [f"{path}: left out 1 rows that end too early"]
     assert [name for name, task in GLUE_TASKS.items() if task.has_cut_rows] == ["qqp"]
+    path = write_task(tmp_path, "qqp", ["0\t1\t2\ta\tb\tand more\t1"])
+    with pytest.raises(DataError, match=r"QQP/train.tsv, line 2: expected 6 columns .*, found 7"):
+        read(path, "qqp")
 
 
 def test_a_header_without_the_columns_and_an_empty_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_text("index\tsentence_1\tsentence2\tlabel\n")
-    with pytest.raises(DataError, match=r"train.tsv, line 1 names no column 'sentence1'; did you mean 'sentence_1'\?"):
+    message = r"train.tsv, line 1: expected a header row with a column 'sentence1', found index, sentence_1, sentence2"
+    with pytest.raises(DataError, match=message):
         read(path, "rte")
     path.write_text("")
-    with pytest.raises(DataError, match=r"train.tsv is empty: expected a row that names the columns"):
+    with pytest.raises(DataError, match=r"train.tsv is empty: expected a header row that names the columns"):
         read(path, "rte")
 
 
