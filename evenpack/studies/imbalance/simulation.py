@@ -131,10 +131,11 @@ def simulate(
     """
     counts = device_counts(devices)
     cluster = make_cluster(histogram, packing, cost=cost, options=options, causal=causal)
-    largest = max(cluster.items_per_step(batching, max(*counts, *laws)) for batching in ("sequences", "packs"))
+    most_devices = max((*counts, *laws))
+    largest = max(cluster.items_per_step(batching, most_devices) for batching in ("sequences", "packs"))
     if largest > MOST_SEQUENCES:
         raise ConfigError(
-            f"a step of {max(counts):,} devices would assign {largest:,} sequences or packs, and up to "
+            f"a step of {most_devices:,} devices would assign {largest:,} sequences or packs, and up to "
             f"{MOST_SEQUENCES:,} are simulated: lower --devices, --batch, --packs or --accumulation"
         )
     times = _run(cluster, sorted({1, *counts, *laws}), processes, progress)

@@ -332,7 +332,7 @@ def test_doctor_fails_where_a_probe_fails(evenpack: Command, monkeypatch: pytest
 def test_what_is_printed_meanwhile_never_reaches_the_json(
     run_file: Path, evenpack: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evenpack.data.prepare import prepare as module
+    from evenpack.launcher import preparing as module
 
     original = module.prepare
 
