@@ -70,6 +70,6 @@ TASKS: dict[str, AnyTask] = {
     "mnli": SentenceTask(glue=GLUE_TASKS["mnli"], metrics=("accuracy",)),
     "qnli": SentenceTask(glue=GLUE_TASKS["qnli"], metrics=("accuracy",)),
     "rte": SentenceTask(glue=GLUE_TASKS["rte"], metrics=("accuracy",), has_been_run=True),
-    "wnli": SentenceTask(glue=GLUE_TASKS["wnli"], metrics=("accuracy",)),
+    "wnli": SentenceTask(glue=GLUE_TASKS["wnli"], metrics=("accuracy",), has_been_run=True),
     "squad": SpanTask(title="SQuAD 1.1", training_file="train-v1.1.json", evaluation_files=("dev-v1.1.json",)),
 }
