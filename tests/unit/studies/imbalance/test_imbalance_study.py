@@ -213,10 +213,9 @@ def heavy_tailed_log(path: Path) -> Path:
 def test_the_log_is_shown_by_every_method_with_its_range(study: Command, tmp_path: Path) -> None:
     log = heavy_tailed_log(tmp_path / "log.csv")
     arguments = ("squad_1_1_384", "--devices", "1,64,128", *QUICK, "--log", log)
-    options = ("--log-devices", "64", "--padded-baseline", "100")
-    _, out, _ = study(*arguments, *options)
-    _, as_json, _ = study(*arguments, *options, "--json")
-    rows = json.loads(as_json)["log"]["rows"]
+    saved = tmp_path / "study.json"
+    _, out, _ = study(*arguments, "--log-devices", "64", "--padded-baseline", "100", "--save", saved)
+    rows = json.loads(saved.read_text())["log"]["rows"]
     shown = out.split("From the log: expected speed-up by each law and method")[1].split("\n\n")[0]
     lines = {line[:39].strip(): line[39:].split() for line in shown.splitlines()}
     assert lines["generalised extreme value (lowest AIC)"][0] == "inf"
