@@ -14,7 +14,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
-from evenpack.errors import RunError
+from evenpack.errors import DataError, RunError
 from evenpack.studies.mlperf.compliance import check_log
 from evenpack.studies.mlperf.results import read_result
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, text_sources
@@ -204,7 +204,11 @@ def raise_the_target_and_keep(world: World, config: RunConfig, kept: Path) -> li
     train_in(world, changed(higher, training={"stop_after_steps": 62}), stop_requested=never)
     train_in(world, higher, stop_requested=never)
     log = config.run.output_dir / "mlperf.log"
-    log.rename(kept)
+    shutil.copyfile(log, kept)
+    log.write_text(log.read_text() + ":::MLLOG {torn\n")
+    with pytest.raises(DataError, match="expected a JSON object with key, value, time_ms, metadata"):
+        train_in(world, changed(higher, training={"steps": 66}), stop_requested=never)
+    log.unlink()
     with pytest.raises(RunError) as caught:
         train_in(world, changed(higher, training={"steps": 66}), stop_requested=never)
     return [str(caught.value)]

@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from evenpack.engine.build import Run
 from evenpack.engine.optimizers.config import LambSection
 from evenpack.engine.reporting.config import MlperfSection
 from evenpack.engine.reporting.metrics import free_name
-from evenpack.errors import RunError
+from evenpack.errors import DataError, RunError
 from evenpack.files import atomic_open
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ MLPERF_LOG = "mlperf.log"
 
 PREFIX = ":::MLLOG "
 """Of each of its lines."""
+
+_FIELDS = ("key", "value", "time_ms", "metadata")
 
 _END = ("train_samples", "eval_samples", "run_stop")
 
@@ -150,6 +152,28 @@ class MlperfLog:
             self._logger.event(key=key, value=value, **details)
 
 
+def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Each line of a log that holds an event, with the event; other programs' lines are left out.
+
+    Raises: DataError for an event that is not as MLPerf's logger writes it, with its line.
+    """
+    events = []
+    for number, line in enumerate(lines, start=1):
+        _, prefix, text = line.partition(PREFIX)
+        if not prefix:
+            continue
+        try:
+            found = json.loads(text)
+            event = {name: found[name] for name in _FIELDS}
+            events.append((line, event | {"time_ms": int(event["time_ms"]), "metadata": dict(event["metadata"] or {})}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{log}, line {number}: expected a JSON object with {', '.join(_FIELDS)} after {PREFIX.strip()}, "
+                f"found {text[:60].rstrip()!r}"
+            ) from error
+    return events
+
+
 def cut_back(path: Path, *, samples: int) -> bool:
     """Leaves what the log tells of the run up to its checkpoint; returns whether a block of steps is open there.
 
@@ -158,10 +182,10 @@ def cut_back(path: Path, *, samples: int) -> bool:
     Args:
         samples: trained on up to the checkpoint.
 
-    Raises: RunError if there is no log, or it does not tell of the run's start.
+    Raises: RunError if there is no log, or it does not tell of the run's start; DataError if it cannot be read.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    events = [(line, json.loads(line.partition(PREFIX)[2])) for line in lines if PREFIX in line and line.endswith("\n")]
+    events = parse_events(path, [line for line in lines if line.endswith("\n")])  # a kill may have torn the last one
     if not any(event["key"] == "run_start" for _, event in events):
         raise RunError(
             f"{path} does not tell of the start of this run, which goes on after {samples:,} samples: a log for MLPerf "

@@ -1,19 +1,16 @@
 """MLPerf logs -> time to train, and the score of a set of runs (MLPerf Training rules, "Run results")."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.engine.reporting.mlperf_log import PREFIX
+from evenpack.engine.reporting.mlperf_log import PREFIX, parse_events
 from evenpack.errors import ConfigError, DataError
 
 RUNS_OF_A_SCORE = 10
 """Of BERT; the fastest and the slowest are dropped, and the rest averaged."""
-
-_FIELDS = ("key", "value", "time_ms", "metadata")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,20 +99,7 @@ def _events(log: Path) -> list[dict[str, Any]]:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise DataError(f"{log} cannot be read: {error.strerror}; give the mlperf.log of a run") from error
-    events = []
-    for number, line in enumerate(lines, start=1):
-        _, prefix, text = line.partition(PREFIX)
-        if not prefix:
-            continue
-        try:
-            event = json.loads(text)
-            found = {name: event[name] for name in _FIELDS}
-            events.append(found | {"time_ms": int(event["time_ms"]), "metadata": dict(event["metadata"] or {})})
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{log}, line {number}: expected a JSON object with {', '.join(_FIELDS)} after "
-                f"{PREFIX.strip()}, found {text[:60]!r}"
-            ) from error
+    events = [event for _, event in parse_events(log, lines)]
     if not events:
         raise DataError(f"{log} holds no line that begins with {PREFIX.strip()}: it is no log of MLPerf")
     return events
