@@ -51,8 +51,12 @@ class ListView:
         start = self.first_token + sequence * self.max_sequence_length
         return start + np.arange(sum(self.sequences[sequence]))
 
-    def locate(self, sequence_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        raise AssertionError("collation reads through gather")
+    @property
+    def padding_in_loss(self) -> bool:
+        return True
+
+    def padding(self, sequence_ids: np.ndarray) -> None:
+        return None
 
     def gather(self, sequence_ids: np.ndarray) -> np.ndarray:
         return np.concatenate([np.zeros(0, dtype=np.int64), *(self.tokens(int(i)) for i in sequence_ids)])

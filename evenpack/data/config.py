@@ -174,10 +174,74 @@ class ConcatRecipe(Section):
 
     kind: Literal["concat"]
     max_sequence_length: int = Field(ge=2, le=MOST_SLOTS)
+    atom: int | None = Field(default=None, ge=1, le=MOST_SLOTS)
+    """Tokens that are shuffled together, once, before rows are made of them: a divisor or a multiple of
+    max_sequence_length. Rows are then trained in that order. Null: rows, in an order that each epoch draws again."""
+    seed: int | None = Field(default=None, ge=0, lt=1 << 63)
+    """Of the order of atoms, in place of 42."""
     isolate_documents: bool = True
-    """Documents within a cut do not see each other and positions restart; false is GPT-2's own way."""
+    """Documents within a cut do not see each other and positions restart, and neither do atoms that were no
+    neighbours; false is GPT-2's own way."""
     minimum_document_length: int = Field(default=2, ge=1)
     """Tokens, end-of-text included; shorter documents are dropped and counted."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ConcatRecipe":
+        if self.atom is None and self.seed is not None:
+            raise ValueError(f"seed ({self.seed}) is of the order of atoms: give an atom, or leave the seed out")
+        if self.atom is not None:
+            check_atom(self.atom, self.max_sequence_length)
+        return self
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether rows are trained in the order in which they were prepared."""
+        return self.atom is not None
+
+
+class PaddingRecipe(Section):
+    """Documents cut into pieces of `atom` - 1 tokens that an end-of-text closes; what is left is filled up with it."""
+
+    kind: Literal["padding"]
+    max_sequence_length: int = Field(ge=2, le=MOST_SLOTS)
+    """Slots of a row."""
+    atom: int = Field(ge=1, le=MOST_SLOTS)
+    """Slots that are shuffled together, once, before rows are made of them: a divisor or a multiple of
+    max_sequence_length. Rows are trained in that order."""
+    seed: int = Field(default=42, ge=0, lt=1 << 63)
+    """Of the order of atoms."""
+    pad_tails_to: Literal["row", "atom"] = "row"
+    """What the rest of a document is filled up to where an atom is longer than a row: whole rows, or the atom, which
+    leaves rows of padding alone."""
+    padding_in_loss: bool = True
+    """Whether end-of-text that only fills up is predicted like other tokens; the first one behind a text always is."""
+    isolate_documents: bool = True
+    """Atoms of a row do not see each other and positions restart, unless they were neighbours; false is the way of the
+    paper that this recipe is from (docs/chunking.md)."""
+    minimum_document_length: int = Field(default=2, ge=2)
+    """Tokens, end-of-text included; shorter documents are dropped and counted."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "PaddingRecipe":
+        if self.atom == 1:
+            raise ValueError("atom is 1, and its only slot is the end-of-text: give at least 2")
+        check_atom(self.atom, self.max_sequence_length)
+        return self
+
+    @property
+    def keeps_order(self) -> bool:
+        """Rows are trained in the order in which they were prepared."""
+        return True
+
+
+def check_atom(atom: int, max_sequence_length: int) -> None:
+    """Raises: ValueError, with the sizes near by that would do, unless one of the two divides the other."""
+    if atom % max_sequence_length and max_sequence_length % atom:
+        divisors = [str(size) for size in range(1, max_sequence_length) if max_sequence_length % size == 0]
+        raise ValueError(
+            f"atom ({atom}) is neither a divisor nor a multiple of max_sequence_length ({max_sequence_length}), so "
+            f"rows would cut atoms anywhere: give {', '.join(divisors)}, or a multiple of {max_sequence_length}"
+        )
 
 
 class MaskingConfig(Section):
@@ -235,7 +299,8 @@ class MaskedPairsRecipe(Section):
 
 
 Recipe = Annotated[
-    DocumentsRecipe | ConcatRecipe | SentencePairsRecipe | MaskedPairsRecipe, Field(discriminator="kind")
+    DocumentsRecipe | ConcatRecipe | PaddingRecipe | SentencePairsRecipe | MaskedPairsRecipe,
+    Field(discriminator="kind"),
 ]
 
 
@@ -282,6 +347,11 @@ class DataConfig(Section):
         return isinstance(self.recipe, MaskedPairsRecipe) or self.static_masks is not None
 
     @property
+    def keeps_order(self) -> bool:
+        """Whether the order of training is that of the prepared rows, whatever the run's seed and the epoch."""
+        return isinstance(self.recipe, ConcatRecipe | PaddingRecipe) and self.recipe.keeps_order
+
+    @property
     def study_switches(self) -> dict[str, str]:
         """Keys of this section, with their values, that make it one for study alone, each with what that means."""
         if self.order == "shuffled":
@@ -296,6 +366,7 @@ class DataConfig(Section):
                 f"recipe.max_sequence_length ({longest}) is above pack_length ({self.pack_length}): "
                 "no pack could hold the longest sequence"
             )
+        self._check_order()
         if self.recipe.kind == "sentence_pairs" and self.tokenizer.kind == "external":
             raise ValueError(
                 "recipe sentence_pairs splits text into sentences, and megatron sources hold none: give text sources"
@@ -305,6 +376,28 @@ class DataConfig(Section):
                 raise ValueError(f"source name '{name}' must consist of letters, digits, '_' and '-'")
             self._check_kinds(name, source.kind)
         return self
+
+    def _check_order(self) -> None:
+        """Raises: ValueError if rows that keep their order would be packed, or sorted, into another one."""
+        if not self.keeps_order:
+            return
+        rows = self.recipe.max_sequence_length
+        if rows != self.pack_length:
+            raise ValueError(
+                f"recipe {self.recipe.kind} with an atom makes rows of max_sequence_length ({rows}), which are trained "
+                f"in their order and packed no further: set pack_length={rows}, found {self.pack_length}"
+            )
+        if self.order != "shuffled":
+            raise ValueError(
+                f"recipe {self.recipe.kind} with an atom decides the order of its rows itself: leave order out, found "
+                f"{self.order}"
+            )
+        for name, source in self.sources.items():
+            if self.recipe.kind == "padding" and source.kind == "megatron" and not source.require_end_of_text:
+                raise ValueError(
+                    f"recipe padding fills up with the end-of-text of documents, and source '{name}' need not have "
+                    f"any: set sources.{name}.require_end_of_text=true"
+                )
 
     def _check_kinds(self, name: str, kind: str) -> None:
         """Raises: ValueError if the source does not go with the recipe or the tokenizer."""

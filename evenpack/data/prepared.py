@@ -11,6 +11,7 @@ import xxhash
 from evenpack.data.config import DataConfig, PackingConfig
 from evenpack.data.order.permutation import derive_key
 from evenpack.data.order.plan import PackPlan
+from evenpack.data.order.sequential_plan import SequentialPlan
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_plan
 from evenpack.data.prepare.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
@@ -104,9 +105,10 @@ class PreparedData:
         token_file = TokenFile(self.directory / self.manifest.sources[source].token_file, verify=False)
         return open_view(self._folder(source, split), token_file)
 
-    def plan(self, source: str, split: Split, *, seed: int, batching: Batching = "packs") -> PackPlan:
+    def plan(self, source: str, split: Split, *, seed: int, batching: Batching = "packs") -> PackPlan | SequentialPlan:
         """The packs of a split. Those for training are drawn by `seed`; those for validation are the same for every
         run, in an order in which the first few are a fair sample of all. In batches of sequences each is a pack of one.
+        Rows that keep their order (`DataConfig.keeps_order`) are taken in it, whatever the seed.
 
         Raises: DataError if the split has no sequence.
         """
@@ -124,6 +126,7 @@ class PreparedData:
             batching=batching,
             repacking=self.repacking,
             by_length=split == "train" and self.config.order == "by_length",
+            keeps_order=self.config.keeps_order,
         )
 
     def fingerprint(self, seed: int, batching: Batching = "packs") -> str:

@@ -70,6 +70,8 @@ def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
         ("data.recipe.kind=documnts", "'sentence_pairs'"),
         ("data.recipe={kind: sentence_pairs, max_sequence_length: 4}", "greater than or equal to 5"),
         ("data.recipe={kind: sentence_pairs, max_sequence_length: 64, language: English}", "[a-z]{2,3}"),
+        ("data.recipe={kind: concat, max_sequence_length: 64, atom: 128}", "set pack_length=64, found 128"),
+        ("data.recipe={kind: padding, max_sequence_length: 64, atom: 48}", "neither a divisor nor a multiple"),
         ("data.tokenizer.kind=gtp2", "'gpt2'"),
         ("optimizer.learning_rate=fast", "found 'fast'"),
         ("optimizer.learning_rate=.nan", "finite"),
@@ -432,3 +434,19 @@ def test_a_run_file_is_read_without_loading_what_trains() -> None:
     code = f"import sys, evenpack.engine.config; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+ROWS = "data.recipe={kind: padding, max_sequence_length: 128, atom: 64}"
+
+
+def test_rows_that_keep_their_order_are_not_sorted(run_file: Path) -> None:
+    assert load_run_file(run_file, RunConfig, [ROWS]).data.keeps_order
+    with pytest.raises(ConfigError, match="leave order out, found by_length"):
+        load_run_file(run_file, RunConfig, [ROWS, "data.order=by_length"])
+
+
+def test_padding_needs_documents_that_end(run_file: Path) -> None:
+    megatron = "data.sources.wiki={kind: megatron, path: p, require_end_of_text: false}"
+    tokenizer = "data.tokenizer={kind: external, vocabulary_size: 9, end_of_text_id: 0}"
+    with pytest.raises(ConfigError, match=r"set sources\.wiki\.require_end_of_text=true"):
+        load_run_file(run_file, RunConfig, [ROWS, megatron, tokenizer])

@@ -70,6 +70,7 @@ class Collator:
         tokens[placement.slot_of_token] = task.tokens
         token_types = np.zeros(placement.slots, dtype=np.int64)
         token_types[placement.slot_of_token] = task.token_types
+        source_tokens = self._count_tokens(content)
         cu_seqlens = _filled(placement.segment_starts, max_segments + 1, placement.slots)
         return PackedBatch(
             tokens=torch.from_numpy(tokens),
@@ -83,13 +84,11 @@ class Collator:
             local_counts=StepCounts(
                 packs=packs.packs,
                 sequences=len(packs.sequence_ids),
-                tokens=len(content.tokens),
+                tokens=sum(source_tokens),
                 targets=task.target_count,
             ),
             sequence_ids=torch.from_numpy(_filled(packs.sequence_ids, max_sequences, -1)),
-            source_tokens=tuple(
-                int(packs.lengths[content.sources == index].sum()) for index in range(len(self.sources))
-            ),
+            source_tokens=source_tokens,
             squared_lengths=int((segment_lengths**2).sum()),
             order_hash=order_hash(packs),
         )
@@ -100,6 +99,14 @@ class Collator:
             return self.max_sequences, self.max_targets, self.max_segments
         return rounded_size(len(packs.sequence_ids)), None, rounded_size(len(placement.segment_starts))
 
+    def _count_tokens(self, content: SequenceContent) -> tuple[int, ...]:
+        """Real ones of each source."""
+        counts = np.bincount(content.sources, weights=content.lengths, minlength=len(self.sources)).astype(np.int64)
+        if content.padding.any():
+            padding_sources = np.repeat(content.sources, content.lengths)[content.padding]
+            counts -= np.bincount(padding_sources, minlength=len(self.sources))
+        return tuple(counts.tolist())
+
     def _read(self, packs: PackSelection) -> tuple[SequenceContent, Int64[np.ndarray, " K"], Int64[np.ndarray, " M"]]:
         """The sequences, the lengths of their segments, and how many each has, whatever source they come from."""
         sizes = np.diff(packs.offsets)
@@ -109,10 +116,15 @@ class Collator:
         token_sources = np.repeat(sequence_sources, packs.lengths)
         counts = np.zeros(len(packs.sequence_ids), dtype=np.int64)
         parts: list[Int64[np.ndarray, " part"]] = []
+        padding, ignored = np.zeros(len(tokens), dtype=bool), np.zeros(len(tokens), dtype=bool)
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
             chosen = packs.sequence_ids[members]
             tokens[token_sources == index] = self._checked(source.view.gather(chosen), index)
+            fills_up = source.view.padding(chosen)
+            if fills_up is not None:
+                padding[token_sources == index] = fills_up
+                ignored[token_sources == index] = fills_up & (not source.view.padding_in_loss)
             if source.view.max_segments_per_sequence == 1:  # spares a second look into the index
                 lengths, counts[members] = packs.lengths[members], 1
             else:
@@ -129,6 +141,8 @@ class Collator:
             epochs=np.repeat(epochs, sizes),
             sequence_ids=packs.sequence_ids,
             pack_sizes=np.repeat(sizes, sizes),
+            padding=padding,
+            ignored=ignored,
         )
         return content, segment_lengths, counts
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Integer
+from jaxtyping import Bool, Int64, Integer
 
 from evenpack.batch import CausalTargets, MaskedTargets
 from evenpack.data.batches.placement import Placement
@@ -32,6 +32,10 @@ class SequenceContent:
     sequence_ids: Int64[np.ndarray, " M"]
     pack_sizes: Int64[np.ndarray, " M"]
     """Sequences in the pack of each."""
+    padding: Bool[np.ndarray, " tokens"]
+    """Which of the tokens only fill their sequence up."""
+    ignored: Bool[np.ndarray, " tokens"]
+    """Which of those are not to be predicted."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

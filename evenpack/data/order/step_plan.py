@@ -17,6 +17,7 @@ from evenpack.batch import StepCounts
 from evenpack.data.order.assignment import Shares, assign_step
 from evenpack.data.order.mixture import Mixture
 from evenpack.data.order.plan import DrawnPacks, PackPlan
+from evenpack.data.order.sequential_plan import SequentialPlan
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.sequences import SequenceView
 
@@ -26,7 +27,7 @@ class PackedSource:
     """One source of the mixture: where its sequences are and how they form packs."""
 
     view: SequenceView
-    plan: PackPlan
+    plan: PackPlan | SequentialPlan
     key: int
     """Tells it from other sources, whatever the order in which a run names them."""
 
@@ -129,7 +130,7 @@ class StepPlanner:
         counts = StepCounts(
             packs=packs.packs,
             sequences=len(packs.sequence_ids),
-            tokens=int(statistics.tokens.sum()),
+            tokens=int(statistics.tokens.sum() - per_sequence.padding.sum()),
             targets=int(per_sequence.targets.sum()),
         )
         shares = assign_step(
@@ -148,6 +149,7 @@ class StepPlanner:
             segments, squared_lengths = source.view.statistics(sequence_ids, lengths)
             found.segments[members] = segments
             found.squared_lengths[members] = squared_lengths
+            found.padding[members] = _count_padding(source.view, sequence_ids, lengths)
             found.targets[members] = self.objective.count_targets(source.view, sequence_ids, lengths, segments)
         return found
 
@@ -159,6 +161,18 @@ class _SequenceStatistics(NamedTuple):
     squared_lengths: Int64[np.ndarray, " M"]
     """Sum over its segments."""
     segments: Int64[np.ndarray, " M"]
+    padding: Int64[np.ndarray, " M"]
+    """Tokens that only fill it up."""
+
+
+def _count_padding(
+    view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
+) -> Int64[np.ndarray, " K"]:
+    padding = view.padding(sequence_ids) if len(sequence_ids) else None
+    if padding is None:
+        return np.zeros_like(lengths)
+    counts: Int64[np.ndarray, " K"] = np.add.reduceat(padding, np.cumsum(lengths) - lengths, dtype=np.int64)
+    return counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from evenpack.data.config import PackingConfig
 from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_chunks_by_length
+from evenpack.data.order.sequential_plan import SequentialPlan
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import LengthHistogram, Packing, pack
 from evenpack.data.sequences import SequenceView, length_chunks
@@ -55,12 +56,14 @@ def open_plan(
     batching: Batching = "packs",
     repacking: PackingConfig | None = None,
     by_length: bool = False,
-) -> PackPlan:
+    keeps_order: bool = False,
+) -> PackPlan | SequentialPlan:
     """The stored plan, or that of its sequences as packs of one, or packed as `repacking` says; sequence ids stay
     memory-mapped.
 
     Args:
         by_length: packs are not shuffled, but go from those whose longest sequence is shortest to the others.
+        keeps_order: sequences are rows, taken as they were prepared, each a pack of its own.
 
     Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
     """
@@ -74,6 +77,8 @@ def open_plan(
             counts=np.array(content["counts"], dtype=np.int64),
             cpu_seconds=0.0,
         )
+        if keeps_order:
+            return SequentialPlan(packing)
         if batching == "sequences":
             packing = pack(packing.histogram, "none", pack_length=packing.pack_length)
         ids = np.load(directory / _SORTED, mmap_mode="r")

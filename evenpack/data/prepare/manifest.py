@@ -58,8 +58,12 @@ class PackingSummary(Section):
     """Packs above the lower bound, as a share of it."""
 
     @classmethod
-    def of(cls, packing: Packing) -> "PackingSummary":
-        return cls(**{name: getattr(packing, name) for name in cls.model_fields})
+    def of(cls, packing: Packing, *, padding_in_sequences: int = 0) -> "PackingSummary":
+        """`padding_in_sequences`: tokens that the packing counts and that only fill sequences up."""
+        values = {name: getattr(packing, name) for name in cls.model_fields}
+        values["tokens"] -= padding_in_sequences
+        values["padding"] += padding_in_sequences
+        return cls(**values | {"efficiency": values["tokens"] / (values["tokens"] + values["padding"])})
 
 
 class SplitRecord(Section):
@@ -160,6 +164,8 @@ class Manifest(Section):
                 "tokens": record.accounting.tokens_kept,
                 "tokens_cut": record.accounting.tokens_cut,
                 "tokens_dropped": record.accounting.tokens_dropped,
+                "subsequence_ends": record.accounting.tokens_subsequence_ends,
+                "tail_padding": record.accounting.tail_padding,
                 "packing_efficiency": record.packing.efficiency if record.packing else 0.0,
                 "packing_factor": record.packing.packing_factor if record.packing else 0.0,
                 "padding_share": 1 - record.packing.efficiency if record.packing else 0.0,

@@ -13,7 +13,14 @@ import xxhash
 from jaxtyping import Int64, UInt64
 
 from evenpack.data.checksums import Checksums
-from evenpack.data.config import ConcatRecipe, DataConfig, DocumentsRecipe, MegatronSource, SentencePairsRecipe
+from evenpack.data.config import (
+    ConcatRecipe,
+    DataConfig,
+    DocumentsRecipe,
+    MegatronSource,
+    PaddingRecipe,
+    SentencePairsRecipe,
+)
 from evenpack.data.prepare.manifest import (
     SPLITS,
     FileRecord,
@@ -197,7 +204,7 @@ class SourcePreparation:
     ) -> SequenceView:
         """Quickly made again after an interruption."""
         folder, recipe = self.folder / split, self.config.recipe
-        assert isinstance(recipe, DocumentsRecipe | ConcatRecipe), "pairs have a maker of their own"
+        assert isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe), "pairs have a maker of their own"
         if folder.exists():
             shutil.rmtree(folder)  # an interrupted call may have had another recipe
         view = build_view(recipe, token_file, documents)

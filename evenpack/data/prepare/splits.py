@@ -15,7 +15,8 @@ def store_split(folder: Path, view: SequenceView, config: DataConfig) -> SplitRe
     if view.count == 0:
         return SplitRecord(accounting=view.accounting, packing=None)
     packing = store_plan(folder, view, config.packing, pack_length=config.pack_length)
-    return SplitRecord(accounting=view.accounting, packing=PackingSummary.of(packing))
+    padding = view.accounting.padding_slots
+    return SplitRecord(accounting=view.accounting, packing=PackingSummary.of(packing, padding_in_sequences=padding))
 
 
 def split_files(source_folder: Path, directory: Path) -> dict[str, FileRecord]:

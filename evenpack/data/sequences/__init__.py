@@ -1,7 +1,8 @@
 """From documents to sequences. Recipes are views: where a sequence lies is computed, its tokens stay in the file.
 
 documents    a document is a sequence; long ones are split, truncated, dropped or refused
-concat       one stream of documents, cut at a fixed length
+concat       one stream of documents, cut at a fixed length; with an atom, shuffled in pieces of that size before
+padding      pieces of documents, none with another in one atom, each filled up
 
 and two that are no views of documents: their sequences are written by prepare/pairs.py and prepare/shards.py
 
@@ -14,10 +15,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.config import ConcatRecipe, DocumentsRecipe
+from evenpack.data.config import ConcatRecipe, DocumentsRecipe, PaddingRecipe
 from evenpack.data.sequences.accounting import TokenAccounting
-from evenpack.data.sequences.concat import ConcatView, build_concat
+from evenpack.data.sequences.concat import ConcatView, ShuffledConcatView, build_concat
 from evenpack.data.sequences.documents import DocumentsView, build_documents
+from evenpack.data.sequences.padding import PaddingView, build_padding
 from evenpack.data.sequences.sentence_pairs import PAIRS, MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.view import SequenceView, length_chunks, open_stored, read_description
 from evenpack.data.tokens.file import TokenFile
@@ -34,19 +36,26 @@ __all__ = [
 ]
 
 
+ViewOfDocuments = DocumentsView | ConcatView | ShuffledConcatView | PaddingView
+
+
 def build_view(
-    recipe: DocumentsRecipe | ConcatRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
-) -> DocumentsView | ConcatView:
+    recipe: DocumentsRecipe | ConcatRecipe | PaddingRecipe,
+    token_file: TokenFile,
+    documents: Int64[np.ndarray, " documents"],
+) -> ViewOfDocuments:
     """The sequences that `recipe` makes of `documents`, the ids of one split in ascending order; `save` stores them.
 
     Raises: DataError if a document is too long and the recipe's policy is `error`.
     """
     if isinstance(recipe, ConcatRecipe):
         return build_concat(recipe, token_file, documents)
+    if isinstance(recipe, PaddingRecipe):
+        return build_padding(recipe, token_file, documents)
     return build_documents(recipe, token_file, documents)
 
 
-def open_view(directory: Path, token_file: TokenFile) -> DocumentsView | ConcatView | SentencePairsView:
+def open_view(directory: Path, token_file: TokenFile) -> ViewOfDocuments | SentencePairsView:
     """A stored view, memory-mapped and cheap to pickle. `token_file` holds the documents; pairs have their own.
 
     Raises: DataError if it is not there, not whole, or made for another token file.
@@ -60,6 +69,10 @@ def open_view(directory: Path, token_file: TokenFile) -> DocumentsView | ConcatV
         case "masked_pairs":
             return open_stored(MaskedPairsView, directory, TokenFile(directory / PAIRS, verify=False))
         case "concat":
-            return open_stored(ConcatView, directory, token_file)
+            if recipe.get("atom") is None:
+                return open_stored(ConcatView, directory, token_file)
+            return open_stored(ShuffledConcatView, directory, token_file)
+        case "padding":
+            return open_stored(PaddingView, directory, token_file)
         case _:
             return open_stored(DocumentsView, directory, token_file)

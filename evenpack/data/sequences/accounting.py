@@ -1,9 +1,10 @@
 """Where every token of a split went.
 
-    passes x (tokens_read - tokens_document_ends) + tokens_borrowed + tokens_special
+    passes x (tokens_read - tokens_document_ends) + tokens_borrowed + tokens_special + tokens_added_ends
         = tokens_kept + tokens_cut + tokens_dropped
 
 Only pairs of sentences go over the documents more than once, borrow and add tokens, and do without documents' ends.
+Only the recipe `padding` adds ends of its own, and fills up.
 """
 
 from dataclasses import dataclass, fields
@@ -38,6 +39,14 @@ class TokenAccounting:
     """In segments from another document (random next), before they were cut."""
     tokens_special: int = 0
     """Put around segments: [CLS] and [SEP]."""
+    tokens_added_ends: int = 0
+    """End-of-text behind pieces of documents, beyond the one that each document has."""
+    tokens_subsequence_ends: int = 0
+    """End-of-text behind pieces that fill an atom, the document's own one included."""
+    tokens_tail_ends: int = 0
+    """The first end-of-text behind the rest of a document."""
+    padding_slots: int = 0
+    """End-of-text that only fills up: behind that first one. No token is counted for it."""
 
     def __post_init__(self) -> None:
         negative = [field.name for field in fields(self) if getattr(self, field.name) < 0]
@@ -45,7 +54,7 @@ class TokenAccounting:
             raise ValueError(f"accounting entries below zero: {', '.join(negative)} in {self}")
         if self.documents_read != self.documents_kept + self.documents_dropped:
             raise ValueError(f"documents read are not those kept and dropped: {self}")
-        added = self.tokens_borrowed + self.tokens_special
+        added = self.tokens_borrowed + self.tokens_special + self.tokens_added_ends
         gathered = self.passes * (self.tokens_read - self.tokens_document_ends) + added
         if gathered != self.tokens_kept + self.tokens_cut + self.tokens_dropped:
             raise ValueError(f"tokens read are not (with those borrowed and added) those kept, cut and dropped: {self}")
@@ -53,6 +62,11 @@ class TokenAccounting:
     @property
     def documents_dropped(self) -> int:
         return self.documents_too_short + self.documents_too_long + self.documents_single_sentence
+
+    @property
+    def tail_padding(self) -> int:
+        """End-of-text behind the rest of documents, the first one included."""
+        return self.tokens_tail_ends + self.padding_slots
 
     @property
     def tokens_dropped(self) -> int:

@@ -1,111 +1,90 @@
-"""`concat`: the split's documents one behind another in a stream that is cut exactly at `max_sequence_length`."""
+"""`concat`: the split's documents one behind another in a stream that is cut exactly at `max_sequence_length`.
 
-from dataclasses import dataclass
+With an atom, the stream is cut into atoms first, and rows are cut from these once they are shuffled.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer
+from jaxtyping import Int64
 
 from evenpack.data.config import ConcatRecipe
 from evenpack.data.sequences.accounting import TokenAccounting
-from evenpack.data.sequences.view import StoredView
+from evenpack.data.sequences.atoms import AtomOrder
+from evenpack.data.sequences.pieces import Pieces, RowsView, most_segments
 from evenpack.data.tokens.file import TokenFile
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Pieces:
-    """What the cuts asked for are made of: P pieces of documents, cut by cut."""
-
-    documents: Int64[np.ndarray, " P"]
-    """Index among the kept documents."""
-    starts: Int64[np.ndarray, " P"]
-    """First token within the document."""
-    lengths: Int64[np.ndarray, " P"]
-    per_cut: Int64[np.ndarray, " K"]
+_DEFAULT_SEED = 42
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ConcatView(StoredView):
-    """Sequences are cuts of the stream; only the last one may be shorter than `max_sequence_length`.
+class ConcatView(RowsView):
+    """Rows are cuts of the stream, in its order.
 
     A cut covers pieces of one or more documents. These need not be neighbours in the token file: documents of other
-    splits, and dropped ones, lie between. Isolated, each piece is a segment; otherwise the cut is one.
+    splits, and dropped ones, lie between.
     """
 
     recipe: ConcatRecipe
-    documents: Int64[np.ndarray, " kept"]
-    """Ids of the kept documents in the token file, in the stream's order."""
     stream_starts: Int64[np.ndarray, " kept_plus_1"]
     """Where in the stream each kept document begins, and the stream's length."""
     first_documents: Int64[np.ndarray, " cuts_plus_1"]
     """Which kept document holds a cut's first token, and the number of kept documents."""
 
-    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
-        stop = self.count if stop is None else stop
-        lengths = np.full(stop - start, self.max_sequence_length, dtype=np.int32)
-        if start < stop == self.count:
-            lengths[-1] = self.stream_starts[-1] - (self.count - 1) * self.max_sequence_length
-        return lengths
+    @property
+    def total_slots(self) -> int:
+        return int(self.stream_starts[-1])
 
-    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        begins, ends = self._bounds(sequence_ids)
-        index = self.first_documents[sequence_ids]
-        offsets, _ = self.token_file.spans(self.documents[index])
-        return offsets + begins - self.stream_starts[index], ends - begins
-
-    def segments(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        if self.recipe.isolate_documents:
-            pieces = self._pieces(sequence_ids)
-            return pieces.lengths, pieces.per_cut
-        begins, ends = self._bounds(sequence_ids)
-        return ends - begins, np.ones_like(sequence_ids)
-
-    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        pieces = self._pieces(sequence_ids)
-        offsets, _ = self.token_file.spans(self.documents[pieces.documents])
-        return self.token_file.gather(*_join_neighbours(offsets + pieces.starts, pieces.lengths))
-
-    def statistics(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        lengths = lengths.astype(np.int64)
-        if not self.recipe.isolate_documents:
-            self._check_ids(sequence_ids)
-            return np.ones_like(lengths), lengths**2
-        pieces = self._pieces(sequence_ids)
-        firsts = np.cumsum(pieces.per_cut) - pieces.per_cut
-        return pieces.per_cut, np.add.reduceat(pieces.lengths**2, firsts)
-
-    def _bounds(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Where in the stream each cut begins and ends."""
+    def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         self._check_ids(sequence_ids)
         begins = sequence_ids * self.max_sequence_length
-        return begins, np.minimum(begins + self.max_sequence_length, self.stream_starts[-1])
-
-    def _pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> _Pieces:
-        begins, ends = self._bounds(sequence_ids)
-        per_cut = _count_pieces(self.stream_starts, self.first_documents, sequence_ids, ends)
-        before = np.cumsum(per_cut) - per_cut
-        documents = np.arange(per_cut.sum()) + np.repeat(self.first_documents[sequence_ids] - before, per_cut)
-        origins = self.stream_starts[documents]
-        starts = np.maximum(origins, np.repeat(begins, per_cut))
-        stops = np.minimum(self.stream_starts[documents + 1], np.repeat(ends, per_cut))
-        return _Pieces(documents=documents, starts=starts - origins, lengths=stops - starts, per_cut=per_cut)
+        ends = np.minimum(begins + self.max_sequence_length, self.total_slots)
+        # The next cut's first document belongs to this cut too, unless it begins where this one ends.
+        following = self.first_documents[sequence_ids + 1]
+        past = following + (self.stream_starts[following] < ends)
+        return _cover(self.stream_starts, begins, ends, self.first_documents[sequence_ids], past)
 
 
-def build_concat(recipe: ConcatRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]) -> ConcatView:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShuffledConcatView(RowsView):
+    """Rows are made of atoms of the stream, in the order in which they are trained."""
+
+    recipe: ConcatRecipe
+    stream_starts: Int64[np.ndarray, " kept_plus_1"]
+    """Where in the stream each kept document begins, and the stream's length."""
+
+    @property
+    def total_slots(self) -> int:
+        return int(self.stream_starts[-1])
+
+    @cached_property
+    def _order(self) -> AtomOrder:
+        assert self.recipe.atom is not None, "a view of this kind is made for an atom"
+        seed = _DEFAULT_SEED if self.recipe.seed is None else self.recipe.seed
+        return AtomOrder(row=self.max_sequence_length, atom=self.recipe.atom, total_slots=self.total_slots, seed=seed)
+
+    def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
+        self._check_ids(sequence_ids)
+        parts = self._order.parts(sequence_ids)
+        begins = parts.atoms * self._order.atom + parts.begins
+        ends = begins + parts.slots
+        first = np.searchsorted(self.stream_starts, begins, side="right") - 1
+        past = np.searchsorted(self.stream_starts, ends, side="left")
+        pieces = _cover(self.stream_starts, begins, ends, first, past)
+        firsts_of_rows = np.cumsum(parts.per_row) - parts.per_row
+        return replace(pieces, per_row=np.add.reduceat(pieces.per_row, firsts_of_rows) if len(begins) else begins)
+
+
+def build_concat(
+    recipe: ConcatRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
+) -> ConcatView | ShuffledConcatView:
+    """The stream of a split's documents, ids in ascending order."""
     _, lengths = token_file.spans(documents)
     too_short = lengths < recipe.minimum_document_length
     stream_starts = np.append(0, np.cumsum(lengths[~too_short]))
     tokens_kept = int(stream_starts[-1])
     begins = np.arange(0, tokens_kept, recipe.max_sequence_length)
-    holders = np.searchsorted(stream_starts, begins, side="right") - 1
-    first_documents = np.append(holders, len(stream_starts) - 1)
-    longest = 1
-    if recipe.isolate_documents and len(begins):
-        ends = np.append(begins[1:], tokens_kept)
-        longest = int(_count_pieces(stream_starts, first_documents, np.arange(len(begins)), ends).max())
     accounting = TokenAccounting(
         documents_read=len(documents),
         documents_kept=len(stream_starts) - 1,
@@ -118,35 +97,52 @@ def build_concat(recipe: ConcatRecipe, token_file: TokenFile, documents: Int64[n
         tokens_too_long=0,
         sequences=len(begins),
     )
-    return ConcatView(
-        recipe=recipe,
-        token_file=token_file,
-        accounting=accounting,
-        max_segments_per_sequence=longest,
-        directory=None,
-        documents=documents[~too_short],
-        stream_starts=stream_starts,
-        first_documents=first_documents,
-    )
+    view: ConcatView | ShuffledConcatView
+    if recipe.atom is not None:
+        view = ShuffledConcatView(
+            recipe=recipe,
+            token_file=token_file,
+            accounting=accounting,
+            max_segments_per_sequence=1,
+            directory=None,
+            documents=documents[~too_short],
+            stream_starts=stream_starts,
+        )
+    else:
+        holders = np.searchsorted(stream_starts, begins, side="right") - 1
+        view = ConcatView(
+            recipe=recipe,
+            token_file=token_file,
+            accounting=accounting,
+            max_segments_per_sequence=1,
+            directory=None,
+            documents=documents[~too_short],
+            stream_starts=stream_starts,
+            first_documents=np.append(holders, len(stream_starts) - 1),
+        )
+    return replace(view, max_segments_per_sequence=most_segments(view))
 
 
-def _count_pieces(
+def _cover(
     stream_starts: Int64[np.ndarray, " kept_plus_1"],
-    first_documents: Int64[np.ndarray, " cuts_plus_1"],
-    cuts: Int64[np.ndarray, " K"],
-    ends: Int64[np.ndarray, " K"],
-) -> Int64[np.ndarray, " K"]:
-    """Documents in each cut: the next cut's first one belongs to this cut too, unless it begins where this one ends."""
-    following = first_documents[cuts + 1]
-    counts: Int64[np.ndarray, " K"] = following - first_documents[cuts] + (stream_starts[following] < ends)
-    return counts
-
-
-def _join_neighbours(
-    offsets: Int64[np.ndarray, " P"], lengths: Int64[np.ndarray, " P"]
-) -> tuple[Int64[np.ndarray, " slices"], Int64[np.ndarray, " slices"]]:
-    """One slice where pieces follow one another in the file, as most do: many short documents are one copy."""
-    if len(offsets) == 0:
-        return offsets, lengths
-    (firsts,) = np.nonzero(np.append(True, offsets[1:] != offsets[:-1] + lengths[:-1]))
-    return offsets[firsts], np.add.reduceat(lengths, firsts)
+    begins: Int64[np.ndarray, " Q"],
+    ends: Int64[np.ndarray, " Q"],
+    first: Int64[np.ndarray, " Q"],
+    past: Int64[np.ndarray, " Q"],
+) -> Pieces:
+    """The pieces of the documents `first` to before `past` that lie in each stretch of the stream."""
+    counts = past - first
+    before = np.cumsum(counts) - counts
+    documents = np.arange(counts.sum()) + np.repeat(first - before, counts)
+    origins = stream_starts[documents]
+    starts = np.maximum(origins, np.repeat(begins, counts))
+    stops = np.minimum(stream_starts[documents + 1], np.repeat(ends, counts))
+    nothing = np.zeros_like(starts)
+    return Pieces(
+        documents=documents,
+        starts=starts - origins,
+        tokens=stops - starts,
+        ends=nothing,
+        paddings=nothing,
+        per_row=counts,
+    )

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer
+from jaxtyping import Bool, Int32, Int64, Integer
 from pydantic import TypeAdapter
 
-from evenpack.data.config import ConcatRecipe, DocumentsRecipe, MaskedPairsRecipe, Recipe, SentencePairsRecipe
+from evenpack.data.config import Recipe
 from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
@@ -51,12 +51,6 @@ class SequenceView(Protocol):
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         """Tokens of the sequences `start` to `stop`, by default of all; takes memory for those asked for alone."""
 
-    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Where in the token file each sequence begins, and its length in tokens.
-
-        Only a sequence of one document is certain to go on there without a gap; `gather` bridges the others.
-        """
-
     def segments(
         self, sequence_ids: Int64[np.ndarray, " K"]
     ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
@@ -73,6 +67,13 @@ class SequenceView(Protocol):
         Reads no token; `lengths` are those of the sequences, which a plan knows already.
         """
 
+    @property
+    def padding_in_loss(self) -> bool:
+        """Whether what `padding` finds is predicted like other tokens."""
+
+    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        """Which tokens of the sequences only fill them up; None: no token of any sequence does. Reads no token."""
+
 
 def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
     """The lengths of all sequences in order, some at a time: 4 MB for a billion sequences too."""
@@ -87,7 +88,7 @@ ViewT = TypeVar("ViewT", bound="StoredView")
 class StoredView:
     """What the views share, and their place on disk. The fields that a subclass adds are arrays, one file each."""
 
-    recipe: DocumentsRecipe | ConcatRecipe | SentencePairsRecipe | MaskedPairsRecipe
+    recipe: Recipe
     token_file: TokenFile
     accounting: TokenAccounting
     max_segments_per_sequence: int
@@ -101,6 +102,13 @@ class StoredView:
     @property
     def count(self) -> int:
         return self.accounting.sequences
+
+    @property
+    def padding_in_loss(self) -> bool:
+        return True
+
+    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        return None
 
     def save(self, directory: Path) -> None:
         """Stores the view. The description goes first and comes last, so that a folder with one is whole."""
@@ -138,9 +146,8 @@ class WholeSequencesView(StoredView):
     """A view whose sequences each lie in one piece in the token file and are one segment."""
 
     @abstractmethod
-    def locate(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]: ...
+    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Where in the token file each sequence begins, and its length in tokens."""
 
     def segments(
         self, sequence_ids: Int64[np.ndarray, " K"]

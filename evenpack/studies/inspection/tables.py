@@ -15,8 +15,10 @@ _BAR_CELLS = 40
 def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
     """`Manifest.summary`."""
     shown = []
+    fills_up = any(row["subsequence_ends"] or row["tail_padding"] for row in rows)
     for row in rows:
         full = bool(row["packs"])
+        added = {"ends put": row["subsequence_ends"], "tails padded": row["tail_padding"]} if fills_up else {}
         shown.append(
             {
                 "source": row["source"],
@@ -26,6 +28,7 @@ def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
                 "tokens": row["tokens"],
                 "cut": row["tokens_cut"],
                 "dropped": row["tokens_dropped"],
+                **added,
                 "packs": row["packs"],
                 "efficiency": percent(row["packing_efficiency"]) if full else None,
                 "factor": f"{row['packing_factor']:.3f}" if full else None,

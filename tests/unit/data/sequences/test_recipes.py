@@ -114,9 +114,7 @@ def test_a_view_gives_what_plain_loops_give(
     assert view.max_segments_per_sequence == max([len(sequence) for sequence in expected], default=1)
     assert view.lengths().tolist() == [sum(map(len, sequence)) for sequence in expected]
 
-    offsets, lengths = view.locate(ids)
-    assert lengths.tolist() == [len(tokens) for tokens in flat]
-    assert token_file.gather(offsets, np.ones_like(offsets)).tolist() == [tokens[0] for tokens in flat]
+    lengths = view.lengths()[ids]
     segment_lengths, per_sequence = view.segments(ids)
     assert segment_lengths.tolist() == [len(segment) for sequence in segments for segment in sequence]
     assert per_sequence.tolist() == [len(sequence) for sequence in segments]
@@ -174,7 +172,8 @@ def test_lengths_are_given_for_any_range_of_sequences(
     token_file: TokenFile, recipe: Recipe, split: np.ndarray, data: st.DataObject
 ) -> None:
     view = build_view(recipe, token_file, split)
-    _, expected = view.locate(np.arange(view.count))
+    sequences = expect(recipe, token_lists(token_file, split)).sequences
+    expected = np.array([sum(map(len, segments)) for segments in sequences], dtype=np.int64)
     start = data.draw(st.integers(0, view.count))
     stop = data.draw(st.integers(start, view.count))
 
@@ -257,7 +256,6 @@ def test_only_gather_reads_tokens(token_file: TokenFile, monkeypatch: pytest.Mon
     ids = np.arange(view.count)
 
     lengths = view.lengths()
-    view.locate(ids)
     view.segments(ids)
     view.statistics(ids, lengths)
     with pytest.raises(TypeError):
@@ -277,7 +275,7 @@ def test_a_sequence_that_there_is_not_is_an_error(token_file: TokenFile, recipe:
     view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
     asked = np.array(ids)
 
-    for call in (view.locate, view.segments, view.gather, lambda asked: view.statistics(asked, asked)):
+    for call in (view.segments, view.gather, lambda asked: view.statistics(asked, asked)):
         with pytest.raises(IndexError, match=f"asked for, there are {view.count}"):
             call(asked)
 

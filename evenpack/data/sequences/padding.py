@@ -1,0 +1,128 @@
+"""`padding`: no atom holds two documents.
+
+A document's tokens, its end-of-text left out, are cut into pieces of one less than an atom, each closed by an
+end-of-text. Its tail, what is left then, is filled up with end-of-text: to an atom, or where an atom is longer than a
+row, to whole rows. A tail of whole rows is not closed, for that would make a row of padding.
+
+Source: A.3 of the text that `atoms` names; an earlier version of it fills all tails up to the atom.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from evenpack.data.config import PaddingRecipe
+from evenpack.data.sequences.accounting import TokenAccounting
+from evenpack.data.sequences.atoms import AtomOrder, RowParts, shuffled
+from evenpack.data.sequences.pieces import Pieces, RowsView, most_segments, padding_of
+from evenpack.data.tokens.file import TokenFile
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PaddingView(RowsView):
+    """Rows of atoms of single documents, in the order in which they are trained."""
+
+    recipe: PaddingRecipe
+    first_atoms: Int64[np.ndarray, " kept_plus_1"]
+    """The first atom of each kept document, and the number of atoms."""
+    row_ends: Int64[np.ndarray, " atoms"]
+    """How many rows the atoms up to each place of the order fill; empty where all fill as many."""
+
+    @property
+    def padding_in_loss(self) -> bool:
+        return self.recipe.padding_in_loss
+
+    @property
+    def total_slots(self) -> int:
+        if len(self.row_ends):
+            return int(self.row_ends[-1]) * self.max_sequence_length
+        return int(self.first_atoms[-1]) * self.recipe.atom
+
+    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
+        return padding_of(self.pieces(sequence_ids))
+
+    def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
+        self._check_ids(sequence_ids)
+        parts = self._parts(sequence_ids)
+        documents = np.searchsorted(self.first_atoms, parts.atoms, side="right") - 1
+        _, lengths = self.token_file.spans(self.documents[documents])
+        content = self.recipe.atom - 1
+        starts = (parts.atoms - self.first_atoms[documents]) * content
+        in_atom = np.minimum(lengths - 1 - starts, content)
+        tokens = np.clip(in_atom - parts.begins, 0, parts.slots)
+        ends = (parts.begins <= in_atom) & (in_atom < parts.begins + parts.slots)
+        return Pieces(
+            documents=documents,
+            starts=starts + np.minimum(parts.begins, in_atom),
+            tokens=tokens,
+            ends=ends.astype(np.int64),
+            paddings=parts.slots - tokens - ends,
+            per_row=parts.per_row,
+        )
+
+    def _parts(self, rows: Int64[np.ndarray, " K"]) -> RowParts:
+        recipe = self.recipe
+        if not len(self.row_ends):
+            order = AtomOrder(
+                row=recipe.max_sequence_length, atom=recipe.atom, total_slots=self.total_slots, seed=recipe.seed
+            )
+            return order.parts(rows)
+        places = np.searchsorted(self.row_ends, rows, side="right")
+        before = np.where(places > 0, self.row_ends[places - 1], 0)
+        return RowParts(
+            atoms=shuffled(places, len(self.row_ends), recipe.seed),
+            begins=(rows - before) * recipe.max_sequence_length,
+            slots=np.full(len(rows), recipe.max_sequence_length),
+            per_row=np.ones_like(rows),
+        )
+
+
+def build_padding(
+    recipe: PaddingRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
+) -> PaddingView:
+    """Lays out the documents of a split, ids in ascending order."""
+    _, lengths = token_file.spans(documents)
+    too_short = lengths < recipe.minimum_document_length
+    content = recipe.atom - 1
+    full, tails = np.divmod(lengths[~too_short] - 1, content)
+    first_atoms = np.append(0, np.cumsum(full + (tails > 0)))
+    unit = recipe.atom if recipe.pad_tails_to == "atom" else min(recipe.atom, recipe.max_sequence_length)
+    tail_slots = -(-tails // unit) * unit
+    row_ends = np.zeros(0, dtype=np.int64)
+    if unit < recipe.atom:
+        slots = np.full(first_atoms[-1], recipe.atom)
+        slots[first_atoms[1:][tails > 0] - 1] = tail_slots[tails > 0]
+        order = shuffled(np.arange(len(slots)), len(slots), recipe.seed)
+        row_ends = np.cumsum(slots[order] // recipe.max_sequence_length)
+    total_slots = int((full * recipe.atom + tail_slots).sum())
+    tail_ends = tail_slots > tails
+    own_ends = int((tail_ends | (tails == 0)).sum())
+    ends = int(full.sum() + tail_ends.sum())
+    accounting = TokenAccounting(
+        documents_read=len(documents),
+        documents_kept=int((~too_short).sum()),
+        documents_too_short=int(too_short.sum()),
+        documents_too_long=0,
+        tokens_read=int(lengths.sum()),
+        tokens_kept=int((lengths[~too_short] - 1).sum()) + ends,
+        tokens_cut=int((~too_short).sum()) - own_ends,
+        tokens_too_short=int(lengths[too_short].sum()),
+        tokens_too_long=0,
+        sequences=-(-total_slots // recipe.max_sequence_length),
+        tokens_added_ends=ends - own_ends,
+        tokens_subsequence_ends=int(full.sum()),
+        tokens_tail_ends=int(tail_ends.sum()),
+        padding_slots=int((tail_slots - tails - tail_ends).sum()),
+    )
+    view = PaddingView(
+        recipe=recipe,
+        token_file=token_file,
+        accounting=accounting,
+        max_segments_per_sequence=1,
+        directory=None,
+        documents=documents[~too_short],
+        first_atoms=first_atoms,
+        row_ends=row_ends,
+    )
+    return replace(view, max_segments_per_sequence=most_segments(view))

@@ -1,0 +1,153 @@
+"""Rows that are made of pieces of documents: what `concat` and `padding` have in common.
+
+A piece is some tokens of a document that follow one another, and what is put behind them to fill an atom.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64, Integer
+
+from evenpack.data.config import ConcatRecipe, PaddingRecipe
+from evenpack.data.sequences.view import StoredView
+
+_ROWS_AT_ONCE = 1 << 16
+"""While all rows are gone through; bounds the temporaries."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pieces:
+    """What the K rows asked for are made of: P pieces, row by row."""
+
+    documents: Int64[np.ndarray, " P"]
+    """Index among the kept documents."""
+    starts: Int64[np.ndarray, " P"]
+    """First token within the document."""
+    tokens: Int64[np.ndarray, " P"]
+    """Of the document."""
+    ends: Int64[np.ndarray, " P"]
+    """End-of-text behind them: 0 or 1."""
+    paddings: Int64[np.ndarray, " P"]
+    """End-of-text behind that, which only fills up."""
+    per_row: Int64[np.ndarray, " K"]
+
+    @property
+    def slots(self) -> Int64[np.ndarray, " P"]:
+        total: Int64[np.ndarray, " P"] = self.tokens + self.ends + self.paddings
+        return total
+
+    def segments(self) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
+        """The lengths of all segments, and how many each row has: neighbours in a document stay together."""
+        begins_row = np.zeros(len(self.starts), dtype=bool)
+        begins_row[np.cumsum(self.per_row) - self.per_row] = True
+        goes_on = np.zeros_like(begins_row)
+        goes_on[1:] = (self.documents[1:] == self.documents[:-1]) & (
+            self.starts[1:] == self.starts[:-1] + self.tokens[:-1]
+        )
+        begins = begins_row | ~goes_on
+        rows = np.repeat(np.arange(len(self.per_row)), self.per_row)
+        per_row = np.bincount(rows[begins], minlength=len(self.per_row)).astype(np.int64)
+        return np.add.reduceat(self.slots, np.flatnonzero(begins)), per_row
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowsView(StoredView):
+    """Rows of `max_sequence_length` slots, of which only the last one may be shorter.
+
+    Isolated, a row has a segment for each document, and for each place where atoms meet that were no neighbours;
+    otherwise it is one.
+    """
+
+    recipe: ConcatRecipe | PaddingRecipe
+    documents: Int64[np.ndarray, " kept"]
+    """Ids of the kept documents in the token file, in its order."""
+
+    @property
+    @abstractmethod
+    def total_slots(self) -> int:
+        """Of all rows."""
+
+    @abstractmethod
+    def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
+        """Of these rows."""
+
+    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
+        stop = self.count if stop is None else stop
+        lengths = np.full(stop - start, self.max_sequence_length, dtype=np.int32)
+        if start < stop == self.count:
+            lengths[-1] = self.total_slots - (self.count - 1) * self.max_sequence_length
+        return lengths
+
+    def segments(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
+        if len(sequence_ids) == 0 or not self.recipe.isolate_documents:
+            return self._row_lengths(sequence_ids), np.ones_like(sequence_ids)
+        return self.pieces(sequence_ids).segments()
+
+    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
+        pieces = self.pieces(sequence_ids)
+        offsets, _ = self.token_file.spans(self.documents[pieces.documents])
+        tokens = self.token_file.gather(*_join_neighbours(offsets + pieces.starts, pieces.tokens))
+        filled = pieces.ends + pieces.paddings
+        if not filled.any():
+            return tokens
+        slots = np.full(len(tokens) + filled.sum(), self._end_of_text, dtype=tokens.dtype)
+        slots[_first_of_each(pieces.tokens, filled)] = tokens
+        return slots
+
+    def statistics(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        lengths = lengths.astype(np.int64)
+        if len(sequence_ids) == 0 or not self.recipe.isolate_documents:
+            self._check_ids(sequence_ids)
+            return np.ones_like(lengths), lengths**2
+        segments, per_row = self.pieces(sequence_ids).segments()
+        return per_row, np.add.reduceat(segments**2, np.cumsum(per_row) - per_row)
+
+    @cached_property
+    def _end_of_text(self) -> int:
+        """The token that each document ends in."""
+        offsets, lengths = self.token_file.spans(self.documents[:1])
+        return int(self.token_file.gather(offsets + lengths - 1, np.ones_like(lengths))[0])
+
+    def _row_lengths(self, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        self._check_ids(sequence_ids)
+        begins = sequence_ids * self.max_sequence_length
+        lengths: Int64[np.ndarray, " K"] = np.minimum(self.total_slots - begins, self.max_sequence_length)
+        return lengths
+
+
+def most_segments(view: RowsView) -> int:
+    """Of any row of the view, which need not be stored; at least 1."""
+    if not view.recipe.isolate_documents:
+        return 1
+    most = 1
+    for start in range(0, view.count, _ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + _ROWS_AT_ONCE, view.count))
+        most = max(most, int(view.pieces(rows).segments()[1].max()))
+    return most
+
+
+def padding_of(pieces: Pieces) -> Bool[np.ndarray, " slots"]:
+    """Which slots of the pieces only fill up."""
+    return ~_first_of_each(pieces.tokens + pieces.ends, pieces.paddings)
+
+
+def _first_of_each(first: Int64[np.ndarray, " P"], second: Int64[np.ndarray, " P"]) -> Bool[np.ndarray, " slots"]:
+    """True for as many as `first` says and false for as many as `second` says, in turn."""
+    counts = np.stack([first, second], axis=1).ravel()
+    return np.repeat(np.tile([True, False], len(first)), counts)
+
+
+def _join_neighbours(
+    offsets: Int64[np.ndarray, " P"], lengths: Int64[np.ndarray, " P"]
+) -> tuple[Int64[np.ndarray, " slices"], Int64[np.ndarray, " slices"]]:
+    """One slice where pieces follow one another in the file, as most do: many short documents are one copy."""
+    if len(offsets) == 0:
+        return offsets, lengths
+    (firsts,) = np.nonzero(np.append(True, offsets[1:] != offsets[:-1] + lengths[:-1]))
+    return offsets[firsts], np.add.reduceat(lengths, firsts)

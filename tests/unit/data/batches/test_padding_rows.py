@@ -1,0 +1,115 @@
+"""Rows of the recipe `padding` in batches: what only fills up is no token, and no target where the recipe says so."""
+
+import numpy as np
+import pytest
+
+from evenpack.batch import CausalTargets, StepCounts
+from evenpack.data.batches.collate import Collator
+from evenpack.data.batches.objectives import NextTokens
+from evenpack.data.config import PaddingRecipe
+from evenpack.data.order.sequential_plan import SequentialPlan
+from evenpack.data.order.step_plan import PackedSource, StepPlanner
+from evenpack.data.order.step_shape import CostWeights, StepShape
+from evenpack.data.packing import LengthHistogram, pack
+from evenpack.data.sequences import build_view
+from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+
+END, ROW, ROWS_PER_STEP = 1, 8, 4
+LENGTHS = [4, 9, 30, 8, 3, 17, 12]
+
+
+@pytest.fixture(scope="module")
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
+    prefix = tmp_path_factory.mktemp("rows") / "tokens"
+    tokens = 10 + np.arange(sum(LENGTHS))
+    tokens[np.cumsum(LENGTHS) - 1] = END
+    with TokenFileWriter(prefix, vocabulary_size=1000) as writer:
+        writer.append(tokens, np.array(LENGTHS), {"document_hashes": np.zeros(len(LENGTHS), dtype=np.uint64)})
+        writer.finish()
+    return TokenFile(prefix)
+
+
+def shape_of(*, isolate: bool = True) -> StepShape:
+    return StepShape(
+        batching="packs",
+        items_per_step=ROWS_PER_STEP,
+        items_per_micro_batch=2,
+        layout="packed",
+        isolate=isolate,
+        reset_positions=True,
+        policy="cost_balanced",
+        cost_weights=CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0),
+        balances_each_micro_batch=False,
+    )
+
+
+def source_of(token_file: TokenFile, *, atom: int, padding_in_loss: bool, isolate: bool) -> PackedSource:
+    recipe = PaddingRecipe(
+        kind="padding",
+        max_sequence_length=ROW,
+        atom=atom,
+        padding_in_loss=padding_in_loss,
+        isolate_documents=isolate,
+        pad_tails_to="atom",
+    )
+    view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
+    packing = pack(LengthHistogram.from_lengths(view.lengths(), longest=ROW), pack_length=ROW)
+    return PackedSource(view=view, plan=SequentialPlan(packing), key=3)
+
+
+@pytest.mark.parametrize("atom", [4, 8, 16])
+@pytest.mark.parametrize("isolate", [True, False])
+@pytest.mark.parametrize("padding_in_loss", [True, False])
+def test_the_plan_counts_what_the_batches_hold(
+    token_file: TokenFile, atom: int, isolate: bool, padding_in_loss: bool
+) -> None:
+    source = source_of(token_file, atom=atom, padding_in_loss=padding_in_loss, isolate=isolate)
+    planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=NextTokens())
+    collator = Collator(
+        [source], shape=shape_of(), objective=NextTokens(), pack_length=ROW, padding_token=END, vocabulary_size=1000
+    )
+    for step in range(5):
+        plan = planner.plan(step)
+        held = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
+        for index in range(plan.micro_batches):
+            batch = collator.collate(plan.micro_batch(0, index), plan.counts)
+            held += batch.local_counts
+            ids = batch.sequence_ids[batch.sequence_ids >= 0].numpy()
+            padding = source.view.padding(ids)
+            assert padding is not None
+            assert batch.local_counts.tokens == int((~padding).sum()) == batch.source_tokens[0]
+            assert isinstance(batch.targets, CausalTargets)
+            assert int(batch.targets.weights.sum()) == batch.local_counts.targets
+            assert batch.local_counts.targets == expected_targets(source, ids)
+        assert held == plan.counts
+
+
+def expected_targets(source: PackedSource, rows: np.ndarray) -> int:
+    """Each slot but the first of its segment is predicted, unless it only fills up and that is left out."""
+    targets = 0
+    for row in rows:
+        one = np.array([row])
+        padding = source.view.padding(one)
+        assert padding is not None
+        firsts = {0, *np.cumsum(source.view.segments(one)[0]).tolist()}
+        for slot, fills_up in enumerate(padding.tolist()):
+            targets += slot not in firsts and (source.view.padding_in_loss or not fills_up)
+    return targets
+
+
+def test_what_fills_up_is_the_end_of_text_and_has_no_weight_where_it_is_left_out(token_file: TokenFile) -> None:
+    source = source_of(token_file, atom=ROW, padding_in_loss=False, isolate=True)
+    collator = Collator(
+        [source], shape=shape_of(), objective=NextTokens(), pack_length=ROW, padding_token=0, vocabulary_size=1000
+    )
+    planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=NextTokens())
+    plan = planner.plan(0)
+    batch = collator.collate(plan.micro_batch(0, 0), plan.counts)
+    assert isinstance(batch.targets, CausalTargets)
+    for row in range(2):
+        tokens = batch.tokens[row * ROW : (row + 1) * ROW].tolist()
+        weights = batch.targets.weights[row * ROW : (row + 1) * ROW].tolist()
+        text = tokens.index(END)
+        assert tokens[text:] == [END] * (ROW - text)
+        assert weights == [1.0] * text + [0.0] * (ROW - text)  # the first end-of-text is predicted
+        assert batch.targets.labels[row * ROW : row * ROW + text].tolist() == tokens[1 : text + 1]

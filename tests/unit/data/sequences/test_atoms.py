@@ -1,0 +1,277 @@
+"""Rows of shuffled atoms: the paper's examples, and what plain loops over lists would give."""
+
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from evenpack.data.config import ConcatRecipe, PaddingRecipe
+from evenpack.data.sequences import SequenceView, build_view, open_view
+from evenpack.data.sequences.atoms import shuffled
+from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+
+END = 7
+LENGTHS = [5, 2, 9, 1, 17, 33, 2, 3, 64, 4, 4, 16, 15, 18, 40, 8, 9, 2, 1, 12]
+SIZES = [(row, atom) for row in (4, 8, 12) for atom in (2, 4, 8, 12, 16, 24) if row % atom == 0 or atom % row == 0]
+
+Row = list[tuple[int, int]]
+"""Of each slot: the place in the token file, or -1, and 0 for a token, 1 for an end, 2 for what only fills up."""
+
+
+def write(prefix: Path, lengths: list[int]) -> TokenFile:
+    """Documents of these lengths, all tokens of the file different but for their ends."""
+    tokens = 100 + np.arange(sum(lengths))
+    tokens[np.cumsum(lengths) - 1] = END
+    with TokenFileWriter(prefix, vocabulary_size=1_000_000) as writer:
+        writer.append(tokens, np.array(lengths), {"document_hashes": np.zeros(len(lengths), dtype=np.uint64)})
+        writer.finish()
+    return TokenFile(prefix)
+
+
+@pytest.fixture(scope="module")
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
+    return write(tmp_path_factory.mktemp("atoms") / "tokens", LENGTHS)
+
+
+def padding_recipe(row: int, atom: int, **settings: object) -> PaddingRecipe:
+    return PaddingRecipe.model_validate({"kind": "padding", "max_sequence_length": row, "atom": atom, **settings})
+
+
+def concat_recipe(row: int, atom: int, **settings: object) -> ConcatRecipe:
+    return ConcatRecipe.model_validate({"kind": "concat", "max_sequence_length": row, "atom": atom, **settings})
+
+
+def of_one_document(tmp_path: Path, tokens: int, recipe: PaddingRecipe) -> SequenceView:
+    """`tokens`: its end-of-text not counted."""
+    return build_view(recipe, write(tmp_path / "tokens", [tokens + 1]), np.array([0]))
+
+
+def kinds_of(view: SequenceView) -> list[str]:
+    """Each row, one letter a slot: t for a token, e for an end-of-text that closes, p for one that only fills up."""
+    ids = np.arange(view.count)
+    padding = view.padding(ids)
+    assert padding is not None
+    letters = np.where(view.gather(ids) == END, np.where(padding, "p", "e"), "t")
+    return ["".join(row) for row in np.split(letters, np.cumsum(view.lengths())[:-1])]
+
+
+def test_the_papers_example_of_130_tokens_at_64(tmp_path: Path) -> None:
+    rows = kinds_of(of_one_document(tmp_path, 130, padding_recipe(64, 64)))
+
+    assert Counter(rows) == Counter({"t" * 63 + "e": 2, "tttt" + "e" + "p" * 59: 1})
+
+
+def test_the_papers_example_of_35_tokens_at_32_with_atoms_of_128(tmp_path: Path) -> None:
+    view = of_one_document(tmp_path, 35, padding_recipe(32, 128))
+
+    assert kinds_of(view) == ["t" * 32, "ttt" + "e" + "p" * 28]
+    assert view.accounting.padding_slots == 28
+
+
+def test_the_earlier_rule_fills_tails_up_to_the_atom_and_makes_rows_of_padding(tmp_path: Path) -> None:
+    view = of_one_document(tmp_path, 35, padding_recipe(32, 128, pad_tails_to="atom"))
+
+    assert kinds_of(view) == ["t" * 32, "ttt" + "e" + "p" * 28, "p" * 32, "p" * 32]
+
+
+@pytest.mark.parametrize("atom", [64, 128])
+def test_a_tail_of_whole_rows_is_not_closed(tmp_path: Path, atom: int) -> None:
+    view = of_one_document(tmp_path, 32, padding_recipe(32, atom))
+
+    assert kinds_of(view) == ["t" * 32]
+    assert view.accounting.tokens_cut == 1  # its end-of-text
+
+
+def test_a_piece_that_fills_its_atom_is_closed_and_leaves_no_tail(tmp_path: Path) -> None:
+    view = of_one_document(tmp_path, 63, padding_recipe(32, 64))
+
+    assert kinds_of(view) == ["t" * 32, "t" * 31 + "e"]
+    assert (view.accounting.tokens_subsequence_ends, view.accounting.padding_slots) == (1, 0)
+
+
+def test_several_short_atoms_make_a_row(tmp_path: Path) -> None:
+    rows = kinds_of(of_one_document(tmp_path, 35, padding_recipe(32, 8)))  # 5 pieces of 7
+
+    assert rows == [("t" * 7 + "e") * 4, "t" * 7 + "e"]
+
+
+@pytest.mark.parametrize("padding_in_loss", [True, False])
+def test_the_loss_may_leave_out_what_only_fills_up(tmp_path: Path, padding_in_loss: bool) -> None:
+    assert of_one_document(tmp_path, 5, padding_recipe(8, 8, padding_in_loss=padding_in_loss)).padding_in_loss == (
+        padding_in_loss
+    )
+
+
+def expected_atoms(recipe: ConcatRecipe | PaddingRecipe, documents: list[list[int]]) -> list[Row]:
+    """The atoms in the order of the documents; documents are lists of places in the token file."""
+    if isinstance(recipe, ConcatRecipe):
+        stream = [(place, 0) for document in documents for place in document]
+        assert recipe.atom is not None
+        return [stream[start : start + recipe.atom] for start in range(0, len(stream), recipe.atom)]
+    unit = recipe.atom if recipe.pad_tails_to == "atom" else min(recipe.atom, recipe.max_sequence_length)
+    atoms = []
+    for document in documents:
+        text = document[:-1]
+        for start in range(0, len(text), recipe.atom - 1):
+            piece: Row = [(place, 0) for place in text[start : start + recipe.atom - 1]]
+            if len(piece) % unit or len(piece) == recipe.atom - 1:
+                piece.append((-1, 1))
+            while len(piece) % unit:
+                piece.append((-1, 2))
+            atoms.append(piece)
+    return atoms
+
+
+def expected_rows(recipe: ConcatRecipe | PaddingRecipe, documents: list[list[int]]) -> list[Row]:
+    atoms = expected_atoms(recipe, documents)
+    assert recipe.atom is not None
+    moved = len(atoms)
+    if isinstance(recipe, ConcatRecipe) and atoms and len(atoms[-1]) < recipe.atom:
+        moved -= 1  # the rest of the stream stays last
+    order = shuffled(np.arange(len(atoms)), moved, 42 if recipe.seed is None else recipe.seed)
+    slots = [slot for atom in order for slot in atoms[atom]]
+    return [
+        slots[start : start + recipe.max_sequence_length] for start in range(0, len(slots), recipe.max_sequence_length)
+    ]
+
+
+splits = st.sets(st.integers(0, len(LENGTHS) - 1), min_size=1).map(lambda ids: np.array(sorted(ids)))
+shared = {"isolate_documents": st.booleans(), "seed": st.integers(0, 5)}
+recipes = st.builds(
+    lambda size, **settings: concat_recipe(*size, **settings), st.sampled_from(SIZES), **shared
+) | st.builds(
+    lambda size, **settings: padding_recipe(*size, **settings),
+    st.sampled_from(SIZES),
+    pad_tails_to=st.sampled_from(["row", "atom"]),
+    **shared,
+)
+
+
+@given(recipe=recipes, ids=splits, data=st.data())
+@settings(deadline=None, max_examples=200)
+def test_rows_are_what_plain_loops_give(
+    token_file: TokenFile, recipe: ConcatRecipe | PaddingRecipe, ids: np.ndarray, data: st.DataObject
+) -> None:
+    isolate = recipe.isolate_documents
+    view = build_view(recipe, token_file, ids)
+    starts, lengths = token_file.spans(ids)
+    documents = [
+        list(range(start, start + length)) for start, length in zip(starts, lengths, strict=True) if length > 1
+    ]
+    rows = expected_rows(recipe, documents)
+
+    assert view.count == len(rows)
+    assert view.lengths().tolist() == [len(row) for row in rows]
+    asked = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8)) if rows else [], dtype=np.int64)
+    slots = [slot for row in asked for slot in rows[row]]
+    file_tokens = token_file.read(0, token_file.tokens)
+    assert view.gather(asked).tolist() == [END if kind else int(file_tokens[place]) for place, kind in slots]
+    padding = view.padding(asked)
+    assert (padding is None) == isinstance(recipe, ConcatRecipe)
+    assert padding is None or padding.tolist() == [kind == 2 for _, kind in slots]
+    segments = [segments_of(rows[row], documents, isolate=isolate) for row in asked]
+    found, per_row = view.segments(asked)
+    assert found.tolist() == [length for row in segments for length in row]
+    assert per_row.tolist() == [len(row) for row in segments]
+    counts, squares = view.statistics(asked, view.lengths()[asked])
+    assert counts.tolist() == per_row.tolist()
+    assert squares.tolist() == [sum(length**2 for length in row) for row in segments]
+    longest = max([len(segments_of(row, documents, isolate=isolate)) for row in rows], default=1)
+    assert view.max_segments_per_sequence == longest
+
+
+def segments_of(row: Row, documents: list[list[int]], *, isolate: bool) -> list[int]:
+    """A new one where the next token is not the one that follows in the same document."""
+    if not isolate:
+        return [len(row)]
+    document_of = {place: index for index, document in enumerate(documents) for place in document}
+    lengths: list[int] = []
+    before: int | None = None
+    for index, (place, kind) in enumerate(row):
+        is_new = kind == 0 and (before is None or place != before + 1 or document_of[place] != document_of[before])
+        # A row of an atom's padding alone goes on with what stands before it, as it does in its atom.
+        if index == 0 or (is_new and before is not None):
+            lengths.append(0)
+        lengths[-1] += 1
+        before = place if kind == 0 else before
+    return lengths
+
+
+@given(size=st.sampled_from(SIZES), earlier=st.booleans(), kind=st.sampled_from(["concat", "padding"]))
+@settings(deadline=None, max_examples=60)
+def test_every_token_is_in_one_row_once(token_file: TokenFile, size: tuple[int, int], earlier: bool, kind: str) -> None:
+    recipe = (
+        concat_recipe(*size) if kind == "concat" else padding_recipe(*size, pad_tails_to="atom" if earlier else "row")
+    )
+    view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
+    tokens = view.gather(np.arange(view.count))
+    read = token_file.read(0, token_file.tokens)
+    accounting = view.accounting
+
+    texts = read[read != END]
+    assert sorted(tokens[tokens != END]) == sorted(texts)
+    padding = view.padding(np.arange(view.count))
+    assert int((tokens != END).sum()) + accounting.padding_slots <= len(tokens) == int(view.lengths().sum())
+    if padding is not None:
+        assert accounting.padding_slots == int(padding.sum())
+        assert accounting.tokens_kept == int((~padding).sum())
+        assert accounting.tokens_subsequence_ends + accounting.tokens_tail_ends == int((tokens == END)[~padding].sum())
+
+
+def test_steps_of_an_epoch_by_atom_come_in_the_papers_order(tmp_path: Path) -> None:
+    """A.10, rows of 64: an atom of 1 row gives most, then 2, 4, then half and a quarter, told apart by no figure."""
+    lengths = np.random.default_rng(0).lognormal(4.9, 0.45, size=4000).astype(int).clip(58, 1200)
+    token_file = write(tmp_path / "tokens", lengths.tolist())
+    documents = np.arange(len(lengths))
+    rows = {atom: build_view(padding_recipe(64, atom), token_file, documents).count for atom in (16, 32, 64, 128, 256)}
+
+    assert rows[64] > rows[128] > rows[256] > max(rows[32], rows[16])
+
+
+@pytest.mark.parametrize("recipe", [concat_recipe(8, 4), padding_recipe(8, 8), padding_recipe(4, 16)])
+def test_a_stored_view_opens_as_it_was_and_in_another_process(
+    token_file: TokenFile, tmp_path: Path, recipe: ConcatRecipe | PaddingRecipe
+) -> None:
+    view = build_view(recipe, token_file, np.arange(len(LENGTHS)))
+    view.save(tmp_path)
+    opened = pickle.loads(pickle.dumps(open_view(tmp_path, token_file)))
+    ids = np.arange(view.count)
+
+    assert opened.gather(ids).tolist() == view.gather(ids).tolist()
+    assert opened.lengths().tolist() == view.lengths().tolist()
+    assert opened.accounting == view.accounting
+
+
+def test_another_seed_is_another_order_of_the_same_atoms(token_file: TokenFile) -> None:
+    first, second = (
+        build_view(padding_recipe(8, 8, seed=seed), token_file, np.arange(len(LENGTHS))) for seed in (42, 43)
+    )
+    ids = np.arange(first.count)
+    rows = [sorted(map(tuple, view.gather(ids).reshape(-1, 8).tolist())) for view in (first, second)]
+
+    assert first.gather(ids).tolist() != second.gather(ids).tolist()
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "row", "atom", "message"),
+    [
+        (concat_recipe, 64, 24, "neither a divisor nor a multiple.*give 1, 2, 4, 8, 16, 32, or a multiple of 64"),
+        (padding_recipe, 64, 96, "neither a divisor nor a multiple"),
+        (padding_recipe, 64, 1, "its only slot is the end-of-text"),
+    ],
+)
+def test_an_atom_that_does_not_go_with_the_rows_is_refused(make: object, row: int, atom: int, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValidationError, match=message):
+        make(row, atom)
+
+
+def test_a_seed_without_an_atom_is_refused() -> None:
+    with pytest.raises(ValidationError, match="give an atom, or leave the seed out"):
+        ConcatRecipe(kind="concat", max_sequence_length=8, seed=1)
