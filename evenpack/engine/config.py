@@ -211,7 +211,7 @@ class RunConfig(Section):
             )
         about_packs = {
             "attention.isolate": self.attention.isolate,
-            "model.reset_positions": self.model.restarts_positions,
+            "model.reset_positions": self.model.reset_positions,
         }
         switched_off = [key for key, is_on in about_packs.items() if not is_on]
         if switched_off and self.training.layout != "packed":

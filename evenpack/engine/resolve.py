@@ -151,7 +151,7 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         items_per_micro_batch=training.items_per_micro_batch,
         layout=training.layout,
         isolate=config.attention.isolate,
-        reset_positions=config.model.restarts_positions,
+        reset_positions=config.model.reset_positions,
         policy=training.policy,
         cost_weights=weights.in_layout(training.layout),
         balances_each_micro_batch=sharding_at(config.deepspeed.zero_stage).balances_each_micro_batch,

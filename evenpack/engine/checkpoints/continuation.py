@@ -53,7 +53,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
 
     Raises: CheckpointError if the checkpoint is of steps of another size, another optimizer or model structure.
     """
-    changed = find_changed_keys(_with_defaults(state.config), config)
+    changed = find_changed_keys(with_defaults(state.config), config)
     changed.pop(_PACKING_ADJUSTMENT, None)
     _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
@@ -83,8 +83,8 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
         log.info("the run file has changed since step %d and holds from here on:\n%s", state.step, "\n".join(lines))
 
 
-def _with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
-    """The run file of a checkpoint with keys that are newer than it; as it is where it is none of this version's."""
+def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+    """A run file that was saved, with the keys that are newer than it; as it is where it is none of this version's."""
     try:
         return RunConfig.model_validate(saved).model_dump(mode="json")
     except ValidationError:

@@ -34,12 +34,6 @@ class BertConfig(TransformerConfig):
     """For study, pack: each pack's next sentences together weigh as much as another's, however many it holds."""
     next_sentence: bool = True
     """For study: false leaves out the pooler, the next-sentence head and its loss."""
-    reset_positions: bool = True
-    """For study: false counts positions through the pack instead of from 0 in each sequence; packed layout only."""
-
-    @property
-    def restarts_positions(self) -> bool:
-        return self.reset_positions
 
     @property
     def predicts_next_sentence(self) -> bool:
@@ -59,9 +53,7 @@ class BertConfig(TransformerConfig):
 
     @property
     def study_switches(self) -> dict[str, str]:
-        found = {}
-        if not self.reset_positions:
-            found["model.reset_positions is false"] = "positions run on from one sequence of a pack to the next"
+        found = super().study_switches
         if not self.next_sentence:
             found["model.next_sentence is false"] = "BERT learns from masked tokens alone"
         if self.next_sentence_reduction == "pack":

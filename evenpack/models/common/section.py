@@ -36,6 +36,9 @@ class TransformerConfig(Section):
     """After embeddings, attention probabilities, and each residual branch."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more work."""
+    reset_positions: bool = True
+    """For study: false counts positions through the pack instead of from 0 in each sequence; packed layout only.
+    Positions that are distances between tokens (alibi, rotary) tell that apart only where sequences see each other."""
 
     @model_validator(mode="after")
     def _check(self) -> "TransformerConfig":
@@ -53,12 +56,7 @@ class TransformerConfig(Section):
 
     def positions_needed(self, *, max_sequence_length: int, pack_length: int) -> int:
         """Rows that a learned position table must have for such data, packed."""
-        return max_sequence_length if self.restarts_positions else pack_length
-
-    @property
-    def restarts_positions(self) -> bool:
-        """Whether positions count from 0 in each sequence of a pack."""
-        return True
+        return max_sequence_length if self.reset_positions else pack_length
 
     @property
     def predicts_next_sentence(self) -> bool:
@@ -90,7 +88,9 @@ class TransformerConfig(Section):
     @property
     def study_switches(self) -> dict[str, str]:
         """Keys of this section, with their values, that make it one for study alone, each with what that means."""
-        return {}
+        if self.reset_positions:
+            return {}
+        return {"model.reset_positions is false": "positions run on from one sequence of a pack to the next"}
 
 
 class DecoderConfig(TransformerConfig):

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from evenpack.engine.checkpoints.continuation import with_defaults
 from evenpack.engine.checkpoints.files import find_changed_keys
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import ConfigError
@@ -47,7 +48,7 @@ def read_result(run: StudyRun) -> RunResult | None:
     if values is None:
         return None
     result = RunResult(state=values["state"], message=values["message"], config=values["config"])
-    changed = find_changed_keys(result.config, run.config.model_dump(mode="json"))
+    changed = find_changed_keys(with_defaults(result.config), run.config.model_dump(mode="json"))
     changed = {key: pair for key, pair in changed.items() if key not in _PLACES}
     if result.state == "finished" and changed:
         key, (before, now) = next(iter(changed.items()))

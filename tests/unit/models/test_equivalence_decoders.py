@@ -116,3 +116,34 @@ def test_a_model_that_mixes_segments_would_miss_the_tolerance_by_far():
     expected, _ = loss_and_gradients(model, batch)
     found, _ = loss_and_gradients(model, replace(batch, cu_seqlens=rows))
     assert abs(found - expected) > 100 * RELATIVE_TOLERANCE * expected
+
+
+def packs_with(*, isolate, reset_positions):
+    """The packed batch as the switches for study lay it out."""
+    batch, _ = build_batch(packs(), "packed", max_sequence_length=LONGEST, pack_length=LONGEST)
+    if not isolate:  # a pack is one segment
+        batch = replace(batch, cu_seqlens=torch.arange(0, batch.slots + 1, LONGEST, dtype=torch.int32))
+    if not reset_positions:
+        batch = replace(batch, position_ids=torch.arange(batch.slots) % LONGEST)
+    return batch
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+@pytest.mark.parametrize("decoder", ["learned", "rotary", "alibi"])
+def test_where_positions_restart_tells_relative_ones_apart_only_between_sequences(decoder, isolate):
+    """ALiBi goes by the slots of a segment, so it cannot tell them apart there either."""
+    model = build_model(decoder)
+    expected_loss, expected = loss_and_gradients(model, packs_with(isolate=isolate, reset_positions=True))
+    loss, gradients = loss_and_gradients(model, packs_with(isolate=isolate, reset_positions=False))
+    is_equal = decoder == "alibi" or (decoder == "rotary" and isolate)
+    assert (loss == pytest.approx(expected_loss, rel=RELATIVE_TOLERANCE)) == is_equal
+    if is_equal:
+        assert_same_gradients(gradients, expected)
+
+
+@pytest.mark.parametrize("decoder", ["learned", "rotary", "alibi"])
+def test_contamination_shows_in_every_kind_of_position(decoder):
+    model = build_model(decoder)
+    apart, _ = loss_and_gradients(model, packs_with(isolate=True, reset_positions=True))
+    together, _ = loss_and_gradients(model, packs_with(isolate=False, reset_positions=True))
+    assert together != pytest.approx(apart, rel=1e-3)
