@@ -30,6 +30,7 @@ __all__ = [
     "TokenAccounting",
     "SentencePairsView",
     "SequenceView",
+    "ViewOfDocuments",
     "build_view",
     "length_chunks",
     "open_view",

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.errors import ConfigError
+from evenpack.studies.inspection.recipes import advice_shown, advise_recipe
 from evenpack.studies.inspection.tables import histogram_table, lengths_table, splits_table
 from evenpack.studies.lengths.statistics import length_ranges, length_statistics
 from evenpack.studies.lengths.subject import Subject, long_lines
@@ -70,6 +71,10 @@ def inspect_lengths(
         ),
         recommendation_text(found),
     ]
+    advice = None
+    if subject.documents is not None and subject.max_sequence_length is not None:
+        advice = advise_recipe(subject.documents, max_sequence_length=subject.max_sequence_length)
+        shown += advice_shown(advice)
     if subject.splits:
         shown.insert(0, splits_table(subject.splits, title="Sources"))
     if plot is not None:
@@ -86,6 +91,7 @@ def inspect_lengths(
         "pack_lengths": sweep,
         "pack_lengths_auto": fullest,
         "recommendation": found,
+        "recipes": advice,
     }
     return value, shown
 

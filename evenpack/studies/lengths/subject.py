@@ -12,7 +12,7 @@ from evenpack.config import load_run_file, nearest
 from evenpack.data.packing import FittedHistogram, LengthHistogram
 from evenpack.data.prepare.shown import PrepareProgress
 from evenpack.data.prepared import PreparedData
-from evenpack.data.sequences import length_chunks
+from evenpack.data.sequences import ViewOfDocuments, length_chunks
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.models.common.section import TransformerConfig
@@ -35,6 +35,10 @@ class Subject:
     """`Manifest.summary` of a run; empty for a bare list of lengths."""
     model: TransformerConfig | None
     """The run's; None for a bare list of lengths."""
+    documents: LengthHistogram | None
+    """Of a run that could have another recipe: its training documents, whole."""
+    max_sequence_length: int | None
+    """Of the run's recipe."""
 
     @property
     def histogram(self) -> LengthHistogram:
@@ -67,7 +71,7 @@ def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions
         options = replace(options, pack_length=_GLUE_SLOTS, long="truncate")
     histogram = _read(lengths, options)
     origin = options.name or ("standard input" if lengths == "-" else lengths)
-    return _fit(histogram, options, origin=origin, pack_length=histogram.longest, splits=(), model=None)
+    return _fit(histogram, options, origin=origin, pack_length=histogram.longest)
 
 
 def long_lines(subject: Subject) -> list[RenderableType]:
@@ -96,14 +100,29 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
             histograms.append(LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length))
     if not histograms:
         raise DataError(f"{prepared.directory} holds no sequence to train on")
-    return _fit(
-        merge_histograms(histograms),
-        options,
-        origin=source or config.run.name,
-        pack_length=prepared.pack_length,
+    subject = _fit(
+        merge_histograms(histograms), options, origin=source or config.run.name, pack_length=prepared.pack_length
+    )
+    return replace(
+        subject,
         splits=tuple(prepared.manifest.summary()),
         model=config.model,
+        documents=_document_lengths(prepared, source),
+        max_sequence_length=config.data.recipe.max_sequence_length,
     )
+
+
+def _document_lengths(prepared: PreparedData, source: str | None) -> LengthHistogram | None:
+    """None for pairs, whose documents are gone through sentence by sentence."""
+    histograms = []
+    for name in prepared.source_names if source is None else (source,):
+        view = prepared.view(name, "train")
+        if not isinstance(view, ViewOfDocuments):
+            return None
+        _, lengths = view.token_file.spans(view.documents)
+        if len(lengths):
+            histograms.append(LengthHistogram.from_lengths(lengths, longest=int(lengths.max())))
+    return merge_histograms(histograms) if histograms else None
 
 
 def _fit(
@@ -112,8 +131,6 @@ def _fit(
     *,
     origin: str,
     pack_length: int,
-    splits: tuple[dict[str, Any], ...],
-    model: TransformerConfig | None,
 ) -> Subject:
     """`pack_length` unless the options have another."""
     pack_length = options.pack_length or pack_length
@@ -121,7 +138,15 @@ def _fit(
         fitted = histogram.fitted(pack_length, options.long)
     except PackingError as error:
         raise PackingError(f"{error} (--pack-length, --long)") from error
-    return Subject(origin=origin, pack_length=pack_length, fitted=fitted, splits=splits, model=model)
+    return Subject(
+        origin=origin,
+        pack_length=pack_length,
+        fitted=fitted,
+        splits=(),
+        model=None,
+        documents=None,
+        max_sequence_length=None,
+    )
 
 
 def _read(lengths: str, options: SubjectOptions) -> LengthHistogram:
