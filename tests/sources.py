@@ -51,11 +51,10 @@ class ListView:
         start = self.first_token + sequence * self.max_sequence_length
         return start + np.arange(sum(self.sequences[sequence]))
 
-    @property
-    def padding_in_loss(self) -> bool:
-        return True
+    def padding_counts(self, sequence_ids: np.ndarray) -> None:
+        return None
 
-    def padding(self, sequence_ids: np.ndarray) -> None:
+    def left_out(self, sequence_ids: np.ndarray) -> None:
         return None
 
     def gather(self, sequence_ids: np.ndarray) -> np.ndarray:

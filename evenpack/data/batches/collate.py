@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Integer
+from jaxtyping import Bool, Int64, Integer
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.objectives import Objective
@@ -101,11 +101,8 @@ class Collator:
 
     def _count_tokens(self, content: SequenceContent) -> tuple[int, ...]:
         """Real ones of each source."""
-        counts = np.bincount(content.sources, weights=content.lengths, minlength=len(self.sources)).astype(np.int64)
-        if content.padding.any():
-            padding_sources = np.repeat(content.sources, content.lengths)[content.padding]
-            counts -= np.bincount(padding_sources, minlength=len(self.sources))
-        return tuple(counts.tolist())
+        real = content.lengths - content.padding
+        return tuple(int(real[content.sources == index].sum()) for index in range(len(self.sources)))
 
     def _read(self, packs: PackSelection) -> tuple[SequenceContent, Int64[np.ndarray, " K"], Int64[np.ndarray, " M"]]:
         """The sequences, the lengths of their segments, and how many each has, whatever source they come from."""
@@ -116,15 +113,19 @@ class Collator:
         token_sources = np.repeat(sequence_sources, packs.lengths)
         counts = np.zeros(len(packs.sequence_ids), dtype=np.int64)
         parts: list[Int64[np.ndarray, " part"]] = []
-        padding, ignored = np.zeros(len(tokens), dtype=bool), np.zeros(len(tokens), dtype=bool)
+        padding = np.zeros(len(packs.sequence_ids), dtype=np.int64)
+        left_out: Bool[np.ndarray, " tokens"] | None = None
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
             chosen = packs.sequence_ids[members]
             tokens[token_sources == index] = self._checked(source.view.gather(chosen), index)
-            fills_up = source.view.padding(chosen)
-            if fills_up is not None:
-                padding[token_sources == index] = fills_up
-                ignored[token_sources == index] = fills_up & (not source.view.padding_in_loss)
+            padding_counts = source.view.padding_counts(chosen)
+            if padding_counts is not None:
+                padding[members] = padding_counts[0]
+            left_out_here = source.view.left_out(chosen)
+            if left_out_here is not None:
+                left_out = np.zeros(len(tokens), dtype=bool) if left_out is None else left_out
+                left_out[token_sources == index] = left_out_here
             if source.view.max_segments_per_sequence == 1:  # spares a second look into the index
                 lengths, counts[members] = packs.lengths[members], 1
             else:
@@ -142,7 +143,7 @@ class Collator:
             sequence_ids=packs.sequence_ids,
             pack_sizes=np.repeat(sizes, sizes),
             padding=padding,
-            ignored=ignored,
+            left_out=left_out,
         )
         return content, segment_lengths, counts
 

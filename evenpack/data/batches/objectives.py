@@ -81,8 +81,9 @@ class NextTokens:
         segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
         targets: Int64[np.ndarray, " K"] = lengths - segments
-        if not view.padding_in_loss and len(sequence_ids):
-            targets -= _ignored_targets(view, sequence_ids, lengths)
+        padding = view.padding_counts(sequence_ids)
+        if padding is not None:
+            targets -= padding[1]
         return targets
 
     def most_targets_of_a_pack(self, source: PackedSource) -> int:
@@ -104,7 +105,8 @@ class NextTokens:
         is_target = np.zeros(placement.slots, dtype=bool)
         is_target[placement.slot_of_token] = True
         is_target[placement.segment_last_slots] = False
-        is_target[placement.slot_of_token[content.ignored] - 1] = False
+        if content.left_out is not None:
+            is_target[placement.slot_of_token[content.left_out] - 1] = False
         labels = np.zeros(placement.slots, dtype=np.int64)
         labels[placement.slot_of_token - 1] = content.tokens  # that of slot 0 wraps around to padding or a last slot
         labels[~is_target] = 0
@@ -115,18 +117,6 @@ class NextTokens:
             targets=targets,
             target_count=int(is_target.sum()),
         )
-
-
-def _ignored_targets(
-    view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
-) -> Int64[np.ndarray, " K"]:
-    """Of each sequence, the tokens that only fill it up; the first of a segment is no target anyway."""
-    padding = view.padding(sequence_ids)
-    assert padding is not None, "a view that keeps padding out of the loss knows where it is"
-    segment_lengths, _ = view.segments(sequence_ids)
-    padding[np.cumsum(segment_lengths) - segment_lengths] = False
-    ignored: Int64[np.ndarray, " K"] = np.add.reduceat(padding, np.cumsum(lengths) - lengths, dtype=np.int64)
-    return ignored
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -32,10 +32,10 @@ class SequenceContent:
     sequence_ids: Int64[np.ndarray, " M"]
     pack_sizes: Int64[np.ndarray, " M"]
     """Sequences in the pack of each."""
-    padding: Bool[np.ndarray, " tokens"]
-    """Which of the tokens only fill their sequence up."""
-    ignored: Bool[np.ndarray, " tokens"]
-    """Which of those are not to be predicted."""
+    padding: Int64[np.ndarray, " M"]
+    """Tokens of each that only fill it up."""
+    left_out: Bool[np.ndarray, " tokens"] | None
+    """Which of the tokens are not to be predicted; None: none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

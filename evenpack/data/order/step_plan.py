@@ -149,7 +149,8 @@ class StepPlanner:
             segments, squared_lengths = source.view.statistics(sequence_ids, lengths)
             found.segments[members] = segments
             found.squared_lengths[members] = squared_lengths
-            found.padding[members] = _count_padding(source.view, sequence_ids, lengths)
+            padding = source.view.padding_counts(sequence_ids)
+            found.padding[members] = 0 if padding is None else padding[0]
             found.targets[members] = self.objective.count_targets(source.view, sequence_ids, lengths, segments)
         return found
 
@@ -163,16 +164,6 @@ class _SequenceStatistics(NamedTuple):
     segments: Int64[np.ndarray, " M"]
     padding: Int64[np.ndarray, " M"]
     """Tokens that only fill it up."""
-
-
-def _count_padding(
-    view: SequenceView, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
-) -> Int64[np.ndarray, " K"]:
-    padding = view.padding(sequence_ids) if len(sequence_ids) else None
-    if padding is None:
-        return np.zeros_like(lengths)
-    counts: Int64[np.ndarray, " K"] = np.add.reduceat(padding, np.cumsum(lengths) - lengths, dtype=np.int64)
-    return counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,8 +1,7 @@
 """Atoms: what is shuffled before rows are made of it.
 
 A split's slots are cut into atoms, these are shuffled by a keyed permutation, and what lies one behind another then is
-cut into rows. An atom divides a row, so that a row holds several, or is a multiple of it and makes several rows. All is
-arithmetic: from a row to the atoms that it holds, no order is stored.
+cut into rows. An atom divides a row, so that a row holds several, or is a multiple of it and makes several rows.
 
 Source: "Optimizing Packing and Shuffling Strategies for Enhanced Performance in Generative Language Models", A.3.
 """
@@ -10,9 +9,12 @@ Source: "Optimizing Packing and Shuffling Strategies for Enhanced Performance in
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, Integer
 
 from evenpack.data.order.permutation import derive_key, permute
+from evenpack.data.order.plan import sequence_id_type
+
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,33 +28,31 @@ class RowParts:
     per_row: Int64[np.ndarray, " K"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AtomOrder:
-    """The atoms of a split, all of one size but for a last one that may be shorter and stays last."""
-
-    row: int
-    """Slots of a row."""
-    atom: int
-    total_slots: int
-    seed: int
-
-    def parts(self, rows: Int64[np.ndarray, " K"]) -> RowParts:
-        """Of which atoms these rows consist."""
-        per_row = max(1, self.row // self.atom)
-        begins = (rows[:, None] * self.row + np.arange(per_row) * min(self.row, self.atom)).ravel()
-        is_there = begins < self.total_slots
-        counts = is_there.reshape(len(rows), per_row).sum(axis=1)
-        begins = begins[is_there]
-        places, within = np.divmod(begins, self.atom)
-        slots = np.minimum(self.total_slots - begins, min(self.row, self.atom))
-        atoms = shuffled(places, self.total_slots // self.atom, self.seed)
-        return RowParts(atoms=atoms, begins=within, slots=slots, per_row=counts)
+def shuffled_atoms(count: int, *, moved: int, seed: int) -> Integer[np.ndarray, " atoms"]:
+    """The atom at each place of the order, in the smallest type; those from `moved` on keep their places."""
+    order = np.arange(count, dtype=sequence_id_type(count))
+    for start in range(0, moved, _AT_ONCE):
+        places = np.arange(start, min(start + _AT_ONCE, moved))
+        keys = np.full(len(places), derive_key(seed))
+        order[start : start + len(places)] = permute(places, np.full(len(places), moved), keys)
+    return order
 
 
-def shuffled(places: Int64[np.ndarray, " Q"], count: int, seed: int) -> Int64[np.ndarray, " Q"]:
-    """The atom at each place of the order; places from `count` on keep theirs."""
-    moved = places < count
-    atoms = places.copy()
-    chosen = places[moved]
-    atoms[moved] = permute(chosen, np.full(len(chosen), count), np.full(len(chosen), derive_key(seed)))
-    return atoms
+def uniform_parts(
+    rows: Int64[np.ndarray, " K"], order: Integer[np.ndarray, " atoms"], *, row: int, atom: int, total_slots: int
+) -> RowParts:
+    """What these rows hold where all atoms have one size, but for a last one that may be shorter.
+
+    Args:
+        row: slots of a row.
+        atom: slots of an atom.
+    """
+    part, per_row = min(row, atom), max(1, row // atom)
+    begins = rows * row
+    counts = np.minimum(per_row, -(-(total_slots - begins) // part))
+    if per_row > 1:
+        within_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        begins = np.repeat(begins, counts) + within_row * part
+    places, within = np.divmod(begins, atom)
+    slots = np.minimum(total_slots - begins, part)
+    return RowParts(atoms=order[places].astype(np.int64), begins=within, slots=slots, per_row=counts)

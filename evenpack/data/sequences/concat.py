@@ -4,14 +4,13 @@ With an atom, the stream is cut into atoms first, and rows are cut from these on
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, Integer
 
 from evenpack.data.config import ConcatRecipe
 from evenpack.data.sequences.accounting import TokenAccounting
-from evenpack.data.sequences.atoms import AtomOrder
+from evenpack.data.sequences.atoms import shuffled_atoms, uniform_parts
 from evenpack.data.sequences.pieces import Pieces, RowsView, most_segments
 from evenpack.data.tokens.file import TokenFile
 
@@ -36,8 +35,7 @@ class ConcatView(RowsView):
     def total_slots(self) -> int:
         return int(self.stream_starts[-1])
 
-    def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
-        self._check_ids(sequence_ids)
+    def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         begins = sequence_ids * self.max_sequence_length
         ends = np.minimum(begins + self.max_sequence_length, self.total_slots)
         # The next cut's first document belongs to this cut too, unless it begins where this one ends.
@@ -53,21 +51,19 @@ class ShuffledConcatView(RowsView):
     recipe: ConcatRecipe
     stream_starts: Int64[np.ndarray, " kept_plus_1"]
     """Where in the stream each kept document begins, and the stream's length."""
+    atom_order: Integer[np.ndarray, " atoms"]
+    """The atom at each place of the order; what is left behind the last whole atom stays last."""
 
     @property
     def total_slots(self) -> int:
         return int(self.stream_starts[-1])
 
-    @cached_property
-    def _order(self) -> AtomOrder:
-        assert self.recipe.atom is not None, "a view of this kind is made for an atom"
-        seed = _DEFAULT_SEED if self.recipe.seed is None else self.recipe.seed
-        return AtomOrder(row=self.max_sequence_length, atom=self.recipe.atom, total_slots=self.total_slots, seed=seed)
-
-    def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
-        self._check_ids(sequence_ids)
-        parts = self._order.parts(sequence_ids)
-        begins = parts.atoms * self._order.atom + parts.begins
+    def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
+        atom = self.recipe.atom
+        assert atom is not None, "a view of this kind is made for an atom"
+        row = self.max_sequence_length
+        parts = uniform_parts(sequence_ids, self.atom_order, row=row, atom=atom, total_slots=self.total_slots)
+        begins = parts.atoms * atom + parts.begins
         ends = begins + parts.slots
         first = np.searchsorted(self.stream_starts, begins, side="right") - 1
         past = np.searchsorted(self.stream_starts, ends, side="left")
@@ -99,6 +95,8 @@ def build_concat(
     )
     view: ConcatView | ShuffledConcatView
     if recipe.atom is not None:
+        seed = _DEFAULT_SEED if recipe.seed is None else recipe.seed
+        order = shuffled_atoms(-(-tokens_kept // recipe.atom), moved=tokens_kept // recipe.atom, seed=seed)
         view = ShuffledConcatView(
             recipe=recipe,
             token_file=token_file,
@@ -107,6 +105,7 @@ def build_concat(
             directory=None,
             documents=documents[~too_short],
             stream_starts=stream_starts,
+            atom_order=order,
         )
     else:
         holders = np.searchsorted(stream_starts, begins, side="right") - 1

@@ -10,11 +10,11 @@ Source: A.3 of the text that `atoms` names; an earlier version of it fills all t
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, Integer
 
 from evenpack.data.config import PaddingRecipe
 from evenpack.data.sequences.accounting import TokenAccounting
-from evenpack.data.sequences.atoms import AtomOrder, RowParts, shuffled
+from evenpack.data.sequences.atoms import RowParts, shuffled_atoms, uniform_parts
 from evenpack.data.sequences.pieces import Pieces, RowsView, most_segments, padding_of
 from evenpack.data.tokens.file import TokenFile
 
@@ -26,12 +26,10 @@ class PaddingView(RowsView):
     recipe: PaddingRecipe
     first_atoms: Int64[np.ndarray, " kept_plus_1"]
     """The first atom of each kept document, and the number of atoms."""
-    row_ends: Int64[np.ndarray, " atoms"]
+    atom_order: Integer[np.ndarray, " atoms"]
+    """The atom at each place of the order."""
+    row_ends: Int64[np.ndarray, " places"]
     """How many rows the atoms up to each place of the order fill; empty where all fill as many."""
-
-    @property
-    def padding_in_loss(self) -> bool:
-        return self.recipe.padding_in_loss
 
     @property
     def total_slots(self) -> int:
@@ -40,10 +38,29 @@ class PaddingView(RowsView):
         return int(self.first_atoms[-1]) * self.recipe.atom
 
     def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
+        """Which tokens of these rows only fill them up."""
         return padding_of(self.pieces(sequence_ids))
 
-    def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
-        self._check_ids(sequence_ids)
+    def padding_counts(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        if len(sequence_ids) == 0:
+            return sequence_ids, sequence_ids
+        pieces = self.pieces(sequence_ids)
+        padding = pieces.sum_by_row(pieces.paddings)
+        if self.recipe.padding_in_loss:
+            return padding, np.zeros_like(padding)
+        begins = pieces.segment_begins()
+        if not self.recipe.isolate_documents:
+            begins = np.zeros_like(begins)
+            begins[pieces.first_of_rows] = True
+        no_target = begins & (pieces.tokens + pieces.ends == 0)  # a segment's first token is none anyway
+        return padding, padding - pieces.sum_by_row(no_target)
+
+    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        return None if self.recipe.padding_in_loss else self.padding(sequence_ids)
+
+    def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         parts = self._parts(sequence_ids)
         documents = np.searchsorted(self.first_atoms, parts.atoms, side="right") - 1
         _, lengths = self.token_file.spans(self.documents[documents])
@@ -62,18 +79,15 @@ class PaddingView(RowsView):
         )
 
     def _parts(self, rows: Int64[np.ndarray, " K"]) -> RowParts:
-        recipe = self.recipe
+        row = self.max_sequence_length
         if not len(self.row_ends):
-            order = AtomOrder(
-                row=recipe.max_sequence_length, atom=recipe.atom, total_slots=self.total_slots, seed=recipe.seed
-            )
-            return order.parts(rows)
+            return uniform_parts(rows, self.atom_order, row=row, atom=self.recipe.atom, total_slots=self.total_slots)
         places = np.searchsorted(self.row_ends, rows, side="right")
         before = np.where(places > 0, self.row_ends[places - 1], 0)
         return RowParts(
-            atoms=shuffled(places, len(self.row_ends), recipe.seed),
-            begins=(rows - before) * recipe.max_sequence_length,
-            slots=np.full(len(rows), recipe.max_sequence_length),
+            atoms=self.atom_order[places].astype(np.int64),
+            begins=(rows - before) * row,
+            slots=np.full(len(rows), row),
             per_row=np.ones_like(rows),
         )
 
@@ -89,11 +103,12 @@ def build_padding(
     first_atoms = np.append(0, np.cumsum(full + (tails > 0)))
     unit = recipe.atom if recipe.pad_tails_to == "atom" else min(recipe.atom, recipe.max_sequence_length)
     tail_slots = -(-tails // unit) * unit
+    atoms = int(first_atoms[-1])
+    order = shuffled_atoms(atoms, moved=atoms, seed=recipe.seed)
     row_ends = np.zeros(0, dtype=np.int64)
     if unit < recipe.atom:
-        slots = np.full(first_atoms[-1], recipe.atom)
+        slots = np.full(atoms, recipe.atom)
         slots[first_atoms[1:][tails > 0] - 1] = tail_slots[tails > 0]
-        order = shuffled(np.arange(len(slots)), len(slots), recipe.seed)
         row_ends = np.cumsum(slots[order] // recipe.max_sequence_length)
     total_slots = int((full * recipe.atom + tail_slots).sum())
     tail_ends = tail_slots > tails
@@ -123,6 +138,7 @@ def build_padding(
         directory=None,
         documents=documents[~too_short],
         first_atoms=first_atoms,
+        atom_order=order,
         row_ends=row_ends,
     )
     return replace(view, max_segments_per_sequence=most_segments(view))

@@ -38,18 +38,30 @@ class Pieces:
         total: Int64[np.ndarray, " P"] = self.tokens + self.ends + self.paddings
         return total
 
-    def segments(self) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        """The lengths of all segments, and how many each row has: neighbours in a document stay together."""
-        begins_row = np.zeros(len(self.starts), dtype=bool)
-        begins_row[np.cumsum(self.per_row) - self.per_row] = True
-        goes_on = np.zeros_like(begins_row)
-        goes_on[1:] = (self.documents[1:] == self.documents[:-1]) & (
-            self.starts[1:] == self.starts[:-1] + self.tokens[:-1]
+    def segment_begins(self) -> Bool[np.ndarray, " P"]:
+        """Which pieces begin a segment: neighbours in a document stay together."""
+        begins = np.ones(len(self.starts), dtype=bool)
+        begins[1:] = (self.documents[1:] != self.documents[:-1]) | (
+            self.starts[1:] != self.starts[:-1] + self.tokens[:-1]
         )
-        begins = begins_row | ~goes_on
-        rows = np.repeat(np.arange(len(self.per_row)), self.per_row)
-        per_row = np.bincount(rows[begins], minlength=len(self.per_row)).astype(np.int64)
-        return np.add.reduceat(self.slots, np.flatnonzero(begins)), per_row
+        begins[self.first_of_rows] = True
+        return begins
+
+    def segments(self) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
+        """The lengths of all segments, and how many each row has."""
+        begins = self.segment_begins()
+        return np.add.reduceat(self.slots, np.flatnonzero(begins)), self.sum_by_row(begins)
+
+    def sum_by_row(self, values: np.ndarray) -> Int64[np.ndarray, " K"]:
+        """Of what the pieces have each; every row has a piece."""
+        sums: Int64[np.ndarray, " K"] = np.add.reduceat(values, self.first_of_rows, dtype=np.int64)
+        return sums
+
+    @property
+    def first_of_rows(self) -> Int64[np.ndarray, " K"]:
+        """The first piece of each row."""
+        firsts: Int64[np.ndarray, " K"] = np.cumsum(self.per_row) - self.per_row
+        return firsts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,8 +82,16 @@ class RowsView(StoredView):
         """Of all rows."""
 
     @abstractmethod
+    def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
+        """Of these rows, which there are."""
+
     def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
-        """Of these rows."""
+        """Of these rows; those of the array that was asked for last are kept, as a batch asks several questions."""
+        last = self._last_asked
+        if not last or last[0][0] is not sequence_ids:
+            self._check_ids(sequence_ids)
+            last[:] = [(sequence_ids, self.find_pieces(sequence_ids))]
+        return last[0][1]
 
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         stop = self.count if stop is None else stop
@@ -107,6 +127,11 @@ class RowsView(StoredView):
             return np.ones_like(lengths), lengths**2
         segments, per_row = self.pieces(sequence_ids).segments()
         return per_row, np.add.reduceat(segments**2, np.cumsum(per_row) - per_row)
+
+    @cached_property
+    def _last_asked(self) -> list[tuple[Int64[np.ndarray, " K"], Pieces]]:
+        """At most one pair: row ids, and their pieces."""
+        return []
 
     @cached_property
     def _end_of_text(self) -> int:

@@ -67,12 +67,16 @@ class SequenceView(Protocol):
         Reads no token; `lengths` are those of the sequences, which a plan knows already.
         """
 
-    @property
-    def padding_in_loss(self) -> bool:
-        """Whether what `padding` finds is predicted like other tokens."""
+    def padding_counts(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]] | None:
+        """Of each sequence: tokens that only fill it up, and targets that are left out for that.
 
-    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        """Which tokens of the sequences only fill them up; None: no token of any sequence does. Reads no token."""
+        Reads no token. None: no sequence has any.
+        """
+
+    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        """Which tokens of the sequences are not to be predicted; None: none. Reads no token."""
 
 
 def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
@@ -103,11 +107,12 @@ class StoredView:
     def count(self) -> int:
         return self.accounting.sequences
 
-    @property
-    def padding_in_loss(self) -> bool:
-        return True
+    def padding_counts(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]] | None:
+        return None
 
-    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
         return None
 
     def save(self, directory: Path) -> None:

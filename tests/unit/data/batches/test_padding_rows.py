@@ -12,6 +12,7 @@ from evenpack.data.order.step_plan import PackedSource, StepPlanner
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences import build_view
+from evenpack.data.sequences.padding import PaddingView
 from evenpack.data.tokens.file import TokenFile, TokenFileWriter
 
 END, ROW, ROWS_PER_STEP = 1, 8, 4
@@ -75,8 +76,7 @@ def test_the_plan_counts_what_the_batches_hold(
             batch = collator.collate(plan.micro_batch(0, index), plan.counts)
             held += batch.local_counts
             ids = batch.sequence_ids[batch.sequence_ids >= 0].numpy()
-            padding = source.view.padding(ids)
-            assert padding is not None
+            padding = padding_of(source, ids)
             assert batch.local_counts.tokens == int((~padding).sum()) == batch.source_tokens[0]
             assert isinstance(batch.targets, CausalTargets)
             assert int(batch.targets.weights.sum()) == batch.local_counts.targets
@@ -84,16 +84,20 @@ def test_the_plan_counts_what_the_batches_hold(
         assert held == plan.counts
 
 
+def padding_of(source: PackedSource, rows: np.ndarray) -> np.ndarray:
+    assert isinstance(source.view, PaddingView)
+    return source.view.padding(rows)
+
+
 def expected_targets(source: PackedSource, rows: np.ndarray) -> int:
     """Each slot but the first of its segment is predicted, unless it only fills up and that is left out."""
-    targets = 0
+    targets, in_loss = 0, source.view.left_out(rows[:1]) is None
     for row in rows:
         one = np.array([row])
-        padding = source.view.padding(one)
-        assert padding is not None
+        padding = padding_of(source, one)
         firsts = {0, *np.cumsum(source.view.segments(one)[0]).tolist()}
         for slot, fills_up in enumerate(padding.tolist()):
-            targets += slot not in firsts and (source.view.padding_in_loss or not fills_up)
+            targets += slot not in firsts and (in_loss or not fills_up)
     return targets
 
 

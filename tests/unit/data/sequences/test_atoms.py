@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from evenpack.data.config import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences import SequenceView, build_view, open_view
-from evenpack.data.sequences.atoms import shuffled
+from evenpack.data.sequences.atoms import shuffled_atoms
+from evenpack.data.sequences.padding import PaddingView
 from evenpack.data.tokens.file import TokenFile, TokenFileWriter
 
 END = 7
@@ -51,10 +52,14 @@ def of_one_document(tmp_path: Path, tokens: int, recipe: PaddingRecipe) -> Seque
     return build_view(recipe, write(tmp_path / "tokens", [tokens + 1]), np.array([0]))
 
 
+def padding_of(view: SequenceView, rows: np.ndarray) -> np.ndarray | None:
+    return view.padding(rows) if isinstance(view, PaddingView) else None
+
+
 def kinds_of(view: SequenceView) -> list[str]:
     """Each row, one letter a slot: t for a token, e for an end-of-text that closes, p for one that only fills up."""
     ids = np.arange(view.count)
-    padding = view.padding(ids)
+    padding = padding_of(view, ids)
     assert padding is not None
     letters = np.where(view.gather(ids) == END, np.where(padding, "p", "e"), "t")
     return ["".join(row) for row in np.split(letters, np.cumsum(view.lengths())[:-1])]
@@ -102,9 +107,12 @@ def test_several_short_atoms_make_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("padding_in_loss", [True, False])
 def test_the_loss_may_leave_out_what_only_fills_up(tmp_path: Path, padding_in_loss: bool) -> None:
-    assert of_one_document(tmp_path, 5, padding_recipe(8, 8, padding_in_loss=padding_in_loss)).padding_in_loss == (
-        padding_in_loss
-    )
+    view = of_one_document(tmp_path, 5, padding_recipe(8, 8, padding_in_loss=padding_in_loss))
+
+    counts = view.padding_counts(np.array([0]))
+    assert counts is not None
+    assert [count.tolist() for count in counts] == [[2], [0] if padding_in_loss else [2]]
+    assert (view.left_out(np.array([0])) is None) == padding_in_loss
 
 
 def expected_atoms(recipe: ConcatRecipe | PaddingRecipe, documents: list[list[int]]) -> list[Row]:
@@ -133,7 +141,7 @@ def expected_rows(recipe: ConcatRecipe | PaddingRecipe, documents: list[list[int
     moved = len(atoms)
     if isinstance(recipe, ConcatRecipe) and atoms and len(atoms[-1]) < recipe.atom:
         moved -= 1  # the rest of the stream stays last
-    order = shuffled(np.arange(len(atoms)), moved, 42 if recipe.seed is None else recipe.seed)
+    order = shuffled_atoms(len(atoms), moved=moved, seed=42 if recipe.seed is None else recipe.seed)
     slots = [slot for atom in order for slot in atoms[atom]]
     return [
         slots[start : start + recipe.max_sequence_length] for start in range(0, len(slots), recipe.max_sequence_length)
@@ -171,7 +179,7 @@ def test_rows_are_what_plain_loops_give(
     slots = [slot for row in asked for slot in rows[row]]
     file_tokens = token_file.read(0, token_file.tokens)
     assert view.gather(asked).tolist() == [END if kind else int(file_tokens[place]) for place, kind in slots]
-    padding = view.padding(asked)
+    padding = padding_of(view, asked)
     assert (padding is None) == isinstance(recipe, ConcatRecipe)
     assert padding is None or padding.tolist() == [kind == 2 for _, kind in slots]
     segments = [segments_of(rows[row], documents, isolate=isolate) for row in asked]
@@ -215,7 +223,7 @@ def test_every_token_is_in_one_row_once(token_file: TokenFile, size: tuple[int, 
 
     texts = read[read != END]
     assert sorted(tokens[tokens != END]) == sorted(texts)
-    padding = view.padding(np.arange(view.count))
+    padding = padding_of(view, np.arange(view.count))
     assert int((tokens != END).sum()) + accounting.padding_slots <= len(tokens) == int(view.lengths().sum())
     if padding is not None:
         assert accounting.padding_slots == int(padding.sum())
