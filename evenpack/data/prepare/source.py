@@ -13,14 +13,7 @@ import xxhash
 from jaxtyping import Int64, UInt64
 
 from evenpack.data.checksums import Checksums
-from evenpack.data.config import (
-    ConcatRecipe,
-    DataConfig,
-    DocumentsRecipe,
-    MegatronSource,
-    PaddingRecipe,
-    SentencePairsRecipe,
-)
+from evenpack.data.config import ConcatRecipe, DataConfig, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.prepare.manifest import (
     SPLITS,
     FileRecord,
@@ -36,6 +29,7 @@ from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
 from evenpack.data.sequences import PAIRS, SequenceView, build_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
 from evenpack.data.sequences.sentences import SentenceIndex
+from evenpack.data.sources.config import MegatronSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.sources.input_files import InputFile

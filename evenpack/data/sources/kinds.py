@@ -11,8 +11,8 @@ hdf5       masked pairs that came ready made          ../shards/
 
 from typing import Any
 
-from evenpack.data.config import Source
 from evenpack.data.sources import builtin, hdf5, hub, jsonl, megatron, parquet, text
+from evenpack.data.sources.config import Source
 from evenpack.data.sources.corpus import Corpus, SourceKind
 from evenpack.data.sources.input_files import InputFile
 

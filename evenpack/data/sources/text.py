@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from evenpack.data.config import TextSource
+from evenpack.data.sources.config import TextSource
 from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, file_inputs, find_files, make_document
 from evenpack.data.sources.input_files import SourceReader
 
