@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from evenpack.config import Section, UserPath
 
@@ -12,13 +12,24 @@ class _SourceBase(Section):
     """Packs of this source among the sum of all weights."""
 
 
-class BuiltinSource(_SourceBase):
+class SourceOfText(_SourceBase):
+    """What all sources have in common whose documents are text."""
+
+    rows: Literal["lines", "paragraphs"] | None = None
+    """Make a document of each line of the source's documents, or of what blank lines separate in them; blank ones are
+    passed over. Null: their documents stay whole."""
+    minimum_words: int | None = Field(default=None, ge=1)
+    """Drop rows (documents, where `rows` is null) of fewer words, white space between two words, before tokenising;
+    they are counted. Null: keep them all."""
+
+
+class BuiltinSource(SourceOfText):
     """Text that every Python installation carries: pydoc topics and the standard library's docstrings."""
 
     kind: Literal["builtin"]
 
 
-class JsonlSource(_SourceBase):
+class JsonlSource(SourceOfText):
     """One JSON object a line, plain or zstd-compressed (`.zst`)."""
 
     kind: Literal["jsonl"]
@@ -28,7 +39,7 @@ class JsonlSource(_SourceBase):
     """The key whose string is the document."""
 
 
-class ParquetSource(_SourceBase):
+class ParquetSource(SourceOfText):
     """Parquet files with a column of text."""
 
     kind: Literal["parquet"]
@@ -38,7 +49,7 @@ class ParquetSource(_SourceBase):
     """The column whose string is the document."""
 
 
-class TextSource(_SourceBase):
+class TextSource(SourceOfText):
     """Plain UTF-8 text files."""
 
     kind: Literal["text"]
@@ -47,8 +58,17 @@ class TextSource(_SourceBase):
     document_separator: Literal["file", "blank_line", "line"] = "file"
     """What ends a document."""
 
+    @model_validator(mode="after")
+    def _check(self) -> "TextSource":
+        if self.rows is not None and self.document_separator != "file":
+            raise ValueError(
+                f"rows ({self.rows}) and document_separator ({self.document_separator}) both cut the files: leave rows "
+                "out, or take document_separator file"
+            )
+        return self
 
-class HubSource(_SourceBase):
+
+class HubSource(SourceOfText):
     """A dataset of the Hugging Face hub, or a local folder of that shape, read through `datasets`."""
 
     kind: Literal["hub"]
