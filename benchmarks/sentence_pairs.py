@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from evenpack.data.config import BertTokenizer, DataConfig, MaskingConfig, SentencePairsRecipe
+from evenpack.data.config import DataConfig, MaskingConfig, SentencePairsRecipe
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
@@ -29,6 +29,7 @@ from evenpack.data.sequences.masking import mask_sequences, masking_keys
 from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing
 from evenpack.data.sequences.sentences import SentenceIndex, split_sentences
 from evenpack.data.sources.kinds import open_corpus
+from evenpack.data.tokenizers.config import BertTokenizer
 from evenpack.data.tokenizers.tokenizer import load_tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation

@@ -5,9 +5,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.config import DataConfig, TrainedTokenizer
+from evenpack.data.config import DataConfig
 from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.sources.kinds import open_corpus
+from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.tokenizer import train_tokenizer
 
 

@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from evenpack.config import Section, UserPath, nearest
-from evenpack.data.config import EncoderTokenizer
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import Batching, Layout
+from evenpack.data.tokenizers.config import EncoderTokenizer
 from evenpack.finetuning.tasks import TASKS, AnyTask
 from evenpack.kernels.config import AttentionConfig
 

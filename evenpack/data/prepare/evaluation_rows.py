@@ -3,12 +3,12 @@
 import numpy as np
 from jaxtyping import Bool, UInt64
 
-from evenpack.data.config import Hdf5Source
 from evenpack.data.prepare.progress import Progress
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.shards.layout import ShardSet
 from evenpack.data.shards.masked_sequences import MaskedSequences
 from evenpack.data.shards.reading import ShardSlice, read_slices
+from evenpack.data.sources.config import Hdf5Source
 from evenpack.errors import DataError
 
 _ROWS_AT_ONCE = 2048

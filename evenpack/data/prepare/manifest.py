@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from evenpack.data.config import DataConfig
 from evenpack.data.packing import Packing
 from evenpack.data.sequences import TokenAccounting
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.rows import RowAccounting
 from evenpack.errors import DataError, NotPreparedError
 from evenpack.files import write_json
 
@@ -23,6 +25,8 @@ TRAINED_ON = "tokenizer.trained_on.json"
 """Beside the folder: what is in there belongs to the fingerprint, and times of files do not."""
 _PATHS = {"path", "validation_path"}
 """Keys of a source or tokenizer that say where it lies."""
+_OFF_UNLESS_GIVEN = {"rows", "minimum_words"}
+"""Keys of a source that older data sections do not have: named where they are on, so that those stay what they were."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
 
 
@@ -88,6 +92,8 @@ class SourceRecord(Section):
     """Of all texts in UTF-8; 0 where tokens came ready made."""
     unknown_tokens: int
     """Tokens that stand for text which the vocabulary cannot express."""
+    rows: RowAccounting | None = None
+    """What became of rows and words before tokenising; None where the source's `rows` and `minimum_words` are."""
     train: SplitRecord
     validation: SplitRecord
 
@@ -97,6 +103,8 @@ class SourceRecord(Section):
             splits = sum(getattr(split.accounting, f"{name}_read") for split in (self.train, self.validation))
             if splits != getattr(self, name):
                 raise ValueError(f"the token file has {getattr(self, name)} {name}, the splits account for {splits}")
+        if self.rows is not None and self.rows.rows_kept != self.documents:
+            raise ValueError(f"the token file has {self.documents} documents, of {self.rows.rows_kept} rows kept")
         return self
 
 
@@ -176,6 +184,19 @@ class Manifest(Section):
             for split, record in (("train", source.train), ("validation", source.validation))
         ]
 
+    def row_summary(self) -> list[dict[str, Any]]:
+        """What was dropped before tokenising, for each source that has `rows` or `minimum_words`."""
+        return [
+            {
+                "source": name,
+                **asdict(source.rows),
+                "rows_dropped_share": source.rows.rows_dropped / max(source.rows.rows_read, 1),
+                "words_dropped_share": source.rows.words_dropped / max(source.rows.words_read, 1),
+            }
+            for name, source in self.sources.items()
+            if source.rows is not None
+        ]
+
 
 def data_section(config: DataConfig) -> dict[str, Any]:
     """What of the `data:` section decides the prepared files: not their place, not how training looks at them, and not
@@ -184,6 +205,9 @@ def data_section(config: DataConfig) -> dict[str, Any]:
     section = config.model_dump(mode="json", exclude=not_of_files)
     for source in section["sources"].values():
         del source["weight"]
+        for key in _OFF_UNLESS_GIVEN & source.keys():
+            if source[key] is None:
+                del source[key]
     for part in (section["tokenizer"], *section["sources"].values()):
         for key in _PATHS & part.keys():
             part[key] = None if part[key] is None else str(Path(part[key]).absolute())

@@ -17,16 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.data.config import (
-    DataConfig,
-    ExternalTokenizer,
-    Hdf5Source,
-    MaskedPairsRecipe,
-    MegatronSource,
-    SentencePairsRecipe,
-    TrainedTokenizer,
-    TrainedWordPieces,
-)
+from evenpack.data.config import DataConfig, MaskedPairsRecipe, SentencePairsRecipe
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.prepare.changed_inputs import refuse_changed_sources
 from evenpack.data.prepare.directory import explain_write_failures, hold_lock, refuse_foreign_files, remove_leftovers
@@ -48,10 +39,12 @@ from evenpack.data.prepare.tokenise import SourceReporter
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
 from evenpack.data.prepare.verification import Verifier
 from evenpack.data.sequences.sentences import LANGUAGES_WITH_RULES
+from evenpack.data.sources.config import Hdf5Source, MegatronSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.hdf5 import bytes_to_read
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.kinds import open_corpus, source_inputs
+from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
 from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from evenpack.errors import DataError
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from evenpack.data.config import DataConfig, Hdf5Source, MaskedPairsRecipe
+from evenpack.data.config import DataConfig, MaskedPairsRecipe
 from evenpack.data.prepare.evaluation_rows import EvaluationRows
 from evenpack.data.prepare.manifest import (
     FileRecord,
@@ -34,6 +34,7 @@ from evenpack.data.shards.checks import RowLimits, check_limits
 from evenpack.data.shards.layout import ShardSet
 from evenpack.data.shards.masked_sequences import MaskedSequences
 from evenpack.data.shards.reading import ShardSlice, read_slices
+from evenpack.data.sources.config import Hdf5Source
 from evenpack.data.sources.hdf5 import bytes_to_read, training_files, validation_files
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.sources.input_files import InputFile

@@ -13,14 +13,7 @@ import xxhash
 from jaxtyping import Int64, UInt64
 
 from evenpack.data.checksums import Checksums
-from evenpack.data.config import (
-    ConcatRecipe,
-    DataConfig,
-    DocumentsRecipe,
-    MegatronSource,
-    PaddingRecipe,
-    SentencePairsRecipe,
-)
+from evenpack.data.config import ConcatRecipe, DataConfig, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
 from evenpack.data.prepare.manifest import (
     SPLITS,
     FileRecord,
@@ -36,10 +29,12 @@ from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
 from evenpack.data.sequences import PAIRS, SequenceView, build_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
 from evenpack.data.sequences.sentences import SentenceIndex
+from evenpack.data.sources.config import MegatronSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.megatron import megatron_prefix
+from evenpack.data.sources.rows import RowAccounting
 from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
 from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile, column_path, hash_documents, hashes_path, read_journal
@@ -60,6 +55,8 @@ class _WrittenTokens:
     identities: UInt64[np.ndarray, " documents"]
     text_bytes: int
     unknown_tokens: int
+    rows: RowAccounting | None
+    """Of the rows that were cut and filtered before tokenising; None where documents were taken as they are."""
     checksums: Mapping[str, Checksums]
     """Of those files whose checksums are known already, by name."""
 
@@ -105,6 +102,7 @@ class SourcePreparation:
                 identities=np.load(hashes_path(prefix), mmap_mode="r"),
                 text_bytes=journal.state["text_bytes"],
                 unknown_tokens=journal.state["unknown_tokens"],
+                rows=RowAccounting(**journal.state["rows"]) if "rows" in journal.state else None,
                 checksums=journal.checksums,
             ),
             self._documents_view if self._sentence_language is None else partial(self._pairs_view, tokenizer, reporter),
@@ -131,6 +129,7 @@ class SourcePreparation:
                 identities=np.load(hashes_path(self.folder / "tokens"), mmap_mode="r"),
                 text_bytes=0,
                 unknown_tokens=0,
+                rows=None,
                 checksums={},
             ),
             self._documents_view,
@@ -194,6 +193,7 @@ class SourcePreparation:
             tokens=written.token_file.tokens,
             text_bytes=written.text_bytes,
             unknown_tokens=written.unknown_tokens,
+            rows=written.rows,
             train=splits["train"],
             validation=splits["validation"],
         )

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from evenpack.data.prepare.progress import PrepareState, Progress, Stage
 from evenpack.data.sequences.sentences import split_sentences
 from evenpack.data.sources.corpus import Corpus, Document
 from evenpack.data.sources.held_out import held_out
+from evenpack.data.sources.rows import RowCorpus
 from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, EncodedDocuments, Tokenizer
 from evenpack.data.tokens.file import DOCUMENT_HASHES, Journal
 from evenpack.data.tokens.writer import HASH_COLUMN, TokenFileWriter
@@ -167,6 +168,9 @@ def _append_all(
                 bytes_read=batch.bytes_read,
                 bytes_resumed=bytes_resumed,
             )
+    if isinstance(corpus, RowCorpus):
+        assert corpus.accounting is not None, "the pass has come to its end"
+        state["rows"] = asdict(corpus.accounting)
     return state
 
 

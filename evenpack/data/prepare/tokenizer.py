@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.config import DataConfig, ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
+from evenpack.data.config import DataConfig
 from evenpack.data.prepare.manifest import (
     TOKENIZER_FOLDER,
     TRAINED_ON,
@@ -20,6 +20,7 @@ from evenpack.data.prepare.progress import Progress
 from evenpack.data.prepare.tokenise import SourceReporter, training_texts
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
 from evenpack.data.tokenizers.tokenizer import Tokenizer, tokenizer_inputs, train_tokenizer
 from evenpack.errors import DataError
 from evenpack.files import atomic_directory, write_json

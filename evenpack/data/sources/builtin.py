@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from evenpack.data.config import BuiltinSource
 from evenpack.data.sources import library_text
+from evenpack.data.sources.config import BuiltinSource
 from evenpack.data.sources.corpus import Document, SourceKind, make_document
 from evenpack.data.sources.input_files import InputFile
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NoReturn
 
-from evenpack.data.config import Hdf5Source
+from evenpack.data.sources.config import Hdf5Source
 from evenpack.data.sources.corpus import SourceKind, file_inputs, find_files
 from evenpack.data.sources.input_files import InputFile
 from evenpack.errors import ConfigError, DataError

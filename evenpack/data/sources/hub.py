@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from evenpack.data.config import HubSource
+from evenpack.data.sources.config import HubSource
 from evenpack.data.sources.corpus import Document, SourceKind, file_inputs, make_document
 from evenpack.data.sources.hub_rows import HubRows
 from evenpack.data.sources.input_files import InputFile

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from evenpack.data.config import HubSource
+from evenpack.data.sources.config import HubSource
 from evenpack.errors import DataError
 
 _ROWS_AT_ONCE = 1000

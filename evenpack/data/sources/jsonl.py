@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from evenpack.data.config import JsonlSource
+from evenpack.data.sources.config import JsonlSource
 from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, file_inputs, find_files, make_document
 from evenpack.data.sources.input_files import SourceReader
 from evenpack.data.sources.json_lines import JSONL_SUFFIXES, filled_lines, value_of

@@ -11,10 +11,11 @@ hdf5       masked pairs that came ready made          ../shards/
 
 from typing import Any
 
-from evenpack.data.config import Source
 from evenpack.data.sources import builtin, hdf5, hub, jsonl, megatron, parquet, text
+from evenpack.data.sources.config import Source, SourceOfText
 from evenpack.data.sources.corpus import Corpus, SourceKind
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.rows import RowCorpus
 
 KINDS: dict[str, SourceKind[Any]] = {
     "builtin": builtin.KIND,
@@ -29,11 +30,15 @@ KINDS: dict[str, SourceKind[Any]] = {
 
 
 def open_corpus(name: str, source: Source) -> Corpus:
-    """The corpus of source `name`; finds its files and reads none of them. A dataset of the hub is loaded.
+    """The corpus of source `name`, or that of its rows; finds its files and reads none of them. A dataset of the hub is
+    loaded.
 
     Raises: DataError if the path is not given or leads to no file, or if the source holds tokens and no text.
     """
-    return KINDS[source.kind].open_corpus(name, source)
+    corpus = KINDS[source.kind].open_corpus(name, source)
+    if not isinstance(source, SourceOfText) or (source.rows is None and source.minimum_words is None):
+        return corpus
+    return RowCorpus(name, corpus, rows=source.rows, minimum_words=source.minimum_words)
 
 
 def source_inputs(name: str, source: Source) -> tuple[InputFile, ...]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NoReturn
 
-from evenpack.data.config import MegatronSource
+from evenpack.data.sources.config import MegatronSource
 from evenpack.data.sources.corpus import SourceKind
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.tokens.index import bin_path, index_path

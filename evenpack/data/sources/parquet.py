@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenpack.data.config import ParquetSource
+from evenpack.data.sources.config import ParquetSource
 from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, file_inputs, find_files, make_document
 from evenpack.errors import DataError
 

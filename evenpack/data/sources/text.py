@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from evenpack.data.config import TextSource
+from evenpack.data.sources.config import TextSource
 from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, file_inputs, find_files, make_document
 from evenpack.data.sources.input_files import SourceReader
+from evenpack.data.sources.rows import filled_lines, paragraphs
 
 
 class TextCorpus(FileCorpus):
@@ -27,18 +28,11 @@ class TextCorpus(FileCorpus):
         """The documents of one file."""
         lines = (reader.decode(line).rstrip("\r\n") for line in reader.lines())
         if self._separator == "line":
-            yield from (line for line in lines if line.strip())
-            return
-        gathered: list[str] = []
-        for line in lines:
-            if self._separator == "blank_line" and not line.strip():
-                if gathered:
-                    yield "\n".join(gathered)
-                gathered = []
-            else:
-                gathered.append(line)
-        if any(line.strip() for line in gathered):
-            yield "\n".join(gathered)
+            yield from filled_lines(lines)
+        elif self._separator == "blank_line":
+            yield from paragraphs(lines)
+        else:
+            yield from filled_lines(["\n".join(lines)])
 
 
 KIND = SourceKind[TextSource](

@@ -7,7 +7,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from evenpack.data.config import TrainedTokenizer
+from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"

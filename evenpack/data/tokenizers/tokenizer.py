@@ -17,7 +17,10 @@ import tokenizers
 import xxhash
 from jaxtyping import Int32, Int64
 
-from evenpack.data.config import (
+from evenpack.data.sequences.masking import MaskingVocabulary
+from evenpack.data.sources.input_files import InputFile
+from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT, byte_pairs_files, read_byte_pairs, train_byte_pairs
+from evenpack.data.tokenizers.config import (
     BertTokenizer,
     Gpt2Tokenizer,
     HubTokenizer,
@@ -25,9 +28,6 @@ from evenpack.data.config import (
     TrainedTokenizer,
     TrainedWordPieces,
 )
-from evenpack.data.sequences.masking import MaskingVocabulary
-from evenpack.data.sources.input_files import InputFile
-from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT, byte_pairs_files, read_byte_pairs, train_byte_pairs
 from evenpack.data.tokenizers.word_pieces import (
     CONTINUATION,
     ROLES,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from evenpack.data.config import TrainedWordPieces
+from evenpack.data.tokenizers.config import TrainedWordPieces
 from evenpack.errors import DataError
 
 UNKNOWN = "[UNK]"

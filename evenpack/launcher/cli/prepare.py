@@ -15,13 +15,16 @@ def prepare(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson =
     config = load(run_file, overrides)
     with reporting(as_json) as report:
         from evenpack.launcher.preparing import prepare_run
-        from evenpack.studies.inspection.tables import splits_table
+        from evenpack.studies.inspection.tables import rows_table, splits_table
 
         manifest = prepare_run(config)
-        splits = manifest.summary()
+        splits, rows = manifest.summary(), manifest.row_summary()
         report.value = {
             "directory": config.prepared_dir,
             "vocabulary_size": manifest.tokenizer.vocabulary_size,
             "splits": splits,
+            "source_rows": rows,
         }
+        if rows:
+            report.shown.append(rows_table(rows))
         report.shown.append(splits_table(splits, title=f"Prepared in {config.prepared_dir}"))

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.errors import ConfigError
 from evenpack.studies.inspection.recipes import advice_shown, advise_recipe
-from evenpack.studies.inspection.tables import histogram_table, lengths_table, splits_table
+from evenpack.studies.inspection.tables import histogram_table, lengths_table, rows_table, splits_table
 from evenpack.studies.lengths.statistics import length_ranges, length_statistics
 from evenpack.studies.lengths.subject import Subject, long_lines
 from evenpack.studies.packing.options import parse_pack_lengths
@@ -77,6 +77,8 @@ def inspect_lengths(
         shown += advice_shown(advice)
     if subject.splits:
         shown.insert(0, splits_table(subject.splits, title="Sources"))
+    if subject.source_rows:
+        shown.insert(0, rows_table(subject.source_rows))
     if plot is not None:
         plot_packing(histogram, statistics, packings, plot, pack_length=pack_length, sweep=sweep)
         shown.append(console.text(f"Drew {plot}"))
@@ -85,6 +87,7 @@ def inspect_lengths(
         "pack_length": pack_length,
         "long_sequences": subject.long_sequences(),
         "splits": subject.splits,
+        "source_rows": subject.source_rows,
         "lengths": statistics,
         "histogram": histogram.counts[: histogram.longest].tolist(),
         "packings": packings,

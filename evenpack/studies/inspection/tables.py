@@ -38,6 +38,12 @@ def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
     return table(shown, title=title)
 
 
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """`Manifest.row_summary`."""
+    shown = [{"source": row["source"], **_read_and_kept(row, "rows"), **_read_and_kept(row, "words")} for row in rows]
+    return table(shown, title="Rows and words before tokenising")
+
+
 def lengths_table(statistics: LengthStatistics, *, origin: str, pack_length: int) -> Table:
     """Lengths and what padding would cost."""
     return pairs(
@@ -79,3 +85,12 @@ def distance_table(found: HistogramDistance) -> Table:
         },
         title=f"Lengths against those of {found.origin}",
     )
+
+
+def _read_and_kept(row: Mapping[str, Any], unit: str) -> dict[str, Any]:
+    return {
+        f"{unit} read": row[f"{unit}_read"],
+        f"{unit} dropped": row[f"{unit}_dropped"],
+        f"% of {unit}": percent(row[f"{unit}_dropped_share"]),
+        f"{unit} kept": row[f"{unit}_kept"],
+    }

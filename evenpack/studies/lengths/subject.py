@@ -33,6 +33,8 @@ class Subject:
     """To `pack_length`, as `--long` has it."""
     splits: tuple[dict[str, Any], ...]
     """`Manifest.summary` of a run; empty for a bare list of lengths."""
+    source_rows: tuple[dict[str, Any], ...]
+    """`Manifest.row_summary` of a run; empty for a bare list of lengths."""
     model: TransformerConfig | None
     """The run's; None for a bare list of lengths."""
     documents: LengthHistogram | None
@@ -106,6 +108,7 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
     return replace(
         subject,
         splits=tuple(prepared.manifest.summary()),
+        source_rows=tuple(prepared.manifest.row_summary()),
         model=config.model,
         documents=_document_lengths(prepared, source),
         max_sequence_length=config.data.recipe.max_sequence_length,
@@ -143,6 +146,7 @@ def _fit(
         pack_length=pack_length,
         fitted=fitted,
         splits=(),
+        source_rows=(),
         model=None,
         documents=None,
         max_sequence_length=None,

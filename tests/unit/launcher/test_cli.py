@@ -169,6 +169,29 @@ def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, evenpack: Com
     assert sum(values["histogram"]) == train["sequences"]
 
 
+def test_rows_dropped_before_tokenising_are_shown_by_prepare_and_inspect(run_file: Path, evenpack: Command) -> None:
+    override = "data.sources.text.minimum_words=6"
+    words = [1 + i % 17 for i in range(200)]
+    kept = [count for count in words if count >= 6]
+    prepared = evenpack("prepare", run_file, override)
+    assert prepared.code == 0
+    (figures,) = (
+        line.split()
+        for line in prepared.out.splitlines()
+        if line.startswith("text") and "train" not in line and "validation" not in line
+    )
+    dropped = [len(words) - len(kept), sum(words) - sum(kept)]
+    assert figures == [
+        "text",
+        *(f"{len(words)}", f"{dropped[0]}", f"{100 * dropped[0] / len(words):.2f}", "%", f"{len(kept)}"),
+        *(f"{sum(words):,}", f"{dropped[1]:,}", f"{100 * dropped[1] / sum(words):.2f}", "%", f"{sum(kept):,}"),
+    ]
+    (row,) = evenpack("inspect", run_file, override, "--json").json()["source_rows"]
+    assert (row["rows_dropped"], row["words_dropped"]) == tuple(dropped)
+    assert "Rows and words before tokenising" in evenpack("inspect", run_file, override).out
+    assert evenpack("inspect", run_file, "data.sources.text.minimum_words=7").code == 2
+
+
 def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPatch, evenpack: Command) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"5 3 8\n2\n")))
     values = evenpack("inspect", "-", "--pack-length", "10", "--json").json()
@@ -343,7 +366,7 @@ def test_what_is_printed_meanwhile_never_reaches_the_json(
     monkeypatch.setattr(module, "prepare", noisy)
     done = evenpack("prepare", run_file, "--json")
     assert "chatter" in done.err
-    assert set(done.json()) == {"directory", "vocabulary_size", "splits"}
+    assert set(done.json()) == {"directory", "vocabulary_size", "splits", "source_rows"}
 
 
 def test_checkpoint_errors_are_errors_of_the_user(evenpack: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ import pytest
 import xxhash
 from prepared_files import Recorder, contents, data_config, save_tokenizer, sentences, texts_of, two_sources
 
-from evenpack.data.config import TrainedTokenizer
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.held_out import held_out
+from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError

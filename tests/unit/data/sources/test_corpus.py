@@ -10,7 +10,7 @@ import pytest
 import xxhash
 import zstandard
 
-from evenpack.data.config import BuiltinSource, HubSource, JsonlSource, MegatronSource, TextSource
+from evenpack.data.sources.config import BuiltinSource, HubSource, JsonlSource, MegatronSource, TextSource
 from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.errors import DataError
@@ -192,7 +192,7 @@ def test_the_builtin_corpus_is_the_same_in_every_process_and_holds_no_document_t
     script = (
         "import sys\n"
         "from evenpack.data.sources.kinds import open_corpus\n"
-        "from evenpack.data.config import BuiltinSource\n"
+        "from evenpack.data.sources.config import BuiltinSource\n"
         "tail = list(open_corpus('b', BuiltinSource(kind='builtin')).documents(100))\n"
         "assert not {'pydoc_data.topics', 'this', 'antigravity', 'turtle'} & set(sys.modules)\n"
         "print([document.identity for document in tail], tail[-1].bytes_read)\n"

@@ -8,8 +8,8 @@ import pyarrow.parquet
 import pytest
 from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences
 
-from evenpack.data.config import ParquetSource, Source
 from evenpack.data.prepare.prepare import prepare
+from evenpack.data.sources.config import ParquetSource, Source
 from evenpack.data.sources.corpus import Document
 from evenpack.data.sources.kinds import KINDS, open_corpus, source_inputs
 from evenpack.data.sources.tables.parquet import ParquetTable

@@ -7,8 +7,8 @@ import pytest
 from transformers import BertTokenizerFast
 from wordpiece import SPECIAL, WORDS, write_tokenizer_json, write_vocabulary
 
-from evenpack.data.config import TrainedTokenizer
 from evenpack.data.tokenizers import encoder
+from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.encoder import load_encoder
 from evenpack.data.tokenizers.tokenizer import train_tokenizer
 from evenpack.errors import DataError

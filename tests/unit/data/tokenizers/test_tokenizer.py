@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer
 
-from evenpack.data.config import Gpt2Tokenizer, HubTokenizer, TrainedTokenizer
+from evenpack.data.tokenizers.config import Gpt2Tokenizer, HubTokenizer, TrainedTokenizer
 from evenpack.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, train_tokenizer
 from evenpack.errors import DataError
 
@@ -116,7 +116,7 @@ def test_a_saved_tokenizer_is_the_same_when_loaded_and_for_transformers(gpt2_fol
 def test_training_is_the_same_in_every_process() -> None:
     script = (
         "from evenpack.data.tokenizers.tokenizer import train_tokenizer\n"
-        "from evenpack.data.config import TrainedTokenizer\n"
+        "from evenpack.data.tokenizers.config import TrainedTokenizer\n"
         "texts = ['%d apples and %d pears' % (n, n * n) for n in range(3000)]\n"
         "print(train_tokenizer(TrainedTokenizer(kind='train', vocabulary_size=400), texts).checksum)\n"
     )

@@ -11,10 +11,10 @@ from prepared_files import sentences
 from pydantic import ValidationError
 from transformers import AutoTokenizer, BertTokenizer
 
-from evenpack.data import config as data_config
-from evenpack.data.config import TrainedWordPieces
 from evenpack.data.sequences.sentences import split_sentences
+from evenpack.data.tokenizers import config as tokenizers_config
 from evenpack.data.tokenizers import word_pieces
+from evenpack.data.tokenizers.config import TrainedWordPieces
 from evenpack.data.tokenizers.tokenizer import (
     SENTENCE_LENGTHS,
     Tokenizer,
@@ -42,7 +42,7 @@ def write_vocabulary(folder: Path, entries: list[str]) -> None:
 
 
 def from_files(folder: Path | None, **changes: object) -> Tokenizer:
-    return load_tokenizer(data_config.BertTokenizer.model_validate({"kind": "bert", "path": folder, **changes}))
+    return load_tokenizer(tokenizers_config.BertTokenizer.model_validate({"kind": "bert", "path": folder, **changes}))
 
 
 def documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -75,7 +75,7 @@ def test_a_saved_tokenizer_is_the_same_and_transformers_reads_it(folder: Path, t
     assert theirs("cat", "mat")["input_ids"] == BertTokenizer.from_pretrained(folder)("cat", "mat")["input_ids"]
     assert (theirs.mask_token_id, theirs.cls_token_id, theirs.sep_token_id, theirs.pad_token_id) == (4, 2, 3, 0)
     assert documents(from_files(tmp_path / "saved"), TEXTS) == documents(tokenizer, TEXTS), "tokenizer.json is enough"
-    again = load_tokenizer(data_config.BertTokenizer(kind="bert", name=str(tmp_path / "saved")))
+    again = load_tokenizer(tokenizers_config.BertTokenizer(kind="bert", name=str(tmp_path / "saved")))
     assert documents(again, TEXTS) == documents(tokenizer, TEXTS)
     assert again.pair_tokens == tokenizer.pair_tokens
 
@@ -128,7 +128,7 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"tokenizer\.json is no readable WordPiece vocabulary"):
         from_files(tmp_path)
     with pytest.raises(ValidationError, match="path and name exclude each other"):
-        data_config.BertTokenizer(kind="bert", path=tmp_path, name="bert")
+        tokenizers_config.BertTokenizer(kind="bert", path=tmp_path, name="bert")
 
 
 def test_letters_that_contradict_the_case_are_refused(folder: Path) -> None:
@@ -141,17 +141,17 @@ def test_letters_that_contradict_the_case_are_refused(folder: Path) -> None:
 
 
 def test_the_inputs_are_the_file_that_is_read(folder: Path, tmp_path: Path) -> None:
-    config = data_config.BertTokenizer(kind="bert", path=folder)
+    config = tokenizers_config.BertTokenizer(kind="bert", path=folder)
     assert [Path(file.path).name for file in tokenizer_inputs(config)] == ["vocab.txt"]
     from_files(folder).save(tmp_path / "saved")
-    config = data_config.BertTokenizer(kind="bert", path=tmp_path / "saved")
+    config = tokenizers_config.BertTokenizer(kind="bert", path=tmp_path / "saved")
     assert [Path(file.path).name for file in tokenizer_inputs(config)] == ["tokenizer.json"]
-    assert tokenizer_inputs(data_config.BertTokenizer(kind="bert", name="bert-base-uncased")) == ()
+    assert tokenizer_inputs(tokenizers_config.BertTokenizer(kind="bert", name="bert-base-uncased")) == ()
 
 
 _TRAIN = """
 from prepared_files import sentences
-from evenpack.data.config import TrainedWordPieces
+from evenpack.data.tokenizers.config import TrainedWordPieces
 from evenpack.data.tokenizers.tokenizer import train_tokenizer
 print(train_tokenizer(TrainedWordPieces(kind="train_word_pieces", vocabulary_size=200), sentences(80, seed=9)).checksum)
 """

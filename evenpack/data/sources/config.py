@@ -1,0 +1,108 @@
+"""The sections of sources, `data.sources.NAME:` of a run file."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from evenpack.config import Section, UserPath
+
+
+class _SourceBase(Section):
+    weight: int = Field(default=1, ge=1, le=1_000_000)
+    """Packs of this source among the sum of all weights."""
+
+
+class SourceOfText(_SourceBase):
+    """What all sources have in common whose documents are text."""
+
+    rows: Literal["lines", "paragraphs"] | None = None
+    """Make a document of each line of the source's documents, or of what blank lines separate in them; blank ones are
+    passed over. Null: their documents stay whole."""
+    minimum_words: int | None = Field(default=None, ge=1)
+    """Drop rows (documents, where `rows` is null) of fewer words, white space between two words, before tokenising;
+    they are counted. Null: keep them all."""
+
+
+class BuiltinSource(SourceOfText):
+    """Text that every Python installation carries: pydoc topics and the standard library's docstrings."""
+
+    kind: Literal["builtin"]
+
+
+class JsonlSource(SourceOfText):
+    """One JSON object a line, plain or zstd-compressed (`.zst`)."""
+
+    kind: Literal["jsonl"]
+    path: UserPath | None = None
+    """A file, or a folder or glob pattern of files, read in sorted order."""
+    text_key: str = "text"
+    """The key whose string is the document."""
+
+
+class ParquetSource(SourceOfText):
+    """Parquet files with a column of text."""
+
+    kind: Literal["parquet"]
+    path: UserPath | None = None
+    """A file, or a folder or glob pattern of files, read in sorted order."""
+    text_key: str = "text"
+    """The column whose string is the document."""
+
+
+class TextSource(SourceOfText):
+    """Plain UTF-8 text files."""
+
+    kind: Literal["text"]
+    path: UserPath | None = None
+    """A file, or a folder or glob pattern of files, read in sorted order."""
+    document_separator: Literal["file", "blank_line", "line"] = "file"
+    """What ends a document."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TextSource":
+        if self.rows is not None and self.document_separator != "file":
+            raise ValueError(
+                f"rows ({self.rows}) and document_separator ({self.document_separator}) both cut the files: leave rows "
+                "out, or take document_separator file"
+            )
+        return self
+
+
+class HubSource(SourceOfText):
+    """A dataset of the Hugging Face hub, or a local folder of that shape, read through `datasets`."""
+
+    kind: Literal["hub"]
+    name: str
+    """For example `allenai/c4`, or a folder."""
+    subset: str | None = None
+    """Configuration name, for example `en`."""
+    split: str = "train"
+    text_key: str = "text"
+
+
+class MegatronSource(_SourceBase):
+    """A token file pair PREFIX.bin and PREFIX.idx made by Megatron-LM or DeepSpeed, used as it is."""
+
+    kind: Literal["megatron"]
+    path: UserPath | None = None
+    """The common prefix of the two files."""
+    require_end_of_text: bool = True
+    """Refuse documents that do not end in the tokenizer's end-of-text id (Megatron's `--append-eod`)."""
+
+
+class Hdf5Source(_SourceBase):
+    """HDF5 shards of finished, masked pairs, as MLPerf's and NVIDIA's BERT pipelines make them: docs/hdf5.md."""
+
+    kind: Literal["hdf5"]
+    path: UserPath | None = None
+    """A file, or a folder or glob pattern of files, read in sorted order."""
+    validation_path: UserPath | None = None
+    """Shards of the evaluation set, which is then fixed: nothing is split off by `validation_fraction`."""
+    allow_validation_overlap: bool = False
+    """Train on rows that are in the evaluation set too; false refuses the first one."""
+
+
+Source = Annotated[
+    BuiltinSource | JsonlSource | ParquetSource | TextSource | HubSource | MegatronSource | Hdf5Source,
+    Field(discriminator="kind"),
+]
