@@ -18,7 +18,6 @@ from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.store import CHECKPOINTS, CheckpointStore
 from evenpack.engine.config import RunConfig
 from evenpack.engine.cost_weights import warn_of_other_device
-from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.reporting.metrics import METRICS, samples_trained
@@ -86,7 +85,7 @@ def build(resolved: ResolvedRun, world: World) -> Run:
     ranks do not see the same data.
     """
     announce(resolved)
-    micro_batches_per_step(resolved.config.training, world.size)
+    resolved.micro_batches(world.size)
     _require_shared_fingerprint(resolved, world)
     directory = resolved.config.run.output_dir / CHECKPOINTS
     checkpoints = CheckpointStore(directory, world, keep=resolved.config.training.keep_checkpoints)

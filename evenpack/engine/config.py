@@ -63,6 +63,9 @@ class TrainingSection(RunLengthSection):
     """The same where batching is sequences."""
     sequences_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """The same where batching is sequences; on average, where assignment is max_tokens."""
+    tokens_per_step: int | None = Field(default=None, ge=1)
+    """Real tokens of one optimizer update over all ranks, on average, in place of packs_per_step (or
+    sequences_per_step): rounded to whole micro-batches, as `--dry-run` shows."""
     evaluation_packs: int | None = Field(default=None, ge=1)
     """At most this many validation packs of each source; null: all."""
     checkpoint_every_steps: int | None = Field(default=200, ge=1)
@@ -95,8 +98,14 @@ class TrainingSection(RunLengthSection):
 
     @property
     def items_per_step(self) -> int:
-        """Packs or sequences, whatever a step counts."""
-        count: int = getattr(self, f"{self.batching}_per_step")
+        """Packs or sequences, whatever a step counts; `resolve` settles them where the run file gives tokens."""
+        assert self.stated_items_per_step is not None, "a resolved run has the packs or sequences of its steps"
+        return self.stated_items_per_step
+
+    @property
+    def stated_items_per_step(self) -> int | None:
+        """The same as far as the run file says it; None where it gives tokens."""
+        count: int | None = getattr(self, f"{self.batching}_per_step")
         return count
 
     @property
@@ -113,9 +122,16 @@ class TrainingSection(RunLengthSection):
     @model_validator(mode="after")
     def _check_counts(self) -> "TrainingSection":
         other = "sequences" if self.batching == "packs" else "packs"
+        if self.tokens_per_step is not None and self.stated_items_per_step is not None:
+            raise ValueError(
+                f"tokens_per_step ({self.tokens_per_step}) and {self.batching}_per_step ({self.stated_items_per_step}) "
+                "both give the size of a step: set one of them to null"
+            )
         for part in ("step", "micro_batch"):
-            if getattr(self, f"{self.batching}_per_{part}") is None:
-                raise ValueError(f"batching is {self.batching}: {self.batching}_per_{part} is required")
+            in_tokens = part == "step" and self.tokens_per_step is not None
+            if getattr(self, f"{self.batching}_per_{part}") is None and not in_tokens:
+                instead = ", or tokens_per_step" if part == "step" else ""
+                raise ValueError(f"batching is {self.batching}: {self.batching}_per_{part} is required{instead}")
             surplus = getattr(self, f"{other}_per_{part}")
             if surplus is not None:
                 raise ValueError(
@@ -141,6 +157,11 @@ class TrainingSection(RunLengthSection):
                 f"packing_adjustment {self.packing_adjustment} is for packs that take the place of sequences, and "
                 "batching is sequences: set packing_adjustment=none"
             )
+        if self.tokens_per_step is not None and self.packing_adjustment == "fewer_accumulations":
+            raise ValueError(
+                "packing_adjustment fewer_accumulations is for a packs_per_step that was chosen as a number of single "
+                "sequences, and tokens_per_step counts tokens, which packing leaves alone: set packing_adjustment=none"
+            )
         return self
 
 
@@ -164,11 +185,12 @@ class RunConfig(Section):
     def _check(self) -> "RunConfig":
         training = self.training
         # Where packs_per_step is going to be cut, only the number after it must be divided (`micro_batches_per_step`).
+        items = training.stated_items_per_step
         is_final = training.packing_adjustment != "fewer_accumulations"
-        if is_final and training.items_per_step % training.items_per_micro_batch:
+        if is_final and items is not None and items % training.items_per_micro_batch:
             raise ValueError(
                 f"training.{training.batching}_per_micro_batch ({training.items_per_micro_batch}) must divide "
-                f"training.{training.batching}_per_step ({training.items_per_step})"
+                f"training.{training.batching}_per_step ({items})"
             )
         steps = training.steps
         if steps is None:

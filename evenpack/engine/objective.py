@@ -67,7 +67,7 @@ def build_denominators(
         packs=shape.items_per_step,
         targets_of_a_full_pack=_masked_tokens_of_a_full_row(masking, prepared, shape),
         token_efficiency=item.fill,
-        packing_factor=item.sequences,
+        packing_factor=float(item.sequences),
     )
     return lambda step_counts: expected
 

@@ -9,7 +9,6 @@ from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
-from evenpack.config import validate
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.pipeline import PipelineSettings
 from evenpack.data.order.step_shape import CostWeights, StepShape
@@ -17,13 +16,15 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.cost_model import CostModel
 from evenpack.engine.cost_weights import operation_weights, read_cost_model
+from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.objective import Denominators, build_denominators, build_objective
 from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
 from evenpack.engine.reporting.config import require_mlperf_logging
-from evenpack.engine.run_length import is_evaluation_due, steps_of
+from evenpack.engine.run_length import is_evaluation_due
+from evenpack.engine.settle import parameters_of, settle_length, settle_step, settled_micro_batches
 from evenpack.engine.sharding import sharding_at
-from evenpack.engine.step_items import items_of_an_epoch, samples_of_an_item
+from evenpack.engine.step_items import AverageItem, average_item, items_of_an_epoch
 from evenpack.errors import ConfigError
 from evenpack.models.config import study_switches
 
@@ -41,7 +42,9 @@ class ResolvedRun:
     cost_model: CostModel | None
     """What the cost weights come from; None: the model's operations."""
     adjustment: tuple[str, ...]
-    """For people: what `training.packing_adjustment` changed, and the steps that epochs or samples come to."""
+    """For people: what `training.packing_adjustment` changed, and what tokens a step and the run's length come to."""
+    tokens_per_step: int | None
+    """What the run file asks for, before it became packs or sequences; None where it gives those."""
 
     @cached_property
     def objective(self) -> Objective:
@@ -59,14 +62,30 @@ class ResolvedRun:
         return self.prepared.fingerprint(self.config.run.seed, self.shape.batching)
 
     @cached_property
+    def item(self) -> AverageItem:
+        """Of what a step is made. Raises: DataError if a source has nothing to train on."""
+        return average_item(self.prepared, self.shape.batching)
+
+    @property
     def samples_per_step(self) -> Fraction:
         """Sequences, on average over what the run draws. Raises: DataError if a source has nothing to train on."""
-        return self.shape.items_per_step * samples_of_an_item(self.prepared, self.shape.batching)
+        return self.shape.items_per_step * self.item.sequences
 
     @property
     def max_positions(self) -> int:
         """Rows of a learned position table."""
         return self.config.model.max_positions or self.config.positions_needed
+
+    @property
+    def parameters(self) -> int:
+        """Of the model; see `parameters_of`."""
+        return parameters_of(self.config, self.prepared.vocabulary_size)
+
+    def micro_batches(self, ranks: int) -> int:
+        """Of each rank in each step. Raises: ConfigError with what would do, if the ranks cannot divide a step."""
+        if self.tokens_per_step is None:
+            return micro_batches_per_step(self.config.training, ranks)
+        return settled_micro_batches(self.config.training, self.item, ranks, asked=self.tokens_per_step)
 
     @property
     def settled_config(self) -> RunConfig:
@@ -132,13 +151,8 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     Raises: ConfigError if `training.packing_adjustment` cannot be had, or the cost model is of another model or layout
     and not to be used then; DataError if there is nothing to train on.
     """
-    adjustment: tuple[str, ...] = ()
-    if config.training.packing_adjustment != "none":
-        adjusted = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
-        config, adjustment = adjusted.config, adjusted.description
-    if config.training.steps is None:
-        config, line = _with_steps(config, prepared)
-        adjustment = (*adjustment, line)
+    tokens_per_step = config.training.tokens_per_step
+    config, adjustment = _settled(config, prepared)
     training = config.training
     cost_model = read_cost_model(training, config.model)
     if cost_model is None:
@@ -169,6 +183,7 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         shape=shape,
         cost_model=cost_model,
         adjustment=adjustment,
+        tokens_per_step=tokens_per_step,
     )
 
 
@@ -194,25 +209,22 @@ def require_trainable(run: ResolvedRun) -> None:
             )
 
 
-def _with_steps(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, str]:
-    """The run with the steps that its epochs or samples come to, and a line that tells them to people."""
+def _settled(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, tuple[str, ...]]:
+    """The run with its step and its length in packs (or sequences) and steps, and what became of its file's numbers."""
     training = config.training
-    samples_per_item = samples_of_an_item(prepared, training.batching)
+    is_stated = training.steps is not None and training.tokens_per_step is None
+    if is_stated and training.packing_adjustment == "none":
+        return config, ()
+    item = average_item(prepared, training.batching)
+    config, of_step = settle_step(config, item)
+    of_packing: tuple[str, ...] = ()
+    if training.packing_adjustment != "none":
+        adjusted = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
+        config, of_packing = adjusted.config, adjusted.description
     items_per_epoch = sum(items_of_an_epoch(prepared, training.batching).values())
-    steps = steps_of(
-        training,
-        items_per_step=training.items_per_step,
-        items_per_epoch=items_per_epoch,
-        samples_per_item=samples_per_item,
-    )
-    given = f"training.max_samples {training.max_samples}"
-    if training.epochs is not None:
-        given = f"training.epochs {training.epochs:g} ({items_per_epoch:,} {training.batching} each)"
-    samples = float(training.items_per_step * samples_per_item)
-    line = f"{given}: training.steps {steps}, of {samples:,.1f} samples each on average, {steps * samples:,.0f} in all"
-    values = config.model_dump()
-    values["training"] |= {"steps": steps, "epochs": None, "max_samples": None}
-    return validate(values, RunConfig, origin=line), line
+    parameters = parameters_of(config, prepared.vocabulary_size)
+    config, of_length = settle_length(config, item, items_per_epoch=items_per_epoch, parameters=parameters)
+    return config, (*of_step, *of_packing, *of_length)
 
 
 def announce(run: ResolvedRun) -> None:

@@ -1,10 +1,12 @@
-"""How long a run goes on, and when it is evaluated: in steps, or in samples.
+"""How long a run goes on, and when it is evaluated: in steps, epochs, samples or tokens.
 
 A *sample* is a sequence, as in MLPerf: a step of packs holds as many as its packs hold on average, the packing factor
-times the packs. Steps are settled once, before anything starts, so a run does exactly as many as its plan shows.
+times the packs. A *token* is a real one, never padding. Steps are settled once, before anything starts, so a run does
+exactly as many as its plan shows.
 """
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -14,18 +16,29 @@ from evenpack.config import Section
 from evenpack.data.limits import MOST_STEPS
 from evenpack.errors import ConfigError
 
+LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
+"""Keys of `training:` of which a run file has one."""
+
+CHINCHILLA_RATIO = 20
+"""Tokens a parameter that give about the lowest loss for the operations of training (Hoffmann et al. 2022)."""
+
 
 class RunLengthSection(Section):
     """The part of `training:` that says when a run ends and when it is evaluated."""
 
     steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
-    """Length of the learning-rate schedule, in optimizer updates. Exactly one of steps, epochs and max_samples is
-    given; the steps of the other two follow from the prepared data."""
+    """Length of the learning-rate schedule, in optimizer updates. Exactly one of steps, epochs, max_samples, tokens and
+    chinchilla_ratio is given; the steps of the others follow from the prepared data, and `--dry-run` shows them."""
     epochs: float | None = Field(default=None, gt=0.0, le=MOST_STEPS)
     """Passes over all sources together; the last step is filled from the next pass. With several sources, their
     weights decide how often each is gone through, which `--dry-run` shows."""
     max_samples: int | None = Field(default=None, ge=1)
     """Sequences to train on, on average at most: steps are rounded down."""
+    tokens: int | None = Field(default=None, ge=1)
+    """Real tokens to train on, on average at least: steps are rounded up."""
+    chinchilla_ratio: float | None = Field(default=None, gt=0.0, le=1e9)
+    """The same in tokens for each parameter of the model, all parameters counted. About 20 give the lowest loss for the
+    operations of training (Hoffmann et al. 2022, arXiv:2203.15556)."""
     stop_after_steps: int | None = Field(default=None, ge=1)
     """Stop at this absolute step and go on later; null: at the schedule's end."""
     target_accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
@@ -38,7 +51,7 @@ class RunLengthSection(Section):
 
     @property
     def planned_steps(self) -> int:
-        """The length of the schedule, which `resolve` settles where the run file gives epochs or samples."""
+        """The length of the schedule, which `resolve` settles where the run file gives it otherwise."""
         assert self.steps is not None, "a resolved run has its steps"
         return self.steps
 
@@ -49,11 +62,10 @@ class RunLengthSection(Section):
 
     @model_validator(mode="after")
     def _check_length(self) -> "RunLengthSection":
-        lengths = {"steps": self.steps, "epochs": self.epochs, "max_samples": self.max_samples}
-        given = [f"{name}={value}" for name, value in lengths.items() if value is not None]
+        given = [f"{name}={value}" for name in LENGTHS if (value := getattr(self, name)) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"expected exactly one of {', '.join(lengths)}, found {' and '.join(given) or 'none'}: give one, and "
+                f"expected exactly one of {', '.join(LENGTHS)}, found {' and '.join(given) or 'none'}: give one, and "
                 "set the others to null or leave them out"
             )
         is_evaluated = self.evaluate_every_steps is not None or self.evaluate_every_samples is not None
@@ -65,28 +77,51 @@ class RunLengthSection(Section):
         return self
 
 
-def steps_of(length: RunLengthSection, *, items_per_step: int, items_per_epoch: int, samples_per_item: Fraction) -> int:
+@dataclass(frozen=True, kw_only=True)
+class StepContents:
+    """What a step holds, and by what a run's length may be measured."""
+
+    items: int
+    """Packs or sequences, whatever a step counts."""
+    items_per_epoch: int
+    """Of all sources together."""
+    samples: Fraction
+    """On average over what the run draws; so are the tokens."""
+    tokens: Fraction
+    parameters: int
+    """Of the model."""
+
+
+def steps_of(length: RunLengthSection, step: StepContents) -> int:
     """The steps that a run has, whatever its run file gives.
 
-    Args:
-        items_per_step: packs or sequences, whatever a step counts.
-        items_per_epoch: of all sources together.
-        samples_per_item: sequences of an item on average over what the run draws: the packing factor, or 1.
-
-    Raises: ConfigError if `max_samples` is less than a step's.
+    Raises: ConfigError if that is less than a step holds.
     """
     if length.epochs is not None:
-        return math.ceil(Fraction(str(length.epochs)) * items_per_epoch / items_per_step)
+        return math.ceil(Fraction(str(length.epochs)) * step.items_per_epoch / step.items)
     if length.max_samples is not None:
-        steps = math.floor(length.max_samples / (items_per_step * samples_per_item))
-        if steps == 0:
-            samples = float(items_per_step * samples_per_item)
-            raise ConfigError(
-                f"training.max_samples ({length.max_samples:,}) is less than the {samples:,.1f} samples of one step: "
-                "raise it, or lower the size of a step"
-            )
-        return steps
+        _require_a_step("max_samples", length.max_samples, holds=step.samples, unit="samples")
+        return math.floor(length.max_samples / step.samples)
+    if length.tokens is not None:
+        _require_a_step("tokens", length.tokens, holds=step.tokens, unit="tokens")
+        return math.ceil(length.tokens / step.tokens)
+    if length.chinchilla_ratio is not None:
+        ratio = Fraction(str(length.chinchilla_ratio))
+        holds = step.tokens / step.parameters
+        _require_a_step("chinchilla_ratio", ratio, holds=holds, unit="tokens a parameter")
+        return math.ceil(ratio / holds)
     return length.planned_steps
+
+
+def _require_a_step(key: str, asked: int | Fraction, *, holds: Fraction, unit: str) -> None:
+    """Raises: ConfigError if less is asked for than one step holds."""
+    if asked < holds:
+        shown = f"{asked:,}" if isinstance(asked, int) else f"{float(asked):g}"
+        held = f"{float(holds):,.1f}" if holds >= 1 else f"{float(holds):.3g}"
+        raise ConfigError(
+            f"training.{key} ({shown}) is less than the {held} {unit} of one step: raise it, or lower the size of a "
+            "step"
+        )
 
 
 def is_evaluation_due(length: RunLengthSection, step: int, *, samples_per_step: Fraction) -> bool:

@@ -11,52 +11,32 @@ from evenpack.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class AverageItem:
-    """A pack, or a single sequence; the sources weighted as the run draws them."""
+    """A pack, or a single sequence, exactly; the sources weighted as the run draws them."""
 
-    sequences: float
+    sequences: Fraction
     """1 or more: the packing factor."""
-    tokens: float
+    tokens: Fraction
     row_slots: int
     """Slots that it could fill: of a pack, or of the longest sequence there can be."""
 
     @property
     def fill(self) -> float:
         """Share of those slots that hold a token."""
-        return self.tokens / self.row_slots
+        return float(self.tokens / self.row_slots)
 
 
 def average_item(prepared: PreparedData, batching: Batching) -> AverageItem:
     """Raises: DataError if a source has nothing to train on."""
     counts = items_of_an_epoch(prepared, batching)
     total = sum(prepared.weights)
-    sequences = tokens = 0.0
+    sequences = tokens = Fraction(0)
     for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
         packing = training_packing(prepared, name)
-        share = weight / total / counts[name]
+        share = Fraction(weight, total * counts[name])
         sequences += share * packing.sequences
         tokens += share * packing.tokens
     row_slots = prepared.pack_length if batching == "packs" else prepared.config.recipe.max_sequence_length
     return AverageItem(sequences=sequences, tokens=tokens, row_slots=row_slots)
-
-
-def samples_of_an_item(prepared: PreparedData, batching: Batching) -> Fraction:
-    """Sequences of a pack, exactly, on average over an epoch of each source, weighted as the run draws them; 1 where
-    a step counts sequences.
-
-    Raises: DataError if a source has nothing to train on.
-    """
-    if batching == "sequences":
-        return Fraction(1)
-    counts = items_of_an_epoch(prepared, batching)
-    total = sum(prepared.weights)
-    sources = zip(prepared.source_names, prepared.weights, strict=True)
-    return sum(
-        (
-            Fraction(weight * training_packing(prepared, name).sequences, total * counts[name])
-            for name, weight in sources
-        ),
-        start=Fraction(0),
-    )
 
 
 def items_of_an_epoch(prepared: PreparedData, batching: Batching) -> dict[str, int]:

@@ -9,7 +9,7 @@ from evenpack.data.order.step_shape import AssignmentPolicy, Batching
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.resolve import open_run, require_trainable
-from evenpack.engine.step_items import average_item, items_of_an_epoch
+from evenpack.engine.step_items import items_of_an_epoch
 from evenpack.files import read_json_object
 
 
@@ -33,14 +33,21 @@ class TrainingPlan:
     tokens_per_step: float
     """Real tokens, on average over an epoch of each source."""
     tokens: float
+    parameters: int
+    """Of the model."""
+    tokens_per_parameter: float
+    """About 20 are compute-optimal (`training.chinchilla_ratio`)."""
     epochs: dict[str, float]
     """Of each source."""
+    epochs_of_all: float
+    """Of all sources together, as `training.epochs` counts them."""
     packing_efficiency: float
     """Share of the slots of a pack, or of the longest sequence there can be, that hold a token."""
     packing_factor: float
     """Sequences a pack; 1 for steps of single sequences."""
     packing_adjustment: tuple[str, ...]
-    """What training.packing_adjustment changed, and how; the numbers above are those after it."""
+    """What training.packing_adjustment changed, and how, and what tokens a step and the length came to; the numbers
+    above are those after it."""
     deepspeed: dict[str, Any]
     """What `deepspeed.initialize` gets."""
 
@@ -54,8 +61,9 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     run = open_run(config)
     require_trainable(run)
     prepared, training = run.prepared, run.config.training
+    micro_batches = run.micro_batches(ranks)
     settings = deepspeed_config(training, run.config.deepspeed, ranks)
-    item, counts = average_item(prepared, training.batching), items_of_an_epoch(prepared, training.batching)
+    item, counts = run.item, items_of_an_epoch(prepared, training.batching)
     shares = {name: weight / sum(prepared.weights) for name, weight in zip(counts, prepared.weights, strict=True)}
     padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
     items = training.planned_steps * training.items_per_step
@@ -66,15 +74,18 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
         items_per_step=training.items_per_step,
         items_per_micro_batch=training.items_per_micro_batch,
         assignment=training.policy,
-        micro_batches_per_rank=settings["gradient_accumulation_steps"],
+        micro_batches_per_rank=micro_batches,
         steps=training.planned_steps,
         slots_per_step=training.items_per_step * item.row_slots if has_fixed_rows else None,
-        tokens_per_step=training.items_per_step * item.tokens,
+        tokens_per_step=float(training.items_per_step * item.tokens),
         samples_per_step=float(run.samples_per_step),
-        tokens=items * item.tokens,
+        tokens=float(items * item.tokens),
+        parameters=run.parameters,
+        tokens_per_parameter=float(items * item.tokens / run.parameters),
         epochs={name: items * share / counts[name] for name, share in shares.items()},
+        epochs_of_all=items / sum(counts.values()),
         packing_efficiency=item.fill,
-        packing_factor=item.sequences,
+        packing_factor=float(item.sequences),
         packing_adjustment=run.adjustment,
         deepspeed=settings,
     )

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from evenpack.console import pairs, percent, table
+from evenpack.engine.run_length import CHINCHILLA_RATIO
 from evenpack.launcher.training import TrainingPlan, TrainingReport
 from evenpack.progress import format_rate
 
@@ -41,6 +42,8 @@ def _next_sentence(values: Mapping[str, Any]) -> dict[str, str]:
 def plan_table(plan: TrainingPlan) -> Table:
     """What a run will do."""
     epochs = ", ".join(f"{epochs:.2f} of {source}" for source, epochs in plan.epochs.items())
+    if len(plan.epochs) > 1:
+        epochs += f"; {plan.epochs_of_all:.2f} of all together"
     adjusted = {"adjusted": "\n".join(plan.packing_adjustment)} if plan.packing_adjustment else {}
     packing = f"{percent(plan.packing_efficiency)} efficient, {plan.packing_factor:.3f} sequences a pack"
     if plan.batching == "sequences":
@@ -57,6 +60,8 @@ def plan_table(plan: TrainingPlan) -> Table:
             "slots a step": "as many as its sequences need" if plan.slots_per_step is None else plan.slots_per_step,
             "tokens a step": f"{plan.tokens_per_step:,.0f} on average",
             "tokens in all": f"{plan.tokens:,.0f} on average",
+            "tokens a parameter": f"{plan.tokens_per_parameter:,.3g}, of {plan.parameters:,} parameters "
+            f"(about {CHINCHILLA_RATIO} are compute-optimal)",
             "epochs": epochs,
             "packing": packing,
         },

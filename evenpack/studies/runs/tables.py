@@ -7,9 +7,9 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.engine.config import TrainingSection
 from evenpack.engine.deepspeed_config import micro_batches_per_step
-from evenpack.engine.resolve import open_run
-from evenpack.engine.step_items import average_item
+from evenpack.engine.resolve import ResolvedRun, open_run
 from evenpack.errors import ConfigError
 from evenpack.studies.runs.config import RunsStudyConfig
 from evenpack.studies.runs.expansion import StudyRun
@@ -26,8 +26,9 @@ class RunRow:
     starts_from: str | None
     batching: str
     layout: str
-    items_per_step: int
-    """Packs or sequences; of a run that is not prepared, before `training.packing_adjustment`."""
+    items_per_step: int | None
+    """Packs or sequences; of a run that is not prepared, before `training.packing_adjustment`, and None where it gives
+    its step in tokens."""
     micro_batches_per_rank: int | None
     steps: int | None
     sequences_per_step: float | None
@@ -42,27 +43,25 @@ def run_rows(runs: Sequence[StudyRun], *, ranks: int) -> tuple[RunRow, ...]:
 
 
 def _row(run: StudyRun, ranks: int) -> RunRow:
-    config, per_item, is_settled = run.config, None, run.config.training.packing_adjustment == "none"
-    if config.training.batching == "sequences":
-        per_item = 1.0
-    if (config.prepared_dir / MANIFEST).is_file():
-        resolved = open_run(config)
-        config, is_settled = resolved.config, True
-        per_item = average_item(resolved.prepared, config.training.batching).sequences
+    config = run.config
+    resolved = open_run(config) if (config.prepared_dir / MANIFEST).is_file() else None
+    per_item = 1.0 if config.training.batching == "sequences" else None
+    if resolved is not None:
+        config, per_item = resolved.config, float(resolved.item.sequences)
     training = config.training
+    items, steps = training.stated_items_per_step, training.steps
+    per_step = None if per_item is None or items is None else items * per_item
     try:
-        accumulation = micro_batches_per_step(training, ranks) if is_settled else None
+        accumulation = _accumulation(training, resolved, ranks)
     except ConfigError as error:
         raise ConfigError(f"run {run.key} of the study: {error}") from error
-    per_step = None if per_item is None else training.items_per_step * per_item
-    steps = training.steps
     return RunRow(
         run=run.key,
         state=describe_state(run),
         starts_from=run.starts_from,
         batching=training.batching,
         layout=training.layout,
-        items_per_step=training.items_per_step,
+        items_per_step=items,
         micro_batches_per_rank=accumulation,
         steps=steps,
         sequences_per_step=per_step,
@@ -71,13 +70,21 @@ def _row(run: StudyRun, ranks: int) -> RunRow:
     )
 
 
+def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks: int) -> int | None:
+    """None where it follows from data that are not prepared. Raises: ConfigError if the ranks cannot divide a step."""
+    if resolved is not None:
+        return resolved.micro_batches(ranks)
+    is_stated = training.stated_items_per_step is not None and training.packing_adjustment == "none"
+    return micro_batches_per_step(training, ranks) if is_stated else None
+
+
 def runs_table(rows: Sequence[RunRow], *, title: str) -> RenderableType:
     """One line a run."""
     shown = [
         {
             "run": row.run,
             "state": row.state,
-            "step": f"{row.items_per_step:,} {row.batching}, {row.layout}",
+            "step": f"{_step_size(row)}, {row.layout}",
             "accumulation": row.micro_batches_per_rank,
             "steps": row.steps,
             "sequences/step": None if row.sequences_per_step is None else round(row.sequences_per_step),
@@ -87,6 +94,10 @@ def runs_table(rows: Sequence[RunRow], *, title: str) -> RenderableType:
         for row in rows
     ]
     return console.table(shown, title=title)
+
+
+def _step_size(row: RunRow) -> str:
+    return "by tokens" if row.items_per_step is None else f"{row.items_per_step:,} {row.batching}"
 
 
 def arms_text(study: RunsStudyConfig) -> RenderableType:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from evenpack.engine.resolve import open_run
 from evenpack.engine.run_length import (
     RunLengthSection,
+    StepContents,
     is_evaluation_due,
     mlperf_evaluation_interval,
     steps_of,
@@ -20,9 +21,24 @@ from evenpack.launcher.training import plan_training
 from evenpack.testing import prepared, run_config, run_values, text_sources
 
 
+def contents(**changes: Any) -> StepContents:
+    """A step of one pack that holds a sequence of one token, of a model of one parameter."""
+    one: dict[str, Any] = {"items": 1, "items_per_epoch": 1, "samples": Fraction(1), "tokens": Fraction(1)}
+    return StepContents(**(one | {"parameters": 1} | changes))
+
+
 @pytest.mark.parametrize(
     ("values", "found"),
-    [({}, "found none"), ({"steps": 3, "epochs": 1.0}, "found steps=3 and epochs=1.0"), ({"epochs": 0.0}, "epochs")],
+    [
+        ({}, "found none"),
+        ({"steps": 3, "epochs": 1.0}, "found steps=3 and epochs=1.0"),
+        ({"steps": 3, "tokens": 70}, "found steps=3 and tokens=70"),
+        ({"epochs": 2.0, "tokens": 70}, "found epochs=2.0 and tokens=70"),
+        ({"tokens": 70, "chinchilla_ratio": 20}, "found tokens=70 and chinchilla_ratio=20.0"),
+        ({"epochs": 0.0}, "epochs"),
+        ({"tokens": 0}, "tokens"),
+        ({"chinchilla_ratio": 0}, "chinchilla_ratio"),
+    ],
 )
 def test_a_run_has_one_length(values: dict[str, Any], found: str) -> None:
     with pytest.raises(ValueError, match=found):
@@ -49,20 +65,54 @@ def test_samples_are_never_exceeded_and_one_more_step_would(samples: int, items:
     if samples < items * factor:
         return
     length = RunLengthSection(max_samples=samples)
-    steps = steps_of(length, items_per_step=items, items_per_epoch=1, samples_per_item=factor)
+    steps = steps_of(length, contents(items=items, samples=items * factor))
     assert steps * items * factor <= samples < (steps + 1) * items * factor
 
 
 def test_mlperf_lengths_come_out_exactly() -> None:
     """3 million samples at batch 1,500 (PackedBERT, figure 3), un-packed and in packs of two on average."""
     length = RunLengthSection(max_samples=3_000_000)
-    assert steps_of(length, items_per_step=1500, items_per_epoch=1, samples_per_item=Fraction(1)) == 2000
-    assert steps_of(length, items_per_step=750, items_per_epoch=1, samples_per_item=Fraction(2)) == 2000
+    assert steps_of(length, contents(items=1500, samples=Fraction(1500))) == 2000
+    assert steps_of(length, contents(items=750, samples=Fraction(1500))) == 2000
 
 
-def test_fewer_samples_than_a_step_has_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"max_samples \(5\) is less than the 16\.0 samples of one step"):
-        steps_of(RunLengthSection(max_samples=5), items_per_step=8, items_per_epoch=1, samples_per_item=Fraction(2))
+@given(
+    tokens=st.integers(1, 10**12),
+    held=st.fractions(1, 10**7, max_denominator=10**4),
+    parameters=st.integers(1, 10**9),
+)
+def test_all_tokens_asked_for_are_trained_on_and_one_step_less_would_not_do(
+    tokens: int, held: Fraction, parameters: int
+) -> None:
+    if tokens < held:
+        return
+    steps = steps_of(RunLengthSection(tokens=tokens), contents(tokens=held))
+    assert (steps - 1) * held < tokens <= steps * held
+    ratio = Fraction(str(tokens / 1000))
+    if ratio * parameters < held or ratio > 10**9:
+        return
+    by_ratio = RunLengthSection(chinchilla_ratio=float(ratio))
+    steps = steps_of(by_ratio, contents(tokens=held, parameters=parameters))
+    assert (steps - 1) * held < ratio * parameters <= steps * held
+
+
+def test_gpt2_small_is_compute_optimal_after_2_5_billion_tokens() -> None:
+    step = contents(tokens=Fraction(524_288), parameters=124_439_808)
+    assert steps_of(RunLengthSection(chinchilla_ratio=20), step) == 4748  # 2,488,796,160 / 524,288 = 4747.0017
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        ({"max_samples": 5}, r"max_samples \(5\) is less than the 16\.0 samples of one step"),
+        ({"tokens": 999}, r"tokens \(999\) is less than the 1,000\.0 tokens of one step"),
+        ({"chinchilla_ratio": 0.1}, r"chinchilla_ratio \(0\.1\) is less than the 10\.0 tokens a parameter of one step"),
+    ],
+)
+def test_less_than_a_step_holds_is_refused(length: dict[str, Any], message: str) -> None:
+    step = contents(samples=Fraction(16), tokens=Fraction(1000), parameters=100)
+    with pytest.raises(ConfigError, match=message):
+        steps_of(RunLengthSection(**length), step)
 
 
 def test_evaluations_by_samples_come_with_the_step_that_completes_them() -> None:
@@ -87,7 +137,9 @@ def test_mlperf_evaluates_by_its_rule() -> None:
     assert due[:3] == [196, 391, 586], "150,000 samples are 195.3 steps"
 
 
-@pytest.mark.parametrize("length", [{"epochs": 3.0}, {"max_samples": 300}])
+@pytest.mark.parametrize(
+    "length", [{"epochs": 3.0}, {"max_samples": 300}, {"tokens": 2000}, {"chinchilla_ratio": 0.07}]
+)
 @pytest.mark.parametrize("batching", ["packs", "sequences"])
 def test_the_plan_shows_the_steps_that_a_length_comes_to(tmp_path: Path, length: dict[str, Any], batching: str) -> None:
     documents = ["x" * (1 + number % 9) for number in range(80)]
@@ -104,7 +156,12 @@ def test_the_plan_shows_the_steps_that_a_length_comes_to(tmp_path: Path, length:
             plan.epochs["lines"] - plan.items_per_step / run.prepared.manifest.sources["lines"].train.packing.packs < 3
         )
         assert plan.epochs["lines"] >= 3
-    else:
+    elif "max_samples" in length:
         assert plan.steps * plan.samples_per_step <= 300 < (plan.steps + 1) * plan.samples_per_step
+    else:
+        tokens = length.get("tokens") or 0.07 * plan.parameters
+        assert plan.tokens == pytest.approx(plan.steps * plan.tokens_per_step)
+        assert plan.tokens - plan.tokens_per_step < tokens <= plan.tokens
+        assert plan.tokens_per_parameter == pytest.approx(plan.tokens / plan.parameters)
     assert f"training.steps {plan.steps}, of " in "".join(plan.packing_adjustment)
     assert open_run(run.settled_config).config == run.settled_config, "a checkpoint's run file is whole"

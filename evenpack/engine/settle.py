@@ -1,0 +1,149 @@
+"""The numbers of a run file that follow from its data and model: the packs of a step, and the steps of the run.
+
+A run file may give a step in tokens, and the length in epochs, samples, tokens or tokens a parameter. Here they become
+packs (or sequences) and steps, once, with a line for people of what each came to. Nothing here opens prepared data, so
+that a budget can be drawn up before there is any.
+"""
+
+from fractions import Fraction
+
+from evenpack.config import validate
+from evenpack.engine.config import RunConfig, TrainingSection
+from evenpack.engine.deepspeed_config import micro_batches_per_step
+from evenpack.engine.run_length import LENGTHS, StepContents, steps_of
+from evenpack.engine.step_items import AverageItem
+from evenpack.errors import ConfigError
+from evenpack.models.cost import parameter_count
+
+_NEAR = Fraction(1, 50)
+"""A step that is off by this share is near enough, if more numbers of ranks divide it."""
+
+_FAR = Fraction(1, 4)
+"""A step that is off by more is not the one that was asked for."""
+
+
+def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
+    """Trained numbers of the run's model; an output matrix that is the token embedding counts once."""
+    rows = config.model.max_positions or config.positions_needed
+    return parameter_count(config.model, vocabulary_size=vocabulary_size, max_positions=rows)
+
+
+def settle_step(config: RunConfig, item: AverageItem) -> tuple[RunConfig, tuple[str, ...]]:
+    """The run with the packs or sequences that its `training.tokens_per_step` comes to, and what to say of it.
+
+    Raises: ConfigError if no number of whole micro-batches holds about as many tokens.
+    """
+    training = config.training
+    asked = training.tokens_per_step
+    if asked is None:
+        return config, ()
+    items = items_for_tokens(training, item)
+    held = items * item.tokens
+    line = (
+        f"training.tokens_per_step {asked:,}: training.{training.batching}_per_step {items} (exactly "
+        f"{float(asked / item.tokens):,.2f}), of {float(item.tokens):,.1f} tokens each on average: {float(held):,.0f} "
+        f"tokens a step, {_difference(held / asked)}"
+    )
+    changes = {f"{training.batching}_per_step": items, "tokens_per_step": None}
+    return _changed(config, changes, origin=line), (line,)
+
+
+def items_for_tokens(training: TrainingSection, item: AverageItem) -> int:
+    """How many packs or sequences hold about `training.tokens_per_step`, in whole micro-batches.
+
+    Of the numbers that are at most 2 % off, it is one that the highest power of two of ranks divides; it does not
+    depend on the ranks there are, since a step must not. Raises: ConfigError if none is within a quarter.
+    """
+    asked, unit = training.tokens_per_step, training.items_per_micro_batch
+    assert asked is not None, "the step is given in tokens"
+    aim = asked / item.tokens
+    for power in reversed(range(max(1, int(aim / unit)).bit_length())):
+        items = _nearest_multiple(aim, unit << power)
+        if abs(items / aim - 1) <= _NEAR:
+            return items
+    items = _nearest_multiple(aim, unit)
+    if abs(items / aim - 1) > _FAR:
+        kind = training.batching
+        raise ConfigError(
+            f"training.tokens_per_step ({asked:,}) is {float(aim):,.2f} {kind} of {float(item.tokens):,.1f} tokens on "
+            f"average, and no multiple of training.{kind}_per_micro_batch ({unit}) is within {100 * _FAR} % of that: "
+            f"one micro-batch holds {float(unit * item.tokens):,.0f} tokens; raise tokens_per_step, or lower "
+            f"{kind}_per_micro_batch"
+        )
+    return items
+
+
+def settled_micro_batches(training: TrainingSection, item: AverageItem, ranks: int, *, asked: int) -> int:
+    """Micro-batches of each rank in each step, of a run that was to have `asked` tokens a step.
+
+    Raises: ConfigError with what would do, in tokens too, if the ranks cannot divide a step.
+    """
+    try:
+        return micro_batches_per_step(training, ranks)
+    except ConfigError as error:
+        kind, share = training.batching, ranks * training.items_per_micro_batch
+        tokens = float(share * item.tokens)
+        problem = "is below one micro-batch a rank" if training.items_per_step < share else "cannot be divided evenly"
+        raise ConfigError(
+            f"training.tokens_per_step ({asked:,}) is {training.items_per_step} {kind} and {problem}: {ranks} ranks "
+            f"take multiples of {share} {kind}, {tokens:,.0f} tokens on average. {error}"
+        ) from error
+
+
+def settle_length(
+    config: RunConfig, item: AverageItem, *, items_per_epoch: int, parameters: int
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """The run with the steps that its length comes to, and what to say of it; its step must be settled.
+
+    Args:
+        items_per_epoch: packs or sequences of all sources together.
+        parameters: of the model.
+
+    Raises: ConfigError if the length is less than a step, or if the run is not sound with these steps.
+    """
+    training = config.training
+    if training.steps is not None:
+        return config, ()
+    step = StepContents(
+        items=training.items_per_step,
+        items_per_epoch=items_per_epoch,
+        samples=training.items_per_step * item.sequences,
+        tokens=training.items_per_step * item.tokens,
+        parameters=parameters,
+    )
+    steps = steps_of(training, step)
+    line = (
+        f"{_given(training, step)}: training.steps {steps}, of {float(step.samples):,.1f} samples and "
+        f"{float(step.tokens):,.1f} tokens each on average, {float(steps * step.samples):,.0f} samples and "
+        f"{float(steps * step.tokens):,.0f} tokens in all"
+    )
+    changes = dict.fromkeys(LENGTHS) | {"steps": steps}
+    return _changed(config, changes, origin=line), (line,)
+
+
+def _given(training: TrainingSection, step: StepContents) -> str:
+    """The length as the run file has it."""
+    if training.epochs is not None:
+        return f"training.epochs {training.epochs:g} ({step.items_per_epoch:,} {training.batching} each)"
+    if training.chinchilla_ratio is not None:
+        return f"training.chinchilla_ratio {training.chinchilla_ratio:g} ({step.parameters:,} parameters)"
+    if training.tokens is not None:
+        return f"training.tokens {training.tokens:,}"
+    return f"training.max_samples {training.max_samples}"
+
+
+def _nearest_multiple(aim: Fraction, unit: int) -> int:
+    return unit * max(1, round(aim / unit))
+
+
+def _changed(config: RunConfig, training: dict[str, int | None], *, origin: str) -> RunConfig:
+    values = config.model_dump()
+    values["training"] |= training
+    return validate(values, RunConfig, origin=origin)
+
+
+def _difference(ratio: Fraction) -> str:
+    share = 100 * abs(float(ratio) - 1.0)
+    if share < 0.005:
+        return "as many as asked for"
+    return f"{share:.2f} % {'more' if ratio > 1 else 'fewer'} than asked for"
