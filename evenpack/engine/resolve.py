@@ -16,13 +16,12 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.cost_model import CostModel
 from evenpack.engine.cost_weights import operation_weights, read_cost_model
-from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.distributed import World
 from evenpack.engine.objective import Denominators, build_denominators, build_objective
-from evenpack.engine.packing_adjustment import adjust_to_packing, measured_packing_factor
+from evenpack.engine.packing_adjustment import measured_packing_factor
 from evenpack.engine.reporting.config import require_mlperf_logging
 from evenpack.engine.run_length import is_evaluation_due
-from evenpack.engine.settle import parameters_of, settle_length, settle_step, settled_micro_batches
+from evenpack.engine.settle import parameters_of, settle, settled_micro_batches
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.step_items import AverageItem, average_item, items_of_an_epoch
 from evenpack.errors import ConfigError
@@ -83,8 +82,6 @@ class ResolvedRun:
 
     def micro_batches(self, ranks: int) -> int:
         """Of each rank in each step. Raises: ConfigError with what would do, if the ranks cannot divide a step."""
-        if self.tokens_per_step is None:
-            return micro_batches_per_step(self.config.training, ranks)
         return settled_micro_batches(self.config.training, self.item, ranks, asked=self.tokens_per_step)
 
     @property
@@ -215,16 +212,13 @@ def _settled(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, tupl
     is_stated = training.steps is not None and training.tokens_per_step is None
     if is_stated and training.packing_adjustment == "none":
         return config, ()
-    item = average_item(prepared, training.batching)
-    config, of_step = settle_step(config, item)
-    of_packing: tuple[str, ...] = ()
-    if training.packing_adjustment != "none":
-        adjusted = adjust_to_packing(config, packing_factor=measured_packing_factor(prepared))
-        config, of_packing = adjusted.config, adjusted.description
-    items_per_epoch = sum(items_of_an_epoch(prepared, training.batching).values())
-    parameters = parameters_of(config, prepared.vocabulary_size)
-    config, of_length = settle_length(config, item, items_per_epoch=items_per_epoch, parameters=parameters)
-    return config, (*of_step, *of_packing, *of_length)
+    return settle(
+        config,
+        average_item(prepared, training.batching),
+        items_per_epoch=sum(items_of_an_epoch(prepared, training.batching).values()),
+        vocabulary_size=prepared.vocabulary_size,
+        packing_factor=measured_packing_factor(prepared),
+    )
 
 
 def announce(run: ResolvedRun) -> None:

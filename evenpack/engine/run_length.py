@@ -83,8 +83,8 @@ class StepContents:
 
     items: int
     """Packs or sequences, whatever a step counts."""
-    items_per_epoch: int
-    """Of all sources together."""
+    items_per_epoch: int | None
+    """Of all sources together; None, where nobody knows, is for lengths that are not in epochs."""
     samples: Fraction
     """On average over what the run draws; so are the tokens."""
     tokens: Fraction
@@ -98,6 +98,7 @@ def steps_of(length: RunLengthSection, step: StepContents) -> int:
     Raises: ConfigError if that is less than a step holds.
     """
     if length.epochs is not None:
+        assert step.items_per_epoch is not None, "a length in epochs needs data whose epochs are known"
         return math.ceil(Fraction(str(length.epochs)) * step.items_per_epoch / step.items)
     if length.max_samples is not None:
         _require_a_step("max_samples", length.max_samples, holds=step.samples, unit="samples")

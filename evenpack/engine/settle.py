@@ -10,6 +10,7 @@ from fractions import Fraction
 from evenpack.config import validate
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.deepspeed_config import micro_batches_per_step
+from evenpack.engine.packing_adjustment import adjust_to_packing
 from evenpack.engine.run_length import LENGTHS, StepContents, steps_of
 from evenpack.engine.step_items import AverageItem
 from evenpack.errors import ConfigError
@@ -26,6 +27,28 @@ def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
     """Trained numbers of the run's model; an output matrix that is the token embedding counts once."""
     rows = config.model.max_positions or config.positions_needed
     return parameter_count(config.model, vocabulary_size=vocabulary_size, max_positions=rows)
+
+
+def settle(
+    config: RunConfig, item: AverageItem, *, items_per_epoch: int | None, vocabulary_size: int, packing_factor: float
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """The run in packs (or sequences) and steps, adjusted to its packing, and what became of its file's numbers.
+
+    Args:
+        items_per_epoch: packs or sequences of all sources together; None, where nobody knows, is for runs whose length
+            is not in epochs.
+        packing_factor: sequences a pack, for `training.packing_adjustment`.
+
+    Raises: ConfigError if a number cannot be had, or if the run is not sound with the new numbers.
+    """
+    config, of_step = settle_step(config, item)
+    of_packing: tuple[str, ...] = ()
+    if config.training.packing_adjustment != "none":
+        adjusted = adjust_to_packing(config, packing_factor=packing_factor)
+        config, of_packing = adjusted.config, adjusted.description
+    parameters = parameters_of(config, vocabulary_size)
+    config, of_length = settle_length(config, item, items_per_epoch=items_per_epoch, parameters=parameters)
+    return config, (*of_step, *of_packing, *of_length)
 
 
 def settle_step(config: RunConfig, item: AverageItem) -> tuple[RunConfig, tuple[str, ...]]:
@@ -73,30 +96,34 @@ def items_for_tokens(training: TrainingSection, item: AverageItem) -> int:
     return items
 
 
-def settled_micro_batches(training: TrainingSection, item: AverageItem, ranks: int, *, asked: int) -> int:
-    """Micro-batches of each rank in each step, of a run that was to have `asked` tokens a step.
+def settled_micro_batches(training: TrainingSection, item: AverageItem, ranks: int, *, asked: int | None) -> int:
+    """Micro-batches of each rank in each step, of a run whose step is settled.
 
-    Raises: ConfigError with what would do, in tokens too, if the ranks cannot divide a step.
+    Args:
+        asked: the tokens of a step before it was; None where the run file gives packs or sequences.
+
+    Raises: ConfigError with what would do, in tokens too where they were asked for, if the ranks cannot divide a step.
     """
     try:
         return micro_batches_per_step(training, ranks)
     except ConfigError as error:
+        if asked is None:
+            raise
         kind, share = training.batching, ranks * training.items_per_micro_batch
-        tokens = float(share * item.tokens)
         problem = "is below one micro-batch a rank" if training.items_per_step < share else "cannot be divided evenly"
         raise ConfigError(
             f"training.tokens_per_step ({asked:,}) is {training.items_per_step} {kind} and {problem}: {ranks} ranks "
-            f"take multiples of {share} {kind}, {tokens:,.0f} tokens on average. {error}"
+            f"take multiples of {share} {kind}, {float(share * item.tokens):,.0f} tokens on average. {error}"
         ) from error
 
 
 def settle_length(
-    config: RunConfig, item: AverageItem, *, items_per_epoch: int, parameters: int
+    config: RunConfig, item: AverageItem, *, items_per_epoch: int | None, parameters: int
 ) -> tuple[RunConfig, tuple[str, ...]]:
     """The run with the steps that its length comes to, and what to say of it; its step must be settled.
 
     Args:
-        items_per_epoch: packs or sequences of all sources together.
+        items_per_epoch: as in `settle`.
         parameters: of the model.
 
     Raises: ConfigError if the length is less than a step, or if the run is not sound with these steps.

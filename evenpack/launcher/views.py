@@ -61,7 +61,7 @@ def plan_table(plan: TrainingPlan) -> Table:
             "tokens a step": f"{plan.tokens_per_step:,.0f} on average",
             "tokens in all": f"{plan.tokens:,.0f} on average",
             "tokens a parameter": f"{plan.tokens_per_parameter:,.3g}, of {plan.parameters:,} parameters "
-            f"(about {CHINCHILLA_RATIO} are compute-optimal)",
+            f"(compute-optimal for causal models: about {CHINCHILLA_RATIO})",
             "epochs": epochs,
             "packing": packing,
         },

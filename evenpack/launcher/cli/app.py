@@ -11,6 +11,7 @@ import typer
 
 from evenpack.errors import EvenpackError
 from evenpack.launcher.cli.arguments import SETTINGS, fail
+from evenpack.launcher.cli.budget import budget
 from evenpack.launcher.cli.config import config_app
 from evenpack.launcher.cli.doctor import doctor
 from evenpack.launcher.cli.evaluate import evaluate
@@ -24,7 +25,17 @@ from evenpack.launcher.cli.study import STUDIES
 from evenpack.launcher.cli.train import train
 from evenpack.launcher.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., None], ...] = (prepare, verify, train, evaluate, inspect, export, finetune, doctor)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    prepare,
+    verify,
+    budget,
+    train,
+    evaluate,
+    inspect,
+    export,
+    finetune,
+    doctor,
+)
 """In the order in which `--help` lists them; each has the name of its function."""
 
 app = typer.Typer(

@@ -1,21 +1,54 @@
 """The peak of the device that a model runs on."""
 
+from dataclasses import dataclass
+
 import torch
 
-_PEAK_TERAFLOPS: tuple[tuple[tuple[str, ...], float, float], ...] = (
-    (("H100", "PCIe"), 756.0, 51.2),
-    (("H100", "NVL"), 835.5, 60.0),
-    (("H100", "HBM3"), 989.4, 66.9),
-    (("H200", "NVL"), 835.5, 60.0),
-    (("H200",), 989.4, 66.9),
-    (("GH200",), 989.4, 66.9),
-    (("B200",), 2250.0, 75.0),
-    (("A100",), 312.0, 19.5),
+from evenpack.config import nearest
+from evenpack.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePeak:
+    """Dense peaks of one device, in TFLOP/s."""
+
+    name: str
+    """By which people ask for it."""
+    words: tuple[str, ...]
+    """All of them stand in the name that the driver gives it."""
+    half_precision: float
+    """Of 16-bit tensor cores."""
+    single_precision: float
+    """Of FP32 with TF32 off (torch's default)."""
+
+    def flops(self, dtype: torch.dtype) -> float | None:
+        """Operations a second of matrix products in this type; None if it is not bfloat16, float16 or float32."""
+        by_dtype = {
+            torch.bfloat16: self.half_precision,
+            torch.float16: self.half_precision,
+            torch.float32: self.single_precision,
+        }
+        return by_dtype[dtype] * 1e12 if dtype in by_dtype else None
+
+
+def _peak(name: str, *words: str, half: float, single: float) -> DevicePeak:
+    return DevicePeak(name=name, words=words, half_precision=half, single_precision=single)
+
+
+DEVICE_PEAKS = (
+    _peak("h100-pcie", "H100", "PCIe", half=756.0, single=51.2),
+    _peak("h100-nvl", "H100", "NVL", half=835.5, single=60.0),
+    _peak("h100", "H100", "HBM3", half=989.4, single=66.9),
+    _peak("h200-nvl", "H200", "NVL", half=835.5, single=60.0),
+    _peak("h200", "H200", half=989.4, single=66.9),
+    _peak("gh200", "GH200", half=989.4, single=66.9),
+    _peak("b200", "B200", half=2250.0, single=75.0),
+    _peak("a100", "A100", half=312.0, single=19.5),
 )
-"""Words in the device's name, then dense peaks: 16-bit tensor cores, and FP32 with TF32 off (torch's default).
+"""The first one whose words all stand in a device's name counts.
 
 Sources, sparsity's factor of two taken out: NVIDIA's H100 architecture white paper (table 2), data sheets of H100 NVL,
-H200, H200 NVL, GH200, HGX B200 and A100. The first row that matches counts.
+H200, H200 NVL, GH200, HGX B200 and A100.
 """
 
 
@@ -29,8 +62,16 @@ def device_peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
     words = device_name.replace("-", " ").split()
     if "MIG" in words:
         return None
-    for names, half_precision, single_precision in _PEAK_TERAFLOPS:
-        if all(name in words for name in names):
-            by_dtype = {torch.bfloat16: half_precision, torch.float16: half_precision, torch.float32: single_precision}
-            return by_dtype[dtype] * 1e12 if dtype in by_dtype else None
+    for peak in DEVICE_PEAKS:
+        if all(word in words for word in peak.words):
+            return peak.flops(dtype)
     return None
+
+
+def find_device_peak(name: str) -> DevicePeak:
+    """The device that people call `name`, in capitals or not. Raises: ConfigError that lists the known ones."""
+    known = {peak.name: peak for peak in DEVICE_PEAKS}
+    found = known.get(name.lower())
+    if found is None:
+        raise ConfigError(f"the peak of a device '{name}' is not known; {nearest(name.lower(), tuple(known))}")
+    return found

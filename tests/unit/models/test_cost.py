@@ -8,10 +8,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig as TheirBertConfig
 from transformers import BertForMaskedLM, BertForPreTraining
 
+from evenpack.errors import ConfigError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.batch_work import performed_work, useful_work
-from evenpack.models.common.device_peaks import device_peak_flops
+from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak
 from evenpack.models.cost import Work, parameter_count, step_flops
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
@@ -221,3 +222,12 @@ def test_known_devices_have_their_dense_16_bit_peak(name, teraflops):
 )
 def test_a_peak_that_is_not_known_is_none(name, dtype):
     assert device_peak_flops(name, dtype) is None
+
+
+def test_a_device_may_be_named_shortly():
+    assert find_device_peak("H100").flops(torch.bfloat16) == device_peak_flops("NVIDIA H100 80GB HBM3", torch.bfloat16)
+    assert find_device_peak("a100").flops(torch.float32) == 19.5e12
+    assert find_device_peak("a100").flops(torch.float64) is None
+    assert len({peak.name for peak in DEVICE_PEAKS}) == len(DEVICE_PEAKS)
+    with pytest.raises(ConfigError, match=r"'h10' is not known; did you mean 'h100'\? known: a100, b200"):
+        find_device_peak("h10")

@@ -1,0 +1,39 @@
+"""`evenpack budget`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evenpack.launcher.cli.arguments import AsJson, Overrides, Save, load, reporting
+from evenpack.launcher.cli.subject_options import takes
+from evenpack.studies.budget.options import BudgetOptions
+
+
+@takes("options", BudgetOptions)
+def budget(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.yaml", help="The run file; --compute needs none.", show_default=False)
+    ] = None,
+    overrides: Overrides = None,
+    *,
+    options: BudgetOptions,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run takes: its batch, epochs, operations, hours, and what padding would waste.
+
+    Exact over prepared data. Of data that is not, as much as follows from --corpus-tokens, or from the run file alone.
+    docs/budget.md says how each figure is computed.
+
+    \b
+    Examples:
+      evenpack budget configs/gpt2_small.yaml --devices 8 --device h100 --mfu 0.4
+      evenpack budget RUN.yaml --corpus-tokens 114400095 --corpus-documents 803000 training.steps=null training.epochs=2
+      evenpack budget --compute 1e21 --served-tokens 1e12
+    """
+    config = None if run_file is None else load(run_file, overrides)
+    with reporting(as_json, save=save) as report:
+        from evenpack.studies.budget.command import draw_up
+
+        report.take(draw_up(config, options))

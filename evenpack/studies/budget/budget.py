@@ -1,0 +1,275 @@
+"""What a run takes: its batch, its epochs, its operations, the hours on a device, and what padding would waste.
+
+Tokens are real ones. Operations are those of the model's formulas over real tokens (`models/common/cost.py`), the same
+that MFU counts. Steps are those that training would do: they come from the same function.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from evenpack.data.order.step_shape import Batching
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolve import resolve
+from evenpack.engine.settle import parameters_of, settle, settled_micro_batches
+from evenpack.errors import ConfigError, NotPreparedError
+from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
+from evenpack.models.cost import Work, step_flops
+from evenpack.models.families import family_of
+from evenpack.studies.budget.data import RunData, SourceData, data_of_counts, data_of_nothing, data_of_run
+from evenpack.studies.budget.options import BudgetOptions
+from evenpack.studies.budget.scaling import TRAINING_FLOPS, optimally_trained
+
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffectiveBatch:
+    """One optimizer update over all devices: micro-batch x accumulation x devices."""
+
+    batching: Batching
+    """What the next two count."""
+    per_micro_batch: int
+    per_step: int
+    micro_batches: int
+    """Of each device; the gradient accumulation."""
+    devices: int
+    sequences: float
+    """On average; so are the tokens."""
+    slots: int
+    """Of packs; of single sequences, if each is a row of the longest length."""
+    tokens: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceBudget:
+    """What is taken of a source."""
+
+    source: str
+    share: float
+    """Of the packs or sequences of a step."""
+    items_per_epoch: int
+    tokens_per_epoch: int
+    steps_per_epoch: float
+    """Of the run's steps, which draw from the other sources beside it."""
+    epochs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hours:
+    """How long a run takes on devices that reach a given share of their peak."""
+
+    device: str
+    peak_tflops: float
+    """Dense, at the run's precision."""
+    mfu: float
+    hours: float
+    device_hours: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """What rows of a kind hold beside tokens."""
+
+    rows: str
+    slots: int
+    padding: int
+    share: float
+    """Of the slots."""
+    wasted_flops: int
+    """Operations on padding, beside those on real tokens."""
+    wasted_device_hours: float | None
+    """None without a device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """A run before it is started."""
+
+    run: str
+    batch: EffectiveBatch
+    steps: int
+    epochs: float | None
+    """Of all sources together; None where the data is not known."""
+    samples: float
+    """Sequences; on average, as the tokens."""
+    tokens: float
+    sources: tuple[SourceBudget, ...]
+    model: str
+    is_causal: bool
+    parameters: int
+    tokens_per_parameter: float
+    compute_optimal_tokens: float
+    """20 a parameter."""
+    flops: int
+    """Of all steps, by the model's formulas."""
+    flops_by_rule: float
+    """6 for each parameter and token."""
+    time: Hours | None
+    """None without a device."""
+    padding: tuple[Padding, ...]
+    adjustment: tuple[str, ...]
+    """What became of the run file's numbers."""
+    assumptions: tuple[str, ...]
+    """What was taken for granted, where the data is not prepared."""
+
+
+def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
+    """Exactly over prepared data; over counts or nothing as far as one can tell.
+
+    Raises: ConfigError if the devices cannot divide a step, for an unknown device, or for a length that follows from
+    data that is not prepared; DataError for data that was prepared from another section.
+    """
+    peak = None if options.device is None else find_device_peak(options.device)
+    asked = config.training.tokens_per_step
+    config, data, adjustment = _settled(config, options)
+    batch = _batch(config, data, devices=options.devices, asked=asked)
+    steps = config.training.planned_steps
+    items = steps * config.training.items_per_step
+    work = _work(data, items)
+    flops = step_flops(config.model, vocabulary_size=data.vocabulary_size, work=work)
+    parameters = parameters_of(config, data.vocabulary_size)
+    tokens = float(items * data.item.tokens)
+    time = None if peak is None else _hours(config, peak, options, flops=flops, tokens=tokens)
+    return Budget(
+        run=config.run.name,
+        batch=batch,
+        steps=steps,
+        epochs=None if data.items_per_epoch is None else items / data.items_per_epoch,
+        samples=float(items * data.item.sequences),
+        tokens=tokens,
+        sources=tuple(_source(source, config, items) for source in data.sources),
+        model=f"{config.model.kind} {config.model.preset}",
+        is_causal=family_of(config.model).causal,
+        parameters=parameters,
+        tokens_per_parameter=tokens / parameters,
+        compute_optimal_tokens=optimally_trained(float(parameters)).tokens,
+        flops=flops,
+        flops_by_rule=TRAINING_FLOPS * parameters * tokens,
+        time=time,
+        padding=_padding(config, data, items, useful=flops, time=time),
+        adjustment=adjustment,
+        assumptions=data.assumptions,
+    )
+
+
+def _settled(config: RunConfig, options: BudgetOptions) -> tuple[RunConfig, RunData, tuple[str, ...]]:
+    """The run in packs and steps, what its data holds, and what became of its file's numbers."""
+    if options.corpus_tokens is not None and options.corpus_documents is not None:
+        data = data_of_counts(
+            config,
+            tokens=options.corpus_tokens,
+            documents=options.corpus_documents,
+            vocabulary_size=options.vocabulary_size,
+        )
+    else:
+        prepared = _prepared(config)
+        if prepared is not None:
+            if options.vocabulary_size is not None:
+                raise ConfigError(
+                    f"--vocabulary-size is for data that is not prepared; that of this run has "
+                    f"{prepared.vocabulary_size:,} entries: leave the option out"
+                )
+            run = resolve(config, prepared)
+            return run.config, data_of_run(run), run.adjustment
+        data = data_of_nothing(config, vocabulary_size=options.vocabulary_size)
+    config, adjustment = settle(
+        config,
+        data.item,
+        items_per_epoch=data.items_per_epoch,
+        vocabulary_size=data.vocabulary_size,
+        packing_factor=float(data.item.sequences),
+    )
+    return config, data, adjustment
+
+
+def _prepared(config: RunConfig) -> PreparedData | None:
+    try:
+        return PreparedData.open(config.prepared_dir, config.data)
+    except NotPreparedError:
+        return None
+
+
+def _batch(config: RunConfig, data: RunData, *, devices: int, asked: int | None) -> EffectiveBatch:
+    training = config.training
+    return EffectiveBatch(
+        batching=training.batching,
+        per_micro_batch=training.items_per_micro_batch,
+        per_step=training.items_per_step,
+        micro_batches=settled_micro_batches(training, data.item, devices, asked=asked),
+        devices=devices,
+        sequences=float(training.items_per_step * data.item.sequences),
+        slots=training.items_per_step * data.item.row_slots,
+        tokens=float(training.items_per_step * data.item.tokens),
+    )
+
+
+def _source(source: SourceData, config: RunConfig, items: int) -> SourceBudget:
+    return SourceBudget(
+        source=source.name,
+        share=float(source.share),
+        items_per_epoch=source.items,
+        tokens_per_epoch=source.tokens,
+        steps_per_epoch=float(source.items / (source.share * config.training.items_per_step)),
+        epochs=float(items * source.share / source.items),
+    )
+
+
+def _work(data: RunData, items: int) -> Work:
+    """What so many packs or sequences put through the model, without padding."""
+    return Work(
+        slots=round(items * data.item.tokens),
+        squared_lengths=round(items * data.squared_lengths),
+        head_slots=round(items * data.targets),
+        sequences=round(items * data.item.sequences),
+    )
+
+
+def _hours(config: RunConfig, peak: DevicePeak, options: BudgetOptions, *, flops: int, tokens: float) -> Hours:
+    dtype = torch.bfloat16 if config.training.precision == "bf16_autocast" else torch.float32
+    of_one = peak.flops(dtype)
+    assert of_one is not None, "both types have a peak"
+    device_hours = flops / (of_one * options.mfu) / _HOUR
+    hours = device_hours / options.devices
+    return Hours(
+        device=peak.name,
+        peak_tflops=of_one / 1e12,
+        mfu=options.mfu,
+        hours=hours,
+        device_hours=device_hours,
+        tokens_per_second=tokens / (hours * _HOUR),
+    )
+
+
+def _padding(config: RunConfig, data: RunData, items: int, *, useful: int, time: Hours | None) -> tuple[Padding, ...]:
+    """Of the run's packs, and of rows that hold one sequence each; nothing where lengths are not known."""
+    if not data.sources:
+        return ()
+    work, recipe = _work(data, items), config.data.recipe
+
+    def flops(performed: Work) -> int:
+        return step_flops(config.model, vocabulary_size=data.vocabulary_size, work=performed)
+
+    found: list[tuple[str, int, int]] = []
+    if config.training.batching == "packs":
+        slots = items * data.item.row_slots
+        on_padding = Work(slots=slots - work.slots, squared_lengths=0, head_slots=0, sequences=0)
+        found.append((f"packs of {data.item.row_slots:,}", slots, flops(on_padding)))
+    if data.padded_rows is not None:
+        slots = round(items * data.padded_rows) * recipe.max_sequence_length
+        dense = replace(work, slots=slots, squared_lengths=slots * recipe.max_sequence_length)
+        kind = "document" if recipe.kind == "concat" else "sequence"
+        found.append((f"one {kind} in each, of {recipe.max_sequence_length:,}", slots, flops(dense) - useful))
+    return tuple(
+        Padding(
+            rows=name,
+            slots=slots,
+            padding=slots - work.slots,
+            share=1.0 - work.slots / slots,
+            wasted_flops=wasted,
+            wasted_device_hours=None if time is None else time.device_hours * wasted / useful,
+        )
+        for name, slots, wasted in found
+    )

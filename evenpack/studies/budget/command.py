@@ -1,0 +1,48 @@
+"""What `evenpack budget` does."""
+
+from evenpack.console import Report
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.studies.budget.budget import Budget, budget_of
+from evenpack.studies.budget.options import BudgetOptions
+from evenpack.studies.budget.scaling import Allocation, compute_optimal, find_law, optimally_trained, serve
+from evenpack.studies.budget.tables import budget_tables, optimum_table, serving_table
+
+
+def draw_up(config: RunConfig | None, options: BudgetOptions) -> Report:
+    """The budget of a run, if one is given, and what the options ask for beside it.
+
+    Raises: ConfigError for options that mean nothing or do not go together; and see `budget_of`.
+    """
+    options.require_sound(has_run=config is not None)
+    law = find_law(options.scaling_law)
+    budget = None if config is None else budget_of(config, options)
+    report = Report(value={} if budget is None else dict(vars(budget)))
+    if budget is not None:
+        report.shown += budget_tables(budget)
+    if options.compute is not None:
+        optimum = compute_optimal(options.compute)
+        report.value["compute_optimal"] = {
+            "flops": options.compute,
+            "parameters": optimum.parameters,
+            "tokens": optimum.tokens,
+        }
+        report.shown.append(optimum_table(options.compute, optimum))
+    if options.served_tokens is not None:
+        serving = serve(_start(budget, options), options.served_tokens, law)
+        report.value["serving"] = serving
+        report.shown.append(serving_table(serving))
+    return report
+
+
+def _start(budget: Budget | None, options: BudgetOptions) -> Allocation:
+    """The compute-optimal model that smaller ones are to be as good as."""
+    if options.compute is not None:
+        return compute_optimal(options.compute)
+    assert budget is not None, "there is a run or a number of operations"
+    if not budget.is_causal:
+        raise ConfigError(
+            f"--served-tokens goes by losses of causal models, and {budget.model} is none: give --compute FLOPS for "
+            "models of that kind, or leave it out"
+        )
+    return optimally_trained(float(budget.parameters))

@@ -1,0 +1,257 @@
+"""What a run's data holds, for its budget: read from what is prepared, or estimated from counts or from nothing."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from evenpack.data.batches.objectives import Objective
+from evenpack.data.config import DataConfig
+from evenpack.data.sequences import SequenceView
+from evenpack.data.sequences.masking import masked_count
+from evenpack.data.sequences.pieces import RowsView
+from evenpack.data.tokenizers.config import BertTokenizer, Gpt2Tokenizer
+from evenpack.data.tokenizers.tokenizer import load_tokenizer
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.step_items import AverageItem, items_of_an_epoch, training_packing
+from evenpack.errors import ConfigError
+from evenpack.models.families import family_of
+
+_AT_ONCE = 1 << 20
+"""Sequences, or documents, that are looked at together."""
+
+_VOCABULARIES = {"gpt2": 50_257, "bert": 30_522}
+"""Of the published tokenizers, where a run file does not say yet where its own lies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceData:
+    """An epoch of one source."""
+
+    name: str
+    share: Fraction
+    """Of the packs or sequences that a step draws."""
+    items: int
+    """Packs or sequences, whatever a step counts."""
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """What a run draws, on average, and how much of it there is."""
+
+    item: AverageItem
+    squared_lengths: Fraction
+    """Of an item: the sum over its segments, which attention costs."""
+    targets: Fraction
+    """Of an item."""
+    padded_rows: Fraction | None
+    """Of an item, if each sequence (of a stream: each document) were filled up to rows of `max_sequence_length`; None
+    where nobody knows, and where the recipe does so anyway."""
+    items_per_epoch: int | None
+    """Of all sources together; None where nobody knows."""
+    sources: tuple[SourceData, ...]
+    """Empty where nobody knows them one by one."""
+    vocabulary_size: int
+    assumptions: tuple[str, ...]
+    """What was taken for granted in place of prepared data; empty where it was read."""
+
+
+def data_of_run(run: ResolvedRun) -> RunData:
+    """Exactly, from the lengths of all sequences of the prepared data.
+
+    Raises: DataError if a source has nothing to train on, or the vocabulary lacks a token that the objective needs.
+    """
+    prepared = run.prepared
+    counts = items_of_an_epoch(prepared, run.shape.batching)
+    total = sum(prepared.weights)
+    shares = {
+        name: Fraction(weight, total) for name, weight in zip(prepared.source_names, prepared.weights, strict=True)
+    }
+    squared_lengths = targets = padded_rows = Fraction(0)
+    for name, share in shares.items():
+        view = prepared.view(name, "train")
+        squares, of_loss = _sums(view, run.objective)
+        squared_lengths += share * squares / counts[name]
+        targets += share * of_loss / counts[name]
+        padded_rows += share * _count_padded_rows(view) / counts[name]
+    return RunData(
+        item=run.item,
+        squared_lengths=squared_lengths,
+        targets=targets,
+        padded_rows=None if prepared.config.recipe.kind == "padding" else padded_rows,
+        items_per_epoch=sum(counts.values()),
+        sources=tuple(
+            SourceData(name=name, share=share, items=counts[name], tokens=training_packing(prepared, name).tokens)
+            for name, share in shares.items()
+        ),
+        vocabulary_size=prepared.vocabulary_size,
+        assumptions=(),
+    )
+
+
+def data_of_counts(config: RunConfig, *, tokens: int, documents: int, vocabulary_size: int | None) -> RunData:
+    """Of one corpus that is known by its counts alone.
+
+    Args:
+        tokens: of an epoch, without end-of-text.
+        documents: each is ended by an end-of-text token more.
+        vocabulary_size: None: the tokenizer's.
+
+    Raises: ConfigError for recipes whose sequences do not follow from counts, and several sources.
+    """
+    _require_countable(config.data)
+    recipe, pack_length = config.data.recipe, config.data.pack_length
+    longest, total = recipe.max_sequence_length, tokens + documents
+    if recipe.kind == "concat":
+        sequences = math.ceil(total / longest)
+        packs = math.ceil(sequences / (pack_length // longest))
+        cuts = math.ceil(total / min(longest, recipe.atom or longest))
+        segments = min(cuts + documents, total) if recipe.isolate_documents else sequences
+        padded_rows = None
+        assumption = "an epoch is one stream of all tokens"
+    else:
+        sequences = segments = max(documents, math.ceil(total / longest))
+        packs = math.ceil(total / pack_length)
+        padded_rows = sequences
+        assumption = "packs are full, and documents no more than the tokens need are split"
+    items = packs if config.training.batching == "packs" else sequences
+    (name,) = config.data.sources
+    return _estimated(
+        config,
+        sequences=Fraction(sequences, items),
+        segments=Fraction(segments, items),
+        tokens=Fraction(total, items),
+        padded_rows=None if padded_rows is None else Fraction(padded_rows, items),
+        source=SourceData(name=name, share=Fraction(1), items=items, tokens=total),
+        vocabulary_size=vocabulary_size,
+        assumptions=(
+            f"{tokens:,} tokens and {documents:,} end-of-text tokens an epoch, as given",
+            f"{assumption}; all sequences are taken as equally long for attention",
+        ),
+    )
+
+
+def _require_countable(data: DataConfig) -> None:
+    """Raises: ConfigError for recipes whose sequences do not follow from counts, and several sources."""
+    if data.recipe.kind not in ("documents", "concat"):
+        raise ConfigError(
+            f"--corpus-tokens is for data.recipe.kind documents or concat: how many sequences {data.recipe.kind} makes "
+            "does not follow from counts; prepare the data"
+        )
+    if len(data.sources) > 1:
+        raise ConfigError(
+            f"--corpus-tokens counts one source, and the run has {', '.join(data.sources)}: leave one, or prepare the "
+            "data"
+        )
+
+
+def data_of_nothing(config: RunConfig, *, vocabulary_size: int | None) -> RunData:
+    """Of a run whose data is not prepared: full packs of the longest sequences.
+
+    Raises: ConfigError if what the run file asks for follows from the data.
+    """
+    training = config.training
+    if training.epochs is not None or training.packing_adjustment != "none":
+        key = "packing_adjustment" if training.epochs is None else "epochs"
+        raise ConfigError(
+            f"training.{key} ({getattr(training, key)}) needs the data, which is not prepared: run `evenpack "
+            "prepare`, or give --corpus-tokens and --corpus-documents"
+        )
+    longest = config.data.recipe.max_sequence_length
+    sequences = config.data.pack_length // longest if training.batching == "packs" else 1
+    return _estimated(
+        config,
+        sequences=Fraction(sequences),
+        segments=Fraction(sequences),
+        tokens=Fraction(sequences * longest),
+        padded_rows=None,
+        source=None,
+        vocabulary_size=vocabulary_size,
+        assumptions=(
+            "the data is not prepared: all sequences are taken as long as they can be, and packs as full of them",
+        ),
+    )
+
+
+def _sums(view: SequenceView, objective: Objective) -> tuple[int, int]:
+    """Over a split: squared lengths of segments, and targets."""
+    squares = targets = 0
+    for sequence_ids in _id_chunks(view.count):
+        lengths = view.lengths(int(sequence_ids[0]), int(sequence_ids[-1]) + 1).astype(np.int64)
+        segments, squared = view.statistics(sequence_ids, lengths)
+        squares += int(squared.sum())
+        targets += int(objective.count_targets(view, sequence_ids, lengths, segments).sum())
+    return squares, targets
+
+
+def _count_padded_rows(view: SequenceView) -> int:
+    """Of one sequence each; of a stream, of pieces of one document each."""
+    if not isinstance(view, RowsView):
+        return view.count
+    rows = 0
+    for chosen in _id_chunks(len(view.documents)):
+        _, lengths = view.token_file.spans(view.documents[chosen])
+        rows += int((-(-lengths // view.max_sequence_length)).sum())
+    return rows
+
+
+def _id_chunks(count: int) -> Iterator["np.ndarray[tuple[int], np.dtype[np.int64]]"]:
+    for start in range(0, count, _AT_ONCE):
+        yield np.arange(start, min(start + _AT_ONCE, count), dtype=np.int64)
+
+
+def _estimated(
+    config: RunConfig,
+    *,
+    sequences: Fraction,
+    segments: Fraction,
+    tokens: Fraction,
+    padded_rows: Fraction | None,
+    source: SourceData | None,
+    vocabulary_size: int | None,
+    assumptions: tuple[str, ...],
+) -> RunData:
+    """Data of which an item holds so much, as if all its segments were equally long."""
+    of_packs = config.training.batching == "packs"
+    targets = tokens - segments
+    if family_of(config.model).objective == "masked_tokens":
+        masking = config.data.static_masks or config.masking
+        targets = sequences * int(masked_count(np.array([round(tokens / sequences)]), masking)[0])
+    vocabulary, origin = _vocabulary(config.data, vocabulary_size)
+    return RunData(
+        item=AverageItem(
+            sequences=sequences,
+            tokens=tokens,
+            row_slots=config.data.pack_length if of_packs else config.data.recipe.max_sequence_length,
+        ),
+        squared_lengths=tokens**2 / segments,
+        targets=targets,
+        padded_rows=padded_rows,
+        items_per_epoch=None if source is None else source.items,
+        sources=() if source is None else (source,),
+        vocabulary_size=vocabulary,
+        assumptions=(*assumptions, origin),
+    )
+
+
+def _vocabulary(data: DataConfig, given: int | None) -> tuple[int, str]:
+    """The size, and where it is from. Raises: ConfigError if it is not known; DataError for a folder without one."""
+    tokenizer = data.tokenizer
+    if given is not None:
+        return given, f"a vocabulary of {given:,}, as given"
+    if tokenizer.kind == "hub" or (tokenizer.kind == "bert" and tokenizer.name is not None):
+        raise ConfigError(
+            f"how large the vocabulary of data.tokenizer {tokenizer.name} is, is known once the data is prepared: run "
+            "`evenpack prepare`, or give --vocabulary-size"
+        )
+    if isinstance(tokenizer, Gpt2Tokenizer | BertTokenizer):
+        if tokenizer.path is None:
+            size = _VOCABULARIES[tokenizer.kind]
+            return size, f"a vocabulary of {size:,}, that of the published {tokenizer.kind}"
+        size = load_tokenizer(tokenizer).vocabulary_size
+        return size, f"a vocabulary of {size:,}, which {tokenizer.path} holds"
+    return tokenizer.vocabulary_size, f"a vocabulary of {tokenizer.vocabulary_size:,}, as the run file says"

@@ -1,0 +1,151 @@
+"""`evenpack budget` as tables."""
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from evenpack.console import pairs, percent, table, text
+from evenpack.engine.run_length import CHINCHILLA_RATIO
+from evenpack.studies.budget.budget import Budget, EffectiveBatch
+from evenpack.studies.budget.scaling import SERVING_FLOPS, TRAINING_FLOPS, Allocation, Serving
+
+
+def budget_tables(budget: Budget) -> Iterator[RenderableType]:
+    """From the step to the hours."""
+    if budget.adjustment:
+        yield text("\n".join(budget.adjustment))
+    yield pairs(_batch(budget.batch), title=f"Batch of {budget.run}")
+    yield pairs(_length(budget), title="Length")
+    if budget.sources:
+        yield _sources(budget)
+    yield pairs(_compute(budget), title="Compute")
+    if budget.padding:
+        yield _padding(budget)
+    if budget.assumptions:
+        yield text("\n".join(["Taken for granted:", *(f"  {one}" for one in budget.assumptions)]))
+
+
+def optimum_table(flops: float, found: Allocation) -> Table:
+    """`compute_optimal`."""
+    return pairs(
+        {
+            "rule": f"C = {TRAINING_FLOPS} N D operations, D = {CHINCHILLA_RATIO} N tokens for N parameters",
+            "parameters": _count(found.parameters),
+            "tokens": f"{_count(found.tokens)}, {CHINCHILLA_RATIO} a parameter",
+        },
+        title=f"Best use of {_flops(flops)}",
+    )
+
+
+def serving_table(serving: Serving) -> Table:
+    """Models of the same loss; the one with the fewest operations is marked."""
+    rows = [
+        {
+            "parameters": _count(model.parameters),
+            "of the first": percent(model.share),
+            "tokens": _count(model.tokens),
+            "a parameter": f"{model.tokens_per_parameter:,.1f}",
+            "training": _flops(model.training_flops),
+            "serving": _flops(model.serving_flops),
+            "in all": _flops(model.total_flops),
+            "": "fewest" if model.is_least else "",
+        }
+        for model in serving.models
+    ]
+    return table(
+        rows,
+        title=f"Models of loss {serving.loss:.4f}, {_count(serving.served_tokens)} tokens served at {SERVING_FLOPS} "
+        f"operations a parameter; by {serving.law.source}",
+    )
+
+
+def _batch(batch: EffectiveBatch) -> dict[str, str]:
+    kind = batch.batching
+    return {
+        "step": f"{batch.per_step:,} {kind} = micro-batch of {batch.per_micro_batch:,} {kind} x "
+        f"{batch.micro_batches:,} (accumulation) x {batch.devices:,} device{'s' * (batch.devices > 1)}",
+        "sequences": f"{batch.sequences:,.1f} on average",
+        "slots": f"{batch.slots:,}",
+        "tokens": f"{batch.tokens:,.0f} on average",
+    }
+
+
+def _length(budget: Budget) -> dict[str, str]:
+    epochs = "unknown: the data is not prepared" if budget.epochs is None else f"{budget.epochs:,.3f}"
+    optimum = f" (compute-optimal: about {CHINCHILLA_RATIO})" if budget.is_causal else ""
+    return {
+        "steps": f"{budget.steps:,}",
+        "epochs": epochs,
+        "sequences": f"{budget.samples:,.0f}",
+        "tokens": f"{budget.tokens:,.0f}",
+        "tokens a parameter": f"{budget.tokens_per_parameter:,.3g}{optimum}",
+    }
+
+
+def _sources(budget: Budget) -> Table:
+    kind = budget.batch.batching
+    rows = [
+        {
+            "source": source.source,
+            "of a step": percent(source.share),
+            f"{kind} an epoch": source.items_per_epoch,
+            "tokens an epoch": source.tokens_per_epoch,
+            "steps an epoch": f"{source.steps_per_epoch:,.1f}",
+            "epochs": f"{source.epochs:,.3f}",
+        }
+        for source in budget.sources
+    ]
+    return table(rows, title="Sources")
+
+
+def _compute(budget: Budget) -> dict[str, str]:
+    rule = budget.flops_by_rule
+    shown = {
+        "model": budget.model,
+        "parameters": f"{budget.parameters:,}",
+        "operations": f"{_flops(budget.flops)} by the model's formulas; {_flops(rule)} by {TRAINING_FLOPS} N D",
+    }
+    if budget.is_causal:
+        shown["compute-optimal tokens"] = (
+            f"{_count(budget.compute_optimal_tokens)}, "
+            f"{budget.compute_optimal_tokens / budget.tokens:,.3g} x those of this run"
+        )
+    time = budget.time
+    if time is not None:
+        shown["on"] = (
+            f"{budget.batch.devices:,} x {time.device}, {time.peak_tflops:,.1f} TFLOP/s dense each at "
+            f"{percent(time.mfu)} MFU: {time.tokens_per_second:,.0f} tokens/s"
+        )
+        shown["hours"] = f"{time.hours:,.3g}"
+        shown["device-hours"] = f"{time.device_hours:,.3g}"
+    return shown
+
+
+def _padding(budget: Budget) -> Table:
+    rows = []
+    for one in budget.padding:
+        row = {
+            "rows": one.rows,
+            "slots": one.slots,
+            "padding": one.padding,
+            "share": percent(one.share),
+            "wasted operations": _flops(one.wasted_flops),
+            "of the useful": percent(one.wasted_flops / budget.flops),
+        }
+        if one.wasted_device_hours is not None:
+            row["device-hours"] = f"{one.wasted_device_hours:,.3g}"
+        rows.append(row)
+    return table(rows, title="What padding would waste")
+
+
+def _flops(value: int | float) -> str:
+    return f"{value:.4g} FLOPs"
+
+
+def _count(value: int | float) -> str:
+    """In billions or millions, as models and corpora are known by."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if value >= unit:
+            return f"{value / unit:,.4g} {name}"
+    return f"{value:,.0f}"
