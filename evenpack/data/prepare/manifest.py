@@ -25,7 +25,7 @@ TRAINED_ON = "tokenizer.trained_on.json"
 """Beside the folder: what is in there belongs to the fingerprint, and times of files do not."""
 _PATHS = {"path", "validation_path"}
 """Keys of a source or tokenizer that say where it lies."""
-_OFF_UNLESS_GIVEN = {"rows", "minimum_words"}
+_OFF_UNLESS_GIVEN = {"rows", "minimum_words", "maximum_rows"}
 """Keys of a source that older data sections do not have: named where they are on, so that those stay what they were."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
 
@@ -93,7 +93,8 @@ class SourceRecord(Section):
     unknown_tokens: int
     """Tokens that stand for text which the vocabulary cannot express."""
     rows: RowAccounting | None = None
-    """What became of rows and words before tokenising; None where the source's `rows` and `minimum_words` are."""
+    """What became of rows and words before tokenising; None where the source takes its
+    documents as they are."""
     train: SplitRecord
     validation: SplitRecord
 
@@ -185,7 +186,8 @@ class Manifest(Section):
         ]
 
     def row_summary(self) -> list[dict[str, Any]]:
-        """What was dropped before tokenising, for each source that has `rows` or `minimum_words`."""
+        """What was dropped before tokenising, for each source that does not take its documents as
+        they are."""
         return [
             {
                 "source": name,

@@ -21,6 +21,13 @@ class SourceOfText(_SourceBase):
     minimum_words: int | None = Field(default=None, ge=1)
     """Drop rows (documents, where `rows` is null) of fewer words, white space between two words, before tokenising;
     they are counted. Null: keep them all."""
+    maximum_rows: int | None = Field(default=None, ge=1)
+    """Take so many of the rows that are kept, the first ones, and read no further. Null: take them all."""
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether any of these is asked for."""
+        return (self.rows, self.minimum_words, self.maximum_rows) != (None, None, None)
 
 
 class BuiltinSource(SourceOfText):

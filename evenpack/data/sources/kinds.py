@@ -36,9 +36,11 @@ def open_corpus(name: str, source: Source) -> Corpus:
     Raises: DataError if the path is not given or leads to no file, or if the source holds tokens and no text.
     """
     corpus = KINDS[source.kind].open_corpus(name, source)
-    if not isinstance(source, SourceOfText) or (source.rows is None and source.minimum_words is None):
+    if not isinstance(source, SourceOfText) or not source.changes_rows:
         return corpus
-    return RowCorpus(name, corpus, rows=source.rows, minimum_words=source.minimum_words)
+    return RowCorpus(
+        name, corpus, rows=source.rows, minimum_words=source.minimum_words, maximum_rows=source.maximum_rows
+    )
 
 
 def source_inputs(name: str, source: Source) -> tuple[InputFile, ...]:

@@ -45,14 +45,23 @@ class RowCorpus:
     before the first one asked for are counted and no more.
     """
 
-    def __init__(self, name: str, corpus: Corpus, *, rows: RowKind | None, minimum_words: int | None) -> None:
-        """`name` is the source's, `rows` and `minimum_words` are its keys."""
+    def __init__(
+        self,
+        name: str,
+        corpus: Corpus,
+        *,
+        rows: RowKind | None,
+        minimum_words: int | None,
+        maximum_rows: int | None,
+    ) -> None:
+        """`name` is the source's, the others are its keys."""
         self._name = name
         self._corpus = corpus
         self._cut = None if rows is None else _CUTS[rows]
         self._minimum_words = minimum_words or 0
+        self._maximum_rows = maximum_rows
         self.accounting: RowAccounting | None = None
-        """Of the whole source; None before a pass has come to its end."""
+        """Of the whole source, or as far as it is read; None before a pass has come to its end."""
 
     @property
     def total_bytes(self) -> int:
@@ -74,20 +83,27 @@ class RowCorpus:
     def _kept(self, start: int) -> Iterator[Document]:
         counts: Counter[str] = Counter()
         longest = 0
-        for document in self._corpus.documents():
-            for row in self._rows_of(document.text):
-                words = len(row.split())
-                longest = max(longest, words)
-                fate = "kept" if words >= self._minimum_words else "dropped"
-                counts["rows_read"] += 1
-                counts["words_read"] += words
-                counts[f"rows_{fate}"] += 1
-                counts[f"words_{fate}"] += words
-                if fate == "kept" and counts["rows_kept"] > start:
-                    yield make_document(row, document.bytes_read, where=f"a row of source '{self._name}'")
+        for row, bytes_read in self._rows():
+            if counts["rows_kept"] == self._maximum_rows:
+                break
+            words = len(row.split())
+            longest = max(longest, words)
+            fate = "kept" if words >= self._minimum_words else "dropped"
+            counts["rows_read"] += 1
+            counts["words_read"] += words
+            counts[f"rows_{fate}"] += 1
+            counts[f"words_{fate}"] += words
+            if fate == "kept" and counts["rows_kept"] > start:
+                yield make_document(row, bytes_read, where=f"a row of source '{self._name}'")
         if counts["rows_read"] and not counts["rows_kept"]:
             raise self._keeps_nothing(counts["rows_read"], longest)
         self.accounting = RowAccounting(**{field.name: counts[field.name] for field in fields(RowAccounting)})
+
+    def _rows(self) -> Iterator[tuple[str, int]]:
+        """Each row, and the bytes of the files that are read then."""
+        for document in self._corpus.documents():
+            for row in self._rows_of(document.text):
+                yield row, document.bytes_read
 
     def _rows_of(self, text: str) -> Iterable[str]:
         if self._cut is None:
