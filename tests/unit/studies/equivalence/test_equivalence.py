@@ -161,7 +161,7 @@ def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path) -> No
     comparison = compare(curves, study.equivalence)
     assert len(comparison.rows) == 9
     path = tmp_path / "figure.png"
-    plot_equivalence(curves, comparison, study, path)
+    plot_equivalence(curves, comparison, [], study, path)
     assert path.read_bytes().startswith(b"\x89PNG")
     once = {arm: {1: dataclasses.replace(curve(2.0), samples=(10,))} for arm in ("unpacked", "packed")}
-    plot_equivalence(once, compare(once, study.equivalence), study, path)
+    plot_equivalence(once, compare(once, study.equivalence), [], study, path)
