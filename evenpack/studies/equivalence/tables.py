@@ -96,6 +96,7 @@ def _learned(row: ArmRow) -> dict[str, Any]:
         "next sentence": None if row.next_sentence_accuracy is None else _spread(row.next_sentence_accuracy),
         "training loss": _spread(row.training_loss),
         "NSP noise": row.next_sentence_noise,
+        "by denominators": row.denominator_noise,
         **_difference(row.difference),
         "verdict": row.verdict or "",
     }
