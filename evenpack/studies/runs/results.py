@@ -48,7 +48,7 @@ def read_result(run: Job) -> RunResult | None:
     if values is None:
         return None
     result = RunResult(state=values["state"], message=values["message"], config=values["config"])
-    changed = find_changed_keys(with_defaults(result.config), run.config.model_dump(mode="json"))
+    changed = find_changed_keys(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
     changed = {key: pair for key, pair in changed.items() if key not in _PLACES}
     if result.state == "finished" and changed:
         key, (before, now) = next(iter(changed.items()))

@@ -1,6 +1,7 @@
 """Fine-tunings follow the runs of a study: which there are, when they start, what is refused beforehand."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from evenpack.studies.runs.config import load_study
 from evenpack.studies.runs.expansion import expand
 from evenpack.studies.runs.finetunings import FinetuneRun, expand_finetunings, require_tasks
 from evenpack.studies.runs.jobs import Job
-from evenpack.studies.runs.results import describe_state
+from evenpack.studies.runs.results import RESULT, describe_state
 from evenpack.studies.runs.runner import EndedRun, train_runs
 from evenpack.testing import pair_run_values, run_values, write_run_file
 
@@ -120,6 +121,11 @@ def test_a_fine_tuning_finished_with_other_settings_is_refused_but_files_may_mov
     train(path, FakeMachine())
     moved = finetunings_of(path, f"finetune.feeling.folder={tmp_path}/elsewhere")
     assert [describe_state(one) for one in moved] == ["finished"] * 4
+    result = moved[0].output_dir / RESULT
+    values = json.loads(result.read_text())
+    del values["config"]["training"]["dropout"]
+    result.write_text(json.dumps(values))
+    assert describe_state(moved[0]) == "finished", "a key that is newer than the result"
     with pytest.raises(ConfigError, match=r"finetune/feeling was trained with training\.epochs 3, and .* now has 4"):
         describe_state(finetunings_of(path, "finetune.feeling.settings={training.epochs: 4}")[0])
 
