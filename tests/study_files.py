@@ -102,7 +102,7 @@ class FakeMachine:
 
     def _end(self, call: Call, log: Path) -> int:
         self.active -= 1
-        code = self.codes.get(call.command if call.command == "prepare" else call.run, 0)
+        code = self.codes.get(call.run if call.command in ("train", "finetune") else call.command, 0)
         output_dir = Path(call.overrides["run.output_dir"])
         if code:
             with log.open("a") as file:
