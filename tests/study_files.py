@@ -1,7 +1,7 @@
 """Study files for tests, and a machine that only pretends to train."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.finetuning.results import ResultFolder, SeedResult, summarise
 from evenpack.testing import run_values, write_run_file
 
 STEPS = 4
@@ -101,7 +102,8 @@ class FakeMachine:
 
     def _end(self, call: Call, log: Path) -> int:
         self.active -= 1
-        code = self.codes.get(call.run if call.command == "train" else call.command, 0)
+        code = self.codes.get(call.run if call.command in ("train", "finetune") else call.command, 0)
+        output_dir = Path(call.overrides["run.output_dir"])
         if code:
             with log.open("a") as file:
                 file.write("step 1\nerror: there is no such\nthing\n")
@@ -109,9 +111,42 @@ class FakeMachine:
             directory = Path(call.overrides["data.prepared_dir"])
             directory.mkdir(parents=True)
             (directory / MANIFEST).write_text("{}")
+        elif call.command == "train":
+            write_log(output_dir, losses=[5.0, 4.0, 3.0, 2.0])
         else:
-            write_log(Path(call.overrides["run.output_dir"]), losses=[5.0, 4.0, 3.0, 2.0])
+            write_tuned(output_dir, {seed: 0.5 + seed / 100 for seed in call.overrides["run.seeds"]})
         return code
+
+
+def write_tuned(output_dir: Path, accuracies: Mapping[int, float]) -> None:
+    """What `evenpack finetune` leaves, by seed."""
+    folder = ResultFolder(output_dir)
+    results = [seed_result(seed, accuracy) for seed, accuracy in accuracies.items()]
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        folder.write(result)
+    guesses = {"dev": {"accuracy": 0.5}}
+    folder.write_summary(summarise("SST-2", "accuracy", results, settings={}, guesses=guesses))
+
+
+def seed_result(seed: int, accuracy: float) -> SeedResult:
+    """A fine-tuning of one step."""
+    return SeedResult(
+        seed=seed,
+        metrics={"dev": {"accuracy": accuracy}},
+        intervals={"dev": {"accuracy": (accuracy - 0.1, accuracy + 0.1)}},
+        metrics_by_epoch=[{"dev": {"accuracy": accuracy}}],
+        losses_by_epoch=[1.0],
+        steps=1,
+        sequences_per_step=8.0,
+        least_sequences_per_step=8,
+        most_sequences_per_step=8,
+        packs_per_step=2.0,
+        sequences_per_pack=4.0,
+        padding_share=0.1,
+        training_seconds=1.0,
+        sequences_per_second=8.0,
+    )
 
 
 def write_log(output_dir: Path, *, losses: Sequence[float], sequences: int = 10, seconds: float = 1.0) -> None:

@@ -21,6 +21,9 @@ class FinetuneRunSection(Section):
     """settings.json, a result for each seed (where an interrupted command goes on), and results.json."""
     seeds: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
     """One training each, one after another: of the order of sequences, the new head's weights and dropout."""
+    save_models: Literal["median", "all"] | None = None
+    """Which seeds' models are written for transformers, to seed_N/ in output_dir: that of the median, or every one.
+    Until the median is known, all of them take up room."""
 
     @field_validator("seeds")
     @classmethod

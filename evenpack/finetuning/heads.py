@@ -4,7 +4,7 @@ Shapes: T = slots, C = hidden size, N = sequences of the batch, K = outputs.
 """
 
 from abc import ABC, abstractmethod
-from typing import cast
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from evenpack.models.common.transformer import INITIAL_DEVIATION
 
 class Head(nn.Module, ABC):
     """Activations to outputs, and outputs to the loss of each sequence."""
+
+    reads: ClassVar[Literal["sequence", "span"]]
+    """What there is one output, or set of outputs, for: all of a sequence, or each of its tokens."""
 
     @abstractmethod
     def forward(self, hidden: Float[Tensor, " T C"], batch: FinetuneBatch) -> Float[Tensor, " rows K"]:
@@ -42,6 +45,8 @@ class SequenceHead(Head):
         outputs: K.
         dropout: before the new layer.
     """
+
+    reads = "sequence"
 
     def __init__(self, pooler: nn.Linear | None, *, hidden_size: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -79,6 +84,8 @@ class SpanHead(Head):
     Args:
         hidden_size: C.
     """
+
+    reads = "span"
 
     def __init__(self, *, hidden_size: int) -> None:
         super().__init__()

@@ -103,6 +103,10 @@ class ResultFolder:
         except ValueError as error:
             raise DataError(f"{path} is no result of this version: remove it, and the seed is trained again") from error
 
+    def seeds_done(self, seeds: Sequence[int]) -> int:
+        """How many of them have been trained to their end."""
+        return sum(self._path(seed).exists() for seed in seeds)
+
     def write(self, result: SeedResult) -> None:
         """Marks the seed as done."""
         write_json(self._path(result.seed), result.model_dump(mode="json"))
@@ -111,6 +115,19 @@ class ResultFolder:
         """Writes the result of the command."""
         values = asdict(summary) | {"seeds": [seed.model_dump(mode="json") for seed in summary.seeds]}
         write_json(self.directory / _RESULTS, values)
+
+    def read_summary(self) -> Summary:
+        """What `write_summary` wrote. Raises: DataError if it is not there, or of another form."""
+        path = self.directory / _RESULTS
+        values = read_json_object(path)
+        try:
+            if values is None:
+                raise ValueError("there is no such object")
+            return Summary(**values | {"seeds": [SeedResult.model_validate(seed) for seed in values["seeds"]]})
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"{path} holds no results of this version: remove {self.directory} to fine-tune again"
+            ) from error
 
     def _path(self, seed: int) -> Path:
         return self.directory / f"seed_{seed}.json"

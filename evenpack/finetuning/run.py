@@ -1,6 +1,7 @@
 """Fine-tuning from a run file to its results: every seed, one after another."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from evenpack.finetuning.data import TaskData, read_task
 from evenpack.finetuning.heads import FinetunedModel, new_head
 from evenpack.finetuning.metrics import require_metrics
 from evenpack.finetuning.pretrained import Pretrained, read_pretrained
-from evenpack.finetuning.results import ResultFolder, Summary, summarise
+from evenpack.finetuning.results import ResultFolder, SeedResult, Summary, summarise
+from evenpack.finetuning.saving import SavedModels
 from evenpack.finetuning.train import Finetuning, StepDone, train_seed
 from evenpack.progress import Piece, Progress
 
@@ -18,40 +20,58 @@ log = logging.getLogger(__name__)
 
 
 def finetune(config: FinetuneConfig, progress: Progress) -> Summary:
-    """Trains and judges each seed that has no result yet.
+    """Trains and judges each seed that has no result yet, or whose model is asked for and was not saved.
 
     All input is read and checked before anything is written. Raises: ConfigError, CheckpointError or DataError for
     input that is wrong, or an output directory with results of other settings.
     """
     require_metrics()
     pretrained = read_pretrained(config)
+    models = SavedModels(config=config, tokenizer=pretrained.tokenizer)
+    models.require(pretrained.section)
     data = read_task(config.data, config.folder, pretrained.tokenizer)
     settings = _settings(config, pretrained, data)
     folder = ResultFolder(config.run.output_dir)
     folder.open(settings)
     finetuning = Finetuning(config=config, data=data, padding_token=pretrained.tokenizer.padding_id, device=_device())
-    seeds = []
-    for seed in config.run.seeds:
-        result = folder.read(seed)
-        if result is None:
-            result = train_seed(
-                finetuning, new_finetuned(config, pretrained, seed), seed, on_step=_Shown(progress, seed).update
-            )
-            folder.write(result)
-        else:
-            log.info("seed %d was done before", seed)
-        seeds.append(result)
+
+    def train(seed: int) -> SeedResult:
+        model = new_finetuned(config, pretrained, seed)
+        result = train_seed(finetuning, model, seed, on_step=_Shown(progress, seed).update)
+        models.save(model, seed)
+        folder.write(result)
+        return result
+
+    done = {seed: _done_before(folder, seed) or train(seed) for seed in config.run.seeds}
+    summary = _summarise(config, data, settings, done)
+    while missing := models.missing(summary):
+        log.info("seed %d is trained again, because its model was not saved", missing[0])
+        done[missing[0]] = train(missing[0])
+        summary = _summarise(config, data, settings, done)
+    models.settle(summary)
+    folder.write_summary(summary)
+    return summary
+
+
+def _done_before(folder: ResultFolder, seed: int) -> SeedResult | None:
+    result = folder.read(seed)
+    if result is not None:
+        log.info("seed %d was done before", seed)
+    return result
+
+
+def _summarise(
+    config: FinetuneConfig, data: TaskData, settings: dict[str, Any], done: Mapping[int, SeedResult]
+) -> Summary:
     task = config.data.definition
     guesses = {name: found.judge_guesses(data.training) for name, found in data.evaluation.items()}
-    summary = summarise(
+    return summarise(
         task.title,
         task.metrics[0],
-        seeds,
+        [done[seed] for seed in config.run.seeds],
         settings=settings,
         guesses={name: judgement.values for name, judgement in guesses.items() if judgement is not None},
     )
-    folder.write_summary(summary)
-    return summary
 
 
 def new_finetuned(config: FinetuneConfig, pretrained: Pretrained, seed: int) -> FinetunedModel:

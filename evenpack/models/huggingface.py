@@ -7,21 +7,21 @@ The numbers are the same there and here; names and layout differ.
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.files import atomic_directory, write_json
 from evenpack.models.build import Model, new_model
-from evenpack.models.common.huggingface import HuggingFaceMapping
+from evenpack.models.common.huggingface import HuggingFaceMapping, TaskModel
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.common.tensors import export_tensors, load_tensors
+from evenpack.models.common.tensors import export_tensors, load_tensors, renamed
 from evenpack.models.families import ModelFamily, family_of, find_family, known_families
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -65,8 +65,43 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
         if tokenizer_dir is not None:
             _copy_tokenizer(tokenizer_dir, unfinished)
             _tell_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
-        save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
-        write_json(unfinished / "config.json", mapping_of(model.config).config_values(model, special_token_id))
+        _write_model(unfinished, weights, mapping_of(model.config).config_values(model, special_token_id))
+
+
+def task_model_to_huggingface(
+    encoder: Model,
+    head: nn.Module,
+    reads: str,
+    directory: Path,
+    *,
+    save_tokenizer: Callable[[Path], None],
+    special_token_id: int,
+    about_task: Mapping[str, Any],
+) -> None:
+    """Writes an encoder with a task's head as a directory that transformers loads, with equal logits.
+
+    What was there before is replaced once the new directory is whole and on disk.
+
+    Args:
+        encoder: on any device; its pretraining heads are left out. Weights are written in FP32.
+        head: its layers are named in the family's `TaskModel`.
+        reads: `sequence` or `span`.
+        save_tokenizer: writes the tokenizer's files into a folder.
+        special_token_id: as in `to_huggingface`.
+        about_task: what config.json is to say beside the model: labels, kind of problem.
+
+    Raises: ConfigError if transformers has no such model.
+    """
+    task, mapping = task_model_of(encoder.config, reads), mapping_of(encoder.config)
+    names = [name for name in mapping.tensor_names(encoder) if all(one.startswith(task.encoder) for one in name.theirs)]
+    weights = export_tensors(encoder, names)
+    for ours, theirs in task.head.items():
+        weights |= export_tensors(head, renamed(ours, theirs))
+    values = mapping.config_values(encoder, special_token_id) | {"architectures": [task.architecture], **about_task}
+    with atomic_directory(directory) as unfinished:
+        save_tokenizer(unfinished)
+        _tell_model_inputs(unfinished / _TOKENIZER_CONFIG, encoder)
+        _write_model(unfinished, weights, values)
 
 
 def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Model:
@@ -116,6 +151,14 @@ def mapping_of(config: TransformerConfig) -> HuggingFaceMapping:
     return mapping
 
 
+def task_model_of(config: TransformerConfig, reads: str) -> TaskModel:
+    """What it is called there with a head that reads sequences, or spans. Raises: ConfigError if there is no such."""
+    found = mapping_of(config).task_models.get(reads)
+    if found is None:
+        raise ConfigError(f"transformers has no model of family '{config.kind}' with a head of kind '{reads}'")
+    return found
+
+
 def _load_mapping(family: ModelFamily) -> HuggingFaceMapping | None:
     return None if family.load_huggingface is None else family.load_huggingface()
 
@@ -135,6 +178,11 @@ def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:
             "packages of the others, or let them name a model_type of their own"
         )
     return mappings[found[0]]
+
+
+def _write_model(directory: Path, weights: dict[str, Tensor], values: Mapping[str, Any]) -> None:
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    write_json(directory / "config.json", values)
 
 
 def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:

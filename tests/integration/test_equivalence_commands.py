@@ -1,4 +1,4 @@
-"""`study equivalence` as a user types it: real runs of three steps, one of which fails."""
+"""`study equivalence` as a user types it: real runs of three steps, one of which fails, and what follows them."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
+from finetuning_tasks import write_finetune_file, write_sentences
+from pair_sources import pair_run_values
 from repository import CONFIGS
-from small_run import evenpack, small_run_values
+from small_run import evenpack
 
 from evenpack.testing import write_run_file
 
@@ -16,16 +18,27 @@ ARMS = {"unpacked": {"training.layout": "padded"}, "lost": {"training.initialize
 
 @pytest.fixture(scope="module")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two arms over a run file beside it, whose data is prepared."""
+    """Two arms over a run file beside it, whose data is prepared, and a task to fine-tune them for."""
     folder = tmp_path_factory.mktemp("study")
-    values = small_run_values(folder)
-    values["training"] |= {"steps": 3, "evaluate_every_steps": 2, "evaluation_packs": 4, "checkpoint_every_steps": 3}
+    values = pair_run_values(
+        folder,
+        data={"validation_fraction": 0.02},
+        training={"steps": 3, "evaluate_every_steps": 2, "evaluation_packs": 4, "checkpoint_every_steps": 3},
+    )
     run_file = write_run_file(folder / "run.yaml", values)
     evenpack("prepare", run_file)
+    write_sentences(folder / "SST-2", training=24, evaluation=12)
+    tuning = {
+        "run": {"name": "sst2", "output_dir": "elsewhere"},
+        "data": {"task": "sst2", "max_sequence_length": 48},
+        "training": {"sequences_per_step": 8, "epochs": 1},
+    }
+    write_finetune_file(folder / "tuning.yaml", tuning)
     study = {
         "study": {"name": "tiny", "output_dir": str(folder / "study")},
         "phases": {"training": {"base": "run.yaml", "seeds": [1], "arms": ARMS}},
         "equivalence": {"reference": "unpacked", "margin": 0.1},
+        "finetune": {"feeling": {"base": "tuning.yaml", "folder": str(folder / "SST-2"), "seeds": [0, 1]}},
     }
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(study, sort_keys=False))
@@ -37,12 +50,15 @@ def test_a_study_trains_compares_and_shows_what_failed(study_file: Path, tmp_pat
     options = ["--devices-per-run", "1", "--plot", str(plot), "--save", str(saved)]
     done = evenpack("study equivalence", study_file, options=options, expected=2, DS_ACCELERATOR="cpu")
     assert "starting training/unpacked/seed_1" in done.stderr
-    assert "1 of 2 runs failed" in done.stderr
+    assert "starting training/unpacked/seed_1/finetune/feeling" in done.stderr
+    assert "2 of 4 runs failed" in done.stderr
     assert "Failed:\n  training/lost/seed_1: training.initialize_from: expected a run's output_dir" in done.stdout
     assert "/nowhere/weights does not exist" in done.stdout
     assert plot.read_bytes().startswith(b"\x89PNG")
     value = json.loads(saved.read_text())
-    assert [run["state"] for run in value["runs"]] == ["finished", "failed"]
+    assert [run["state"] for run in value["runs"]] == ["finished", "failed"] * 2
+    assert value["runs"][3]["message"] == "run training/lost/seed_1, with whose weights it begins, has failed"
+    assert_tuned(study_file, value, done.stdout)
     (row,) = value["comparison"]["rows"]
     assert (row["arm"], row["seeds"], row["difference"]) == ("unpacked", [1], None)
     curve = value["curves"]["unpacked"]["1"]
@@ -53,12 +69,27 @@ def test_a_study_trains_compares_and_shows_what_failed(study_file: Path, tmp_pat
     assert_nothing_is_trained_again(study_file, records)
 
 
+def assert_tuned(study_file: Path, value: dict[str, Any], shown: str) -> None:
+    """The report's figures are those that `evenpack finetune` has written."""
+    folder = study_file.parent / "study/training/unpacked/seed_1/finetune/feeling"
+    summary = json.loads((folder / "results.json").read_text())
+    assert summary["settings"]["weights"].endswith("of run 'tiny/training/unpacked/seed_1'")
+    (task,) = value["finetuned"]
+    (arm,) = task["arms"]
+    tuned = arm["runs"]["1"]
+    assert (task["task"], task["title"], arm["arm"]) == ("feeling", "SST-2", "unpacked")
+    assert tuned["values"] == {str(one["seed"]): one["metrics"]["dev"]["accuracy"] for one in summary["seeds"]}
+    assert tuned["median"] == arm["median"] == summary["medians"]["dev"]["accuracy"]
+    assert f"{tuned['interval'][0]:.4f} to {tuned['interval'][1]:.4f}" in shown
+
+
 def assert_nothing_is_trained_again(study_file: Path, records: list[dict[str, Any]]) -> None:
     """A finished run stays as it is; the report needs no run."""
     done = evenpack("study equivalence", study_file, options=["--only-report", "--json"], expected=2)
     assert json.loads(done.stdout)["runs"][1]["state"] == "failed"
     listed = evenpack("study equivalence", study_file, options=["--dry-run", "--json"]).stdout
     assert [run["state"] for run in json.loads(listed)["runs"]] == ["finished", "failed"]
+    assert [run["state"] for run in json.loads(listed)["finetunings"]] == ["finished", "failed"]
     assert read_log(study_file.parent / "study/training/unpacked/seed_1") == records
 
 
@@ -73,6 +104,9 @@ def read_log(output_dir: Path) -> list[dict[str, Any]]:
         (["training.layout=packed"], "arm unpacked of phase training sets training.layout itself"),
         (["equivalence.margin=0"], "equivalence.margin"),
         (["equivalence.reference=packed"], "expected an arm of the last phase"),
+        (["finetune.feeling.settings={training.epoch: 2}"], "seed_1/finetune/feeling of the study: override"),
+        (["finetune.feeling.settings={run.seeds: [3]}"], "run.seeds is set by the study itself"),
+        (["finetune.feeling.folder=/nowhere"], "/nowhere has no train.tsv, a file of SST-2: give finetune.feeling"),
     ],
 )
 def test_a_wrong_study_is_refused_before_anything_is_written(
@@ -91,6 +125,6 @@ def test_a_shipped_study_lists_its_runs(path: Path, tmp_path: Path) -> None:
     done = evenpack("study equivalence", path, *words, options=["--dry-run", "--json", "--devices-per-run", "1"])
     value = json.loads(done.stdout)
     expected = sum(len(phase["seeds"]) * len(phase["arms"]) for phase in value["study"]["phases"].values())
-    assert len(value["runs"]) == expected > 6
+    assert len(value["runs"]) == expected > 4
     assert {run["state"] for run in value["runs"]} == {"to do"}
     assert not (tmp_path / "out").exists()

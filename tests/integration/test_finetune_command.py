@@ -15,6 +15,7 @@ from finetuning_tasks import (
     write_sentences,
 )
 from small_run import evenpack
+from transformers import pipeline
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,26 @@ def test_a_second_call_trains_nothing_again_and_a_missing_seed_alone(trained: Pa
         assert {key: old[key] for key in old if key not in timings} == {
             key: new[key] for key in new if key not in timings
         }
+
+
+def test_a_model_that_was_not_saved_is_had_by_training_its_seed_again(trained: Path) -> None:
+    before, out = results(trained), trained.parent / "out"
+    done = evenpack("finetune", trained, "run.save_models=median")
+    assert f"seed {before['median_seed']} is trained again" in done.stderr
+    assert f"seed {1 - before['median_seed']}: step" not in done.stderr
+    folder = out / f"seed_{before['median_seed']}"
+    assert f"the model of seed {before['median_seed']}, for transformers, is in {folder}" in done.stderr
+    assert [path for path in out.iterdir() if path.is_dir()] == [folder]
+    accuracy = accuracy_by_transformers(folder, trained.parent / "task" / "dev.tsv")
+    assert accuracy == results(trained)["seeds"][before["median_seed"]]["metrics"]["dev"]["accuracy"]
+    assert "is trained again" not in evenpack("finetune", trained, "run.save_models=median").stderr
+
+
+def accuracy_by_transformers(folder: Path, file: Path) -> float:
+    """One sentence at a time, as its user would do it."""
+    classify = pipeline("text-classification", model=str(folder), device="cpu")
+    rows = [line.split("\t") for line in file.read_text().splitlines()[1:]]
+    return sum(classify(sentence)[0]["label"] == label for sentence, label in rows) / len(rows)
 
 
 def test_other_settings_are_refused_in_the_same_folder(trained: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from evenpack.config import Section
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
 from evenpack.engine.config import RunConfig
@@ -83,10 +84,10 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
         log.info("the run file has changed since step %d and holds from here on:\n%s", state.step, "\n".join(lines))
 
 
-def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(saved: dict[str, Any], schema: type[Section] = RunConfig) -> dict[str, Any]:
     """A run file that was saved, with the keys that are newer than it; as it is where it is none of this version's."""
     try:
-        return RunConfig.model_validate(saved).model_dump(mode="json")
+        return schema.model_validate(saved).model_dump(mode="json")
     except ValidationError:
         return saved
 

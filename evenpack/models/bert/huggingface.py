@@ -13,7 +13,7 @@ from evenpack.config import validate
 from evenpack.errors import CheckpointError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
-from evenpack.models.common.huggingface import HuggingFaceMapping
+from evenpack.models.common.huggingface import HuggingFaceMapping, TaskModel
 from evenpack.models.common.layers import BERT_NORM_EPSILON
 from evenpack.models.common.section import FEED_FORWARD_RATIO
 from evenpack.models.common.tensors import TensorName, check_config, renamed, untied
@@ -24,6 +24,17 @@ WORD_EMBEDDINGS = f"{_EMBEDDINGS}word_embeddings.weight"
 _DECODER = "cls.predictions.decoder."
 DECODER_BIAS = "cls.predictions.bias"
 _NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")
+
+_ENCODER = (_EMBEDDINGS, "bert.encoder.")
+
+_TASK_MODELS = {
+    "sequence": TaskModel(
+        architecture="BertForSequenceClassification",
+        encoder=_ENCODER,
+        head={"pooler": "bert.pooler.dense", "classifier": "classifier"},
+    ),
+    "span": TaskModel(architecture="BertForQuestionAnswering", encoder=_ENCODER, head={"classifier": "qa_outputs"}),
+}
 
 _CONSTANTS = (f"{_EMBEDDINGS}position_ids", f"{_EMBEDDINGS}token_type_ids")
 """What old checkpoints carry beside the weights."""
@@ -185,4 +196,5 @@ BERT_MAPPING = HuggingFaceMapping(
     config_values=config_values,
     read_config=read_config,
     config_for_weights=config_for_weights,
+    task_models=_TASK_MODELS,
 )

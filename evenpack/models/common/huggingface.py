@@ -1,12 +1,23 @@
 """What a family says about the model of the same kind in transformers."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
 
 from evenpack.models.common.tensors import TensorName
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskModel:
+    """The model there that has a task's head where pretraining's heads were."""
+
+    architecture: str
+    encoder: tuple[str, ...]
+    """What the names of the encoder's tensors begin with; it has no others but the head's."""
+    head: Mapping[str, str]
+    """Names of the head's layers, by ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +41,5 @@ class HuggingFaceMapping:
     Raises CheckpointError if we do not compute such a model."""
     config_for_weights: Callable[[Any, Collection[str], str], Any]
     """(section, names of the weights, origin): the section with what only the weights tell."""
+    task_models: Mapping[str, TaskModel] = field(default_factory=dict)
+    """Of an encoder, by what a head reads: `sequence`, `span`."""

@@ -66,7 +66,8 @@ class ArmRow:
     next_sentence_accuracy: Spread | None
     training_loss: Spread
     next_sentence_noise: float | None
-    """Mean over seeds; see `Curve`."""
+    """Mean over seeds, as is the next; see `Curve`."""
+    denominator_noise: float | None
     sequences_per_step: float
     host_to_device_bytes_per_sequence: float
     difference: PairedDifference | None
@@ -117,7 +118,6 @@ def _row(
         verdict = verdict_of(difference, margin=section.margin, larger_is_worse=section.measure == "loss")
         if verdict == "undecided":
             needed = pairs_to_decide(difference, margin=section.margin, significance=section.significance)
-    noise = _over_seeds([curve.next_sentence_noise for curve in found])
     return ArmRow(
         arm=arm,
         seeds=tuple(of_seed),
@@ -127,7 +127,8 @@ def _row(
             [None if values is None else values[-1] for values in (curve.next_sentence_accuracy for curve in found)]
         ),
         training_loss=Spread.of([curve.training_loss for curve in found]),
-        next_sentence_noise=None if noise is None else noise.mean,
+        next_sentence_noise=_mean_over_seeds([curve.next_sentence_noise for curve in found]),
+        denominator_noise=_mean_over_seeds([curve.denominator_noise for curve in found]),
         sequences_per_step=statistics.fmean(curve.sequences_per_step for curve in found),
         host_to_device_bytes_per_sequence=statistics.fmean(curve.host_to_device_bytes_per_sequence for curve in found),
         difference=difference,
@@ -141,6 +142,11 @@ def _over_seeds(values: Sequence[float | None]) -> Spread | None:
     """None where one of them has none."""
     found = [value for value in values if value is not None]
     return Spread.of(found) if len(found) == len(values) else None
+
+
+def _mean_over_seeds(values: Sequence[float | None]) -> float | None:
+    spread = _over_seeds(values)
+    return None if spread is None else spread.mean
 
 
 def _speed(pairs: Sequence[tuple[Curve, Curve]], section: EquivalenceSection, target: float) -> Speed:

@@ -1,11 +1,13 @@
 """The file of an equivalence study."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from evenpack.config import Section
-from evenpack.studies.runs.config import RunsStudyConfig
+from evenpack.studies.runs.config import Name, RunsStudyConfig, beside
+from evenpack.studies.runs.finetunings import FinetuneSection
 
 Measure = Literal["loss", "accuracy"]
 
@@ -29,6 +31,8 @@ class EquivalenceConfig(RunsStudyConfig):
     """Arms of one phase against one of them."""
 
     equivalence: EquivalenceSection
+    finetune: dict[Name, FinetuneSection] = Field(default_factory=dict)
+    """By a name of the user's: what each finished run of the last phase is fine-tuned for."""
 
     @model_validator(mode="after")
     def _check_reference(self) -> "EquivalenceConfig":
@@ -39,3 +43,6 @@ class EquivalenceConfig(RunsStudyConfig):
                 f"found '{self.equivalence.reference}'"
             )
         return self
+
+    def located(self, folder: Path) -> dict[str, Any]:
+        return super().located(folder) | {"finetune": beside(folder, self.finetune)}

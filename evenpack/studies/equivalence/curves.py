@@ -29,6 +29,8 @@ class Curve:
     """In nats a target, as the arm itself sees its batches, over the last tenth of its steps."""
     next_sentence_noise: float | None
     """Standard deviation, over the same steps, of the next-sentence loss whose gradient was taken."""
+    denominator_noise: float | None
+    """That of its difference from the mean over the step's sequences, which exact denominators leave at 0."""
     sequences_per_second: float
     """Over the whole run."""
     sequences_per_step: float
@@ -81,6 +83,7 @@ def read_curve(output_dir: Path) -> Curve:
         raise DataError(f"{path} has no evaluation: set training.evaluate_every_steps and data.validation_fraction")
     last = records[-math.ceil(len(records) / 10) :]
     noisy = [record["optimised_next_sentence_loss"] for record in last if "optimised_next_sentence_loss" in record]
+    means = [record["next_sentence_loss"] for record in last if "next_sentence_loss" in record]
     with_pairs = all("next_sentence_accuracy" in values for _, _, found in points for values in found)
     return Curve(
         samples=tuple(point[0] for point in points),
@@ -91,12 +94,17 @@ def read_curve(output_dir: Path) -> Curve:
             tuple(_mean(found, "next_sentence_accuracy", "sequences") for *_, found in points) if with_pairs else None
         ),
         training_loss=_mean(last, "token_loss" if "token_loss" in last[0] else "loss", "targets"),
-        next_sentence_noise=statistics.stdev(noisy) if len(noisy) > 1 else None,
+        next_sentence_noise=_deviation(noisy),
+        denominator_noise=_deviation([one - mean for one, mean in zip(noisy, means, strict=True)]),
         sequences_per_second=samples / seconds,
         sequences_per_step=samples / len(records),
         slots_per_sequence=sum(record["slots"] for record in records) / samples,
         host_to_device_bytes_per_sequence=sum(record["host_to_device_bytes"] for record in records) / samples,
     )
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def _mean(records: Sequence[dict[str, Any]], name: str, weight: str) -> float:

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from jaxtyping import Float64
 
 from evenpack.studies.equivalence.compare import ArmRow, Comparison, CurvesOfArms
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
+from evenpack.studies.equivalence.tuned import TaskComparison
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_title
+from evenpack.studies.statistics.paired import PairedDifference
 
 _DASHES = ("-", "--", ":")
 """Colours are used again with the next of them."""
@@ -20,18 +23,28 @@ _VERDICT_COLOURS = {"equivalent": COLOURS[2], "worse": COLOURS[4], "better": COL
 _NAME_COLUMNS = 18
 """Of an arm's name beside its difference."""
 _HOUR = 3600.0
+_TASK_INCHES = 5.6
+"""Of a fine-tuning's panel."""
 
 
-def plot_equivalence(curves: CurvesOfArms, comparison: Comparison, study: EquivalenceConfig, path: Path) -> None:
-    """The measure against samples and against time, a band over seeds each, and the differences beside the margin.
+def plot_equivalence(
+    curves: CurvesOfArms,
+    comparison: Comparison,
+    tasks: Sequence[TaskComparison],
+    study: EquivalenceConfig,
+    path: Path,
+) -> None:
+    """The measure against samples and against time, a band over seeds each, and the differences beside the margin; then
+    the differences after fine-tuning for each task.
 
     Raises: ConfigError without matplotlib.
     """
     section = study.equivalence
     compared = [row for row in comparison.rows if row.difference is not None]
     height = max(4.6, 1.6 + 0.34 * len(comparison.rows))
-    with figure_as_png(path, width=17.0, height=height) as figure:
-        axes = figure.subplots(1, 3, gridspec_kw={"wspace": 0.38, "width_ratios": [1.0, 1.0, 1.1]})
+    with figure_as_png(path, width=17.0 + _TASK_INCHES * len(tasks), height=height) as figure:
+        ratios = [1.0, 1.0, 1.1, *[1.1] * len(tasks)]
+        axes = figure.subplots(1, len(ratios), gridspec_kw={"wspace": 0.38, "width_ratios": ratios})
         longest = max(curve.seconds[-1] for of_seed in curves.values() for curve in of_seed.values())
         unit, seconds = ("hours", _HOUR) if longest >= _HOUR else ("minutes", 60.0)
         for index, (arm, of_seed) in enumerate(curves.items()):
@@ -50,7 +63,9 @@ def plot_equivalence(curves: CurvesOfArms, comparison: Comparison, study: Equiva
         axes[0].legend(frameon=False, fontsize=8.5)
         write_title(axes[0], "Against samples")
         write_title(axes[1], "Against time")
-        _draw_differences(axes[2], compared, section)
+        _draw_verdicts(axes[2], compared, section)
+        for task, below in zip(tasks, axes[3:], strict=True):
+            _draw_task(below, task, section)
         seeds = sorted({seed for of_seed in curves.values() for seed in of_seed})
         figure.text(
             0.125,
@@ -77,23 +92,51 @@ def _draw(
         axes.fill_between(grid, lines.min(axis=0), lines.max(axis=0), color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _draw_differences(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection) -> None:
+def _draw_verdicts(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSection) -> None:
     axes.axvspan(-section.margin, section.margin, color="#e4e7eb", zorder=0)
+    marks = [
+        _Mark(arm=row.arm, difference=row.difference, colour=_VERDICT_COLOURS[verdict], word=verdict)
+        for row in rows
+        if row.difference is not None and (verdict := row.verdict or "undecided")
+    ]
+    _draw_differences(axes, marks)
+    axes.set_xlabel(f"{section.measure} minus {section.reference}'s; grey: the margin, ± {section.margin:g}")
+    held = [row.arm for row in rows if row.verdict == "equivalent"]
+    write_title(axes, f"{len(held)} of {len(rows)} arms equivalent to {section.reference}")
+
+
+def _draw_task(axes: Any, task: TaskComparison, section: EquivalenceSection) -> None:
+    marks = [
+        _Mark(arm=arm.arm, difference=arm.difference, colour=COLOURS[0], word=f"{arm.median:.3f}")
+        for arm in task.arms
+        if arm.difference is not None
+    ]
+    _draw_differences(axes, marks)
+    axes.set_xlabel(f"{task.metric.replace('_', ' ')} minus {section.reference}'s")
+    write_title(axes, f"Fine-tuned for {task.task}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mark:
+    """One arm's difference in a panel."""
+
+    arm: str
+    difference: PairedDifference
+    colour: str
+    word: str
+
+
+def _draw_differences(axes: Any, marks: Sequence[_Mark]) -> None:
     axes.axvline(0.0, color=INK, linewidth=0.8)
-    for place, row in enumerate(reversed(rows)):
-        difference, colour = row.difference, _VERDICT_COLOURS[row.verdict or "undecided"]
-        assert difference is not None, "rows without it are left out"
+    for place, mark in enumerate(reversed(marks)):
+        difference, colour = mark.difference, mark.colour
         if difference.low is not None and difference.high is not None:
             axes.plot([difference.low, difference.high], [place, place], color=colour, linewidth=2.2)
         axes.plot([difference.mean], [place], "o", color=colour, markersize=6)
         axes.annotate(
-            row.verdict, (difference.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", color=colour
+            mark.word, (difference.mean, place), xytext=(0, 8), textcoords="offset points", ha="center", color=colour
         )
-    axes.set_yticks(
-        range(len(rows)), [textwrap.fill(row.arm.replace("_", " "), _NAME_COLUMNS) for row in reversed(rows)]
-    )
+    names = [textwrap.fill(mark.arm.replace("_", " "), _NAME_COLUMNS) for mark in reversed(marks)]
+    axes.set_yticks(range(len(marks)), names)
     axes.locator_params(axis="x", nbins=5)
-    axes.set_ylim(-0.6, len(rows) - 0.2)
-    axes.set_xlabel(f"{section.measure} minus {section.reference}'s; grey: the margin, ± {section.margin:g}")
-    held = [row.arm for row in rows if row.verdict == "equivalent"]
-    write_title(axes, f"{len(held)} of {len(rows)} arms equivalent to {section.reference}")
+    axes.set_ylim(-0.6, len(marks) - 0.2)

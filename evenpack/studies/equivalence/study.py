@@ -19,20 +19,28 @@ from evenpack.studies.equivalence.compare import CurvesOfArms, compare
 from evenpack.studies.equivalence.config import EquivalenceConfig
 from evenpack.studies.equivalence.curves import Curve, read_curve
 from evenpack.studies.equivalence.plots import plot_equivalence
-from evenpack.studies.equivalence.tables import comparison_tables
+from evenpack.studies.equivalence.tables import comparison_tables, tuned_tables
+from evenpack.studies.equivalence.tuned import TaskComparison, Tuned, compare_tuned, read_tuned
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.runs.config import load_study
-from evenpack.studies.runs.expansion import expand
+from evenpack.studies.runs.expansion import StudyRun, expand
+from evenpack.studies.runs.finetunings import FinetuneRun, expand_finetunings, require_tasks
 from evenpack.studies.runs.machine import Machine
 from evenpack.studies.runs.runner import EndedRun, recorded, train_runs
-from evenpack.studies.runs.tables import arms_text, run_rows, runs_table, unfinished_text
+from evenpack.studies.runs.tables import (
+    arms_text,
+    finetune_rows,
+    finetunings_table,
+    run_rows,
+    runs_table,
+    unfinished_text,
+)
 from evenpack.studies.throughput.provenance import commit_of_source
 
 
 def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, devices_per_run: int | None) -> Report:
     """`--dry-run`. Raises: ConfigError."""
-    study, run_words = load_study(study_file, EquivalenceConfig, words)
-    runs = expand(study, run_words)
+    study, runs, finetunings = _expanded(study_file, words)
     places = machine.places(devices_per_run)
     rows = run_rows(runs, ranks=places[0].ranks)
     title = f"{study.study.name}: {len(runs)} runs, {len(places)} at a time, {places[0].ranks} ranks each"
@@ -44,7 +52,10 @@ def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, 
     shown = [arms_text(study), runs_table(rows, title=title), rule]
     if any(row.sequences is None for row in rows):
         shown.append(console.text("What follows from data that is not prepared yet is left out: -"))
-    return Report(value={"study": study, "runs": rows}, shown=shown)
+    tuned_rows = finetune_rows(finetunings)
+    if tuned_rows:
+        shown.append(finetunings_table(tuned_rows, title=f"Then {len(tuned_rows)} fine-tunings, a device each"))
+    return Report(value={"study": study, "runs": rows, "finetunings": tuned_rows}, shown=shown)
 
 
 def run_study(
@@ -57,37 +68,72 @@ def run_study(
     plot: Path | None,
 ) -> Report:
     """Trains what is not finished, and compares what is. Raises: ConfigError, RunError; DataError for a spoilt log."""
-    study, run_words = load_study(study_file, EquivalenceConfig, words)
-    runs = expand(study, run_words)
+    study, runs, finetunings = _expanded(study_file, words)
     if plot is not None:
         require_plot(plot)
     if only_report:
-        ended = recorded(runs)
+        ended, tuned = recorded(runs), recorded(finetunings)
     else:
+        require_tasks(finetunings)
         places = machine.places(devices_per_run)
         with machine.held(study.study.output_dir), Progress(console.messages()) as progress:
             ended = train_runs(runs, machine, places, progress)
+            tuned = _finetune(finetunings, machine, ended, progress)
+    report = _report(study, ended, finetunings, tuned, plot=plot)
+    if machine.is_asked_to_stop:
+        report.exit_code = EXIT_STOPPED
+    return report
+
+
+def _report(
+    study: EquivalenceConfig,
+    ended: Sequence[EndedRun],
+    finetunings: Sequence[FinetuneRun],
+    tuned: Sequence[EndedRun],
+    *,
+    plot: Path | None,
+) -> Report:
     curves = _curves(study, ended)
     comparison = compare(curves, study.equivalence)
+    tasks = _tasks(study, finetunings, tuned)
+    every = (*ended, *tuned)
     report = Report(
         value={
             "study": study,
             "measured_on": _measured_on(ended),
-            "runs": [{"run": one.run.key, "state": one.state, "message": one.message} for one in ended],
+            "runs": [{"run": one.run.key, "state": one.state, "message": one.message} for one in every],
             "comparison": comparison,
             "curves": curves,
+            "finetuned": tasks,
         },
-        shown=[*comparison_tables(comparison, study.equivalence), *unfinished_text(ended)],
+        shown=[
+            *comparison_tables(comparison, study.equivalence),
+            *tuned_tables(tasks, study.equivalence),
+            *unfinished_text(every),
+        ],
     )
     if plot is not None and comparison.rows:
-        plot_equivalence(curves, comparison, study, plot)
+        plot_equivalence(curves, comparison, tasks, study, plot)
         report.shown.append(console.text(f"Drew {plot}"))
-    failed = sum(one.state == "failed" for one in ended)
+    failed = sum(one.state == "failed" for one in every)
     if failed:
-        report.unmet = f"{failed} of {len(ended)} runs failed; what they said stands above"
-    if machine.is_asked_to_stop:
-        report.exit_code = EXIT_STOPPED
+        report.unmet = f"{failed} of {len(every)} runs failed; what they said stands above"
     return report
+
+
+def _expanded(
+    study_file: Path, words: Sequence[str]
+) -> tuple[EquivalenceConfig, tuple[StudyRun, ...], tuple[FinetuneRun, ...]]:
+    study, run_words = load_study(study_file, EquivalenceConfig, words)
+    runs = expand(study, run_words)
+    return study, runs, expand_finetunings(study.finetune, runs, phase=study.last_phase)
+
+
+def _finetune(
+    finetunings: Sequence[FinetuneRun], machine: Machine, ended: Sequence[EndedRun], progress: Progress
+) -> tuple[EndedRun, ...]:
+    """On a device each: a fine-tuning is one process."""
+    return train_runs(finetunings, machine, machine.places(1), progress, earlier=ended) if finetunings else ()
 
 
 def _curves(study: EquivalenceConfig, ended: Sequence[EndedRun]) -> CurvesOfArms:
@@ -97,6 +143,19 @@ def _curves(study: EquivalenceConfig, ended: Sequence[EndedRun]) -> CurvesOfArms
         if one.run.phase == study.last_phase and one.state == "finished":
             found[one.run.arm][one.run.seed] = read_curve(one.run.output_dir)
     return found
+
+
+def _tasks(
+    study: EquivalenceConfig, finetunings: Sequence[FinetuneRun], ended: Sequence[EndedRun]
+) -> list[TaskComparison]:
+    """Of each task for which a fine-tuning has finished."""
+    arms = study.phases[study.last_phase].arms
+    found: dict[str, dict[str, dict[int, Tuned]]] = {task: {arm: {} for arm in arms} for task in study.finetune}
+    for run, one in zip(finetunings, ended, strict=True):
+        if one.state == "finished":
+            found[run.task][run.arm][run.seed] = read_tuned(run.output_dir)
+    comparisons = (compare_tuned(task, of_arms, study.equivalence) for task, of_arms in found.items())
+    return [comparison for comparison in comparisons if comparison is not None]
 
 
 def _measured_on(ended: Sequence[EndedRun]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.studies.equivalence.compare import ArmRow, Comparison, Spread
 from evenpack.studies.equivalence.config import EquivalenceSection
+from evenpack.studies.equivalence.tuned import TaskComparison, TunedArm
+from evenpack.studies.statistics.paired import PairedDifference
 
 
 def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> list[RenderableType]:
@@ -37,11 +39,55 @@ def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> li
     return shown + [console.text(line) for line in _undecided(comparison.rows)]
 
 
+def tuned_tables(comparisons: Sequence[TaskComparison], section: EquivalenceSection) -> list[RenderableType]:
+    """What fine-tuning came to, run by run, and how arms differ; nothing before a fine-tuning has finished."""
+    if not comparisons:
+        return []
+    confidence = 100 * (1 - 2 * section.significance)
+    arms = [(comparison, arm) for comparison in comparisons for arm in comparison.arms]
+    return [
+        console.table(
+            [row for comparison, arm in arms for row in _tuned_runs(comparison, arm)],
+            title="Fine-tuned: medians over fine-tuning seeds (95 %: bootstrap over the median seed's examples)",
+        ),
+        console.table(
+            [_tuned_arm(comparison, arm) for comparison, arm in arms],
+            title=f"Fine-tuned, minus {section.reference} (Student's {confidence:.3g} % intervals of pairs)",
+        ),
+    ]
+
+
+def _tuned_runs(comparison: TaskComparison, arm: TunedArm) -> list[dict[str, Any]]:
+    return [
+        {
+            "task": comparison.task,
+            "metric": comparison.metric,
+            "arm": arm.arm,
+            "run": f"seed {seed}",
+            "seeds": len(tuned.values),
+            "median": f"{tuned.median:.4f}",
+            "95 %": f"{tuned.interval[0]:.4f} to {tuned.interval[1]:.4f}",
+            "least": f"{min(tuned.values.values()):.4f}",
+            "greatest": f"{max(tuned.values.values()):.4f}",
+            "most frequent label": None if tuned.guess is None else f"{tuned.guess:.4f}",
+        }
+        for seed, tuned in arm.runs.items()
+    ]
+
+
+def _tuned_arm(comparison: TaskComparison, arm: TunedArm) -> dict[str, Any]:
+    return {
+        "task": comparison.task,
+        "arm": arm.arm,
+        "runs": len(arm.runs),
+        "median, mean over runs": f"{arm.median:.4f}",
+        **_difference(arm.difference),
+        "pairs": None if arm.difference is None else arm.difference.pairs,
+        "paired by": arm.paired_by or "",
+    }
+
+
 def _learned(row: ArmRow) -> dict[str, Any]:
-    difference = row.difference
-    interval = None
-    if difference is not None and difference.low is not None and difference.high is not None:
-        interval = f"{difference.low:+.4f} to {difference.high:+.4f}"
     return {
         "arm": row.arm,
         "seeds": len(row.seeds),
@@ -50,8 +96,8 @@ def _learned(row: ArmRow) -> dict[str, Any]:
         "next sentence": None if row.next_sentence_accuracy is None else _spread(row.next_sentence_accuracy),
         "training loss": _spread(row.training_loss),
         "NSP noise": row.next_sentence_noise,
-        "difference": None if difference is None else f"{difference.mean:+.4f}",
-        "interval": interval,
+        "by denominators": row.denominator_noise,
+        **_difference(row.difference),
         "verdict": row.verdict or "",
     }
 
@@ -71,6 +117,13 @@ def _speed(row: ArmRow) -> dict[str, Any]:
         "p / (1 + overhead)": speed.rate_ratio,
         "bytes/sequence to device": round(row.host_to_device_bytes_per_sequence),
     }
+
+
+def _difference(difference: PairedDifference | None) -> dict[str, Any]:
+    interval = None
+    if difference is not None and difference.low is not None and difference.high is not None:
+        interval = f"{difference.low:+.4f} to {difference.high:+.4f}"
+    return {"difference": None if difference is None else f"{difference.mean:+.4f}", "interval": interval}
 
 
 def _spread(spread: Spread) -> str:

@@ -1,7 +1,7 @@
 """A study file: which runs there are. A study that compares them adds a section of its own."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -34,13 +34,18 @@ class StudySection(Section):
     """A folder for each run, PHASE/ARM/seed_N, and data/ for what the runs share."""
 
 
-class PhaseSection(Section):
-    """Runs that differ in their arm and their seed."""
+class RunFileSection(Section):
+    """A run file and what is changed in it."""
 
     base: UserPath
     """The run file, relative to the study file."""
     settings: Settings = Field(default_factory=dict)
-    """Of every run of this phase."""
+    """Of every run that is made of it here."""
+
+
+class PhaseSection(RunFileSection):
+    """Runs that differ in their arm and their seed."""
+
     seeds: Seeds
     """`run.seed` of each arm's runs; equal seeds of two arms are a pair."""
     starts_from: Name | None = None
@@ -75,6 +80,21 @@ class RunsStudyConfig(Section):
         """The one that is compared."""
         return next(reversed(self.phases))
 
+    def located(self, folder: Path) -> dict[str, Any]:
+        """The fields that name run files, as these are found from here; `folder` is that of the study file."""
+        return {"phases": beside(folder, self.phases)}
+
+
+FileT = TypeVar("FileT", bound=RunFileSection)
+
+
+def beside(folder: Path, sections: Mapping[str, FileT]) -> dict[str, FileT]:
+    """The sections with their `base` found from here, which is relative to `folder`, or absolute."""
+    return {
+        name: section.model_copy(update={"base": Path(os.path.normpath(folder / section.base))})
+        for name, section in sections.items()
+    }
+
 
 StudyT = TypeVar("StudyT", bound=RunsStudyConfig)
 
@@ -93,8 +113,5 @@ def load_study(path: Path, schema: type[StudyT], words: Sequence[str]) -> tuple[
     study = load_run_file(path, schema, own)
     if not study.study.output_dir.parts:
         raise ConfigError(f"{path}: study.output_dir must be a folder of the study's own, not the current directory")
-    phases = {
-        name: phase.model_copy(update={"base": Path(os.path.normpath(path.parent / phase.base))})
-        for name, phase in study.phases.items()
-    }
-    return study.model_copy(update={"phases": phases}), tuple(word for word in words if word not in own)
+    study = study.model_copy(update=study.located(path.parent))
+    return study, tuple(word for word in words if word not in own)

@@ -4,15 +4,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import xxhash
 
 from evenpack.config import load_run_file
 from evenpack.data.prepare.manifest import data_section
 from evenpack.engine.config import RunConfig
-from evenpack.errors import ConfigError
+from evenpack.engine.resolve import open_run
+from evenpack.errors import ConfigError, EvenpackError
 from evenpack.studies.runs.config import PhaseSection, RunsStudyConfig
+from evenpack.studies.runs.results import steps_done
 
 _OWNED = ("run.name", "run.output_dir", "run.seed")
 """Keys that a study gives each run by itself."""
@@ -20,8 +22,10 @@ _OWNED = ("run.name", "run.output_dir", "run.seed")
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRun:
-    """One run of a study."""
+    """One run of a study: a `Job` of the runner."""
 
+    command: ClassVar[str] = "train"
+    unit: ClassVar[str] = "step"
     phase: str
     arm: str
     seed: int
@@ -40,6 +44,20 @@ class StudyRun:
     @property
     def output_dir(self) -> Path:
         return self.config.run.output_dir
+
+    @property
+    def prepared_dir(self) -> Path:
+        return self.config.prepared_dir
+
+    def planned(self) -> int:
+        """Steps; a run that cannot be resolved says so when it is started."""
+        try:
+            return open_run(self.config).config.training.last_step
+        except EvenpackError:
+            return 1
+
+    def done(self) -> int:
+        return steps_done(self.output_dir)
 
 
 def run_key(phase: str, arm: str, seed: int) -> str:
@@ -73,18 +91,18 @@ def _expand_one(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, wo
     key = run_key(phase_name, arm, seed)
     output_dir = study.study.output_dir / key
     overrides = [
-        *_as_words(phase.settings),
+        *as_words(phase.settings),
         *words,
-        *_as_words(phase.arms[arm]),
-        *_as_words({"run.name": f"{study.study.name}/{key}", "run.output_dir": str(output_dir), "run.seed": seed}),
+        *as_words(phase.arms[arm]),
+        *as_words({"run.name": f"{study.study.name}/{key}", "run.output_dir": str(output_dir), "run.seed": seed}),
     ]
     start = None
     if phase.starts_from is not None:
         start = _start(study.phases[phase.starts_from], phase.starts_from, arm, seed)
-        overrides += _as_words({"training.initialize_from": str(study.study.output_dir / start)})
+        overrides += as_words({"training.initialize_from": str(study.study.output_dir / start)})
     config = _load(phase, key, overrides)
     if config.data.prepared_dir is None:
-        overrides += _as_words({"data.prepared_dir": str(_shared_data_dir(study.study.output_dir, config))})
+        overrides += as_words({"data.prepared_dir": str(_shared_data_dir(study.study.output_dir, config))})
         config = _load(phase, key, overrides)
     return StudyRun(
         phase=phase_name,
@@ -119,7 +137,7 @@ def _shared_data_dir(output_dir: Path, config: RunConfig) -> Path:
     return output_dir / "data" / xxhash.xxh3_64_hexdigest(content.encode())[:8]
 
 
-def _as_words(settings: dict[str, Any]) -> list[str]:
+def as_words(settings: dict[str, Any]) -> list[str]:
     """JSON is YAML, in one line."""
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
 

@@ -22,7 +22,7 @@ class Place(Protocol):
     def ranks(self) -> int: ...
 
     def start(self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path) -> Process:
-        """Starts `evenpack COMMAND RUN.yaml OVERRIDES`, `prepare` or `train`; what it prints is added to `log`."""
+        """Starts `evenpack COMMAND RUN.yaml OVERRIDES`, with the place's devices; what it prints is added to `log`."""
 
 
 @runtime_checkable

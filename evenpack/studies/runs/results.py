@@ -1,7 +1,7 @@
-"""How far each run of a study is, as its folder tells.
+"""How far each job of a study is, as its folder tells.
 
-result.json     written when a run has ended; a finished one is never trained again
-metrics.jsonl   the run's own log: the step that it has reached
+result.json     written when it has ended; a finished one is never started again
+metrics.jsonl   a run's own log: the step that it has reached
 """
 
 import json
@@ -14,11 +14,11 @@ from evenpack.engine.checkpoints.files import find_changed_keys
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.errors import ConfigError
 from evenpack.files import read_json_object, write_json
-from evenpack.studies.runs.expansion import StudyRun
+from evenpack.studies.runs.jobs import Job
 
 RESULT = "result.json"
 
-_PLACES = ("run.name", "run.output_dir", "data.prepared_dir", "training.initialize_from")
+_PLACES = ("run.name", "run.output_dir", "data.prepared_dir", "data.folder", "training.initialize_from")
 """Keys that say where things lie, and not what was trained."""
 _TAIL_BYTES = 1 << 14
 """More than a record of metrics.jsonl has."""
@@ -39,7 +39,7 @@ class RunResult:
         write_json(output_dir / RESULT, asdict(self))
 
 
-def read_result(run: StudyRun) -> RunResult | None:
+def read_result(run: Job) -> RunResult | None:
     """None: it has not ended yet.
 
     Raises: ConfigError if the run has finished with other settings than the study asks for now.
@@ -48,7 +48,7 @@ def read_result(run: StudyRun) -> RunResult | None:
     if values is None:
         return None
     result = RunResult(state=values["state"], message=values["message"], config=values["config"])
-    changed = find_changed_keys(with_defaults(result.config), run.config.model_dump(mode="json"))
+    changed = find_changed_keys(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
     changed = {key: pair for key, pair in changed.items() if key not in _PLACES}
     if result.state == "finished" and changed:
         key, (before, now) = next(iter(changed.items()))
@@ -76,10 +76,10 @@ def steps_done(output_dir: Path) -> int:
     return 0
 
 
-def describe_state(run: StudyRun) -> str:
+def describe_state(run: Job) -> str:
     """In a few words. Raises: as `read_result`."""
     result = read_result(run)
     if result is not None:
         return result.state
-    done = steps_done(run.output_dir)
-    return f"step {done}" if done else "to do"
+    done = run.done()
+    return f"{run.unit} {done}" if done else "to do"

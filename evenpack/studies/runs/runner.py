@@ -1,7 +1,7 @@
-"""Trains the runs of a study, as many at a time as there are places, and goes on where an earlier call was stopped.
+"""Does the jobs of a study, as many at a time as there are places, and goes on where an earlier call was stopped.
 
-A finished run is not started again; one that failed, or was stopped, is, and goes on from its newest checkpoint. A run
-that fails stops no other, but those that would begin with its weights.
+A finished job is not started again; one that failed, or was stopped, is, and goes on by itself: a training from its
+newest checkpoint. A job that fails stops no other, but those that would begin with its weights.
 """
 
 import time
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from evenpack.data.prepare.manifest import MANIFEST
-from evenpack.engine.resolve import open_run
-from evenpack.errors import EXIT_STOPPED, EvenpackError
+from evenpack.errors import EXIT_STOPPED
 from evenpack.progress import Piece, Progress
-from evenpack.studies.runs.expansion import StudyRun
+from evenpack.studies.runs.jobs import Job
 from evenpack.studies.runs.machine import Machine, Place, Process
-from evenpack.studies.runs.results import RunResult, read_result, steps_done
+from evenpack.studies.runs.results import RunResult, read_result
 
 LOG = "study.log"
 """In a run's folder: all that its commands print."""
@@ -32,14 +31,14 @@ State = Literal["finished", "failed", "unfinished"]
 class EndedRun:
     """What became of a run in this call, or an earlier one."""
 
-    run: StudyRun
+    run: Job
     state: State
     message: str
 
 
 @dataclass(kw_only=True)
 class _Started:
-    run: StudyRun
+    run: Job
     process: Process
     place: Place
     log: Path
@@ -49,7 +48,7 @@ class _Started:
 
 @dataclass(kw_only=True)
 class _Study:
-    runs: Sequence[StudyRun]
+    runs: Sequence[Job]
     machine: Machine
     say: Callable[[str], None]
     ended: dict[str, EndedRun] = field(default_factory=dict)
@@ -64,9 +63,9 @@ class _Study:
 
     def prepare_data(self, place: Place) -> None:
         """What is not prepared yet, once for all runs that share it."""
-        to_do = {run.config.prepared_dir: run for run in reversed(self.runs) if run.key not in self.ended}
+        to_do = {run.prepared_dir: run for run in reversed(self.runs) if run.key not in self.ended}
         for directory, run in reversed(to_do.items()):
-            if (directory / MANIFEST).is_file() or self.machine.is_asked_to_stop:
+            if directory is None or (directory / MANIFEST).is_file() or self.machine.is_asked_to_stop:
                 continue
             self.say(f"preparing {directory}")
             started = self._start("prepare", run, place)
@@ -76,7 +75,7 @@ class _Study:
                 continue
             message = f"its data could not be prepared: {_last_words(started, code)}"
             for other in self.runs:
-                if other.config.prepared_dir == directory and other.key not in self.ended:
+                if other.prepared_dir == directory and other.key not in self.ended:
                     self._fail(other, message)
 
     def advance(self) -> bool:
@@ -89,13 +88,13 @@ class _Study:
                 self._conclude(started, code)
         while self.free and not self.machine.is_asked_to_stop and (run := self._next()) is not None:
             self.say(f"starting {run.key}")
-            self.active.append(self._start("train", run, self.free.pop()))
+            self.active.append(self._start(run.command, run, self.free.pop()))
         return bool(self.active)
 
-    def outcome(self, run: StudyRun) -> EndedRun:
+    def outcome(self, run: Job) -> EndedRun:
         return self.ended.get(run.key) or EndedRun(run=run, state="unfinished", message="")
 
-    def _next(self) -> StudyRun | None:
+    def _next(self) -> Job | None:
         """The first that can be started now; those that never can are failed on the way."""
         waiting = {started.run.key for started in self.active} | self.ended.keys()
         for run in self.runs:
@@ -110,7 +109,7 @@ class _Study:
                 self._fail(run, f"run {run.starts_from}, with whose weights it begins, has failed")
         return None
 
-    def _start(self, command: str, run: StudyRun, place: Place) -> _Started:
+    def _start(self, command: str, run: Job, place: Place) -> _Started:
         run.output_dir.mkdir(parents=True, exist_ok=True)
         log = run.output_dir / LOG
         size = log.stat().st_size if log.exists() else 0
@@ -123,44 +122,54 @@ class _Study:
             self._write(run, "finished", "")
             self._end(run, "finished", "")
         elif code == EXIT_STOPPED or self.machine.is_asked_to_stop:
-            self._end(run, "unfinished", f"stopped at step {steps_done(run.output_dir)}")
+            self._end(run, "unfinished", f"stopped at {run.unit} {run.done()}")
         else:
             self._fail(run, _last_words(started, code))
 
-    def _fail(self, run: StudyRun, message: str) -> None:
+    def _fail(self, run: Job, message: str) -> None:
         self.say(f"{run.key} failed: {message}")
         self._write(run, "failed", message)
         self._end(run, "failed", message)
 
-    def _end(self, run: StudyRun, state: State, message: str) -> None:
+    def _end(self, run: Job, state: State, message: str) -> None:
         self.ended[run.key] = EndedRun(run=run, state=state, message=message)
 
     @staticmethod
-    def _write(run: StudyRun, state: Literal["finished", "failed"], message: str) -> None:
+    def _write(run: Job, state: Literal["finished", "failed"], message: str) -> None:
         RunResult(state=state, message=message, config=run.config.model_dump(mode="json")).write(run.output_dir)
 
 
 def train_runs(
-    runs: Sequence[StudyRun], machine: Machine, places: Sequence[Place], progress: Progress
+    runs: Sequence[Job],
+    machine: Machine,
+    places: Sequence[Place],
+    progress: Progress,
+    *,
+    earlier: Sequence[EndedRun] = (),
 ) -> tuple[EndedRun, ...]:
-    """Trains what is not finished, at each place one run at a time; every run's outcome, in the order of `runs`.
+    """Does what is not finished, at each place one job at a time; every job's outcome, in the order of `runs`.
 
-    Returns early, with runs unfinished, when the machine is asked to stop.
+    Returns early, with jobs unfinished, when the machine is asked to stop, or what they begin with is unfinished.
 
-    Raises: ConfigError if a run has been finished with other settings.
+    Args:
+        runs: at least one, all counted in the same unit.
+        earlier: outcomes of jobs that these may begin with, beside one another.
+
+    Raises: ConfigError if a job has been finished with other settings.
     """
     study = _Study(runs=runs, machine=machine, say=progress.note, free=list(reversed(places)))
+    study.ended |= {one.run.key: one for one in earlier}
     study.take_up_earlier()
     study.prepare_data(places[0])
-    planned = {run.key: _planned_steps(run) for run in runs}
-    piece = progress.begin("study", done=_steps(study, planned), unit="steps")
+    planned = {run.key: run.planned() for run in runs}
+    piece = progress.begin("study", done=_amount(study, planned), unit=f"{runs[0].unit}s")
     while study.advance():
         _show(study, piece, planned)
         time.sleep(_POLL_SECONDS)
     return tuple(study.outcome(run) for run in runs)
 
 
-def recorded(runs: Sequence[StudyRun]) -> tuple[EndedRun, ...]:
+def recorded(runs: Sequence[Job]) -> tuple[EndedRun, ...]:
     """What the folders of the runs tell, without starting anything. Raises: as `train_runs`."""
     found = []
     for run in runs:
@@ -170,27 +179,17 @@ def recorded(runs: Sequence[StudyRun]) -> tuple[EndedRun, ...]:
     return tuple(found)
 
 
-def _planned_steps(run: StudyRun) -> int:
-    """For the progress alone: a run that cannot be resolved says so when it is started."""
-    try:
-        return open_run(run.config).config.training.last_step
-    except EvenpackError:
-        return 1
-
-
-def _steps(study: _Study, planned: Mapping[str, int]) -> int:
-    """Done so far; a run that has ended counts whole, so that the time to go is of what is left."""
-    return sum(
-        planned[run.key] if run.key in study.ended else min(planned[run.key], steps_done(run.output_dir))
-        for run in study.runs
-    )
+def _amount(study: _Study, planned: Mapping[str, int]) -> int:
+    """Done so far; a job that has ended counts whole, so that the time to go is of what is left."""
+    return sum(planned[run.key] if run.key in study.ended else min(planned[run.key], run.done()) for run in study.runs)
 
 
 def _show(study: _Study, piece: Piece, planned: Mapping[str, int]) -> None:
-    failed = sum(ended.state == "failed" for ended in study.ended.values())
+    ended = [study.ended[run.key] for run in study.runs if run.key in study.ended]
+    failed = sum(one.state == "failed" for one in ended)
     at_work = ", ".join(started.run.key for started in study.active)
-    facts = [f"{len(study.ended)}/{len(study.runs)} runs done", *([f"{failed} failed"] if failed else []), at_work]
-    piece.update(_steps(study, planned), sum(planned.values()), facts=facts)
+    facts = [f"{len(ended)}/{len(study.runs)} runs done", *([f"{failed} failed"] if failed else []), at_work]
+    piece.update(_amount(study, planned), sum(planned.values()), facts=facts)
 
 
 def _last_words(started: _Started, code: int) -> str:

@@ -13,6 +13,7 @@ from evenpack.engine.resolve import ResolvedRun, open_run
 from evenpack.errors import ConfigError
 from evenpack.studies.runs.config import RunsStudyConfig
 from evenpack.studies.runs.expansion import StudyRun
+from evenpack.studies.runs.finetunings import FinetuneRun
 from evenpack.studies.runs.results import describe_state
 from evenpack.studies.runs.runner import EndedRun
 
@@ -98,6 +99,60 @@ def runs_table(rows: Sequence[RunRow], *, title: str) -> RenderableType:
 
 def _step_size(row: RunRow) -> str:
     return "by tokens" if row.items_per_step is None else f"{row.items_per_step:,} {row.batching}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRow:
+    """A fine-tuning before it is started."""
+
+    run: str
+    state: str
+    starts_from: str
+    task: str
+    title: str
+    layout: str
+    items_per_step: int
+    """Packs or sequences."""
+    batching: str
+    epochs: int
+    seeds: tuple[int, ...]
+    output_dir: str
+
+
+def finetune_rows(finetunings: Sequence[FinetuneRun]) -> tuple[FinetuneRow, ...]:
+    """Raises: ConfigError if one has finished with other settings."""
+    return tuple(
+        FinetuneRow(
+            run=one.key,
+            state=describe_state(one),
+            starts_from=one.starts_from,
+            task=one.task,
+            title=one.config.data.definition.title,
+            layout=one.config.training.layout,
+            items_per_step=one.config.training.items_per_step,
+            batching=one.config.training.batching,
+            epochs=one.config.training.epochs,
+            seeds=one.config.run.seeds,
+            output_dir=str(one.output_dir),
+        )
+        for one in finetunings
+    )
+
+
+def finetunings_table(rows: Sequence[FinetuneRow], *, title: str) -> RenderableType:
+    """One line a fine-tuning."""
+    shown = [
+        {
+            "run": row.run,
+            "state": row.state,
+            "task": row.title,
+            "step": f"{row.items_per_step:,} {row.batching}, {row.layout}",
+            "epochs": row.epochs,
+            "seeds": ", ".join(map(str, row.seeds)),
+        }
+        for row in rows
+    ]
+    return console.table(shown, title=title)
 
 
 def arms_text(study: RunsStudyConfig) -> RenderableType:

@@ -31,6 +31,7 @@ def curve(*losses: float, seconds: float = 1.0, slots: float = 100.0) -> Curve:
         next_sentence_accuracy=None,
         training_loss=losses[-1],
         next_sentence_noise=None,
+        denominator_noise=None,
         sequences_per_second=1.0 / seconds,
         sequences_per_step=10.0,
         slots_per_sequence=slots,
@@ -55,10 +56,12 @@ def test_the_end_of_training_is_its_last_tenth(tmp_path: Path) -> None:
     records = [json.loads(line) for line in log.read_text().splitlines()]
     for record in records:
         record |= {"optimised_next_sentence_loss": record["loss"] / 10, "targets": 3 if record["step"] == 19 else 1}
+        record |= {"next_sentence_loss": record["loss"] / 20}
     log.write_text("".join(json.dumps(record) + "\n" for record in records))
     found = read_curve(tmp_path)
     assert found.training_loss == 3.5
     assert found.next_sentence_noise == pytest.approx(0.2 / math.sqrt(2))
+    assert found.denominator_noise == pytest.approx(0.1 / math.sqrt(2))
 
 
 def test_a_log_that_samples_cannot_be_counted_from_is_refused(tmp_path: Path) -> None:
@@ -161,7 +164,7 @@ def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path) -> No
     comparison = compare(curves, study.equivalence)
     assert len(comparison.rows) == 9
     path = tmp_path / "figure.png"
-    plot_equivalence(curves, comparison, study, path)
+    plot_equivalence(curves, comparison, [], study, path)
     assert path.read_bytes().startswith(b"\x89PNG")
     once = {arm: {1: dataclasses.replace(curve(2.0), samples=(10,))} for arm in ("unpacked", "packed")}
-    plot_equivalence(once, compare(once, study.equivalence), study, path)
+    plot_equivalence(once, compare(once, study.equivalence), [], study, path)

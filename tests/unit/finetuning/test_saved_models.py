@@ -1,0 +1,146 @@
+"""A tuned model is one that transformers loads, with the same outputs; of several seeds the one that is asked for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from finetuning_tasks import finetune_config, write_encoder, write_pairs, write_questions, write_scores, write_sentences
+from study_files import seed_result
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from evenpack.errors import ConfigError
+from evenpack.finetuning.data import read_task
+from evenpack.finetuning.heads import FinetunedModel
+from evenpack.finetuning.pretrained import Pretrained, read_pretrained
+from evenpack.finetuning.results import Summary, summarise
+from evenpack.finetuning.run import new_finetuned
+from evenpack.finetuning.saving import SavedModels
+from evenpack.finetuning.train import Finetuning
+from evenpack.models import huggingface
+
+WRITERS = {
+    "sst2": lambda folder: write_sentences(folder, training=9, evaluation=4),
+    "rte": lambda folder: write_pairs(folder, rows=9),
+    "stsb": lambda folder: write_scores(folder, rows=9),
+    "squad": lambda folder: write_questions(folder, questions=4),
+}
+
+
+def changed(model: FinetunedModel) -> FinetunedModel:
+    """As training might leave it: no weight is what it was."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+@pytest.mark.parametrize(("task", "next_sentence"), [(task, True) for task in WRITERS] + [("rte", False)])
+def test_transformers_loads_it_with_equal_outputs(task: str, next_sentence: bool, tmp_path: Path) -> None:
+    encoder = write_encoder(tmp_path / "bert", next_sentence=next_sentence)
+    config = finetune_config(task, WRITERS[task](tmp_path / "task"), encoder, tmp_path / "out")
+    config = config.model_copy(update={"run": config.run.model_copy(update={"save_models": "all"})})
+    pretrained = read_pretrained(config)
+    model = changed(new_finetuned(config, pretrained, 0))
+    SavedModels(config=config, tokenizer=pretrained.tokenizer).save(model, 0)
+    auto: Any = AutoModelForQuestionAnswering if task == "squad" else AutoModelForSequenceClassification
+    theirs, report = auto.from_pretrained(tmp_path / "out" / "seed_0", output_loading_info=True)
+    assert {key: list(value) for key, value in report.items() if value} == {}
+    for ours, sequence in outputs_and_sequences(config, pretrained, model):
+        found = theirs.eval()(**{name: torch.from_numpy(values)[None] for name, values in sequence.items()})
+        expected = torch.stack((found.start_logits, found.end_logits), dim=-1) if task == "squad" else found.logits
+        torch.testing.assert_close(ours, expected.squeeze(0), rtol=1e-5, atol=1e-5)
+
+
+def outputs_and_sequences(
+    config: Any, pretrained: Pretrained, model: FinetunedModel
+) -> list[tuple[torch.Tensor, dict[str, np.ndarray]]]:
+    """Of the training sequences, packed: what our head gives for each, and what transformers would read."""
+    data = read_task(config.data, config.folder, pretrained.tokenizer)
+    finetuning = Finetuning(config=config, data=data, padding_token=0, device=torch.device("cpu"))
+    features = data.training
+    batch = finetuning.collator(features).collate(next(iter(finetuning.step_order(0).epoch(0))))
+    with torch.no_grad():
+        parts = model.head.by_sequence(model(batch), batch)
+    found = []
+    for sequence_id, part in zip(batch.sequence_ids.tolist(), parts, strict=True):
+        start, length = features.starts[sequence_id], features.lengths[sequence_id]
+        types = (np.arange(length) >= features.first_lengths[sequence_id]).astype(np.int64)
+        tokens = features.tokens[start : start + length]
+        found.append((part, {"input_ids": tokens, "token_type_ids": types}))
+    return found
+
+
+def test_the_folder_has_the_tokenizer_and_the_tasks_labels(tmp_path: Path) -> None:
+    encoder = write_encoder(tmp_path / "bert")
+    config = finetune_config("rte", write_pairs(tmp_path / "task", rows=9), encoder, tmp_path / "out")
+    config = config.model_copy(update={"run": config.run.model_copy(update={"save_models": "all"})})
+    pretrained = read_pretrained(config)
+    SavedModels(config=config, tokenizer=pretrained.tokenizer).save(new_finetuned(config, pretrained, 0), 0)
+    values = json.loads((tmp_path / "out" / "seed_0" / "config.json").read_text())
+    assert values["architectures"] == ["BertForSequenceClassification"]
+    assert values["id2label"] == {"0": "entailment", "1": "not_entailment"}
+    assert values["problem_type"] == "single_label_classification"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "seed_0")
+    features = read_task(config.data, config.folder, pretrained.tokenizer).training
+    first, second = (tmp_path / "task" / "train.tsv").read_text().splitlines()[1].split("\t")[1:3]
+    encoded = tokenizer(first, second)
+    length = features.lengths[0]
+    assert encoded["input_ids"] == features.tokens[:length].tolist()
+    assert encoded["token_type_ids"] == [int(index >= features.first_lengths[0]) for index in range(length)]
+
+
+class TestWhichModelsAreKept:
+    """Of three seeds, of which seed 2 is the median."""
+
+    @staticmethod
+    def summary() -> Summary:
+        results = [seed_result(seed, accuracy) for seed, accuracy in enumerate((0.9, 0.5, 0.7))]
+        return summarise("SST-2", "accuracy", results, settings={}, guesses={})
+
+    @staticmethod
+    def models(tmp_path: Path, save_models: str | None) -> tuple[SavedModels, FinetunedModel]:
+        encoder = tmp_path / "bert"
+        if not encoder.exists():
+            write_encoder(encoder)
+        config = finetune_config("sst2", tmp_path, encoder, tmp_path / "out")
+        run = config.run.model_copy(update={"save_models": save_models, "seeds": (0, 1, 2)})
+        config = config.model_copy(update={"run": run})
+        pretrained = read_pretrained(config)
+        return SavedModels(config=config, tokenizer=pretrained.tokenizer), new_finetuned(config, pretrained, 0)
+
+    @pytest.mark.parametrize(("asked", "kept"), [("all", [0, 1, 2]), ("median", [2]), (None, [])])
+    def test_those_that_are_asked_for(self, asked: str | None, kept: list[int], tmp_path: Path) -> None:
+        models, model = self.models(tmp_path, asked)
+        assert models.missing(self.summary()) == kept
+        for seed in range(3):
+            models.save(model, seed)
+        assert models.missing(self.summary()) == []
+        models.settle(self.summary())
+        folders = sorted((tmp_path / "out").iterdir()) if asked else []
+        assert [path.name for path in folders] == [f"seed_{seed}" for seed in kept]
+
+    def test_a_model_that_was_not_saved_is_missing_until_its_seed_is_trained_again(self, tmp_path: Path) -> None:
+        models, model = self.models(tmp_path, "median")
+        models.save(model, 0)
+        assert models.missing(self.summary()) == [2]
+        models.save(model, 2)
+        models.settle(self.summary())
+        everyone, _ = self.models(tmp_path, "all")
+        assert everyone.missing(self.summary()) == [0, 1]
+        assert self.models(tmp_path, "median")[0].missing(self.summary()) == []
+
+
+def test_a_family_without_such_a_model_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, model = TestWhichModelsAreKept.models(tmp_path, "median")
+    bare = huggingface.mapping_of(model.encoder.config)
+    monkeypatch.setattr(huggingface, "mapping_of", lambda config: type(bare)(**vars(bare) | {"task_models": {}}))
+    with pytest.raises(ConfigError, match="no model of family 'bert' with a head of kind 'sequence'"):
+        models.require(model.encoder.config)
