@@ -12,8 +12,7 @@ from evenpack.data.config import DataConfig
 from evenpack.data.sequences import SequenceView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.data.sequences.pieces import RowsView
-from evenpack.data.tokenizers.config import BertTokenizer, Gpt2Tokenizer
-from evenpack.data.tokenizers.tokenizer import load_tokenizer
+from evenpack.data.tokenizers.vocabulary_size import vocabulary_size_of
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolve import ResolvedRun
 from evenpack.engine.step_items import AverageItem, items_of_an_epoch, training_packing
@@ -22,9 +21,6 @@ from evenpack.models.families import family_of
 
 _AT_ONCE = 1 << 20
 """Sequences, or documents, that are looked at together."""
-
-_VOCABULARIES = {"gpt2": 50_257, "bert": 30_522}
-"""Of the published tokenizers, where a run file does not say yet where its own lies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,18 +236,13 @@ def _estimated(
 
 def _vocabulary(data: DataConfig, given: int | None) -> tuple[int, str]:
     """The size, and where it is from. Raises: ConfigError if it is not known; DataError for a folder without one."""
-    tokenizer = data.tokenizer
     if given is not None:
         return given, f"a vocabulary of {given:,}, as given"
-    if tokenizer.kind == "hub" or (tokenizer.kind == "bert" and tokenizer.name is not None):
+    known = vocabulary_size_of(data.tokenizer)
+    if known is None:
         raise ConfigError(
-            f"how large the vocabulary of data.tokenizer {tokenizer.name} is, is known once the data is prepared: run "
-            "`evenpack prepare`, or give --vocabulary-size"
+            f"how large the vocabulary of data.tokenizer ({data.tokenizer.kind}) is, is known once the data is "
+            "prepared: run `evenpack prepare`, or give --vocabulary-size"
         )
-    if isinstance(tokenizer, Gpt2Tokenizer | BertTokenizer):
-        if tokenizer.path is None:
-            size = _VOCABULARIES[tokenizer.kind]
-            return size, f"a vocabulary of {size:,}, that of the published {tokenizer.kind}"
-        size = load_tokenizer(tokenizer).vocabulary_size
-        return size, f"a vocabulary of {size:,}, which {tokenizer.path} holds"
-    return tokenizer.vocabulary_size, f"a vocabulary of {tokenizer.vocabulary_size:,}, as the run file says"
+    size, origin = known
+    return size, f"a vocabulary of {size:,}, {origin}"

@@ -38,7 +38,7 @@ def test_each_family_that_comes_with_evenpack_is_whole(name: str) -> None:
     family = find_family(name)
     section = config_of(name).model_validate({"kind": name})
     assert family_of(section) is family
-    assert set(family.recipes) <= {"documents", "concat", "sentence_pairs", "masked_pairs"}
+    assert set(family.recipes) <= {"documents", "concat", "padding", "sentence_pairs", "masked_pairs"}
     assert family.load_model().__name__
     assert family.load_huggingface is None or family.load_huggingface().model_type
 

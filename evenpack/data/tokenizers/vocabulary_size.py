@@ -1,0 +1,21 @@
+"""How large the vocabulary of a tokenizer will be, before any text is read with it."""
+
+from evenpack.data.tokenizers.config import BertTokenizer, Gpt2Tokenizer, HubTokenizer, TokenizerConfig
+from evenpack.data.tokenizers.tokenizer import load_tokenizer
+
+_PUBLISHED = {"gpt2": 50_257, "bert": 30_522}
+"""Where a run file does not say yet where its files lie."""
+
+
+def vocabulary_size_of(tokenizer: TokenizerConfig) -> tuple[int, str] | None:
+    """Its entries and, for people, where that is known from; None for one of the hub, which is not asked.
+
+    Raises: DataError for a folder without a tokenizer.
+    """
+    if isinstance(tokenizer, HubTokenizer) or (isinstance(tokenizer, BertTokenizer) and tokenizer.name is not None):
+        return None
+    if isinstance(tokenizer, Gpt2Tokenizer | BertTokenizer):
+        if tokenizer.path is None:
+            return _PUBLISHED[tokenizer.kind], f"that of the published {tokenizer.kind}"
+        return load_tokenizer(tokenizer).vocabulary_size, f"which {tokenizer.path} holds"
+    return tokenizer.vocabulary_size, "as the run file says"
