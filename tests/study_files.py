@@ -111,6 +111,8 @@ class FakeMachine:
             directory = Path(call.overrides["data.prepared_dir"])
             directory.mkdir(parents=True)
             (directory / MANIFEST).write_text("{}")
+        elif call.command == "evaluate":
+            Path(call.overrides["--save"]).write_text("{}")
         elif call.command == "train":
             write_log(output_dir, losses=[5.0, 4.0, 3.0, 2.0])
         else:

@@ -2,9 +2,11 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from evenpack.data.prepare.manifest import Manifest
 from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
@@ -17,7 +19,7 @@ from evenpack.engine.checkpoints.weights import (
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import ResolvedRun, open_run
-from evenpack.errors import CheckpointError
+from evenpack.errors import CheckpointError, DataError
 from evenpack.models.build import Model
 from evenpack.models.huggingface import mapping_of
 
@@ -48,7 +50,10 @@ class TrainedModel:
 def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
     """Opens the run's data and loads its newest whole checkpoint.
 
-    Raises: NotPreparedError or DataError; CheckpointError if there is no checkpoint, or of another model.
+    The data may be others than it was trained on, with another recipe for example, if the tokenizer is the same.
+
+    Raises: NotPreparedError; DataError, also for data of another tokenizer; CheckpointError if there is no checkpoint,
+    or of another model.
     """
     run = open_run(_without_cost_model(config))
     world = World(rank=0, size=1, local_rank=0, device=device)
@@ -57,10 +62,7 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
     if checkpoint is None:
         raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")
     if checkpoint.state.fingerprint != run.fingerprint:
-        log.warning(
-            "%s was trained on other data or another seed: what is held out here it may have been trained on",
-            checkpoint.path,
-        )
+        _compare_data(checkpoint, run)
     model = build_model(run, device)
     weights = load_model_weights(checkpoint)
     remedy = "The run file with which it was trained stands in its manifest.json"
@@ -69,6 +71,38 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
     model.load_state_dict(weights)
     log.info("loaded %s", checkpoint.path)
     return TrainedModel(model=model.eval(), checkpoint=checkpoint, run=run, world=world)
+
+
+def _compare_data(checkpoint: Checkpoint, run: ResolvedRun) -> None:
+    """Warns where documents that are held out here may be among those that the checkpoint was trained on.
+
+    Raises: DataError naming what differs between the two tokenizers.
+    """
+    place = checkpoint.state.config["data"]["prepared_dir"]
+    trained_on = run.config.run.output_dir / "data" if place is None else Path(place)
+    here = run.prepared.manifest
+    try:
+        there = Manifest.read(trained_on)
+    except DataError as error:
+        log.warning(
+            "%s was trained on other data than %s, with whose tokenizer and held-out documents these cannot be "
+            "compared: %s",
+            checkpoint.path,
+            run.prepared.directory,
+            error,
+        )
+        return
+    for key in ("vocabulary_size", "end_of_text_id", "checksum"):
+        before, now = getattr(there.tokenizer, key), getattr(here.tokenizer, key)
+        if before != now:
+            raise DataError(
+                f"{checkpoint.path} was trained with another tokenizer than that of {run.prepared.directory}: "
+                f"its {key} is {before}, here it is {now}. Prepare this data with the tokenizer of {trained_on}"
+            )
+    if any(there.data[key] != here.data[key] for key in ("sources", "validation_fraction")):
+        log.warning(
+            "%s was trained on other documents: what is held out here it may have been trained on", checkpoint.path
+        )
 
 
 def _without_cost_model(config: RunConfig) -> RunConfig:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from evenpack.console import Report
+from evenpack.studies.chunking.command import ChunkingCommand
 from evenpack.studies.equivalence.command import EquivalenceCommand
 from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
@@ -62,4 +63,5 @@ RUN_STUDIES: dict[str, type[RunStudy]] = {
 
 STUDIES_OF_RUNS: dict[str, type[StudyOfRuns]] = {
     "equivalence": EquivalenceCommand,
+    "chunking": ChunkingCommand,
 }

@@ -119,7 +119,10 @@ def test_a_wrong_study_is_refused_before_anything_is_written(
     assert not output_dir.exists()
 
 
-@pytest.mark.parametrize("path", sorted((CONFIGS / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+SHIPPED = [path for path in sorted((CONFIGS / "studies").glob("*.yaml")) if "equivalence:" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_study_lists_its_runs(path: Path, tmp_path: Path) -> None:
     words = [f"study.output_dir={tmp_path / 'out'}"]
     done = evenpack("study equivalence", path, *words, options=["--dry-run", "--json", "--devices-per-run", "1"])

@@ -1,19 +1,21 @@
 """`evenpack evaluate`."""
 
-from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, load, reporting
+from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, Save, load, reporting
 
 
-def evaluate(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+def evaluate(run_file: RunFile, overrides: Overrides = None, *, save: Save = None, as_json: AsJson = False) -> None:
     """Evaluate on each source's held-out documents.
 
-    Takes the newest checkpoint of the run, in one process, on the GPU if there is one.
+    Takes the newest checkpoint of the run, in one process, on the GPU if there is one. The data may be prepared with
+    another recipe than it was trained with, by the same tokenizer: the same documents are held out.
 
     \b
-    Example:
+    Examples:
       evenpack evaluate configs/gpt2_mini_wiki.yaml training.evaluation_packs=500
+      evenpack evaluate RUN.yaml data.prepared_dir=runs/other data.recipe='{kind: documents, ...}' --save other.json
     """
     config = load(run_file, overrides)
-    with reporting(as_json) as report:
+    with reporting(as_json, save=save) as report:
         from evenpack.launcher.processes.devices import settle_accelerator
 
         settle_accelerator()

@@ -8,6 +8,7 @@ from evenpack.studies.equivalence.config import EquivalenceSection
 from evenpack.studies.equivalence.curves import Curve
 from evenpack.studies.statistics.paired import (
     PairedDifference,
+    Spread,
     Verdict,
     paired_difference,
     pairs_to_decide,
@@ -16,19 +17,6 @@ from evenpack.studies.statistics.paired import (
 
 CurvesOfArms = Mapping[str, Mapping[int, Curve]]
 """By arm and seed: the runs that have finished."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Of one number over seeds."""
-
-    mean: float
-    deviation: float | None
-    """None of a single seed."""
-
-    @staticmethod
-    def of(values: Sequence[float]) -> "Spread":
-        return Spread(mean=statistics.fmean(values), deviation=statistics.stdev(values) if len(values) > 1 else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack import console
-from evenpack.studies.equivalence.compare import ArmRow, Comparison, Spread
+from evenpack.studies.equivalence.compare import ArmRow, Comparison
 from evenpack.studies.equivalence.config import EquivalenceSection
 from evenpack.studies.equivalence.tuned import TaskComparison, TunedArm
-from evenpack.studies.statistics.paired import PairedDifference
+from evenpack.studies.statistics.paired import PairedDifference, Spread
 
 
 def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> list[RenderableType]:

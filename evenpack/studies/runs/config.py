@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -51,12 +51,15 @@ class PhaseSection(RunFileSection):
     starts_from: Name | None = None
     """An earlier phase, whose last checkpoints these runs begin with: that of the same arm, or else of its first arm;
     of the same seed, or else of its first one. Null: initial weights, or training.initialize_from of the run file."""
-    arms: dict[Name, Settings] = Field(min_length=1)
+    arms: dict[Name, Settings] = Field(default_factory=dict)
     """What makes each arm differ."""
 
 
 class RunsStudyConfig(Section):
     """What the file of every study of runs has."""
+
+    may_lack_arms: ClassVar[bool] = False
+    """Whether the last phase may stand without arms, which come from elsewhere in the file then."""
 
     study: StudySection
     phases: dict[Name, PhaseSection] = Field(min_length=1)
@@ -73,6 +76,13 @@ class RunsStudyConfig(Section):
                     f"'{phase.starts_from}'"
                 )
             earlier.append(name)
+        return self
+
+    @model_validator(mode="after")
+    def _check_arms(self) -> "RunsStudyConfig":
+        for name, phase in self.phases.items():
+            if not phase.arms and not (self.may_lack_arms and name == self.last_phase):
+                raise ValueError(f"phases.{name}.arms: expected at least one arm, found none")
         return self
 
     @property

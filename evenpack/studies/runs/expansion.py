@@ -100,10 +100,10 @@ def _expand_one(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, wo
     if phase.starts_from is not None:
         start = _start(study.phases[phase.starts_from], phase.starts_from, arm, seed)
         overrides += as_words({"training.initialize_from": str(study.study.output_dir / start)})
-    config = _load(phase, key, overrides)
+    config = load_run(phase.base, key, overrides)
     if config.data.prepared_dir is None:
-        overrides += as_words({"data.prepared_dir": str(_shared_data_dir(study.study.output_dir, config))})
-        config = _load(phase, key, overrides)
+        overrides += as_words({"data.prepared_dir": str(shared_data_dir(study.study.output_dir, config))})
+        config = load_run(phase.base, key, overrides)
     return StudyRun(
         phase=phase_name,
         arm=arm,
@@ -115,9 +115,10 @@ def _expand_one(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, wo
     )
 
 
-def _load(phase: PhaseSection, key: str, overrides: Sequence[str]) -> RunConfig:
+def load_run(run_file: Path, key: str, overrides: Sequence[str]) -> RunConfig:
+    """A run of the study, checked. Raises: ConfigError that names it by its key."""
     try:
-        return load_run_file(phase.base, RunConfig, overrides)
+        return load_run_file(run_file, RunConfig, overrides)
     except ConfigError as error:
         raise ConfigError(f"run {key} of the study: {error}") from error
 
@@ -131,7 +132,7 @@ def _start(earlier: PhaseSection, name: str, arm: str, seed: int) -> str:
     )
 
 
-def _shared_data_dir(output_dir: Path, config: RunConfig) -> Path:
+def shared_data_dir(output_dir: Path, config: RunConfig) -> Path:
     """Runs whose prepared files would be the same share them."""
     content = json.dumps(data_section(config.data), sort_keys=True)
     return output_dir / "data" / xxhash.xxh3_64_hexdigest(content.encode())[:8]

@@ -9,7 +9,7 @@ from evenpack.config import Section
 
 @runtime_checkable
 class Job(Protocol):
-    """One command on one run file: a pretraining (`StudyRun`), or what follows it (`FinetuneRun`)."""
+    """One command on one run file: a pretraining (`StudyRun`), or what follows it (`FinetuneRun`, `Evaluation`)."""
 
     @property
     def phase(self) -> str: ...
@@ -27,7 +27,7 @@ class Job(Protocol):
 
     @property
     def command(self) -> str:
-        """Of evenpack: `train`, `finetune`."""
+        """Of evenpack: `train`, `finetune`, `evaluate`."""
 
     @property
     def run_file(self) -> Path: ...

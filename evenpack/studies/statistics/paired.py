@@ -5,6 +5,7 @@ confidence 1 - 2s lies within the margin (Schuirmann 1987). Intervals are Studen
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +17,20 @@ Verdict = Literal["equivalent", "worse", "better", "undecided"]
 
 _MOST_PAIRS = 10_000
 """Beyond that nobody repeats a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Of one number over seeds."""
+
+    mean: float
+    deviation: float | None
+    """None of a single seed, and where one of them is infinite."""
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Spread":
+        has_deviation = len(values) > 1 and all(map(math.isfinite, values))
+        return Spread(mean=statistics.fmean(values), deviation=statistics.stdev(values) if has_deviation else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,83 @@
+"""`evenpack study chunking`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenpack.console import Report
+
+if TYPE_CHECKING:
+    from evenpack.studies.runs.machine import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkingCommand:
+    """Train the same model on one corpus that is chunked in different ways, and compare perplexities.
+
+    A study file lists arms, or a grid of them: recipes, lengths, atoms. What is not prepared is prepared first. Each
+    run that has finished is evaluated on held-out documents. The same command goes on with what an earlier one left
+    undone; a run that fails does not stop the others.
+
+    \b
+    Examples:
+      evenpack study chunking configs/studies/atom_size_gpt2_124m.yaml --dry-run --device a100
+      evenpack study chunking STUDY.yaml --devices-per-run 1 --plot figures/ --save found.json
+      evenpack study chunking STUDY.yaml study.output_dir=runs/other training.epochs=1
+    """
+
+    devices_per_run: Annotated[
+        int | None,
+        typer.Option(help="GPUs, or cores of the CPU, of each run; as many at once as fit. Default: all for one run."),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and stop.")] = False
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Start nothing: report what has finished so far.")
+    ] = False
+    corpus_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --dry-run, of data that is not prepared: an epoch's tokens.", show_default=False
+        ),
+    ] = None
+    corpus_documents: Annotated[
+        int | None,
+        typer.Option(min=1, help="Beside it: documents, each ended by an end-of-text token.", show_default=False),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --dry-run: hours on this device, h100, a100, ...", show_default=False),
+    ] = None
+    mfu: Annotated[float, typer.Option(help="Beside it: share of the device's peak that useful operations reach.")] = (
+        0.4
+    )
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FOLDER", help="Draw a figure for each length into it, too.")
+    ] = None
+
+    def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
+        """Raises: ConfigError for a study or an option that is wrong, before anything is started."""
+        from evenpack.studies.budget.options import BudgetOptions
+        from evenpack.studies.chunking.study import describe_study, run_study
+
+        if self.dry_run:
+            places = machine.places(self.devices_per_run)
+            options = BudgetOptions(
+                devices=places[0].ranks,
+                device=self.device,
+                mfu=self.mfu,
+                corpus_tokens=self.corpus_tokens,
+                corpus_documents=self.corpus_documents,
+            )
+            options.require_sound(has_run=True)
+            return describe_study(study_file, words, places, options)
+        return run_study(
+            study_file,
+            words,
+            machine,
+            devices_per_run=self.devices_per_run,
+            only_report=self.only_report,
+            plot=self.plot,
+        )

@@ -1,0 +1,176 @@
+"""Perplexity on the way through a run: by step, by hundredths of an epoch, and smoothed.
+
+metrics.jsonl   the run's own log, as long as it is there
+curve.json      what the study needs of it, written beside the result: enough for every table and figure
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.signal import lfilter
+
+from evenpack.engine.reporting.journal import SUMMARY
+from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.errors import DataError
+from evenpack.files import read_json_object, write_json
+
+CURVE = "curve.json"
+
+SEGMENTS = 100
+"""Of an epoch (appendix A.6)."""
+
+_DIGITS = 7
+"""Of a loss in curve.json."""
+_LARGEST_FACTOR = 0.999
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Curve:
+    """One run."""
+
+    losses: Float64[np.ndarray, " steps"]
+    """Of each step, in nats a target; infinite where it was not finite, and then so are all means from there on."""
+    tokens_per_step: float
+    """Real ones, on average."""
+    slots_per_step: float
+    seconds: float
+    """Of its steps; evaluation and saving left out."""
+    own_loss: float | None
+    """Of the last evaluation, over rows that the run's own recipe makes of held-out documents; None without one."""
+    measured_on: str | None
+
+    @property
+    def steps(self) -> int:
+        return len(self.losses)
+
+    @property
+    def perplexity(self) -> Float64[np.ndarray, " steps"]:
+        """exp(loss) of each step."""
+        with np.errstate(over="ignore"):
+            values: Float64[np.ndarray, " steps"] = np.exp(self.losses)
+        return values
+
+    def last_epoch(self, epochs: float) -> Float64[np.ndarray, " last_steps"]:
+        """Perplexity of its steps: of E epochs' N steps those from N (E - 1) / E on.
+
+        A step in which the epoch before it ends belongs to the last one.
+        """
+        return self.perplexity[math.floor(self.steps * (epochs - 1) / epochs) :]
+
+    def segments(self, epochs: float) -> Float64[np.ndarray, " 100"]:
+        """Mean perplexity of each hundredth of the last epoch (appendix A.6).
+
+        A mean of perplexities, and not the perplexity of a mean loss. Steps have equal shares of the epoch; one that
+        lies in two segments counts in each by its share there.
+        """
+        return _means(self.last_epoch(epochs), np.linspace(0.0, 1.0, SEGMENTS + 1))
+
+    def final(self, epochs: float) -> float:
+        """Mean perplexity over the last hundredth of the last epoch."""
+        return float(self.segments(epochs)[-1])
+
+    def at_step(self, step: int, epochs: float) -> float | None:
+        """Mean perplexity over the hundredth of an epoch that ends with `step`; None of a run with fewer steps."""
+        if step > self.steps:
+            return None
+        window = min(step, max(1.0, self.steps / epochs / SEGMENTS))
+        return float(_means(self.perplexity[:step], np.array([1.0 - window / step, 1.0]))[0])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "losses": [_rounded(loss) for loss in self.losses.tolist()],
+            "tokens_per_step": self.tokens_per_step,
+            "slots_per_step": self.slots_per_step,
+            "seconds": self.seconds,
+            "own_loss": self.own_loss,
+            "measured_on": self.measured_on,
+        }
+
+
+def read_curve(output_dir: Path) -> Curve:
+    """Reads the run's log and keeps what is needed of it in curve.json; without a log it reads curve.json.
+
+    Raises: DataError if there is neither, or the log does not tell of each step once.
+    """
+    path, kept = output_dir / METRICS, output_dir / CURVE
+    if path.exists():
+        values = _from_log(path)
+        if read_json_object(kept) != values:
+            write_json(kept, values)
+    else:
+        found = read_json_object(kept)
+        if found is None:
+            raise DataError(
+                f"neither {path} nor {kept} is there, which tell how a finished run has learned: bring one back, or "
+                f"remove {output_dir} to train that run again"
+            )
+        values = found
+    losses = [math.inf if loss is None else loss for loss in values["losses"]]
+    return Curve(**(values | {"losses": np.array(losses, dtype=np.float64)}))
+
+
+def smoothed(
+    values: Float64[np.ndarray, " steps"], *, smoothing: float, weighs: Literal["old", "new"]
+) -> Float64[np.ndarray, " steps"]:
+    """Exponential moving average of appendix A.7, beginning with the first value.
+
+    The appendix prints S_t = a y_t + (1 - a) S_(t-1) with a = min(sqrt(alpha), 0.999)^dt and dt = 1.
+
+    Args:
+        smoothing: alpha, from 0 to below 1.
+        weighs: what a weighs. `new` is as printed: an alpha near 1, as such charts have, hardly smooths then. `old` is
+            S_t = a S_(t-1) + (1 - a) y_t, which smooths: so the same factor, min(sqrt(alpha), 0.999)^dt, is used by the
+            charts of Weights & Biases (its time-weighted average), from which the appendix seems to have it.
+    """
+    if len(values) == 0 or smoothing == 0.0:
+        return values
+    factor = min(math.sqrt(smoothing), _LARGEST_FACTOR)
+    keep = factor if weighs == "old" else 1.0 - factor
+    average: Float64[np.ndarray, " steps"]
+    average, _ = lfilter([1.0 - keep], [1.0, -keep], values, zi=[keep * values[0]])
+    return average
+
+
+def _means(
+    values: Float64[np.ndarray, " steps"], edges: Float64[np.ndarray, " edges"]
+) -> Float64[np.ndarray, " parts"]:
+    """Means between edges, which are shares of the whole from 0 to 1; each value holds for an equal share."""
+    sums = np.append(0.0, np.cumsum(values))
+    with np.errstate(invalid="ignore"):
+        parts = np.diff(np.interp(edges * len(values), np.arange(len(sums)), sums))
+    means: Float64[np.ndarray, " parts"] = parts / (np.diff(edges) * len(values))
+    return np.where(np.isnan(means), np.inf, means)
+
+
+def _from_log(path: Path) -> dict[str, Any]:
+    records = read_metrics(path)
+    if not records or [record["step"] for record in records] != list(range(1, len(records) + 1)):
+        raise DataError(
+            f"{path} does not tell of each step once, from the first on, so epochs cannot be told apart: remove "
+            f"{path.parent} to train that run again"
+        )
+    summary = read_json_object(path.parent / SUMMARY) or {}
+    evaluated = [record["validation"] for record in records if record.get("validation")]
+    return {
+        "losses": [None if record["loss"] is None else _rounded(record["loss"]) for record in records],
+        "tokens_per_step": sum(record["tokens"] for record in records) / len(records),
+        "slots_per_step": sum(record["slots"] for record in records) / len(records),
+        "seconds": sum(record["step_seconds"] for record in records),
+        "own_loss": mean_loss(evaluated[-1]) if evaluated else None,
+        "measured_on": f"{summary['ranks']} x {summary['device']}" if summary else None,
+    }
+
+
+def mean_loss(sources: dict[str, Any]) -> float | None:
+    """Over the targets of all sources that an evaluation tells of; None where nothing was held out."""
+    found = [values for values in sources.values() if values is not None and values["loss"] is not None]
+    targets = sum(values["targets"] for values in found)
+    return sum(values["targets"] * values["loss"] for values in found) / targets if targets else None
+
+
+def _rounded(loss: float) -> float | None:
+    return float(f"{loss:.{_DIGITS}g}") if math.isfinite(loss) else None

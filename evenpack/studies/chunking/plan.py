@@ -1,0 +1,115 @@
+"""The runs of a chunking study before they are started, with what each takes: `--dry-run`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import RenderableType
+
+from evenpack import console
+from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.studies.budget.budget import Budget, budget_of
+from evenpack.studies.budget.options import BudgetOptions
+from evenpack.studies.chunking.arms import atom_of
+from evenpack.studies.runs.expansion import StudyRun
+from evenpack.studies.runs.tables import run_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A run, as far as its run file and what is known of its data tell."""
+
+    run: str
+    state: str
+    recipe: str
+    """`data.recipe.kind`."""
+    max_sequence_length: int
+    atom: int | None
+    rows_per_step: int | None
+    micro_batches_per_rank: int | None
+    steps: int | None
+    """None before the data is prepared, unless they follow from counts."""
+    budget: Budget | None
+    """The same."""
+    output_dir: str
+
+
+def planned_runs(runs: Sequence[StudyRun], options: BudgetOptions) -> tuple[PlannedRun, ...]:
+    """Runs of one arm and different seeds have the same budget.
+
+    Raises: ConfigError if the ranks cannot divide the steps of a run, one has finished with other settings, or a budget
+    cannot be had.
+    """
+    budgets: dict[tuple[str, str], Budget | None] = {}
+    planned = []
+    for row, run in zip(run_rows(runs, ranks=options.devices), runs, strict=True):
+        arm = (run.phase, run.arm)
+        if arm not in budgets:
+            budgets[arm] = _budget(run, options)
+        budget, data = budgets[arm], run.config.data
+        planned.append(
+            PlannedRun(
+                run=row.run,
+                state=row.state,
+                recipe=data.recipe.kind,
+                max_sequence_length=data.recipe.max_sequence_length,
+                atom=atom_of(data.recipe),
+                rows_per_step=row.items_per_step,
+                micro_batches_per_rank=row.micro_batches_per_rank,
+                steps=row.steps if budget is None else budget.steps,
+                budget=budget,
+                output_dir=row.output_dir,
+            )
+        )
+    return tuple(planned)
+
+
+def planned_table(planned: Sequence[PlannedRun], *, title: str) -> RenderableType:
+    """One line a run."""
+    rows = [_shown(one) for one in planned]
+    if any(one.budget is not None and one.budget.time is not None for one in planned):
+        rows = [row | {"hours": _hours(one.budget)} for row, one in zip(rows, planned, strict=True)]
+    return console.table(rows, title=title)
+
+
+def unknown_text(planned: Sequence[PlannedRun]) -> list[RenderableType]:
+    """Why figures are missing, where some are."""
+    kinds = sorted({one.recipe for one in planned if one.budget is None})
+    if not kinds:
+        return []
+    return [
+        console.text(
+            f"- : how many steps {', '.join(kinds)} takes is known once the data is prepared. Those of concat and "
+            "documents follow from --corpus-tokens and --corpus-documents, too; that of padding from every length"
+        )
+    ]
+
+
+def _budget(run: StudyRun, options: BudgetOptions) -> Budget | None:
+    """Exact over prepared data, or by counts where they tell enough; else None."""
+    config = run.config
+    if (config.prepared_dir / MANIFEST).is_file():
+        return budget_of(config, replace(options, corpus_tokens=None, corpus_documents=None))
+    if options.corpus_tokens is None or config.data.recipe.kind not in ("concat", "documents"):
+        return None
+    return budget_of(config, options)
+
+
+def _shown(one: PlannedRun) -> dict[str, object]:
+    budget = one.budget
+    return {
+        "run": one.run,
+        "state": one.state,
+        "recipe": one.recipe,
+        "MSL": one.max_sequence_length,
+        "atom": one.atom,
+        "rows/step": one.rows_per_step,
+        "accumulation": one.micro_batches_per_rank,
+        "steps": one.steps,
+        "tokens": None if budget is None else round(budget.tokens),
+        "tokens/parameter": None if budget is None else round(budget.tokens_per_parameter, 2),
+        "FLOPs": None if budget is None else f"{budget.flops:.3g}",
+    }
+
+
+def _hours(budget: Budget | None) -> float | None:
+    return None if budget is None or budget.time is None else round(budget.time.hours, 2)

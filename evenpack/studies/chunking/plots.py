@@ -1,0 +1,189 @@
+"""A chunking study as figures, one for each length."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from evenpack.errors import ConfigError
+from evenpack.studies.chunking.arms import Arm
+from evenpack.studies.chunking.compare import ArmRow, FinishedRuns
+from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
+from evenpack.studies.chunking.curves import smoothed
+from evenpack.studies.chunking.tables import by_length
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, require_matplotlib, write_title
+from evenpack.studies.statistics.paired import Spread
+
+_POINTS = 400
+"""Of a curve as it is drawn."""
+_RATIO_COLOURS = {0.25: COLOURS[3], 0.5: COLOURS[4], 1.0: COLOURS[2], 2.0: COLOURS[1], 4.0: COLOURS[0]}
+"""As in the paper, so that its figures can be laid beside: purple, red, green, orange, blue."""
+_HEAD = 0.1
+"""Share of a run that is not drawn, in which perplexity falls from the size of the vocabulary."""
+_HEAD_OF_RECIPES = 0.25
+"""The same where recipes are compared, which differ by less than atoms do."""
+_ROW_INCHES = 4.0
+
+
+def require_plots(folder: Path) -> None:
+    """Raises: ConfigError if no figure can be written into `folder`, before any work is done for one."""
+    require_matplotlib()
+    if folder.suffix:
+        raise ConfigError(
+            f"--plot takes a folder, for there is a figure for each length: give a name without '{folder.suffix}', "
+            f"not {folder}"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}, where the figures would go, is no folder: {error.strerror}") from error
+
+
+def plot_lengths(finished: FinishedRuns, rows: Sequence[ArmRow], study: ChunkingConfig, folder: Path) -> list[Path]:
+    """Draws what has finished of each length; the figures' paths. Raises: ConfigError without matplotlib."""
+    drawn = []
+    for length, arms in by_length(rows):
+        drawn.append(folder / f"msl_{length}.png")
+        _plot_length(finished, arms, study, drawn[-1])
+    return drawn
+
+
+def _plot_length(finished: FinishedRuns, rows: Sequence[ArmRow], study: ChunkingConfig, path: Path) -> None:
+    """By atom for each recipe: all of training, the last epoch, final perplexity, rank. Below: recipe by recipe."""
+    recipes: dict[str, list[ArmRow]] = {}
+    for row in rows:
+        recipes.setdefault(row.arm.recipe, []).append(row)
+    by_atom = {name: arms for name, arms in recipes.items() if len(arms) > 1}
+    natural = [row for row in rows if row.arm.is_natural]
+    lines = len(by_atom) + 1
+    section = study.chunking
+    with figure_as_png(path, width=19.0, height=_ROW_INCHES * lines) as figure:
+        grid = figure.add_gridspec(lines, 4, hspace=0.5, wspace=0.3, width_ratios=[1.25, 1.25, 0.8, 0.8])
+        for line, (name, arms) in enumerate(by_atom.items()):
+            axes = [figure.add_subplot(grid[line, column]) for column in range(4)]
+            _draw_curves(axes[0], finished, arms, section, last_epoch=False)
+            _draw_curves(axes[1], finished, arms, section, last_epoch=True)
+            write_title(axes[0], f"{name}: all of training")
+            write_title(axes[1], f"{name}: last epoch")
+            _draw_bars(axes[2], arms, [row.final for row in arms], "final perplexity")
+            _draw_bars(axes[3], arms, [row.rank_in_recipe for row in arms], "mean rank (1: lowest perplexity)")
+        left, right = grid[lines - 1, :].subgridspec(1, 2, wspace=0.3, width_ratios=[1.5, 1.0])
+        _draw_recipes(figure.add_subplot(left), finished, natural, section)
+        _draw_held_out(figure.add_subplot(right), rows)
+        # The axes begin at 0.11 of the height; less than an inch below them their labels end.
+        figure.text(0.125, 0.11 - 0.88 / _ROW_INCHES / lines, _caption(rows, study), fontsize=8.5, va="top")
+
+
+def _caption(rows: Sequence[ArmRow], study: ChunkingConfig) -> str:
+    section = study.chunking
+    seeds = sorted({seed for row in rows for seed in row.seeds})
+    return (
+        f"{study.study.name}, MSL {rows[0].arm.max_sequence_length}, seeds {', '.join(map(str, seeds))}. Curves: "
+        f"exponential moving average, alpha {section.smoothing:g} on the {section.smoothing_weighs} value; mean over "
+        "seeds, bands from least to greatest.\nBars: mean over seeds ± standard deviation. Final perplexity: mean over "
+        "the last 1 % of the last epoch; rank: mean over its 100 segments."
+    )
+
+
+def _draw_curves(
+    axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], section: ChunkingSection, *, last_epoch: bool
+) -> None:
+    """Against epochs: arms of one recipe may differ in their steps."""
+    for row in rows:
+        epochs = row.arm.epochs
+        begin = epochs - 1.0 if last_epoch else _HEAD * epochs
+        grid = np.linspace(begin, epochs, _POINTS)
+        lines = _lines(finished, row, section, grid)
+        _draw_line(axes, lines, grid, label=row.arm.atom_label, colour=_colour(row.arm))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("training perplexity")
+    axes.legend(frameon=False, fontsize=8.5, title="atom", title_fontsize=8.5)
+
+
+def _draw_recipes(axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], section: ChunkingSection) -> None:
+    """Against steps, as figure 3: a recipe with padding takes more of them."""
+    for index, row in enumerate(rows):
+        grid = np.linspace(_HEAD_OF_RECIPES * row.arm.epochs, row.arm.epochs, _POINTS)
+        colour = COLOURS[index % len(COLOURS)]
+        label = f"{row.arm.recipe.replace('_', ' ')} ({row.steps:,} steps)"
+        lines = _lines(finished, row, section, grid)
+        _draw_line(axes, lines, grid * row.steps_per_epoch, label=label, colour=colour)
+        axes.plot([row.steps], [row.final.mean], "o", color=colour, markersize=5)
+    axes.set_xlabel("step")
+    axes.set_ylabel("training perplexity")
+    axes.legend(frameon=False, fontsize=8.5)
+    write_title(axes, "Recipes side by side, atoms of one row; dots: final perplexity")
+
+
+def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
+    found = [(row.arm, row.documents) for row in rows if row.documents is not None]
+    shown = [(arm, spread) for arm, spread in found if np.isfinite(spread.mean)]
+    write_title(axes, "Held-out documents alone")
+    if not shown:
+        axes.set_axis_off()
+        axes.text(0.0, 0.5, "not evaluated", color=INK)
+        return
+    places = np.arange(len(shown))
+    means = [spread.mean for _, spread in shown]
+    reach = [spread.deviation or 0.0 for _, spread in shown]
+    axes.errorbar(means, places, xerr=reach, fmt="none", ecolor=INK, elinewidth=1.2, capsize=3)
+    axes.scatter(means, places, c=[_colour(arm) for arm, _ in shown], s=42, zorder=3)
+    axes.set_yticks(places, [arm.name.replace("_", " ") for arm, _ in shown], fontsize=8.5)
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.set_xlabel("perplexity (mean over seeds ± standard deviation)")
+    best = shown[int(np.argmin(means))][0].name.replace("_", " ")
+    write_title(axes, f"Held-out documents alone: {best} is lowest")
+
+
+def _draw_bars(axes: Any, rows: Sequence[ArmRow], spreads: Sequence[Spread | None], label: str) -> None:
+    """From zero, with the value above each: 1, 2 and 4 MSL differ by little."""
+    places = np.arange(len(rows))
+    means = [np.nan if spread is None or not np.isfinite(spread.mean) else spread.mean for spread in spreads]
+    reach = [0.0 if spread is None else spread.deviation or 0.0 for spread in spreads]
+    errors = reach if any(reach) else None
+    axes.bar(places, means, yerr=errors, color=[_colour(row.arm) for row in rows], width=0.7, capsize=3, ecolor=INK)
+    for place, mean, up in zip(places, means, reach, strict=True):
+        if np.isfinite(mean):
+            at = (place, mean + up)
+            text = f"{mean:.4g}"
+            axes.annotate(text, at, xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8.5)
+    axes.set_xticks(places, [row.arm.atom_label.replace(" ", "\n") for row in rows], fontsize=8.5)
+    axes.set_ylabel(label)
+    axes.margins(y=0.12)
+
+
+def _draw_line(
+    axes: Any,
+    lines: Sequence[Float64[np.ndarray, " points"]],
+    grid: Float64[np.ndarray, " points"],
+    *,
+    label: str,
+    colour: str,
+) -> None:
+    """The mean of the runs of an arm, and what lies between them."""
+    stacked = np.stack(lines)
+    axes.plot(grid, stacked.mean(axis=0), label=label, color=colour, linewidth=1.5)
+    if len(stacked) > 1:
+        axes.fill_between(grid, stacked.min(axis=0), stacked.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+
+
+def _lines(
+    finished: FinishedRuns, row: ArmRow, section: ChunkingSection, epochs: Float64[np.ndarray, " points"]
+) -> list[Float64[np.ndarray, " points"]]:
+    """Smoothed perplexity of each seed at the given places."""
+    lines = []
+    for one in finished[row.arm.name].values():
+        curve = one.curve
+        values = smoothed(curve.perplexity, smoothing=section.smoothing, weighs=section.smoothing_weighs)
+        ends_of_steps = np.arange(1, curve.steps + 1) / curve.steps * row.arm.epochs
+        lines.append(np.interp(epochs, ends_of_steps, values))
+    return lines
+
+
+def _colour(arm: Arm) -> str:
+    """By the atom in units of the MSL; arms without one and other ratios share the last colour."""
+    ratio = None if arm.atom is None else arm.atom / arm.max_sequence_length
+    return COLOURS[5] if ratio is None else _RATIO_COLOURS.get(ratio, COLOURS[5])

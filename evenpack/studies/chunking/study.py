@@ -1,0 +1,150 @@
+"""`evenpack study chunking`: from a study file to what was found."""
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import evenpack
+from evenpack import console
+from evenpack.console import Report
+from evenpack.errors import EXIT_STOPPED
+from evenpack.progress import Progress
+from evenpack.studies.budget.options import BudgetOptions
+from evenpack.studies.chunking.arms import ArmsByName, describe_arms
+from evenpack.studies.chunking.compare import Finished, FinishedRuns, compare
+from evenpack.studies.chunking.config import ChunkingConfig
+from evenpack.studies.chunking.curves import read_curve
+from evenpack.studies.chunking.held_out import held_out_evaluations, read_held_out
+from evenpack.studies.chunking.plan import planned_runs, planned_table, unknown_text
+from evenpack.studies.chunking.plots import plot_lengths, require_plots
+from evenpack.studies.chunking.tables import comparison_tables
+from evenpack.studies.runs.config import load_study
+from evenpack.studies.runs.evaluations import Evaluation, interleaved
+from evenpack.studies.runs.expansion import StudyRun, expand
+from evenpack.studies.runs.jobs import Job
+from evenpack.studies.runs.machine import Machine, Place
+from evenpack.studies.runs.runner import EndedRun, recorded, train_runs
+from evenpack.studies.runs.tables import unfinished_text
+from evenpack.studies.throughput.provenance import commit_of_source
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loaded:
+    study: ChunkingConfig
+    runs: tuple[StudyRun, ...]
+    arms: ArmsByName
+    evaluations: tuple[Evaluation, ...]
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        return interleaved(self.runs, self.evaluations)
+
+
+def describe_study(study_file: Path, words: Sequence[str], places: Sequence[Place], options: BudgetOptions) -> Report:
+    """`--dry-run`. Raises: ConfigError."""
+    loaded = _load(study_file, words)
+    study, runs = loaded.study, loaded.runs
+    planned = planned_runs(runs, options)
+    title = f"{study.study.name}: {len(runs)} runs, {len(places)} at a time, {places[0].ranks} ranks each"
+    reference = console.text(f"Compared with {study.chunking.reference}, at the same length")
+    shown = [planned_table(planned, title=title), reference, *unknown_text(planned)]
+    return Report(value={"study": study, "runs": planned}, shown=shown)
+
+
+def run_study(
+    study_file: Path,
+    words: Sequence[str],
+    machine: Machine,
+    *,
+    devices_per_run: int | None,
+    only_report: bool,
+    plot: Path | None,
+) -> Report:
+    """Trains and evaluates what is not finished, and compares what is.
+
+    Raises: ConfigError, RunError; DataError for a spoilt log.
+    """
+    loaded = _load(study_file, words)
+    if plot is not None:
+        require_plots(plot)
+    if only_report:
+        ended = recorded(loaded.jobs)
+    else:
+        places = machine.places(devices_per_run)
+        with machine.held(loaded.study.study.output_dir), Progress(console.messages()) as progress:
+            ended = train_runs(loaded.jobs, machine, places, progress)
+    report = _report(loaded, ended, plot)
+    failed = sum(one.state == "failed" for one in ended)
+    if failed:
+        report.unmet = f"{failed} of {len(ended)} runs failed; what they said stands above"
+    if machine.is_asked_to_stop:
+        report.exit_code = EXIT_STOPPED
+    return report
+
+
+def _report(loaded: _Loaded, ended: Sequence[EndedRun], plot: Path | None) -> Report:
+    """What has finished, compared, shown and drawn."""
+    study, finished = loaded.study, _finished(loaded, ended)
+    rows = compare(finished, loaded.arms, study)
+    report = Report(
+        value={
+            "study": study,
+            "measured_on": _measured_on(finished),
+            "runs": [{"run": one.run.key, "state": one.state, "message": one.message} for one in ended],
+            "arms": rows,
+            "segments": _segments(finished, loaded.arms),
+        },
+        shown=[*comparison_tables(rows, study.chunking), *unfinished_text(ended)],
+    )
+    if plot is not None and rows:
+        drawn = plot_lengths(finished, rows, study, plot)
+        report.shown.append(console.text("\n".join(f"Drew {path}" for path in drawn)))
+    return report
+
+
+def _load(study_file: Path, words: Sequence[str]) -> _Loaded:
+    """Raises: ConfigError for whatever would make runs unsound, or not to be compared."""
+    study, run_words = load_study(study_file, ChunkingConfig, words)
+    study = study.with_arms_of_grid()
+    runs = expand(study, run_words)
+    arms = describe_arms(study, runs)
+    return _Loaded(study=study, runs=runs, arms=arms, evaluations=held_out_evaluations(study, runs))
+
+
+def _finished(loaded: _Loaded, ended: Sequence[EndedRun]) -> FinishedRuns:
+    """The finished runs of the last phase."""
+    found: dict[str, dict[int, Finished]] = {arm: {} for arm in loaded.arms}
+    for one in ended:
+        is_compared = isinstance(one.run, StudyRun) and one.run.phase == loaded.study.last_phase
+        if is_compared and one.state == "finished":
+            curve = read_curve(one.run.output_dir)
+            evaluations = [evaluation for evaluation in loaded.evaluations if evaluation.starts_from == one.run.key]
+            held_out = read_held_out(curve, evaluations)
+            found[one.run.arm][one.run.seed] = Finished(curve=curve, held_out=held_out)
+    return found
+
+
+def _segments(finished: FinishedRuns, arms: ArmsByName) -> dict[str, dict[int, list[float]]]:
+    """Perplexity in each hundredth of the last epoch, by arm and seed."""
+    return {
+        name: {seed: one.curve.segments(arms[name].epochs).tolist() for seed, one in of_seed.items()}
+        for name, of_seed in finished.items()
+    }
+
+
+def _measured_on(finished: FinishedRuns) -> dict[str, Any]:
+    """What a figure must carry."""
+    devices = {one.curve.measured_on for of_seed in finished.values() for one in of_seed.values()}
+    return {
+        "devices": sorted(device for device in devices if device is not None),
+        "processor": platform.processor() or platform.machine(),
+        "evenpack": evenpack.__version__,
+        "torch": torch.__version__,
+        "commit": commit_of_source(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,100 @@
+"""What may follow the runs of a study: last checkpoints evaluated on other data, as jobs of the same runner."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from evenpack.engine.config import RunConfig
+from evenpack.studies.runs.config import Settings
+from evenpack.studies.runs.expansion import StudyRun, as_words, load_run, shared_data_dir
+from evenpack.studies.runs.jobs import Job
+
+_FOLDER = "held_out"
+"""Within that of a run."""
+_RESULT = "evaluation.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """`evenpack evaluate` of one run's last checkpoint: a `Job` of the runner."""
+
+    command: ClassVar[str] = "evaluate"
+    unit: ClassVar[str] = "step"
+    name: str
+    training: StudyRun
+    run_file: Path
+    overrides: tuple[str, ...]
+    """Those of the run, what makes it other data, and the option that says where the result goes."""
+    config: RunConfig
+
+    @property
+    def phase(self) -> str:
+        return self.training.phase
+
+    @property
+    def arm(self) -> str:
+        return self.training.arm
+
+    @property
+    def seed(self) -> int:
+        return self.training.seed
+
+    @property
+    def key(self) -> str:
+        """Within the run's own folder: who removes that, to train it again, removes what was found of it."""
+        return f"{self.training.key}/{_FOLDER}/{self.name}"
+
+    @property
+    def starts_from(self) -> str:
+        return self.training.key
+
+    @property
+    def output_dir(self) -> Path:
+        return _folder(self.training, self.name)
+
+    @property
+    def prepared_dir(self) -> Path:
+        """Of the other data; evaluations on the same data share it."""
+        return self.config.prepared_dir
+
+    @property
+    def result(self) -> Path:
+        return self.output_dir / _RESULT
+
+    def planned(self) -> int:
+        """It counts as one step."""
+        return 1
+
+    def done(self) -> int:
+        return int(self.result.exists())
+
+
+def evaluation_of(run: StudyRun, name: str, settings: Settings, *, study_dir: Path) -> Evaluation:
+    """Evaluates `run` on the data that `settings` make of its own. Raises: ConfigError if they make no sound run."""
+    key = f"{run.key}, evaluated on {name},"
+    overrides = [*run.overrides, *as_words(settings)]
+    shared = shared_data_dir(study_dir, load_run(run.run_file, key, overrides))
+    overrides += as_words({"data.prepared_dir": str(shared)})
+    return Evaluation(
+        name=name,
+        training=run,
+        run_file=run.run_file,
+        overrides=(*overrides, f"--save={_folder(run, name) / _RESULT}"),
+        config=load_run(run.run_file, key, overrides),
+    )
+
+
+def interleaved(runs: Sequence[StudyRun], evaluations: Sequence[Evaluation]) -> tuple[Job, ...]:
+    """Each run, and behind it its evaluations: they are done before the next run is started."""
+
+    def jobs() -> Iterator[Job]:
+        for run in runs:
+            yield run
+            yield from (evaluation for evaluation in evaluations if evaluation.starts_from == run.key)
+
+    return tuple(jobs())
+
+
+def _folder(run: StudyRun, name: str) -> Path:
+    return run.output_dir / _FOLDER / name

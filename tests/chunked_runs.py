@@ -1,0 +1,48 @@
+"""Runs of a chunking study that are only numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from evenpack.studies.chunking.arms import Arm
+from evenpack.studies.chunking.compare import Finished
+from evenpack.studies.chunking.config import ChunkingConfig
+from evenpack.studies.chunking.curves import Curve
+from evenpack.studies.chunking.held_out import HeldOut
+
+
+def study(**chunking: Any) -> ChunkingConfig:
+    """Its runs are nowhere."""
+    phase = {"base": "run.yaml", "seeds": [1, 2, 3], "arms": {"some": {}}}
+    values = {"study": {"name": "small", "output_dir": "out"}, "phases": {"training": phase}, "chunking": chunking}
+    return ChunkingConfig.model_validate(values)
+
+
+def arm(name: str, *, recipe: str = "concat", length: int = 64, atom: int | None = None) -> Arm:
+    return Arm(
+        name=name,
+        recipe=recipe,
+        kind="concat",
+        max_sequence_length=length,
+        atom=atom,
+        rows_per_step=8,
+        epochs=2.0,
+    )
+
+
+def curve(perplexity: Sequence[float], *, own: float | None = None) -> Curve:
+    """Of these perplexities, step by step."""
+    return Curve(
+        losses=np.log(np.asarray(perplexity, dtype=np.float64)),
+        tokens_per_step=384.0,
+        slots_per_step=512.0,
+        seconds=1.0,
+        own_loss=None if own is None else float(np.log(own)),
+        measured_on="1 x cpu",
+    )
+
+
+def finished(perplexity: Sequence[float], *, documents: float | None = None) -> Finished:
+    held_out = HeldOut(own_rows=None, own_rows_real_tokens=None, documents=documents)
+    return Finished(curve=curve(perplexity), held_out=held_out)

@@ -1,0 +1,214 @@
+"""`study chunking` as a user types it: real runs of a few steps, one of which fails."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from repository import CONFIGS
+from small_run import evenpack, metrics, small_run_values, train_on
+
+from evenpack.config import load_run_file
+from evenpack.console import save_json
+from evenpack.engine.config import RunConfig
+from evenpack.studies.chunking.study import run_study
+from evenpack.testing import run_ranks, write_run_file
+
+GRID = {
+    "lengths": [{"max_sequence_length": 32, "rows_per_step": 64, "atoms": [32]}],
+    "recipes": {"padding": {"data.recipe": {"kind": "padding", "isolate_documents": False}}},
+    "recipes_without_atoms": {
+        "best_fit": {"data.recipe": {"kind": "documents"}, "attention.isolate": False},
+        "documents": {"data.recipe": {"kind": "documents"}},
+    },
+}
+LOST = {"data.recipe.max_sequence_length": 32, "data.pack_length": 32, "training.initialize_from": "/nowhere/weights"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+
+    def poll(self) -> int:
+        return self.code
+
+
+@dataclass(kw_only=True)
+class ThisProcess:
+    """A machine whose commands run in this process, or in ranks forked for it, one after the other."""
+
+    ranks: int = 1
+    is_asked_to_stop: bool = False
+    commands: list[str] = field(default_factory=list)
+
+    def places(self, devices_per_run: int | None) -> list["ThisProcess"]:
+        return [self]
+
+    @contextmanager
+    def held(self, output_dir: Path) -> Iterator[None]:
+        yield
+
+    def start(self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path) -> Ended:
+        self.commands.append(command)
+        try:
+            if command == "train":
+                run_ranks(train_on, 1, load_run_file(run_file, RunConfig, overrides))
+            else:
+                evenpack(command, run_file, *overrides)
+        except AssertionError as error:
+            log.write_text(f"error: {error}")
+            return Ended(code=2)
+        return Ended(code=0)
+
+
+@pytest.fixture(scope="module")
+def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chunking")
+    values = small_run_values(folder)
+    del values["data"]["prepared_dir"]
+    values["model"] |= {"positions": "alibi"}
+    values["training"] |= {"steps": None, "epochs": 1, "evaluate_every_steps": 100, "checkpoint_every_steps": None}
+    values["training"] |= {"packs_per_micro_batch": 32, "packs_per_step": 64}
+    write_run_file(folder / "run.yaml", values)
+    study = {
+        "study": {"name": "tiny", "output_dir": str(folder / "study")},
+        "phases": {"training": {"base": "run.yaml", "seeds": [1], "arms": {"lost": LOST}}},
+        "chunking": {"grid": GRID, "reference": "documents_{msl}"},
+    }
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the study has found, as JSON values, and the commands that it took."""
+
+    value: dict[str, Any]
+    commands: list[str]
+    figures: list[str]
+
+
+@pytest.fixture(scope="module")
+def found(study_file: Path) -> Found:
+    return study(study_file, plot=study_file.parent / "figures")
+
+
+def study(study_file: Path, *, plot: Path | None = None) -> Found:
+    machine = ThisProcess()
+    report = run_study(study_file, (), machine, devices_per_run=None, only_report=False, plot=plot)
+    assert report.unmet == "2 of 9 runs failed; what they said stands above"
+    saved = study_file.parent / "found.json"
+    save_json(report.value, saved)
+    figures = [] if plot is None else [path.name for path in plot.iterdir()]
+    return Found(value=json.loads(saved.read_text()), commands=machine.commands, figures=figures)
+
+
+def test_a_study_trains_evaluates_compares_and_shows_what_failed(study_file: Path, found: Found) -> None:
+    after_padding = ["train", "evaluate", "evaluate"]
+    assert found.commands == ["prepare"] * 3 + after_padding + ["train", "evaluate"] * 2 + ["train"]
+    assert found.figures == ["msl_32.png"]
+    states = {run["run"]: run["state"] for run in found.value["runs"]}
+    assert states.pop("training/lost/seed_1") == states.pop("training/lost/seed_1/held_out/documents") == "failed"
+    assert set(states.values()) == {"finished"}
+    rows = {row["arm"]["name"]: row for row in found.value["arms"]}
+    for name, row in rows.items():
+        records = metrics(study_file.parent / f"study/training/{name}/seed_1")
+        assert row["steps"] == len(records) > 2
+        assert row["final_step"]["mean"] == pytest.approx(math.exp(records[-1]["loss"]), rel=1e-6)
+        own = records[-1]["validation"].values()
+        losses, targets = ([values[key] for values in own] for key in ("loss", "targets"))
+        mean = sum(loss * count for loss, count in zip(losses, targets, strict=True)) / sum(targets)
+        assert row["own_rows"]["mean"] == pytest.approx(math.exp(mean), rel=1e-6)
+    for name in ("documents_32", "best_fit_32"):
+        assert rows[name]["documents"]["mean"] == pytest.approx(rows[name]["own_rows"]["mean"], rel=1e-5)
+        assert rows[name]["own_rows_real_tokens"] is None
+    padding = rows["padding_32_atom_32"]
+    assert padding["padding_share"] > rows["documents_32"]["padding_share"] + 0.05
+    assert padding["own_rows_real_tokens"]["mean"] != pytest.approx(padding["own_rows"]["mean"], rel=0.01)
+
+
+def test_all_arms_are_evaluated_on_the_same_targets(study_file: Path, found: Found) -> None:
+    results = [json.loads(path.read_text()) for path in study_file.parent.rglob("documents/evaluation.json")]
+    assert len(results) == 3
+    counts = [{name: values["targets"] for name, values in result["sources"].items()} for result in results]
+    assert counts[0] == counts[1] == counts[2]
+    assert all(counts[0].values())
+
+
+def test_a_restart_does_again_only_what_has_failed_and_reports_from_what_it_has_kept(
+    study_file: Path, found: Found
+) -> None:
+    assert study(study_file).commands == ["train"]
+    logs = list((study_file.parent / "study").rglob("metrics.jsonl"))
+    for log in logs:
+        log.rename(log.with_suffix(".away"))
+    try:
+        done = evenpack("study chunking", study_file, options=["--only-report", "--json"], expected=2)
+    finally:
+        for log in logs:
+            log.with_suffix(".away").rename(log)
+    assert json.loads(done.stdout)["arms"] == found.value["arms"]
+
+
+def test_a_dry_run_lists_the_runs_with_their_steps(study_file: Path, found: Found) -> None:
+    listed = json.loads(
+        evenpack("study chunking", study_file, options=["--dry-run", "--json", "--devices-per-run", "1"]).stdout
+    )
+    assert all(run["budget"]["steps"] == run["steps"] for run in listed["runs"])
+    steps = {row["arm"]["name"]: row["steps"] for row in found.value["arms"]}
+    assert {run["run"]: run["steps"] for run in listed["runs"] if run["state"] == "finished"} == {
+        f"training/{name}/seed_1": count for name, count in steps.items()
+    }
+
+
+SHIPPED = {"atom_size_gpt2_124m": 28, "atom_size_gpt2_xl": 30, "atom_size_mini": 54}
+"""Runs of each; table 4 of the paper has the first two numbers."""
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_grid_lists_its_runs(name: str, tmp_path: Path) -> None:
+    path, words = CONFIGS / "studies" / f"{name}.yaml", [f"study.output_dir={tmp_path / 'out'}"]
+    corpus = ["--corpus-tokens", "114400095", "--corpus-documents", "803000", "--device", "a100"]
+    done = evenpack("study chunking", path, *words, options=["--dry-run", "--json", "--devices-per-run", "1", *corpus])
+    runs = json.loads(done.stdout)["runs"]
+    assert len({run["run"] for run in runs}) == len(runs) == SHIPPED[name]
+    assert {run["state"] for run in runs} == {"to do"}
+    assert not (tmp_path / "out").exists()
+    steps = {run["max_sequence_length"]: run["steps"] for run in runs if run["recipe"] == "concat"}
+    published = {32: 28_126, 64: 14_063, 128: 14_063}
+    assert name != "atom_size_gpt2_124m" or steps == published, "as by arithmetic: 6 and 5 above table 3's"
+    assert all((run["budget"] is None) == (run["recipe"] == "padding") for run in runs)
+
+
+def test_data_of_another_tokenizer_are_not_evaluated(study_file: Path, found: Found) -> None:
+    run_file = study_file.parent / "run.yaml"
+    trained = f"run.output_dir={study_file.parent}/study/training/documents_32/seed_1"
+    other = [trained, f"data.prepared_dir={study_file.parent}/other", "data.tokenizer.vocabulary_size=300"]
+    evenpack("prepare", run_file, *other)
+    done = evenpack("evaluate", run_file, *other, expected=2)
+    assert "was trained with another tokenizer" in done.stderr
+    assert re.search(r"its vocabulary_size is \d+, here it is 300\.", done.stderr)
+
+
+def test_other_documents_are_evaluated_with_a_warning(study_file: Path, found: Found) -> None:
+    run_file = study_file.parent / "run.yaml"
+    tokenizer = next((study_file.parent / "study" / "data").glob("*/tokenizer"))
+    others = [
+        f"run.output_dir={study_file.parent}/study/training/documents_32/seed_1",
+        f"data.prepared_dir={study_file.parent}/others",
+        "data.validation_fraction=0.3",
+        f"data.tokenizer={{kind: hub, name: {tokenizer}}}",
+    ]
+    evenpack("prepare", run_file, *others)
+    done = evenpack("evaluate", run_file, *others, options=["--json"])
+    assert "was trained on other documents: what is held out here it may have been trained on" in done.stderr
+    assert json.loads(done.stdout)["sources"]["one"]["targets"] > 0

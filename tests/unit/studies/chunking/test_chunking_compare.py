@@ -1,0 +1,151 @@
+"""Ranks and differences of arms, and how they are shown."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chunked_runs import arm, finished, study
+from rich.console import Console
+
+from evenpack.errors import ConfigError
+from evenpack.studies.chunking.compare import ArmRow, Finished, compare
+from evenpack.studies.chunking.plots import plot_lengths, require_plots
+from evenpack.studies.chunking.tables import comparison_tables
+
+ARMS = {
+    "concat_64_atom_32": arm("concat_64_atom_32", atom=32),
+    "concat_64_atom_64": arm("concat_64_atom_64", atom=64),
+    "padding_64_atom_64": arm("padding_64_atom_64", recipe="padding", atom=64),
+    "documents_64": arm("documents_64", recipe="documents"),
+    "concat_32_atom_32": arm("concat_32_atom_32", length=32, atom=32),
+}
+
+
+def last_epoch(*quarters: float, steps: int = 400) -> list[float]:
+    """Perplexities of a run whose last epoch consists of equal parts."""
+    return [1000.0] * (steps // 2) + np.repeat(quarters, steps // 2 // len(quarters)).tolist()
+
+
+def runs(*ends: Sequence[float], documents: Sequence[float] | None = None) -> dict[int, Finished]:
+    """Seeds 1, 2, ..., each with these parts of its last epoch."""
+    alone = documents or [None] * len(ends)
+    return {seed: finished(last_epoch(*end), documents=alone[seed - 1]) for seed, end in enumerate(ends, start=1)}
+
+
+FOUND = {
+    "concat_64_atom_32": runs([40.0, 40.0], [42.0, 42.0], documents=[30.0, 31.0]),
+    "concat_64_atom_64": runs([20.0, 10.0], [20.0, 12.0], documents=[10.0, 12.0]),
+    "padding_64_atom_64": runs([10.0, 10.0], [11.0, 11.0], documents=[9.0, 11.0]),
+    "documents_64": runs([15.0, 15.0]),
+    "concat_32_atom_32": runs([1.0, 1.0]),
+}
+
+
+def rows_of(**changes: dict[int, Finished]) -> dict[str, ArmRow]:
+    return {row.arm.name: row for row in compare(FOUND | changes, ARMS, study())}
+
+
+def test_arms_are_ranked_among_atoms_and_among_all_of_a_length() -> None:
+    rows = rows_of()
+    small, whole = rows["concat_64_atom_32"], rows["concat_64_atom_64"]
+    assert small.rank_in_recipe is not None
+    assert whole.rank_in_recipe is not None
+    assert (small.rank_in_recipe.mean, whole.rank_in_recipe.mean) == (2.0, 1.0)
+    assert rows["padding_64_atom_64"].rank_in_recipe is None, "alone among its atoms"
+    ranks = {name: row.rank_at_length for name, row in rows.items()}
+    assert ranks["concat_32_atom_32"] is None, "alone at its length"
+    assert {name: rank.mean for name, rank in ranks.items() if rank is not None} == {
+        "concat_64_atom_32": 4.0,
+        "concat_64_atom_64": pytest.approx((3.0 + 1.5) / 2),
+        "padding_64_atom_64": pytest.approx((1.0 + 1.5) / 2),
+        "documents_64": pytest.approx((2.0 + 3.0) / 2),
+    }, "over the one seed that all have finished; equal values share their ranks"
+
+
+def test_final_values_have_a_spread_and_differences_are_of_pairs() -> None:
+    rows = rows_of()
+    padding = rows["padding_64_atom_64"]
+    assert (padding.final.mean, padding.final.deviation) == (pytest.approx(10.5), pytest.approx(np.sqrt(0.5)))
+    assert padding.difference is not None
+    assert (padding.difference.mean, padding.difference.standard_deviation) == (
+        pytest.approx(-0.5),
+        pytest.approx(0.5**0.5),
+    )
+    assert padding.documents_difference is not None
+    assert padding.documents_difference.mean == pytest.approx(-1.0)
+    assert padding.documents_difference.standard_deviation == pytest.approx(0.0)
+    assert rows["concat_64_atom_64"].difference is None, "the reference"
+    documents = rows["documents_64"]
+    assert documents.difference is not None
+    assert (documents.difference.pairs, documents.documents, documents.documents_difference) == (1, None, None)
+    assert (padding.steps, padding.steps_per_epoch, padding.padding_share) == (400, 200.0, 0.25)
+
+
+def test_perplexity_at_steps_is_taken_where_the_shortest_run_of_the_length_has_been() -> None:
+    short = {1: finished(last_epoch(15.0, 15.0, steps=200))}
+    rows = rows_of(documents_64=short)
+    assert [*rows["concat_64_atom_64"].at_steps] == [50, 100, 150, 200]
+    assert [*rows["concat_32_atom_32"].at_steps] == [100, 200, 300, 400]
+    (row,) = compare({"documents_64": short}, ARMS, study(perplexity_at_steps=[200, 300]))
+    assert row.at_steps[300] is None
+    assert row.at_steps[200] is not None
+    assert row.at_steps[200].mean == pytest.approx(15.0)
+
+
+def test_a_seed_that_an_arm_lacks_is_left_out_of_the_ranks() -> None:
+    row = rows_of(concat_64_atom_32={2: FOUND["concat_64_atom_32"][2]})["concat_64_atom_64"]
+    assert (row.rank_at_length, row.seeds) == (None, (1, 2)), "no seed has been finished by all"
+    assert row.rank_in_recipe is not None
+    assert row.rank_in_recipe.deviation is None
+
+
+def test_the_tables_show_each_length_and_the_recipes() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=200)
+    for shown in comparison_tables(list(rows_of().values()), study().chunking):
+        console.print(shown)
+    text = " ".join(file.getvalue().split())
+    for words in (
+        "MSL 32: training perplexity",
+        "MSL 64: training perplexity",
+        "MSL 64: perplexity on held-out documents",
+        "from concat_64_atom_64",
+        "10.50 ± 0.71",
+        "0.5 MSL",
+        "90 % interval",
+        "Recipes side by side",
+        "25.00 %",
+    ):
+        assert words in text
+    (nothing,) = comparison_tables([], study().chunking)
+    assert "No run" in str(nothing)
+
+
+def test_each_length_has_a_figure(tmp_path: Path) -> None:
+    rows = list(rows_of().values())
+    require_plots(tmp_path / "figures")
+    drawn = plot_lengths(FOUND, rows, study(), tmp_path / "figures")
+    assert [path.name for path in drawn] == ["msl_32.png", "msl_64.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_a_run_that_diverged_comes_last_and_is_drawn_as_far_as_it_went(tmp_path: Path) -> None:
+    broken = runs([40.0, 40.0], [42.0, np.inf], documents=[30.0, np.inf])
+    rows = rows_of(concat_64_atom_32=broken)
+    row = rows["concat_64_atom_32"]
+    assert (row.final.mean, row.final.deviation, row.difference, row.documents_difference) == (np.inf, None, None, None)
+    assert row.rank_in_recipe is not None
+    assert row.rank_in_recipe.mean == 2.0
+    assert comparison_tables(list(rows.values()), study().chunking)
+    drawn = plot_lengths(FOUND | {"concat_64_atom_32": broken}, list(rows.values()), study(), tmp_path)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--plot takes a folder"):
+        require_plots(tmp_path / "figure.png")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is no folder"):
+        require_plots(tmp_path / "file")

@@ -1,0 +1,184 @@
+"""Grids become arms with names and settings; what could not be compared is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from evenpack.errors import ConfigError
+from evenpack.models.build import Model, new_model
+from evenpack.studies.chunking.arms import describe_arms
+from evenpack.studies.chunking.config import ChunkingConfig
+from evenpack.studies.chunking.grid import GridSection
+from evenpack.studies.chunking.held_out import held_out_evaluations
+from evenpack.studies.runs.config import load_study
+from evenpack.studies.runs.expansion import StudyRun, expand
+from evenpack.testing import run_values, write_run_file
+
+CONCAT = {"data.recipe": {"kind": "concat", "isolate_documents": False}}
+DOCUMENTS = {"data.recipe": {"kind": "documents"}}
+SHORT = {"max_sequence_length": 16, "rows_per_step": 8, "atoms": [8, 16, 64]}
+LONG = {"max_sequence_length": 32, "rows_per_step": 4, "atoms": [32], "settings": {"training.packs_per_micro_batch": 1}}
+GRID = {"lengths": [SHORT, LONG], "recipes": {"concat": CONCAT}, "recipes_without_atoms": {"documents": DOCUMENTS}}
+
+
+def write(folder: Path, *, arms: Any = None, training: Any = None, model: Any = None, **chunking: Any) -> Path:
+    values = run_values(
+        "gpt2",
+        folder,
+        data={"prepared_dir": None},
+        model={"positions": "alibi"} | (model or {}),
+        training={"steps": None, "epochs": 2} | (training or {}),
+    )
+    write_run_file(folder / "base.yaml", values)
+    study = {
+        "study": {"name": "small", "output_dir": str(folder / "study")},
+        "phases": {"training": {"base": "base.yaml", "seeds": [1, 2], "arms": arms or {}}},
+        "chunking": chunking,
+    }
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def load(path: Path) -> tuple[ChunkingConfig, tuple[StudyRun, ...]]:
+    study, words = load_study(path, ChunkingConfig, ())
+    study = study.with_arms_of_grid()
+    return study, expand(study, words)
+
+
+def test_a_grid_stands_for_an_arm_with_each_atom_at_each_length() -> None:
+    arms = GridSection.model_validate(GRID).arms
+    assert [(arm.name, arm.recipe) for arm in arms] == [
+        ("concat_16_atom_8", "concat"),
+        ("concat_16_atom_16", "concat"),
+        ("concat_16_atom_64", "concat"),
+        ("documents_16", "documents"),
+        ("concat_32_atom_32", "concat"),
+        ("documents_32", "documents"),
+    ]
+    assert arms[4].settings == {
+        **CONCAT,
+        "data.recipe.max_sequence_length": 32,
+        "data.recipe.atom": 32,
+        "data.pack_length": 32,
+        "training.packs_per_step": 4,
+        "training.packs_per_micro_batch": 1,
+    }
+    assert "data.recipe.atom" not in arms[5].settings
+
+
+def test_arms_of_a_grid_become_runs_before_those_of_the_phase(tmp_path: Path) -> None:
+    study, runs = load(write(tmp_path, grid=GRID, arms={"own": {"data.recipe.max_sequence_length": 32}}))
+    assert [run.arm for run in runs] == [*(arm.name for arm in GridSection.model_validate(GRID).arms), "own"] * 2
+    config = {run.arm: run.config for run in runs}["concat_32_atom_32"]
+    recipe = config.data.recipe.model_dump()
+    assert (recipe["kind"], recipe["atom"], recipe["isolate_documents"]) == ("concat", 32, False)
+    assert (config.data.pack_length, config.training.packs_per_step, config.training.packs_per_micro_batch) == (
+        32,
+        4,
+        1,
+    )
+    arms = describe_arms(study, runs)
+    assert (arms["concat_16_atom_64"].recipe, arms["concat_16_atom_64"].atom_label) == ("concat", "4 MSL")
+    assert (arms["own"].recipe, arms["own"].max_sequence_length, arms["own"].atom) == ("own", 32, None)
+    natural = ["concat_16_atom_16", "documents_16", "concat_32_atom_32", "documents_32", "own"]
+    assert [arm.name for arm in arms.values() if arm.is_natural] == natural
+
+
+@pytest.mark.parametrize("atom", [3, 12, 24])
+def test_an_atom_that_neither_divides_nor_is_a_multiple_is_refused_with_what_works(tmp_path: Path, atom: int) -> None:
+    path = write(tmp_path, grid=GRID | {"lengths": [SHORT | {"atoms": [16, atom]}]})
+    with pytest.raises(
+        ConfigError, match=rf"lengths.*atom \({atom}\) is neither .* give 1, 2, 4, 8, or a multiple of 16"
+    ):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("grid", "arms", "message"),
+    [
+        ({"lengths": [SHORT | {"atoms": [16, 8, 16]}]}, {}, "atoms: two runs of one name: .* found 16, 8, 16"),
+        ({"lengths": [SHORT | {"atoms": [0]}]}, {}, "lengths.* greater than or equal to 1, found 0"),
+        ({"lengths": [SHORT, SHORT]}, {}, "lengths: two runs of one name: .* found 16, 16"),
+        ({"recipes_without_atoms": {"concat_16_atom": CONCAT}}, {"concat_16_atom_8": {}}, "one name, concat_16_atom_8"),
+        ({"recipes": {"concat": {"data.recipe.atom": 8}}}, {}, "concat: data.recipe.atom is set by the grid itself"),
+        ({"recipes": {"concat": {"data.recipe": {"atom": 8}}}}, {}, "concat: data.recipe.atom is set by the grid"),
+        ({"recipes": {"concat": {"data.pack_length": 8}}}, {}, "data.pack_length is set by the grid itself"),
+        ({"recipes": {}, "recipes_without_atoms": {}}, {}, "phases.training.arms: expected at least one arm"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused(tmp_path: Path, grid: Any, arms: Any, message: str) -> None:
+    path = write(tmp_path, grid=GRID | grid, arms=arms)
+    with pytest.raises(ConfigError, match=message):
+        load(path)
+
+
+def test_every_length_needs_its_reference(tmp_path: Path) -> None:
+    grid = GRID | {"lengths": [SHORT, LONG | {"atoms": [16]}]}
+    with pytest.raises(ConfigError, match=r"MSL 32 \(concat_32_atom_16, documents_32\), found concat_32_atom_32 "):
+        describe_arms(*load(write(tmp_path, grid=grid)))
+    describe_arms(*load(write(tmp_path, grid=grid, reference="documents_{msl}")))
+
+
+@pytest.mark.parametrize("training", [{"epochs": None, "steps": 9}, {"epochs": 0.5}])
+def test_runs_without_a_whole_epoch_are_refused(tmp_path: Path, training: Any) -> None:
+    with pytest.raises(ConfigError, match=r"run training/documents_16/seed_1 .* training\.epochs to 1 or more"):
+        describe_arms(*load(write(tmp_path, grid=documents_alone(), training=training, reference="documents_{msl}")))
+
+
+def test_positions_whose_parameters_depend_on_the_length_are_refused(tmp_path: Path) -> None:
+    model, reference = {"positions": "learned"}, "documents_{msl}"
+    loaded = load(write(tmp_path, grid=documents_alone(), model=model, reference=reference))
+    with pytest.raises(ConfigError, match="16 positions in documents_16 and 32 positions in documents_32"):
+        describe_arms(*loaded)
+    same = model | {"max_positions": 32}
+    assert len(describe_arms(*load(write(tmp_path, grid=documents_alone(), model=same, reference=reference)))) == 2
+
+
+def documents_alone() -> dict[str, Any]:
+    return GRID | {"recipes": {}}
+
+
+def test_arms_of_one_seed_begin_with_the_same_weights(tmp_path: Path) -> None:
+    _, runs = load(write(tmp_path, grid=GRID))
+    weights = {run.key: torch.cat([one.detach().flatten() for one in model_of(run).parameters()]) for run in runs}
+    of_seed = [[weights[run.key] for run in runs if run.seed == seed] for seed in (1, 2)]
+    for first, *others in of_seed:
+        assert len(others) == 5
+        assert all(torch.equal(first, other) for other in others)
+    assert not torch.equal(of_seed[0][0], of_seed[1][0])
+
+
+def model_of(run: StudyRun) -> Model:
+    """As training builds it, with a small vocabulary."""
+    return new_model(
+        run.config.model,
+        vocabulary_size=64,
+        max_positions=run.config.model.max_positions or run.config.positions_needed,
+        attention_backend="reference",
+        seed=run.config.run.seed,
+    )
+
+
+def test_every_run_of_a_length_is_evaluated_on_the_same_documents(tmp_path: Path) -> None:
+    both = {"concat": CONCAT, "documents": DOCUMENTS}
+    study, runs = load(write(tmp_path, grid=GRID | {"recipes": {}, "recipes_without_atoms": both}))
+    found = held_out_evaluations(study, runs)
+    assert [(one.training.key, one.name) for one in found] == [(run.key, "documents") for run in runs]
+    places = {(one.arm, one.prepared_dir) for one in found}
+    assert len({place for _, place in places}) == 2, "one for each length"
+    assert len(places) == 4
+    of_documents = next(run for run in runs if run.arm == "documents_16")
+    assert (of_documents.arm, of_documents.config.prepared_dir) in places, "an arm that is prepared so has it already"
+    padding = {"padding": {"data.recipe": {"kind": "padding"}}}
+    with_padding = held_out_evaluations(
+        *load(write(tmp_path, grid=GRID | {"recipes": padding}, reference="documents_{msl}"))
+    )
+    assert {(one.arm, one.name) for one in with_padding if one.name != "documents"} == {
+        (f"padding_{length}_atom_{atom}", "real_tokens") for length, atom in ((16, 8), (16, 16), (16, 64), (32, 32))
+    }
+    silent = study.model_copy(update={"chunking": study.chunking.model_copy(update={"documents_alone": False})})
+    assert held_out_evaluations(silent, runs) == ()

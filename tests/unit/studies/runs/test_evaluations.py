@@ -1,0 +1,73 @@
+"""Evaluations follow the runs of a study: each once its run has finished, and never twice."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from study_files import FakeMachine, write_study
+
+from evenpack.progress import Progress
+from evenpack.studies.equivalence.config import EquivalenceConfig
+from evenpack.studies.runs import runner
+from evenpack.studies.runs.config import load_study
+from evenpack.studies.runs.evaluations import Evaluation, evaluation_of, interleaved
+from evenpack.studies.runs.expansion import expand
+from evenpack.studies.runs.jobs import Job
+from evenpack.studies.runs.runner import EndedRun, train_runs
+
+CUTS = {"kind": "concat", "max_sequence_length": 16}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_POLL_SECONDS", 0.0)
+
+
+def jobs_of(path: Path) -> tuple[Job, ...]:
+    """Runs, and evaluations of those of the second phase on cuts of 16 tokens."""
+    study, words = load_study(path, EquivalenceConfig, ())
+    runs = expand(study, words)
+    place = study.study.output_dir
+    second = [run for run in runs if run.phase == "second"]
+    return interleaved(runs, [evaluation_of(run, "cuts", {"data.recipe": CUTS}, study_dir=place) for run in second])
+
+
+def run_all(path: Path, machine: FakeMachine) -> list[EndedRun]:
+    with Progress(Console(file=io.StringIO()), silent=True) as progress:
+        return list(train_runs(jobs_of(path), machine, machine.places(None), progress))
+
+
+def test_a_run_is_evaluated_as_soon_as_it_has_finished(tmp_path: Path) -> None:
+    machine = FakeMachine()
+    ended = run_all(write_study(tmp_path), machine)
+    assert [one.state for one in ended] == ["finished"] * 9
+    assert [call.command for call in machine.calls] == ["prepare"] * 2 + ["train"] + ["train", "evaluate"] * 4
+    trained_on, evaluated_on = (call.overrides["data.prepared_dir"] for call in machine.calls[:2])
+    assert trained_on != evaluated_on
+    last = machine.calls[-1].overrides
+    assert (last["data.recipe"], last["data.prepared_dir"]) == (CUTS, evaluated_on)
+    run = tmp_path / "study/second/packed/seed_2"
+    assert last["run.output_dir"] == str(run), "where the checkpoint lies"
+    assert last["--save"] == str(run / "held_out/cuts/evaluation.json")
+
+
+def test_evaluations_that_are_done_are_not_repeated_and_those_that_failed_are(tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    failed = [one for one in run_all(path, FakeMachine(codes={"evaluate": 2})) if one.state == "failed"]
+    assert len(failed) == 4
+    assert all(isinstance(one.run, Evaluation) for one in failed), "the runs themselves have finished"
+    assert failed[0].message.startswith("there is no such\nthing")
+    machine = FakeMachine()
+    assert all(one.state == "finished" for one in run_all(path, machine))
+    assert [call.command for call in machine.calls] == ["evaluate"] * 4
+    machine = FakeMachine()
+    run_all(path, machine)
+    assert machine.calls == []
+
+
+def test_a_run_that_failed_is_not_evaluated(tmp_path: Path) -> None:
+    machine = FakeMachine(codes={"second/packed/seed_1": 1})
+    ended = {one.run.key: one for one in run_all(write_study(tmp_path), machine)}
+    assert ended["second/packed/seed_1/held_out/cuts"].state == "failed"
+    assert [call.command for call in machine.calls].count("evaluate") == 3
