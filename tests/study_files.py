@@ -47,6 +47,7 @@ class Call:
     overrides: dict[str, Any]
     at_once: int
     """Commands under way, this one counted."""
+    options: tuple[str, ...]
 
     @property
     def run(self) -> str:
@@ -93,10 +94,12 @@ class FakeMachine:
     def held(self, output_dir: Path) -> Iterator[None]:
         yield
 
-    def start(self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path) -> FakeProcess:
+    def start(
+        self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
+    ) -> FakeProcess:
         values = {key: yaml.safe_load(text) for key, _, text in (word.partition("=") for word in overrides)}
         self.active += 1
-        call = Call(command=command, overrides=values, at_once=self.active)
+        call = Call(command=command, overrides=values, at_once=self.active, options=tuple(options))
         self.calls.append(call)
         return FakeProcess(end=lambda: self._end(call, log))
 
@@ -112,7 +115,7 @@ class FakeMachine:
             directory.mkdir(parents=True)
             (directory / MANIFEST).write_text("{}")
         elif call.command == "evaluate":
-            Path(call.overrides["--save"]).write_text("{}")
+            Path(call.options[1]).write_text("{}")
         elif call.command == "train":
             write_log(output_dir, losses=[5.0, 4.0, 3.0, 2.0])
         else:

@@ -97,7 +97,7 @@ def _compare_data(checkpoint: Checkpoint, run: ResolvedRun) -> None:
         if before != now:
             raise DataError(
                 f"{checkpoint.path} was trained with another tokenizer than that of {run.prepared.directory}: "
-                f"its {key} is {before}, here it is {now}. Prepare this data with the tokenizer of {trained_on}"
+                f"its {key} is {before}, here it is {now}. Evaluate data that was prepared as {trained_on} was"
             )
     if any(there.data[key] != here.data[key] for key in ("sources", "validation_fraction")):
         log.warning(

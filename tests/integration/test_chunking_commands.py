@@ -56,13 +56,15 @@ class ThisProcess:
     def held(self, output_dir: Path) -> Iterator[None]:
         yield
 
-    def start(self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path) -> Ended:
+    def start(
+        self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
+    ) -> Ended:
         self.commands.append(command)
         try:
             if command == "train":
                 run_ranks(train_on, 1, load_run_file(run_file, RunConfig, overrides))
             else:
-                evenpack(command, run_file, *overrides)
+                evenpack(command, run_file, *overrides, options=options)
         except AssertionError as error:
             log.write_text(f"error: {error}")
             return Ended(code=2)
@@ -197,18 +199,3 @@ def test_data_of_another_tokenizer_are_not_evaluated(study_file: Path, found: Fo
     done = evenpack("evaluate", run_file, *other, expected=2)
     assert "was trained with another tokenizer" in done.stderr
     assert re.search(r"its vocabulary_size is \d+, here it is 300\.", done.stderr)
-
-
-def test_other_documents_are_evaluated_with_a_warning(study_file: Path, found: Found) -> None:
-    run_file = study_file.parent / "run.yaml"
-    tokenizer = next((study_file.parent / "study" / "data").glob("*/tokenizer"))
-    others = [
-        f"run.output_dir={study_file.parent}/study/training/documents_32/seed_1",
-        f"data.prepared_dir={study_file.parent}/others",
-        "data.validation_fraction=0.3",
-        f"data.tokenizer={{kind: hub, name: {tokenizer}}}",
-    ]
-    evenpack("prepare", run_file, *others)
-    done = evenpack("evaluate", run_file, *others, options=["--json"])
-    assert "was trained on other documents: what is held out here it may have been trained on" in done.stderr
-    assert json.loads(done.stdout)["sources"]["one"]["targets"] > 0

@@ -35,11 +35,13 @@ class DeviceGroup:
     started: Callable[[subprocess.Popen[bytes]], None]
     """Told of each process."""
 
-    def start(self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
-        options = self.train_options if command == "train" else ()
+    def start(
+        self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        of_devices = self.train_options if command == "train" else ()
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*_COMMAND, command, str(run_file), *overrides, *options],
+                [*_COMMAND, command, str(run_file), *overrides, *options, *of_devices],
                 env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

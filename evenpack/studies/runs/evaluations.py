@@ -25,7 +25,7 @@ class Evaluation:
     training: StudyRun
     run_file: Path
     overrides: tuple[str, ...]
-    """Those of the run, what makes it other data, and the option that says where the result goes."""
+    """Those of the run, and what makes it other data."""
     config: RunConfig
 
     @property
@@ -62,6 +62,11 @@ class Evaluation:
     def result(self) -> Path:
         return self.output_dir / _RESULT
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Where the result goes."""
+        return ("--save", str(self.result))
+
     def planned(self) -> int:
         """It counts as one step."""
         return 1
@@ -80,7 +85,7 @@ def evaluation_of(run: StudyRun, name: str, settings: Settings, *, study_dir: Pa
         name=name,
         training=run,
         run_file=run.run_file,
-        overrides=(*overrides, f"--save={_folder(run, name) / _RESULT}"),
+        overrides=tuple(overrides),
         config=load_run(run.run_file, key, overrides),
     )
 

@@ -26,6 +26,7 @@ class StudyRun:
 
     command: ClassVar[str] = "train"
     unit: ClassVar[str] = "step"
+    options: ClassVar[tuple[str, ...]] = ()
     phase: str
     arm: str
     seed: int

@@ -37,6 +37,7 @@ class FinetuneRun:
 
     command: ClassVar[str] = "finetune"
     unit: ClassVar[str] = "seed"
+    options: ClassVar[tuple[str, ...]] = ()
     prepared_dir: ClassVar[None] = None
     task: str
     """Its name in the study file."""

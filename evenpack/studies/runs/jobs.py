@@ -37,6 +37,10 @@ class Job(Protocol):
         """What makes of the run file this job, as words of the command line."""
 
     @property
+    def options(self) -> Sequence[str]:
+        """Of its command, and of none that prepares its data."""
+
+    @property
     def config(self) -> Section:
         """The run file as it is run."""
 

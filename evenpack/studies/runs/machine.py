@@ -21,8 +21,12 @@ class Place(Protocol):
     @property
     def ranks(self) -> int: ...
 
-    def start(self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path) -> Process:
-        """Starts `evenpack COMMAND RUN.yaml OVERRIDES`, with the place's devices; what it prints is added to `log`."""
+    def start(
+        self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
+    ) -> Process:
+        """Starts `evenpack COMMAND RUN.yaml OVERRIDES OPTIONS`, with the place's devices; what it prints is added to
+        `log`.
+        """
 
 
 @runtime_checkable

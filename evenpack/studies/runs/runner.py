@@ -113,7 +113,8 @@ class _Study:
         run.output_dir.mkdir(parents=True, exist_ok=True)
         log = run.output_dir / LOG
         size = log.stat().st_size if log.exists() else 0
-        process = place.start(command, run.run_file, run.overrides, log=log)
+        options = run.options if command == run.command else ()
+        process = place.start(command, run.run_file, run.overrides, log=log, options=options)
         return _Started(run=run, process=process, place=place, log=log, log_start=size)
 
     def _conclude(self, started: _Started, code: int) -> None:

@@ -64,9 +64,11 @@ def test_a_command_gets_its_words_its_devices_and_a_log(
     place = machine.places(2)[0]
     for command in ("prepare", "train"):
         assert place.start(command, Path("run.yaml"), ["a=1"], log=log).wait() == 3
+    place.start("evaluate", Path("run.yaml"), ["a=1"], log=log, options=["--save", "b.json"]).wait()
     assert log.read_text().splitlines() == [
         "['prepare', 'run.yaml', 'a=1'] 1",
         "['train', 'run.yaml', 'a=1', '--cpu-ranks', '2'] 1",
+        "['evaluate', 'run.yaml', 'a=1', '--save', 'b.json'] 1",
     ]
 
 

@@ -49,7 +49,8 @@ def test_a_run_is_evaluated_as_soon_as_it_has_finished(tmp_path: Path) -> None:
     assert (last["data.recipe"], last["data.prepared_dir"]) == (CUTS, evaluated_on)
     run = tmp_path / "study/second/packed/seed_2"
     assert last["run.output_dir"] == str(run), "where the checkpoint lies"
-    assert last["--save"] == str(run / "held_out/cuts/evaluation.json")
+    assert machine.calls[-1].options == ("--save", str(run / "held_out/cuts/evaluation.json"))
+    assert {call.options for call in machine.calls if call.command != "evaluate"} == {()}
 
 
 def test_evaluations_that_are_done_are_not_repeated_and_those_that_failed_are(tmp_path: Path) -> None:
