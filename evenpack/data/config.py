@@ -1,6 +1,6 @@
 """The sections `data:` and `masking:` of a run file."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,9 @@ from evenpack.config import Section, UserPath
 from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.sources.config import Source
 from evenpack.data.tokenizers.config import TokenizerConfig
+
+_DEFAULT_SEED = 42
+"""Of the order of atoms."""
 
 
 class DocumentsRecipe(Section):
@@ -30,19 +33,27 @@ class ConcatRecipe(Section):
     """Tokens that are shuffled together, once, before rows are made of them: a divisor or a multiple of
     max_sequence_length. Rows are then trained in that order. Null: rows, in an order that each epoch draws again."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
-    """Of the order of atoms, in place of 42."""
+    """Of the order of atoms; null is 42."""
     isolate_documents: bool = True
     """Documents within a cut do not see each other and positions restart, and neither do atoms that were no
     neighbours; false is GPT-2's own way."""
     minimum_document_length: int = Field(default=2, ge=1)
     """Tokens, end-of-text included; shorter documents are dropped and counted."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _settle_seed(cls, values: Any) -> Any:
+        """With an atom, 42 and no seed are the same rows, and so the same data section."""
+        if isinstance(values, dict) and values.get("atom") is not None and values.get("seed") is None:
+            return {**values, "seed": _DEFAULT_SEED}
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> "ConcatRecipe":
         if self.atom is None and self.seed is not None:
             raise ValueError(f"seed ({self.seed}) is of the order of atoms: give an atom, or leave the seed out")
         if self.atom is not None:
-            check_atom(self.atom, self.max_sequence_length)
+            check_atom(self.atom, self.max_sequence_length, smallest=1)
         return self
 
     @property
@@ -60,7 +71,7 @@ class PaddingRecipe(Section):
     atom: int = Field(ge=1, le=MOST_SLOTS)
     """Slots that are shuffled together, once, before rows are made of them: a divisor or a multiple of
     max_sequence_length. Rows are trained in that order."""
-    seed: int = Field(default=42, ge=0, lt=1 << 63)
+    seed: int = Field(default=_DEFAULT_SEED, ge=0, lt=1 << 63)
     """Of the order of atoms."""
     pad_tails_to: Literal["row", "atom"] = "row"
     """What the rest of a document is filled up to where an atom is longer than a row: whole rows, or the atom, which
@@ -77,7 +88,7 @@ class PaddingRecipe(Section):
     def _check(self) -> "PaddingRecipe":
         if self.atom == 1:
             raise ValueError("atom is 1, and its only slot is the end-of-text: give at least 2")
-        check_atom(self.atom, self.max_sequence_length)
+        check_atom(self.atom, self.max_sequence_length, smallest=2)
         return self
 
     @property
@@ -86,10 +97,10 @@ class PaddingRecipe(Section):
         return True
 
 
-def check_atom(atom: int, max_sequence_length: int) -> None:
-    """Raises: ValueError, with the sizes near by that would do, unless one of the two divides the other."""
+def check_atom(atom: int, max_sequence_length: int, *, smallest: int) -> None:
+    """Raises: ValueError, with the sizes from `smallest` on that would do, unless one of the two divides the other."""
     if atom % max_sequence_length and max_sequence_length % atom:
-        divisors = [str(size) for size in range(1, max_sequence_length) if max_sequence_length % size == 0]
+        divisors = [str(size) for size in range(smallest, max_sequence_length) if max_sequence_length % size == 0]
         raise ValueError(
             f"atom ({atom}) is neither a divisor nor a multiple of max_sequence_length ({max_sequence_length}), so "
             f"rows would cut atoms anywhere: give {', '.join(divisors)}, or a multiple of {max_sequence_length}"

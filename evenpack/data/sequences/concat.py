@@ -14,8 +14,6 @@ from evenpack.data.sequences.atoms import shuffled_atoms, uniform_parts
 from evenpack.data.sequences.pieces import Pieces, RowsView, most_segments
 from evenpack.data.tokens.file import TokenFile
 
-_DEFAULT_SEED = 42
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConcatView(RowsView):
@@ -95,8 +93,8 @@ def build_concat(
     )
     view: ConcatView | ShuffledConcatView
     if recipe.atom is not None:
-        seed = _DEFAULT_SEED if recipe.seed is None else recipe.seed
-        order = shuffled_atoms(-(-tokens_kept // recipe.atom), moved=tokens_kept // recipe.atom, seed=seed)
+        assert recipe.seed is not None, "the recipe settles it"
+        order = shuffled_atoms(-(-tokens_kept // recipe.atom), moved=tokens_kept // recipe.atom, seed=recipe.seed)
         view = ShuffledConcatView(
             recipe=recipe,
             token_file=token_file,

@@ -24,6 +24,8 @@ class Arm:
     rows_per_step: int | None
     """None where the run file gives its step in tokens."""
     epochs: float
+    isolates: bool
+    """`attention.isolate`, which evaluations always do."""
 
     @property
     def atom_label(self) -> str:
@@ -52,6 +54,7 @@ def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, 
     arms = {run.arm: _describe(run, recipes.get(run.arm, run.arm)) for run in compared}
     for arm in arms.values():
         name = reference_of(study, arm)
+        _require_equal_epochs(arm, arms)
         if name not in arms or arms[name].max_sequence_length != arm.max_sequence_length:
             same = [one.name for one in arms.values() if one.max_sequence_length == arm.max_sequence_length]
             raise ConfigError(
@@ -59,6 +62,16 @@ def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, 
                 f"{name} (of '{study.chunking.reference}')"
             )
     return arms
+
+
+def _require_equal_epochs(arm: Arm, arms: ArmsByName) -> None:
+    """Arms of one length are ranked by hundredths of their last epochs."""
+    for other in arms.values():
+        if other.max_sequence_length == arm.max_sequence_length and other.epochs != arm.epochs:
+            raise ConfigError(
+                f"arms {arm.name} and {other.name} of MSL {arm.max_sequence_length} have training.epochs "
+                f"{arm.epochs:g} and {other.epochs:g}, and would not have seen the same tokens: give them as many"
+            )
 
 
 def atom_of(recipe: Recipe) -> int | None:
@@ -87,6 +100,7 @@ def _describe(run: StudyRun, recipe: str) -> Arm:
         atom=atom_of(data.recipe),
         rows_per_step=training.stated_items_per_step,
         epochs=training.epochs,
+        isolates=run.config.attention.isolate,
     )
 
 

@@ -56,7 +56,8 @@ class ArmRow:
     """Of `final` from the reference; None of the reference, without a common seed, and of a run that diverged, as the
     other one."""
     own_rows: Spread | None
-    """Of held-out documents in rows of the arm's own recipe, as its training counts them; None without evaluation."""
+    """Of held-out documents in rows of the arm's own recipe, as its training counts them; None without evaluation, and
+    of an arm with `attention.isolate: false`, whose evaluation is not as its training."""
     own_rows_real_tokens: Spread | None
     """The same, padding left out of the loss; None where there is none in it."""
     documents: Spread | None
@@ -120,7 +121,7 @@ def _row(
         rank_at_length=rank_at_length,
         at_steps={step: _over_seeds([curve.at_step(step, epochs) for curve in curves]) for step in steps},
         difference=difference(lambda one: one.curve.final(epochs)),
-        own_rows=_over_seeds([one.held_out.own_rows for one in of_seed.values()]),
+        own_rows=_over_seeds([one.held_out.own_rows for one in of_seed.values()]) if arm.isolates else None,
         own_rows_real_tokens=_over_seeds([one.held_out.own_rows_real_tokens for one in of_seed.values()]),
         documents=_over_seeds([one.held_out.documents for one in of_seed.values()]),
         documents_difference=difference(lambda one: one.held_out.documents),

@@ -29,7 +29,7 @@ class GridLength(Section):
     @model_validator(mode="after")
     def _check_atoms(self) -> "GridLength":
         for atom in self.atoms:
-            check_atom(atom, self.max_sequence_length)
+            check_atom(atom, self.max_sequence_length, smallest=1)
         if len(set(self.atoms)) < len(self.atoms):
             listed = ", ".join(map(str, self.atoms))
             raise ValueError(f"atoms: two runs of one name: each atom can be given once, found {listed}")

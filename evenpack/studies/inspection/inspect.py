@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.errors import ConfigError
-from evenpack.studies.inspection.recipes import advice_shown, advise_recipe
+from evenpack.studies.inspection.recipes import RecipeAdvice, advice_shown, advise_recipe
 from evenpack.studies.inspection.tables import histogram_table, lengths_table, rows_table, splits_table
 from evenpack.studies.lengths.statistics import length_ranges, length_statistics
 from evenpack.studies.lengths.subject import Subject, long_lines
@@ -32,9 +32,11 @@ def inspect_lengths(
 ) -> tuple[dict[str, Any], list[RenderableType]]:
     """The figures as a value for JSON and as what rich can print; draws them too if asked.
 
-    Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib, or pack lengths
-    that are no numbers.
+    Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib, pack lengths
+    that are no numbers, or either of rows that are packed no further.
     """
+    if subject.keeps_order:
+        return _inspect_rows(subject, is_drawn=plot is not None or pack_lengths is not None)
     if plot is not None:
         require_plot(plot)
     histogram, pack_length = subject.histogram, subject.pack_length
@@ -71,9 +73,8 @@ def inspect_lengths(
         ),
         recommendation_text(found),
     ]
-    advice = None
-    if subject.documents is not None and subject.max_sequence_length is not None:
-        advice = advise_recipe(subject.documents, max_sequence_length=subject.max_sequence_length)
+    advice = _advice(subject)
+    if advice is not None:
         shown += advice_shown(advice)
     if subject.splits:
         shown.insert(0, splits_table(subject.splits, title="Sources"))
@@ -97,6 +98,40 @@ def inspect_lengths(
         "recipes": advice,
     }
     return value, shown
+
+
+def _inspect_rows(subject: Subject, *, is_drawn: bool) -> tuple[dict[str, Any], list[RenderableType]]:
+    """Rows that are packed no further: what they hold, and what other recipes would cost.
+
+    Raises: ConfigError if other packs, or a drawing of packs, are asked for.
+    """
+    if is_drawn:
+        raise ConfigError(
+            f"{subject.origin} has rows with atoms, which are packed no further: --pack-lengths and --plot are about "
+            "packs; leave them out, or inspect a run with the recipe documents"
+        )
+    advice = _advice(subject)
+    shown: list[RenderableType] = [
+        splits_table(subject.splits, title="Sources"),
+        console.text("Rows keep the order in which they were prepared, and are packed no further"),
+    ]
+    shown += [] if advice is None else advice_shown(advice)
+    if subject.source_rows:
+        shown.insert(0, rows_table(subject.source_rows))
+    value = {
+        "origin": subject.origin,
+        "pack_length": subject.pack_length,
+        "splits": subject.splits,
+        "source_rows": subject.source_rows,
+        "recipes": advice,
+    }
+    return value, shown
+
+
+def _advice(subject: Subject) -> RecipeAdvice | None:
+    if subject.documents is None or subject.max_sequence_length is None:
+        return None
+    return advise_recipe(subject.documents, max_sequence_length=subject.max_sequence_length)
 
 
 def inspect_side_by_side(

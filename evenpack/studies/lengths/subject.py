@@ -41,6 +41,8 @@ class Subject:
     """Of a run that could have another recipe: its training documents, whole."""
     max_sequence_length: int | None
     """Of the run's recipe."""
+    keeps_order: bool
+    """Whether its rows are packed no further, and some of their tokens may only fill them up."""
 
     @property
     def histogram(self) -> LengthHistogram:
@@ -112,6 +114,7 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
         model=config.model,
         documents=_document_lengths(prepared, source),
         max_sequence_length=config.data.recipe.max_sequence_length,
+        keeps_order=config.data.keeps_order,
     )
 
 
@@ -150,6 +153,7 @@ def _fit(
         model=None,
         documents=None,
         max_sequence_length=None,
+        keeps_order=False,
     )
 
 

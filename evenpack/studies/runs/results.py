@@ -49,7 +49,7 @@ def read_result(run: Job) -> RunResult | None:
         return None
     result = RunResult(state=values["state"], message=values["message"], config=values["config"])
     changed = find_changed_keys(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
-    changed = {key: pair for key, pair in changed.items() if key not in _PLACES and not _has_only_moved(key, pair)}
+    changed = {key: pair for key, pair in changed.items() if key not in _PLACES}
     if result.state == "finished" and changed:
         key, (before, now) = next(iter(changed.items()))
         raise ConfigError(
@@ -57,13 +57,6 @@ def read_result(run: Job) -> RunResult | None:
             f"another study.output_dir, or remove {run.output_dir} to train it again"
         )
     return result
-
-
-def _has_only_moved(key: str, paths: tuple[Any, Any]) -> bool:
-    """Whether a source or a tokenizer is now read from a file of the same name elsewhere."""
-    before, now = paths
-    is_path = key.startswith("data.") and key.rpartition(".")[2] in ("path", "validation_path")
-    return is_path and None not in paths and Path(before).name == Path(now).name
 
 
 def steps_done(output_dir: Path) -> int:

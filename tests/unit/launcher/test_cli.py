@@ -192,6 +192,24 @@ def test_rows_dropped_before_tokenising_are_shown_by_prepare_and_inspect(run_fil
     assert evenpack("inspect", run_file, "data.sources.text.minimum_words=7").code == 2
 
 
+def test_rows_that_are_packed_no_further_are_inspected_by_what_they_hold(run_file: Path, evenpack: Command) -> None:
+    chunks = (
+        "data.recipe={kind: padding, max_sequence_length: 16, atom: 16}",
+        "data.pack_length=16",
+        "model.max_positions=null",
+    )
+    assert evenpack("prepare", run_file, *chunks).code == 0
+    values = evenpack("inspect", run_file, *chunks, "--json").json()
+    train = next(row for row in values["splits"] if row["split"] == "train")
+    assert 0 < train["padding_share"] < 1
+    assert "packings" not in values, "a packer would take what fills rows up for tokens"
+    padding = next(cost for cost in values["recipes"]["costs"] if cost["recipe"] == "padding")
+    assert (padding["rows"], padding["padding_share"]) == (train["sequences"], pytest.approx(train["padding_share"]))
+    refused = evenpack("inspect", run_file, *chunks, "--pack-lengths", "32")
+    assert refused.code == 2
+    assert "packed no further" in refused.err
+
+
 def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPatch, evenpack: Command) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"5 3 8\n2\n")))
     values = evenpack("inspect", "-", "--pack-length", "10", "--json").json()

@@ -113,19 +113,11 @@ def test_a_study_that_was_moved_has_still_finished(tmp_path: Path) -> None:
     assert machine.calls == []
 
 
-@pytest.mark.parametrize(("path", "is_same"), [("elsewhere/wiki.jsonl", True), ("elsewhere/books.jsonl", False)])
-def test_a_source_may_have_moved_and_may_not_have_become_another(tmp_path: Path, path: str, is_same: bool) -> None:
+def test_a_study_whose_corpus_is_another_is_refused(tmp_path: Path) -> None:
     study = write_study(tmp_path)
-
-    def source(where: str) -> str:
-        return f"data.sources={{text: {{kind: jsonl, path: {where}}}}}"
-
-    train(study, FakeMachine(), source("wiki.jsonl"))
-    if is_same:
-        assert states(train(study, FakeMachine(), source(path))) == ["finished"] * 5
-        return
+    train(study, FakeMachine(), "data.sources={text: {kind: jsonl, path: wiki.jsonl}}")
     with pytest.raises(ConfigError, match=r"was trained with data\.sources\.text\.path wiki\.jsonl, and"):
-        train(study, FakeMachine(), source(path))
+        train(study, FakeMachine(), "data.sources={text: {kind: jsonl, path: elsewhere/wiki.jsonl}}")
 
 
 def test_the_state_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
