@@ -28,6 +28,7 @@ def arm(name: str, *, recipe: str = "concat", length: int = 64, atom: int | None
         atom=atom,
         rows_per_step=8,
         epochs=2.0,
+        isolates=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,17 @@ def test_perplexity_at_steps_is_taken_where_the_shortest_run_of_the_length_has_b
     assert row.at_steps[300] is None
     assert row.at_steps[200] is not None
     assert row.at_steps[200].mean == pytest.approx(15.0)
+
+
+def test_an_arm_that_is_evaluated_in_another_way_than_it_was_trained_shows_no_own_rows() -> None:
+    of_seed = {1: replace(run := finished([9.0] * 200), held_out=replace(run.held_out, own_rows=8.0))}
+    arms = {
+        "concat_64_atom_64": arm("concat_64_atom_64", atom=64),
+        "best_fit": replace(arm("best_fit"), isolates=False),
+    }
+    first, second = compare(dict.fromkeys(arms, of_seed), arms, study())
+    assert first.own_rows is not None
+    assert second.own_rows is None
 
 
 def test_a_seed_that_an_arm_lacks_is_left_out_of_the_ranks() -> None:

@@ -129,6 +129,13 @@ def test_runs_without_a_whole_epoch_are_refused(tmp_path: Path, training: Any) -
         describe_arms(*load(write(tmp_path, grid=documents_alone(), training=training, reference="documents_{msl}")))
 
 
+def test_arms_of_a_length_have_as_many_epochs(tmp_path: Path) -> None:
+    longer = {"data.recipe.max_sequence_length": 16, "data.pack_length": 16, "training.epochs": 4}
+    path = write(tmp_path, grid=GRID | {"lengths": [SHORT]}, reference="documents_{msl}", arms={"longer": longer})
+    with pytest.raises(ConfigError, match=r"longer of MSL 16 have training\.epochs 2 and 4"):
+        describe_arms(*load(path))
+
+
 def test_positions_whose_parameters_depend_on_the_length_are_refused(tmp_path: Path) -> None:
     model, reference = {"positions": "learned"}, "documents_{msl}"
     loaded = load(write(tmp_path, grid=documents_alone(), model=model, reference=reference))
