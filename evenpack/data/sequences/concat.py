@@ -16,22 +16,28 @@ from evenpack.data.tokens.file import TokenFile
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ConcatView(RowsView):
+class _StreamView(RowsView):
+    """Rows made of a stream of documents."""
+
+    recipe: ConcatRecipe
+    stream_starts: Int64[np.ndarray, " kept_plus_1"]
+    """Where in the stream each kept document begins, and the stream's length."""
+
+    @property
+    def total_slots(self) -> int:
+        return int(self.stream_starts[-1])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ConcatView(_StreamView):
     """Rows are cuts of the stream, in its order.
 
     A cut covers pieces of one or more documents. These need not be neighbours in the token file: documents of other
     splits, and dropped ones, lie between.
     """
 
-    recipe: ConcatRecipe
-    stream_starts: Int64[np.ndarray, " kept_plus_1"]
-    """Where in the stream each kept document begins, and the stream's length."""
     first_documents: Int64[np.ndarray, " cuts_plus_1"]
     """Which kept document holds a cut's first token, and the number of kept documents."""
-
-    @property
-    def total_slots(self) -> int:
-        return int(self.stream_starts[-1])
 
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         begins = sequence_ids * self.max_sequence_length
@@ -43,18 +49,11 @@ class ConcatView(RowsView):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ShuffledConcatView(RowsView):
+class ShuffledConcatView(_StreamView):
     """Rows are made of atoms of the stream, in the order in which they are trained."""
 
-    recipe: ConcatRecipe
-    stream_starts: Int64[np.ndarray, " kept_plus_1"]
-    """Where in the stream each kept document begins, and the stream's length."""
     atom_order: Integer[np.ndarray, " atoms"]
     """The atom at each place of the order; what is left behind the last whole atom stays last."""
-
-    @property
-    def total_slots(self) -> int:
-        return int(self.stream_starts[-1])
 
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         atom = self.recipe.atom

@@ -107,10 +107,8 @@ def advice_shown(advice: RecipeAdvice) -> list[RenderableType]:
 def _costs(documents: LengthHistogram, length: int) -> list[RecipeCost]:
     lengths = np.arange(1, documents.longest + 1)
     counts = documents.counts[: documents.longest]
-    pieces = np.zeros(length, dtype=np.int64)
-    pieces[-1] = counts @ (lengths // length)
-    np.add.at(pieces, (lengths % length)[lengths % length > 0] - 1, counts[lengths % length > 0])
-    packed = pack(LengthHistogram(counts=pieces), "longest_pack_first", pack_length=length).packs
+    pieces = documents.fitted(length, "split").histogram
+    packed = pack(pieces, "longest_pack_first", pack_length=length).packs
     concatenated = -(-documents.tokens // length)
     padded = int(counts @ -(-(lengths - 1) // (length - 1)))
     ends = int(counts @ ((lengths - 1) // (length - 1) + ((lengths - 1) % (length - 1) > 0)))
