@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from evenpack.config import Section, UserPath
 from evenpack.data.limits import MOST_SLOTS
+from evenpack.data.shuffle.config import PermutationShuffle, Shuffle
 from evenpack.data.sources.config import Source
 from evenpack.data.tokenizers.config import TokenizerConfig
 
@@ -190,6 +191,9 @@ class DataConfig(Section):
     pack_length: int = Field(ge=2, le=MOST_SLOTS)
     """Slots of a pack."""
     packing: PackingConfig = PackingConfig()
+    shuffle: Shuffle = PermutationShuffle()
+    """How training sequences come into random order: `permutation`, `grid` or `blocks`, or a section with its
+    settings."""
     order: Literal["shuffled", "by_length"] = "shuffled"
     """For study, by_length: each epoch of a source goes from its shortest sequences to its longest, or from the packs
     whose longest sequence is shortest to the others. Preparation is the same for both."""
@@ -230,6 +234,7 @@ class DataConfig(Section):
                 "no pack could hold the longest sequence"
             )
         self._check_order()
+        self._check_shuffle()
         if self.recipe.kind == "sentence_pairs" and self.tokenizer.kind == "external":
             raise ValueError(
                 "recipe sentence_pairs splits text into sentences, and megatron sources hold none: give text sources"
@@ -261,6 +266,23 @@ class DataConfig(Section):
                     f"recipe padding fills up with the end-of-text of documents, and source '{name}' need not have "
                     f"any: set sources.{name}.require_end_of_text=true"
                 )
+
+    def _check_shuffle(self) -> None:
+        """Raises: ValueError if the files of the training sequences cannot be in the order that is asked for."""
+        kind, recipe = self.shuffle.kind, self.recipe
+        if kind == "permutation":
+            return
+        if self.order != "shuffled":
+            raise ValueError(f"order {self.order} goes through the whole source by length: leave out shuffle {kind}")
+        if self.keeps_order:
+            raise ValueError(f"recipe {recipe.kind} with an atom keeps the order of its rows: leave out shuffle {kind}")
+        if kind == "grid" and not (
+            isinstance(recipe, DocumentsRecipe) or (isinstance(recipe, ConcatRecipe) and not recipe.isolate_documents)
+        ):
+            raise ValueError(
+                "shuffle grid writes sequences of one segment: take recipe documents, or concat with "
+                f"isolate_documents: false, found {recipe.kind}; or leave shuffle out"
+            )
 
     def _check_kinds(self, name: str, kind: str) -> None:
         """Raises: ValueError if the source does not go with the recipe or the tokenizer."""

@@ -9,14 +9,14 @@ from typing import Any, Literal
 import xxhash
 
 from evenpack.data.config import DataConfig, PackingConfig
+from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.permutation import derive_key
-from evenpack.data.order.plan import PackPlan
-from evenpack.data.order.sequential_plan import SequentialPlan
 from evenpack.data.order.step_shape import Batching
-from evenpack.data.order.stored_plan import open_plan
+from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
 from evenpack.data.prepare.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
 from evenpack.data.sequences import SequenceView, open_view
 from evenpack.data.sequences.masking import MaskingVocabulary
+from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.tokenizers.tokenizer import PairTokens, Tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
@@ -103,12 +103,17 @@ class PreparedData:
     def view(self, source: str, split: Split) -> SequenceView:
         """The sequences of a split, which may have none."""
         token_file = TokenFile(self.directory / self.manifest.sources[source].token_file, verify=False)
-        return open_view(self._folder(source, split), token_file)
+        view = open_view(self._folder(source, split), token_file)
+        if split == "train" and self.config.shuffle.kind == "grid":
+            assert isinstance(view, OrderedView), "the configuration takes no other recipes"
+            return ShuffledView(view, TokenFile(self.directory / "sources" / source / SHUFFLED, verify=False))
+        return view
 
-    def plan(self, source: str, split: Split, *, seed: int, batching: Batching = "packs") -> PackPlan | SequentialPlan:
+    def plan(self, source: str, split: Split, *, seed: int, batching: Batching = "packs") -> PackStream:
         """The packs of a split. Those for training are drawn by `seed`; those for validation are the same for every
         run, in an order in which the first few are a fair sample of all. In batches of sequences each is a pack of one.
-        Rows that keep their order (`DataConfig.keeps_order`) are taken in it, whatever the seed.
+        Rows that keep their order (`DataConfig.keeps_order`) are taken in it, whatever the seed. Where training
+        sequences are read block by block (`data.shuffle`), so are the packs.
 
         Raises: DataError if the split has no sequence.
         """
@@ -120,6 +125,14 @@ class PreparedData:
             )
         name_hash = xxhash.xxh3_64_intdigest(f"{source}/{split}".encode())
         key = int(derive_key(seed if split == "train" else 0, name_hash))
+        if split == "train" and self.config.shuffle.kind != "permutation":
+            return open_blocked_plan(
+                self._folder(source, split),
+                key=key,
+                shuffles_blocks=self.config.shuffle.kind == "grid",
+                batching=batching,
+                repacking=self.repacking,
+            )
         return open_plan(
             self._folder(source, split),
             key=key,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Integer, UInt64
 
+from evenpack.data.order.pack_stream import DrawnPacks
 from evenpack.data.order.permutation import derive_key, permute, unpermute
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.errors import DataError, PackingError
@@ -30,15 +31,6 @@ _OTHER_LENGTHS = "the lengths are not those that the histogram counted; count th
 
 _SORT_CHUNK = 1 << 20
 """Sequences sorted together; bounds the temporaries of `sort_by_length` to about 30 MB."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DrawnPacks:
-    """The sequences of N packs; those of pack i are `[offsets[i], offsets[i + 1])`, the longest first."""
-
-    offsets: Int64[np.ndarray, " N_plus_1"]
-    sequence_ids: Int64[np.ndarray, " M"]
-    lengths: Int64[np.ndarray, " M"]
 
 
 def sequence_id_type(sequences: int) -> np.dtype:

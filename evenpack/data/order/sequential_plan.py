@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from evenpack.data.order.plan import DrawnPacks
+from evenpack.data.order.pack_stream import DrawnPacks
 from evenpack.data.packing import Packing
 from evenpack.errors import DataError
 

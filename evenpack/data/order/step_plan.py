@@ -16,8 +16,7 @@ from jaxtyping import Float64, Int64
 from evenpack.batch import StepCounts
 from evenpack.data.order.assignment import Shares, assign_step
 from evenpack.data.order.mixture import Mixture
-from evenpack.data.order.plan import DrawnPacks, PackPlan
-from evenpack.data.order.sequential_plan import SequentialPlan
+from evenpack.data.order.pack_stream import DrawnPacks, PackStream
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.sequences import SequenceView
 
@@ -27,7 +26,7 @@ class PackedSource:
     """One source of the mixture: where its sequences are and how they form packs."""
 
     view: SequenceView
-    plan: PackPlan | SequentialPlan
+    plan: PackStream
     key: int
     """Tells it from other sources, whatever the order in which a run names them."""
 

@@ -3,6 +3,8 @@
 packing.json            algorithm, pack length, strategies and how often each is used
 histogram.npy           int64[longest]: sequences by length
 sorted_sequences.npy    sequence ids by length
+
+or, where the sequences are read block by block, the files of `blocks.py`.
 """
 
 import json
@@ -13,6 +15,9 @@ from typing import Any
 import numpy as np
 
 from evenpack.data.config import PackingConfig
+from evenpack.data.order.blocked_plan import BlockedPlan
+from evenpack.data.order.blocks import Blocks, open_blocks
+from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_chunks_by_length
 from evenpack.data.order.sequential_plan import SequentialPlan
 from evenpack.data.order.step_shape import Batching
@@ -35,7 +40,7 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
     Raises: PackingError if they cannot be packed so.
     """
     histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
-    packing = _packed(histogram, config, pack_length=pack_length)
+    packing = packed(histogram, config, pack_length=pack_length)
     write_array(directory / _HISTOGRAM, histogram.counts)
     with mapped_array(directory / _SORTED, view.count, sequence_id_type(view.count)) as sequence_ids:
         sort_chunks_by_length(length_chunks(view), histogram, sequence_ids)
@@ -57,7 +62,7 @@ def open_plan(
     repacking: PackingConfig | None = None,
     by_length: bool = False,
     keeps_order: bool = False,
-) -> PackPlan | SequentialPlan:
+) -> PackStream:
     """The stored plan, or that of its sequences as packs of one, or packed as `repacking` says; sequence ids stay
     memory-mapped.
 
@@ -85,8 +90,29 @@ def open_plan(
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{directory} holds no readable plan ({error}); remove it and prepare again") from error
     if repacking is not None and batching == "packs":
-        packing = _packed(packing.histogram, repacking, pack_length=packing.pack_length)
+        packing = packed(packing.histogram, repacking, pack_length=packing.pack_length)
     return PackPlan(_by_length(packing) if by_length else packing, ids, key=key, shuffles_packs=not by_length)
+
+
+def open_blocked_plan(
+    directory: Path,
+    *,
+    key: int,
+    shuffles_blocks: bool,
+    batching: Batching = "packs",
+    repacking: PackingConfig | None = None,
+) -> BlockedPlan:
+    """The plan of stored blocks, or that of their sequences as packs of one, or packed as `repacking` says.
+
+    Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
+    """
+    blocks, sorted_sequence_ids = open_blocks(directory)
+    if batching == "sequences":
+        repacking = PackingConfig(algorithm="none")
+    if repacking is not None:
+        histograms = (blocks.packing(index).histogram for index in range(blocks.count))
+        blocks = Blocks.of([packed(one, repacking, pack_length=blocks.pack_length) for one in histograms])
+    return BlockedPlan(blocks, sorted_sequence_ids, key=key, shuffles_blocks=shuffles_blocks)
 
 
 def _by_length(packing: Packing) -> Packing:
@@ -95,7 +121,8 @@ def _by_length(packing: Packing) -> Packing:
     return replace(packing, strategies=tuple(packing.strategies[i] for i in order), counts=packing.counts[order])
 
 
-def _packed(histogram: LengthHistogram, config: PackingConfig, *, pack_length: int) -> Packing:
+def packed(histogram: LengthHistogram, config: PackingConfig, *, pack_length: int) -> Packing:
+    """Packs as the section `packing:` says. Raises: PackingError if that cannot be done."""
     return pack(
         histogram,
         config.algorithm,

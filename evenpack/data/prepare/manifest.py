@@ -205,6 +205,8 @@ def data_section(config: DataConfig) -> dict[str, Any]:
     the weights of the mixture."""
     not_of_files = {"prepared_dir", "order", "verify_in_training", "on_changed_sources"}
     section = config.model_dump(mode="json", exclude=not_of_files)
+    if section["shuffle"]["kind"] == "permutation":  # which older data sections do not name
+        del section["shuffle"]
     for source in section["sources"].values():
         del source["weight"]
         for key in _OFF_UNLESS_GIVEN & source.keys():

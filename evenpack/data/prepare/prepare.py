@@ -5,6 +5,7 @@
     DIR/sources/NAME/tokens.{bin,idx}          whole documents (a Megatron source is used where it lies)
     DIR/sources/NAME/document_hashes.npy       equal documents have equal hashes, and the split follows them
                                                (neither for shards, whose sequences come finished)
+    DIR/sources/NAME/shuffled.{bin,idx}        the training sequences in random order, where `data.shuffle` is `grid`
     DIR/sources/NAME/{train,validation}/       the recipe's view, the strategies, the sorted sequences
 
 A call that was interrupted is gone on with: finished sources stay, a half-written token file continues at its
@@ -169,6 +170,7 @@ class _Preparation:
             directory=self.directory,
             inputs=self.inputs[name],
             vocabulary=vocabulary,
+            progress=self.meter,
         )
         if isinstance(source, MegatronSource):
             self.meter.note(f"source '{name}': checking and hashing {source.path}")

@@ -10,9 +10,9 @@ _BYTES_PER_DOCUMENT = 64
 """Length, hash, index, view and plan, roughly."""
 
 
-Stage = Literal["tokenizer", "tokens", "pairs", "shards", "verification"]
-"""Reading for the training of a tokenizer, tokenising, making pairs of sentences, taking finished ones from shards, or
-comparing files with checksums."""
+Stage = Literal["tokenizer", "tokens", "pairs", "shards", "shuffle", "verification"]
+"""Reading for the training of a tokenizer, tokenising, making pairs of sentences, taking finished ones from shards,
+shuffling sequences on a grid, or comparing files with checksums."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,8 +217,8 @@ class ShardPreparation:
             tokens=sum(view.accounting.tokens_read for view in views.values()),
             text_bytes=0,
             unknown_tokens=0,
-            train=store_split(self.folder / "train", views["train"], self.config),
-            validation=store_split(self.folder / "validation", views["validation"], self.config),
+            train=store_split(self.folder / "train", views["train"], self.config, split="train"),
+            validation=store_split(self.folder / "validation", views["validation"], self.config, split="validation"),
         )
 
 

@@ -15,8 +15,10 @@ _STAGES = {
     "tokens": "tokenising",
     "pairs": "making pairs",
     "shards": "reading shards",
+    "shuffle": "shuffling",
     "verification": "verifying",
 }
+_THINGS = {"pairs": "pairs", "shards": "pairs", "shuffle": "sequences"}
 
 
 class PrepareProgress:
@@ -42,7 +44,7 @@ class PrepareProgress:
                 unit="bytes",
                 elapsed_seconds=state.elapsed_seconds,
             )
-        things = "pairs" if state.stage in ("pairs", "shards") else "documents"
+        things = _THINGS.get(state.stage, "documents")
         facts = [] if state.stage == "verification" else [f"{format_rate(float(state.documents))} {things}"]
         if state.tokens:
             facts.append(f"{format_rate(float(state.tokens))} tokens")

@@ -24,11 +24,14 @@ from evenpack.data.prepare.manifest import (
     refuse_differences,
 )
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
+from evenpack.data.prepare.progress import Progress
+from evenpack.data.prepare.shuffling import shuffled, shuffled_files
 from evenpack.data.prepare.splits import split_files, store_split
 from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
 from evenpack.data.sequences import PAIRS, SequenceView, build_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
 from evenpack.data.sequences.sentences import SentenceIndex
+from evenpack.data.shuffle.config import GridShuffle
 from evenpack.data.sources.config import MegatronSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.held_out import held_out
@@ -40,6 +43,7 @@ from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import TokenFile, column_path, hash_documents, hashes_path, read_journal
 from evenpack.data.tokens.index import bin_path, index_path
 from evenpack.errors import DataError
+from evenpack.files import file_checksum
 
 ViewMaker = Callable[[str, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
 """Split, token file, documents -> their sequences, stored in the split's folder."""
@@ -72,6 +76,7 @@ class SourcePreparation:
     inputs: tuple[InputFile, ...]
     """As they were before anything was read."""
     vocabulary: TokenizerRecord
+    progress: Progress
 
     @property
     def folder(self) -> Path:
@@ -175,7 +180,9 @@ class SourcePreparation:
         splits = {}
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
             view = make_view(split, written.token_file, np.flatnonzero(chosen))
-            splits[split] = store_split(self.folder / split, view, self.config)
+            if split == "train" and isinstance(self.config.shuffle, GridShuffle):
+                view = self._shuffled(view)
+            splits[split] = store_split(self.folder / split, view, self.config, split=split)
         if splits["train"].packing is None:
             accounting = splits["train"].accounting
             raise DataError(
@@ -198,6 +205,16 @@ class SourcePreparation:
             validation=splits["validation"],
         )
         return record, self._files(written)
+
+    def _shuffled(self, view: SequenceView) -> SequenceView:
+        return shuffled(
+            view,
+            self.folder,
+            self.config,
+            vocabulary=self.vocabulary,
+            documents_checksum=file_checksum(hashes_path(self.folder / "tokens")),
+            progress=self.progress,
+        )
 
     def _documents_view(
         self, split: str, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
@@ -281,7 +298,7 @@ class SourcePreparation:
         for path in columns:
             name = path.relative_to(self.directory).as_posix()
             files[name] = FileRecord.of(path, name, written.checksums.get(path.name))
-        return files | split_files(self.folder, self.directory)
+        return files | shuffled_files(self.folder, self.directory) | split_files(self.folder, self.directory)
 
     def _remove_if_empty(self) -> None:
         if self.folder.is_dir() and not any(self.folder.iterdir()):

@@ -1,5 +1,6 @@
 """Arrays as .npy files that are there whole or not at all, and that tell a full disk from other trouble."""
 
+import mmap
 import os
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,18 @@ def mapped_array(path: Path, count: int, dtype: np.dtype) -> Iterator[np.ndarray
         array = np.memmap(file, dtype=dtype, mode="r+", offset=begin, shape=(count,))
         yield array
         array.flush()
+
+
+def release_mapped_pages(array: np.ndarray) -> None:
+    """Takes the pages of the file that `array` is mapped from out of this process' memory; nothing where there is none.
+
+    They are read again from the page cache, or from disk, where they are needed.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, mmap.mmap):
+        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def _allocate(file: IO[Any], begin: int, size: int) -> None:

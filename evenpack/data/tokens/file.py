@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Bool, Int64, Integer, UInt64
 
+from evenpack.data.tokens.array_file import release_mapped_pages
 from evenpack.data.tokens.index import bin_path, read_index
 from evenpack.data.tokens.journal import DOCUMENT_HASHES, Journal, column_path, hashes_path, read_journal
 from evenpack.data.tokens.writer import TokenFileWriter
@@ -114,6 +115,14 @@ class TokenFile:
         tokens = self._tokens
         slices = [tokens[start:stop] for start, stop in zip(token_offsets.tolist(), stops.tolist(), strict=True)]
         return np.concatenate(slices)
+
+    def release_pages(self) -> None:
+        """Takes the pages that were read out of this process' memory; they stay in the page cache, to be mapped again.
+
+        For who reads all of a file under a memory limit.
+        """
+        for array in (self._tokens, self._index.pointers):
+            release_mapped_pages(array)
 
     def check_vocabulary(self, vocabulary_size: int) -> None:
         """Reads all tokens, in chunks. Raises: DataError naming the first id outside [0, vocabulary_size)."""

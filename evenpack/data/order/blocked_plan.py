@@ -1,0 +1,153 @@
+"""A source as blocks that are trained one after another, each drawn by a plan of its own.
+
+What a step reads lies in one block or two, so a file is read from front to back, a block at a time, and only the packs
+of a block are drawn at random. Any position is found directly: a resume goes to its block and to no other.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from evenpack.data.order.blocks import Blocks
+from evenpack.data.order.pack_stream import DrawnPacks
+from evenpack.data.order.permutation import derive_key, permute
+from evenpack.data.order.plan import PackPlan
+from evenpack.errors import DataError
+
+_BLOCK_ORDER = 3
+"""What a key is for; `PackPlan` and fine-tuning have 0, 1 and 2."""
+_WITHIN_BLOCK = 4
+_OPEN_BLOCKS = 4
+"""A step lies in two blocks at most, unless it is longer than a block."""
+
+
+class BlockedPlan:
+    """An endless stream of packs, block by block in each epoch, and back from a sequence to its pack."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        sorted_sequence_ids: Integer[np.ndarray, " sequences"],
+        *,
+        key: int,
+        shuffles_blocks: bool,
+    ) -> None:
+        """`sorted_sequence_ids`: of each block by (length, id), counted from its first sequence.
+
+        Raises: DataError where the number of ids is not the number of sequences packed.
+        """
+        self.sequences = int(blocks.first_sequences[-1])
+        if len(sorted_sequence_ids) != self.sequences:
+            raise DataError(
+                f"the index holds {len(sorted_sequence_ids)} sequence ids, but the blocks place {self.sequences}: they "
+                "are of different preparations; prepare the data again"
+            )
+        self.blocks = blocks
+        self._block_packs = blocks.packs
+        self.packs = int(self._block_packs.sum())
+        """Of one epoch."""
+        self.max_sequences_per_pack = blocks.depth
+        self.pack_length = blocks.pack_length
+        self._sorted_sequence_ids = sorted_sequence_ids
+        self._key = key
+        self._shuffles_blocks = shuffles_blocks
+        self._plan = lru_cache(maxsize=_OPEN_BLOCKS)(self._open_plan)
+        self._epoch = lru_cache(maxsize=2)(self._order_blocks)
+
+    def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
+        """The greatest sum, over the sequences of a pack, of what `values` has at their lengths."""
+        return self.blocks.max_sum_over_packs(values)
+
+    def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
+        """The packs at these positions of the stream, in any order and of any epochs.
+
+        Raises: ValueError for a negative position.
+        """
+        if (stream_positions < 0).any():
+            raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
+        blocks, local = self._locate(stream_positions)
+        drawn = {block: self._plan(block).draw(local[blocks == block]) for block in np.unique(blocks).tolist()}
+        sizes = np.zeros(len(blocks), dtype=np.int64)
+        for block, packs in drawn.items():
+            sizes[blocks == block] = np.diff(packs.offsets)
+        sequence_blocks = np.repeat(blocks, sizes)
+        sequence_ids, lengths = (np.empty(len(sequence_blocks), dtype=np.int64) for _ in range(2))
+        for block, packs in drawn.items():
+            members = sequence_blocks == block  # packs of one block keep their order
+            sequence_ids[members] = packs.sequence_ids + self.blocks.first_sequences[block]
+            lengths[members] = packs.lengths
+        return DrawnPacks(offsets=np.concatenate([[0], np.cumsum(sizes)]), sequence_ids=sequence_ids, lengths=lengths)
+
+    def find(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Where in the stream each sequence is in `epoch`: (stream position, slot within the pack's sequences).
+
+        Raises: DataError for an id that is no sequence of that length.
+        """
+        if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.sequences:
+            raise DataError(
+                f"sequence ids {sequence_ids.min()} to {sequence_ids.max()} asked for, this plan has {self.sequences}"
+            )
+        blocks = np.searchsorted(self.blocks.first_sequences, sequence_ids, side="right") - 1
+        _, places_of_blocks, begins = self._epoch(epoch)
+        positions, slots = (np.empty(len(sequence_ids), dtype=np.int64) for _ in range(2))
+        for block in np.unique(blocks).tolist():
+            members = blocks == block
+            local_ids = sequence_ids[members] - self.blocks.first_sequences[block]
+            local, slots[members] = self._plan(block).find(local_ids, lengths[members], epoch)
+            before = epoch * self.packs + begins[places_of_blocks[block]]
+            positions[members] = before + local - epoch * self._block_packs[block]
+        return positions, slots
+
+    def sequences_ahead(self, stream_position: int, blocks: int) -> list[tuple[int, int]]:
+        """The sequences, first and last plus one, of the block at a position and of those that come after it.
+
+        The blocks of later epochs follow, as many as are asked for.
+        """
+        epoch, place = divmod(stream_position, self.packs)
+        order, _, begins = self._epoch(epoch)
+        index = int(np.searchsorted(begins, place, side="right")) - 1
+        ahead = order[index : index + blocks].tolist()
+        while len(ahead) < blocks:
+            epoch += 1
+            ahead += self._epoch(epoch)[0][: blocks - len(ahead)].tolist()
+        first = self.blocks.first_sequences
+        return [(int(first[block]), int(first[block + 1])) for block in ahead]
+
+    def _locate(
+        self, stream_positions: Int64[np.ndarray, " N"]
+    ) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
+        """The block of each position, and the position in that block's own stream."""
+        epochs, places = np.divmod(stream_positions, self.packs)
+        blocks, local = (np.empty(len(places), dtype=np.int64) for _ in range(2))
+        for epoch in np.unique(epochs).tolist():
+            members = epochs == epoch
+            order, _, begins = self._epoch(epoch)
+            index = np.searchsorted(begins, places[members], side="right") - 1
+            blocks[members] = order[index]
+            local[members] = places[members] - begins[index] + epoch * self._block_packs[order[index]]
+        return blocks, local
+
+    def _order_blocks(
+        self, epoch: int
+    ) -> tuple[Int64[np.ndarray, " B"], Int64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
+        """The blocks in the order of an epoch, the place of each in it, and the first pack at each place."""
+        count = self.blocks.count
+        order = np.arange(count)
+        if self._shuffles_blocks:
+            key = derive_key(self._key, _BLOCK_ORDER, epoch)
+            order = permute(order, np.full(count, count), np.broadcast_to(key, count))
+        sizes = self._block_packs[order]
+        places = np.empty(count, dtype=np.int64)
+        places[order] = np.arange(count)
+        return order, places, np.cumsum(sizes) - sizes
+
+    def _open_plan(self, block: int) -> PackPlan:
+        first, stop = self.blocks.first_sequences[block : block + 2].tolist()
+        return PackPlan(
+            self.blocks.packing(block),
+            self._sorted_sequence_ids[first:stop],
+            key=int(derive_key(self._key, _WITHIN_BLOCK, block)),
+        )

@@ -1,0 +1,53 @@
+"""What every plan of one source is: an endless stream of packs, drawn at any position, and back from a sequence."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawnPacks:
+    """The sequences of N packs; those of pack i are `[offsets[i], offsets[i + 1])`, the longest first."""
+
+    offsets: Int64[np.ndarray, " N_plus_1"]
+    sequence_ids: Int64[np.ndarray, " M"]
+    lengths: Int64[np.ndarray, " M"]
+
+
+@runtime_checkable
+class PackStream(Protocol):
+    """A pure function of a position: position n is pack n % packs of epoch n // packs."""
+
+    @property
+    def packs(self) -> int:
+        """Of one epoch."""
+
+    @property
+    def sequences(self) -> int:
+        """Of one epoch."""
+
+    @property
+    def max_sequences_per_pack(self) -> int: ...
+
+    @property
+    def pack_length(self) -> int:
+        """Slots of a pack."""
+
+    def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
+        """The greatest sum, over the sequences of a pack, of what `values` has at their lengths."""
+
+    def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
+        """The packs at these positions of the stream, in any order and of any epochs.
+
+        Raises: ValueError for a negative position.
+        """
+
+    def find(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Where in the stream each sequence is in `epoch`: (stream position, slot within the pack's sequences).
+
+        Raises: DataError for an id that is no sequence of that length.
+        """

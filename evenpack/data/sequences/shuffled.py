@@ -1,0 +1,100 @@
+"""The sequences of a view in the order in which a grid shuffle wrote them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64, Integer
+
+from evenpack.data.sequences.accounting import TokenAccounting
+from evenpack.data.sequences.concat import ConcatView
+from evenpack.data.sequences.documents import DocumentsView
+from evenpack.data.tokens.file import TokenFile, column_path
+from evenpack.errors import DataError
+
+OrderedView = DocumentsView | ConcatView
+"""What a grid shuffle takes: sequences in the order of the corpus, each one segment."""
+
+SHUFFLED = "shuffled"
+"""Name of the token file's pair of files, in the folder of a source."""
+SOURCE_IDS = "shuffled_sequence_ids"
+"""The column of that token file which says which sequence of the view each document is."""
+
+
+class ShuffledView:
+    """A view of sequences that are the documents of `token_file`, each one segment.
+
+    Pickled, it is the view and the paths.
+    """
+
+    def __init__(self, view: OrderedView, token_file: TokenFile) -> None:
+        """Raises: DataError if the token file is not of this view."""
+        self.source_view = view
+        self.token_file = token_file
+        self.source_ids: Integer[np.ndarray, " sequences"] = np.load(
+            column_path(token_file.prefix, SOURCE_IDS), mmap_mode="r"
+        ).view(np.ndarray)
+        """Which sequence of `source_view` each one is."""
+        if not view.count == token_file.documents == len(self.source_ids):
+            raise DataError(
+                f"{token_file.prefix} holds {token_file.documents} sequences, the view that was shuffled {view.count}: "
+                "prepare again"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.source_view, self.token_file.prefix)
+
+    @property
+    def max_sequence_length(self) -> int:
+        return self.source_view.max_sequence_length
+
+    @property
+    def count(self) -> int:
+        return self.token_file.documents
+
+    @property
+    def max_segments_per_sequence(self) -> int:
+        return 1
+
+    @property
+    def accounting(self) -> TokenAccounting:
+        return self.source_view.accounting
+
+    def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
+        return self.token_file.document_lengths(start, stop).astype(np.int32)
+
+    def segments(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
+        self._check_ids(sequence_ids)
+        _, lengths = self.token_file.spans(sequence_ids)
+        return lengths, np.ones_like(lengths)
+
+    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
+        self._check_ids(sequence_ids)
+        return self.token_file.gather(*self.token_file.spans(sequence_ids))
+
+    def statistics(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        self._check_ids(sequence_ids)
+        lengths = lengths.astype(np.int64)
+        return np.ones_like(lengths), lengths**2
+
+    def padding_counts(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]] | None:
+        return None
+
+    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        return None
+
+    def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
+        if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:
+            raise IndexError(
+                f"sequence ids {sequence_ids.min()} to {sequence_ids.max()} asked for, there are {self.count}"
+            )
+
+
+def _reopen(view: OrderedView, prefix: Path) -> ShuffledView:
+    return ShuffledView(view, TokenFile(prefix, verify=False))

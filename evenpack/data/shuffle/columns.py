@@ -1,0 +1,157 @@
+"""The first pass: each column of the grid is loaded, permuted and written as the shards of all rows.
+
+00012.tokens     its sequences in their new order, row after row
+00012.lengths    int32[sequences]
+00012.ids        int32 or int64[sequences]: which sequence of the view each is
+00012.json       written last: a column that has it is whole
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import xxhash
+
+from evenpack.data.sequences.shuffled import OrderedView
+from evenpack.data.shuffle.grid import Grid
+from evenpack.data.shuffle.sequences import Sequences, chunks
+from evenpack.errors import DataError
+from evenpack.files import atomic_open, write_json
+
+_LENGTH_TYPE = np.dtype(np.int32)
+_SUFFIXES = ("tokens", "lengths", "ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What of a column belongs to one row."""
+
+    sequences: int
+    tokens: int
+    checksum: str
+    """XXH3 (128 bits) of its tokens, lengths and ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A finished column."""
+
+    shards: tuple[Shard, ...]
+    """By row."""
+    content: int
+    """Of all its sequences, as they were read."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def sequences(self) -> int:
+        return sum(shard.sequences for shard in self.shards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnFolder:
+    """Where the columns of a shuffle lie until its rows are written."""
+
+    folder: Path
+    token_type: np.dtype
+    id_type: np.dtype
+
+    def read(self, column: int) -> Column | None:
+        """None unless the column is whole."""
+        path = self._path(column, "json")
+        if not path.is_file():
+            return None
+        try:
+            values = json.loads(path.read_bytes())
+            return Column(shards=tuple(Shard(**shard) for shard in values["shards"]), content=values["content"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"{path} is no record of a column ({error}); remove {self.folder} and prepare again"
+            ) from error
+
+    def write(
+        self, column: int, view: OrderedView, grid: Grid, first: int, stop: int, *, told: Callable[[int], None]
+    ) -> Column:
+        """Loads the sequences `first` to `stop` of the view and writes them permuted. `told`: bytes read so far."""
+        sequences = _load(view, first, stop, self.id_type, told)
+        content = sequences.content()
+        order = grid.column_order(column, stop - first)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (
+            atomic_open(self._path(column, "tokens")) as tokens,
+            atomic_open(self._path(column, "lengths")) as lengths,
+            atomic_open(self._path(column, "ids")) as ids,
+        ):
+            shards = tuple(
+                _write_shard(sequences, order[begin:end], (tokens, lengths, ids))
+                for begin, end in grid.shards(stop - first)
+            )
+        written = Column(shards=shards, content=content)
+        write_json(self._path(column, "json"), asdict(written))
+        return written
+
+    def load_shard(self, column: int, record: Column, row: int) -> Sequences:
+        """One shard. Raises: DataError if it is not as it was written."""
+        before, shard = record.shards[:row], record.shards[row]
+        first_sequence, first_token = sum(one.sequences for one in before), sum(one.tokens for one in before)
+        places = (
+            (first_token, shard.tokens, self.token_type),
+            (first_sequence, shard.sequences, _LENGTH_TYPE),
+            (first_sequence, shard.sequences, self.id_type),
+        )
+        arrays = [
+            _read(self._path(column, suffix), first, count, kind)
+            for suffix, (first, count, kind) in zip(_SUFFIXES, places, strict=True)
+        ]
+        digest = xxhash.xxh3_128()
+        for array in arrays:
+            digest.update(array.view(np.uint8).data)
+        if digest.hexdigest() != shard.checksum:
+            raise DataError(
+                f"row {row} of {self._path(column, 'tokens')} and the files beside it is not as it was written: "
+                f"remove {self.folder} and prepare again"
+            )
+        return Sequences(tokens=arrays[0], lengths=arrays[1], ids=arrays[2])
+
+    def _path(self, column: int, suffix: str) -> Path:
+        return self.folder / f"{column:05}.{suffix}"
+
+
+def _load(view: OrderedView, first: int, stop: int, id_type: np.dtype, told: Callable[[int], None]) -> Sequences:
+    lengths = view.lengths(first, stop)
+    tokens = np.empty(int(lengths.sum(dtype=np.int64)), dtype=view.token_file.dtype)
+    place = 0
+    for begin, end in chunks(lengths):
+        read = view.gather(np.arange(first + begin, first + end))
+        tokens[place : place + len(read)] = read
+        place += len(read)
+        view.token_file.release_pages()
+        told(place * tokens.itemsize)
+    return Sequences(tokens=tokens, lengths=lengths, ids=np.arange(first, stop).astype(id_type))
+
+
+def _write_shard(sequences: Sequences, order: np.ndarray, files: tuple[IO[Any], ...]) -> Shard:
+    """Appends the sequences that `order` names to the files of tokens, lengths and ids."""
+    tokens = 0
+    digest = xxhash.xxh3_128()
+    for chunk in sequences.in_order(order):
+        files[0].write(chunk.tokens.data)
+        digest.update(chunk.tokens.data)
+        tokens += len(chunk.tokens)
+    for file, values in zip(files[1:], (sequences.lengths[order], sequences.ids[order]), strict=True):
+        file.write(values.data)
+        digest.update(values.data)
+    return Shard(sequences=len(order), tokens=tokens, checksum=digest.hexdigest())
+
+
+def _read(path: Path, first: int, count: int, kind: np.dtype) -> np.ndarray:
+    """Raises: DataError if the file ends before."""
+    found = np.fromfile(path, dtype=kind, count=count, offset=first * kind.itemsize)
+    if len(found) != count:
+        raise DataError(f"{path} ends after {path.stat().st_size} bytes: remove {path.parent} and prepare again")
+    return found

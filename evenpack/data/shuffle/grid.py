@@ -1,0 +1,119 @@
+"""The grid of a shuffle: how many rows and columns keep a memory limit, and which sequence goes where.
+
+The sequences of a source, in their order, are cut into C columns of nearly equal tokens. The first pass loads column
+after column, permutes it, and cuts it into R shards of nearly equal numbers of sequences. The second pass loads row
+after row, shard r of every column, permutes it, and writes it. So two passes over the corpus bring any sequence to any
+row and any place of it, and neither holds more than a column or a row.
+
+Were the shards of a column cut at random sizes, the result would be a uniform permutation (Rao 1961; Sandelius 1962);
+equal sizes spread every column evenly over the rows, more evenly than chance would.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Int64, Integer
+
+from evenpack.data.order.permutation import derive_key, permute
+from evenpack.errors import DataError
+
+PROGRAM_BYTES = 640 << 20
+"""What the process holds before it loads a column: the interpreter, libraries, buffers (measured: 0.45 to 0.6 GB)."""
+BYTES_PER_SEQUENCE = 48
+"""Beside its tokens, while a column or row is permuted: length, id, place, permutation, each once or twice."""
+_ROOM_TO_SPARE = 0.9
+"""Rows and columns are only nearly equal."""
+_LEAST_SHARD_BYTES = 1 << 18
+"""Smaller reads would make the second pass one of random access."""
+_MOST_SHARDS_OF_A_ROW = 1 << 16
+
+_COLUMN_ORDER = 0
+_ROW_ORDER = 1
+"""What a key is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """R x C shards and the permutations of their rows and columns."""
+
+    rows: int
+    columns: int
+    seed: int
+
+    def column_order(self, column: int, sequences: int) -> Int64[np.ndarray, " sequences"]:
+        """Which sequence of the column, counted from 0, comes first, second and so on behind the first pass."""
+        return self._order(_COLUMN_ORDER, column, sequences)
+
+    def row_order(self, row: int, sequences: int) -> Int64[np.ndarray, " sequences"]:
+        """Which sequence of the row, shard after shard, comes first, second and so on behind the second pass."""
+        return self._order(_ROW_ORDER, row, sequences)
+
+    def shards(self, sequences: int) -> list[tuple[int, int]]:
+        """First and last-plus-one place, in a permuted column of so many sequences, of each row's shard."""
+        return list(pairwise(sequences * row // self.rows for row in range(self.rows + 1)))
+
+    def _order(self, purpose: int, index: int, sequences: int) -> Int64[np.ndarray, " sequences"]:
+        key = derive_key(self.seed, purpose, index)
+        return permute(
+            np.arange(sequences, dtype=np.int64),
+            np.broadcast_to(np.int64(sequences), sequences),
+            np.broadcast_to(key, sequences),
+        )
+
+
+def choose_grid(
+    *, token_bytes: int, sequences: int, memory: int, seed: int, rows: int | None = None, columns: int | None = None
+) -> Grid:
+    """The smallest grid whose rows and columns keep the limit, or the one that is asked for, if it does.
+
+    Args:
+        token_bytes: of all sequences together.
+        memory: bytes that the process may hold.
+
+    Raises: DataError saying what limit or grid would do.
+    """
+    corpus = token_bytes + BYTES_PER_SEQUENCE * sequences
+    room = int(_ROOM_TO_SPARE * (memory - PROGRAM_BYTES))
+    if corpus > 0 and (room <= 0 or corpus > room * min(room // _LEAST_SHARD_BYTES, _MOST_SHARDS_OF_A_ROW)):
+        raise DataError(
+            f"a shuffle of {_gib(corpus)} needs shards of {_LEAST_SHARD_BYTES >> 10} KiB or more, which {_gib(memory)} "
+            f"of memory cannot hold a row of: set data.shuffle.memory to {_gib(_least_memory(corpus))} or more"
+        )
+    least = max(1, math.ceil(corpus / max(room, 1)))
+    for name, asked in (("rows", rows), ("columns", columns)):
+        if asked is not None and asked < least and least > 1:
+            raise DataError(
+                f"data.shuffle.{name} is {asked}: a {name[:-1]} would hold {_gib(corpus // asked)}, more than "
+                f"{_gib(memory)} of memory has room for; give {least} or more, or leave it out"
+            )
+    return Grid(rows=rows or least, columns=columns or least, seed=seed)
+
+
+def equal_parts(lengths: Iterable[Integer[np.ndarray, " chunk"]], *, tokens: int, parts: int) -> list[int]:
+    """Cuts sequences, whose lengths come array by array, into parts of nearly equal tokens.
+
+    Returns: the first sequence of each part, and the number of sequences; parts may be empty only where there are more
+    of them than sequences.
+    """
+    bounds = [0]
+    seen_tokens = seen_sequences = 0
+    for chunk in lengths:
+        ends = seen_tokens + np.cumsum(chunk, dtype=np.int64)
+        while len(bounds) < parts and (goal := tokens * len(bounds) // parts) <= (ends[-1] if len(ends) else 0):
+            bounds.append(seen_sequences + int(np.searchsorted(ends, goal)) + 1)
+        seen_tokens = int(ends[-1]) if len(ends) else seen_tokens
+        seen_sequences += len(chunk)
+    return [*bounds, *[seen_sequences] * (parts + 1 - len(bounds))]
+
+
+def _least_memory(corpus: int) -> int:
+    """Bytes with which a grid of the smallest shards is possible."""
+    room = max(math.isqrt(corpus * _LEAST_SHARD_BYTES) + _LEAST_SHARD_BYTES, math.ceil(corpus / _MOST_SHARDS_OF_A_ROW))
+    return math.ceil(room / _ROOM_TO_SPARE) + PROGRAM_BYTES
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB"

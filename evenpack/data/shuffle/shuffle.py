@@ -1,0 +1,120 @@
+"""The sequences of a view, written once more in random order: two passes that go on where they were interrupted.
+
+FOLDER/shuffled.{bin,idx}             a token file whose documents are the sequences, row after row
+FOLDER/shuffled_sequence_ids.npy      which sequence of the view each of them is
+FOLDER/shuffle_columns/               what lies between the passes; removed at the end
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evenpack.data.order.plan import sequence_id_type
+from evenpack.data.sequences.shuffled import SHUFFLED, SOURCE_IDS, OrderedView
+from evenpack.data.sequences.view import length_chunks
+from evenpack.data.shuffle.columns import Column, ColumnFolder
+from evenpack.data.shuffle.grid import Grid, equal_parts
+from evenpack.data.shuffle.rows import append_row
+from evenpack.data.shuffle.sequences import add_contents
+from evenpack.data.tokens.file import Journal, TokenFileWriter, read_journal
+from evenpack.errors import RunError
+
+_COLUMNS = "shuffle_columns"
+
+Told = Callable[[int, int], None]
+"""Called with the sequences written and the bytes read so far, of twice the bytes of all sequences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridShuffler:
+    """One shuffle of one source."""
+
+    view: OrderedView
+    grid: Grid
+    folder: Path
+    """Of the source."""
+    vocabulary_size: int
+    origin: dict[str, Any]
+    """JSON: what the order and the sequences follow from; another one begins again."""
+    told: Told
+
+    def run(self) -> Journal:
+        """Shuffles, or goes on with it, or finds it done.
+
+        Raises: DataError if what lies between the passes is damaged; RunError if the disk is full, or if other
+        sequences came out than went in, which only broken hardware or a broken program can cause.
+        """
+        prefix = self.folder / SHUFFLED
+        self._clear_unless_begun(prefix)
+        columns_type = {SOURCE_IDS: sequence_id_type(self.view.count).newbyteorder("<").str}
+        with TokenFileWriter.resume(prefix, vocabulary_size=self.vocabulary_size, columns=columns_type) as writer:
+            if not writer.complete:
+                if not writer.state:
+                    writer.commit({"origin": self.origin, "rows": 0, "content": 0})
+                columns = self._write_columns()
+                self._write_rows(writer, columns)
+                self._compare(columns, writer.state["content"])
+            journal = writer.finish()
+        shutil.rmtree(self.folder / _COLUMNS, ignore_errors=True)
+        return journal
+
+    @property
+    def _column_folder(self) -> ColumnFolder:
+        return ColumnFolder(
+            folder=self.folder / _COLUMNS,
+            token_type=self.view.token_file.dtype,
+            id_type=sequence_id_type(self.view.count),
+        )
+
+    def _clear_unless_begun(self, prefix: Path) -> None:
+        journal = read_journal(prefix)
+        if journal is None or journal.state.get("origin") != self.origin:
+            shutil.rmtree(self.folder / _COLUMNS, ignore_errors=True)
+            for path in self.folder.glob(f"{SHUFFLED}*"):
+                path.unlink()
+
+    def _write_columns(self) -> tuple[Column, ...]:
+        tokens = self.view.accounting.tokens_kept
+        bounds = equal_parts(length_chunks(self.view), tokens=tokens, parts=self.grid.columns)
+        folder = self._column_folder
+        columns: list[Column] = []
+        bytes_before = 0
+        for index in range(self.grid.columns):
+            column = folder.read(index) or folder.write(
+                index,
+                self.view,
+                self.grid,
+                bounds[index],
+                bounds[index + 1],
+                told=partial(self._tell_read, bytes_before),
+            )
+            columns.append(column)
+            bytes_before += column.tokens * folder.token_type.itemsize
+        return tuple(columns)
+
+    def _tell_read(self, before: int, of_column: int) -> None:
+        self.told(0, before + of_column)
+
+    def _write_rows(self, writer: TokenFileWriter, columns: tuple[Column, ...]) -> None:
+        token_bytes = self.view.token_file.dtype.itemsize
+        first_pass = token_bytes * sum(column.tokens for column in columns)
+        state = dict(writer.state)
+        for row in range(state["rows"], self.grid.rows):
+            content = append_row(writer, self._column_folder, columns, self.grid, row)
+            state |= {"rows": row + 1, "content": add_contents(state["content"], content)}
+            writer.commit(state)
+            self.told(writer.documents, first_pass + token_bytes * writer.tokens)
+
+    def _compare(self, columns: tuple[Column, ...], written: int) -> None:
+        read = 0
+        for column in columns:
+            read = add_contents(read, column.content)
+        if read != written:
+            raise RunError(
+                f"the shuffle of {self.view.token_file.prefix} has read sequences whose hashes sum to {read:016x} and "
+                f"written others, {written:016x}: remove {self.folder} and prepare again; if it happens twice, "
+                "suspect memory or disk"
+            )
