@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective
+from evenpack.data.batches.read_ahead import ReadAhead
 from evenpack.data.order.step_plan import PackedSource, StepPlan, StepPlanner, select_packs
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
@@ -70,6 +71,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
             ranks=settings.ranks,
             objective=settings.objective,
         )
+        self.read_ahead = ReadAhead(sources)
         self._planned: StepPlan | None = None
 
     def __reduce__(self) -> tuple[type["MicroBatchDataset"], tuple[PreparedData, PipelineSettings]]:
@@ -79,6 +81,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
         step, micro_batch = divmod(index, self.planner.micro_batches)
         if self._planned is None or self._planned.step != step:
             self._planned = self.planner.plan(step)
+            self.read_ahead.follow(self._planned.packs)
         packs = self._planned.micro_batch(self.settings.rank, micro_batch)
         return self.collator.collate(packs, self._planned.counts)
 

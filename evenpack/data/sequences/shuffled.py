@@ -63,16 +63,19 @@ class ShuffledView:
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         return self.token_file.document_lengths(start, stop).astype(np.int32)
 
+    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Where in the token file each sequence begins, and its length in tokens."""
+        self._check_ids(sequence_ids)
+        return self.token_file.spans(sequence_ids)
+
     def segments(
         self, sequence_ids: Int64[np.ndarray, " K"]
     ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        self._check_ids(sequence_ids)
-        _, lengths = self.token_file.spans(sequence_ids)
+        _, lengths = self.locate(sequence_ids)
         return lengths, np.ones_like(lengths)
 
     def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        self._check_ids(sequence_ids)
-        return self.token_file.gather(*self.token_file.spans(sequence_ids))
+        return self.token_file.gather(*self.locate(sequence_ids))
 
     def statistics(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]

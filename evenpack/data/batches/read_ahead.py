@@ -1,0 +1,108 @@
+"""Blocks are read before they are drawn from, each from front to back, so that no batch waits for a slow disk."""
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.data.order.blocked_plan import BlockedPlan
+from evenpack.data.order.step_plan import PackedSource, PackSelection
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.index import bin_path
+
+_READ_BYTES = 1 << 22
+_BLOCKS_AHEAD = 2
+"""The block that is drawn from, and the next one."""
+
+ByteRange = tuple[Path, int, int]
+
+
+@runtime_checkable
+class LocatedView(Protocol):
+    """A view whose sequences lie in the token file in their order."""
+
+    @property
+    def token_file(self) -> TokenFile: ...
+
+    def locate(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]: ...
+
+
+@dataclass
+class _Followed:
+    """A source that has blocks."""
+
+    index: int
+    view: LocatedView
+    plan: BlockedPlan
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    """The ranges of sequences that were asked for last."""
+
+
+class ReadAhead:
+    """Reads the coming blocks of all sources that have blocks into the page cache, in a thread that it starts."""
+
+    def __init__(self, sources: Sequence[PackedSource]) -> None:
+        self._sources = [
+            _Followed(index=index, view=source.view, plan=source.plan)
+            for index, source in enumerate(sources)
+            if isinstance(source.plan, BlockedPlan) and isinstance(source.view, LocatedView)
+        ]
+        self._queue: SimpleQueue[ByteRange] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, packs: PackSelection) -> None:
+        """Asks for the blocks of these packs and of those that come next, unless that was done; returns at once."""
+        for source in self._sources:
+            positions = packs.stream_positions[packs.sources == source.index]
+            if not len(positions):
+                continue
+            ahead = source.plan.sequences_ahead(int(positions.max()), _BLOCKS_AHEAD)
+            new = [one for one in ahead if one not in source.asked]
+            if new:
+                source.view.token_file.release_pages()  # of the block that is done with
+                source.asked = ahead
+                for first, stop in new:
+                    self._ask(byte_range(source.view, first, stop))
+
+    def _ask(self, wanted: ByteRange) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=_read_all, args=(self._queue,), name="read-ahead", daemon=True)
+            self._thread.start()
+        self._queue.put(wanted)
+
+
+def byte_range(view: LocatedView, first: int, stop: int) -> ByteRange:
+    """Where the sequences `first` to `stop` lie."""
+    starts, lengths = view.locate(np.array([first, stop - 1]))
+    size = view.token_file.dtype.itemsize
+    return bin_path(view.token_file.prefix), int(starts[0]) * size, int(starts[1] + lengths[1]) * size
+
+
+def _read_all(queue: "SimpleQueue[ByteRange]") -> None:
+    buffer = bytearray(_READ_BYTES)
+    while True:
+        # Who needs the bytes meets the same error at a place where it can be told.
+        with suppress(OSError):
+            _read(*queue.get(), buffer)
+
+
+def _read(path: Path, start: int, stop: int, buffer: bytearray) -> None:
+    """Reads the range and throws it away: the pages stay in the system's cache as long as there is room."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while start < stop:
+            read = os.preadv(descriptor, [memoryview(buffer)[: stop - start]], start)
+            if not read:
+                return
+            start += read
+    finally:
+        os.close(descriptor)

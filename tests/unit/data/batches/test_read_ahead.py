@@ -1,0 +1,97 @@
+"""Blocks are read before they are drawn from, each once, and nothing else is."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from step_shapes import step_shape
+from tiny_run import tiny_gpt2_run
+
+from evenpack.data.batches import read_ahead
+from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings
+from evenpack.data.batches.read_ahead import ByteRange
+from evenpack.data.order.blocked_plan import BlockedPlan
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolve import resolve
+from evenpack.testing import changed
+
+
+@pytest.fixture(scope="module")
+def blocked(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    folder = tmp_path_factory.mktemp("blocked")
+    shuffle = {"kind": "grid", "rows": 2, "columns": 3, "block_tokens": 3000}
+    config = changed(tiny_gpt2_run(folder), data={"shuffle": shuffle, "prepared_dir": folder / "shuffled"})
+    prepare(config.data, config.prepared_dir)
+    return config
+
+
+def dataset_of(config: RunConfig) -> MicroBatchDataset:
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    settings = PipelineSettings(
+        seed=1,
+        objective=resolve(config, prepared).objective,
+        shape=step_shape(items_per_step=8, items_per_micro_batch=8),
+        ranks=1,
+        rank=0,
+        loader_workers=0,
+        pin_memory=False,
+    )
+    return MicroBatchDataset(prepared, settings)
+
+
+def test_each_block_is_asked_for_before_the_first_step_that_needs_it_and_once_an_epoch(
+    blocked: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ByteRange] = []
+    monkeypatch.setattr(read_ahead.ReadAhead, "_ask", lambda _, wanted: asked.append(wanted))
+    dataset = dataset_of(blocked)
+    (source,) = dataset.planner.sources
+    assert isinstance(source.plan, BlockedPlan)
+    steps = source.plan.packs // 8
+    for step in range(steps):
+        dataset[step]
+        ids = dataset.planner.plan(step).packs.sequence_ids
+        starts, lengths = source.view.token_file.spans(ids)
+        places = 2 * np.stack([starts, starts + lengths])  # uint16 tokens
+        ranges = [one[1:] for one in asked]
+        assert all(any(a <= start and stop <= b for a, b in ranges) for start, stop in places.T.tolist())
+        assert len(asked) <= step * 8 * source.plan.blocks.count // source.plan.packs + 4, "no more than the next block"
+    assert source.plan.blocks.count > 4
+    assert len(set(asked)) == source.plan.blocks.count
+    assert len(asked) <= source.plan.blocks.count + 1, "the next epoch begins with a block that was read before"
+    files = {path for path, _, _ in asked}
+    assert [path.name for path in files] == ["shuffled.bin"]
+    ordered = sorted({one[1:] for one in asked})
+    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(ordered)), "no gap, no overlap"
+
+
+def test_the_thread_reads_what_it_is_asked_for_to_the_byte(
+    blocked: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_ahead, "_READ_BYTES", 100)
+    path = tmp_path / "data"
+    path.write_bytes(bytes(range(256)) * 4)
+    seen = bytearray()
+    preadv = read_ahead.os.preadv
+
+    def spy(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        read = preadv(descriptor, buffers, offset)
+        seen.extend(buffers[0][:read])
+        return read
+
+    monkeypatch.setattr(read_ahead.os, "preadv", spy)
+    read_ahead._read(path, 10, 333, bytearray(100))
+    assert bytes(seen) == path.read_bytes()[10:333]
+
+
+def test_batches_are_the_same_with_read_ahead_and_without(blocked: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = dataset_of(blocked)
+    with_it = [dataset[step] for step in range(6)]
+    assert dataset.read_ahead._thread is not None
+    monkeypatch.setattr(read_ahead.ReadAhead, "follow", lambda *_: None)
+    without = dataset_of(blocked)
+    for step in range(6):
+        assert without[step].tokens.equal(with_it[step].tokens)

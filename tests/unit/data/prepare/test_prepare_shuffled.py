@@ -1,0 +1,162 @@
+"""`data.shuffle`: what is prepared, what a change of it means, and what cannot be shuffled so."""
+
+import os
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepared_files import Recorder, contents, two_sources
+from pydantic import ValidationError
+
+from evenpack.data.order.blocked_plan import BlockedPlan
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.progress import NoProgress
+from evenpack.data.prepare.verification import Verifier
+from evenpack.data.prepared import PreparedData
+from evenpack.data.sequences.shuffled import ShuffledView
+from evenpack.data.sequences.view import SequenceView
+from evenpack.data.shuffle import shuffle
+from evenpack.errors import DataError
+
+GRID = {"kind": "grid", "rows": 2, "columns": 3, "block_tokens": 2000}
+
+
+class StoppedRowError(Exception):
+    """Ends a shuffle between its rows."""
+
+
+@pytest.fixture(scope="module")
+def shuffled(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("shuffled") / "data"
+    prepare(two_sources(corpus, shuffle=GRID), directory)
+    return directory
+
+
+def sequences_of(view: SequenceView) -> Counter[tuple[int, ...]]:
+    tokens, ends = view.gather(np.arange(view.count)), np.cumsum(view.lengths())
+    return Counter(tuple(tokens[a:b].tolist()) for a, b in pairwise([0, *ends.tolist()]))
+
+
+def test_training_has_the_same_sequences_in_blocks_and_validation_is_as_it_was(
+    corpus: Path, finished: Path, shuffled: Path
+) -> None:
+    plain = PreparedData.open(finished, two_sources(corpus))
+    grid = PreparedData.open(shuffled, two_sources(corpus, shuffle=GRID))
+    for name in ("wiki", "code"):
+        view = grid.view(name, "train")
+        assert isinstance(view, ShuffledView)
+        assert sequences_of(view) == sequences_of(plain.view(name, "train"))
+        plan = grid.plan(name, "train", seed=3)
+        assert isinstance(plan, BlockedPlan)
+        assert plan.blocks.count > 2
+        positions = np.arange(10)
+        np.testing.assert_array_equal(
+            grid.plan(name, "validation", seed=3).draw(positions).sequence_ids,
+            plain.plan(name, "validation", seed=3).draw(positions).sequence_ids,
+        )
+    orders = [grid.view(name, "train").source_ids[:50].tolist() for name in ("wiki", "code")]
+    assert orders[0] != orders[1], "each source has an order of its own"
+
+
+def test_fingerprints_and_data_sections_tell_shuffles_apart_and_leave_older_ones_alone(
+    corpus: Path, finished: Path, shuffled: Path
+) -> None:
+    plain = PreparedData.open(finished, two_sources(corpus))
+    assert "shuffle" not in plain.manifest.data
+    assert PreparedData.open(finished, two_sources(corpus, shuffle="permutation")).fingerprint(1) == plain.fingerprint(
+        1
+    )
+    grid = PreparedData.open(shuffled, two_sources(corpus, shuffle=GRID))
+    assert grid.fingerprint(1) != plain.fingerprint(1)
+    with pytest.raises(DataError, match=r"shuffle\.seed: prepared with 42, this run has 7"):
+        PreparedData.open(shuffled, two_sources(corpus, shuffle={**GRID, "seed": 7}))
+    with pytest.raises(DataError, match="shuffle"):
+        PreparedData.open(shuffled, two_sources(corpus))
+
+
+def test_every_file_of_a_shuffle_is_verified(shuffled: Path, corpus: Path) -> None:
+    manifest = PreparedData.open(shuffled, two_sources(corpus, shuffle=GRID)).manifest
+    for name in ("shuffled.bin", "shuffled.idx", "shuffled_sequence_ids.npy", "train/blocks.json"):
+        assert f"sources/wiki/{name}" in manifest.files
+    assert not list(shuffled.rglob("shuffle_columns"))
+    path = shuffled / "sources/wiki/shuffled.bin"
+    content = path.read_bytes()
+    times = path.stat()
+    try:
+        path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        (damage,) = Verifier(shuffled, manifest).verify_all(NoProgress()).damages
+        assert damage.path == path
+    finally:
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_a_call_that_was_interrupted_between_the_passes_ends_up_with_the_same_files(
+    corpus: Path, shuffled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, directory = two_sources(corpus, shuffle=GRID), tmp_path / "data"
+    append_row = shuffle.append_row
+
+    def stop_at_the_second_row(*arguments: object) -> int:
+        if arguments[-1] == 1:
+            raise StoppedRowError
+        return append_row(*arguments)
+
+    monkeypatch.setattr(shuffle, "append_row", stop_at_the_second_row)
+    with pytest.raises(StoppedRowError):
+        prepare(config, directory)
+    assert list(directory.rglob("00002.json")), "the columns are there"
+    monkeypatch.setattr(shuffle, "append_row", append_row)
+    recorder = Recorder()
+    prepare(config, directory, progress=recorder)
+    first = next(state for state in recorder.states if state.stage == "shuffle")
+    assert first.source == "wiki"
+    assert first.documents > 0, "no column was written again"
+    assert contents(directory) == contents(shuffled)
+
+
+def test_blocks_alone_leave_the_files_and_their_order(corpus: Path, tmp_path: Path, finished: Path) -> None:
+    config = two_sources(corpus, shuffle={"kind": "blocks", "block_tokens": 2000})
+    prepare(config, tmp_path / "data")
+    assert not list(tmp_path.rglob("shuffled*"))
+    prepared = PreparedData.open(tmp_path / "data", config)
+    plan = prepared.plan("wiki", "train", seed=1)
+    assert isinstance(plan, BlockedPlan)
+    drawn = plan.draw(np.arange(plan.packs))
+    blocks = np.searchsorted(plan.blocks.first_sequences, drawn.sequence_ids, side="right")
+    assert (np.diff(blocks) >= 0).all()
+    assert sequences_of(prepared.view("wiki", "train")) == sequences_of(
+        PreparedData.open(finished, two_sources(corpus)).view("wiki", "train")
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"order": "by_length"}, "order by_length goes through the whole source by length: leave out shuffle grid"),
+        (
+            {"recipe": {"kind": "concat", "max_sequence_length": 128, "atom": 128}},
+            "recipe concat with an atom keeps the order of its rows: leave out shuffle grid",
+        ),
+        (
+            {"recipe": {"kind": "concat", "max_sequence_length": 128}},
+            "take recipe documents, or concat with isolate_documents: false, found concat",
+        ),
+        ({"shuffle": {"kind": "grid", "memory": "none"}}, "could not parse value and unit from byte string"),
+        ({"shuffle": "gird"}, "grid"),
+    ],
+)
+def test_what_cannot_be_shuffled_so_is_refused(corpus: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        two_sources(corpus, **{"shuffle": "grid", **changes})
+
+
+def test_a_limit_below_what_the_program_takes_is_refused_before_anything_is_written(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config = two_sources(corpus, shuffle={"kind": "grid", "memory": "100MiB"})
+    with pytest.raises(DataError, match=r"set data.shuffle.memory to 0\.\d+ GiB or more"):
+        prepare(config, tmp_path / "data")
+    assert not list(tmp_path.rglob("shuffled*"))

@@ -1,0 +1,166 @@
+"""Two passes over a grid: the same sequences in random order, whatever interrupted them."""
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepared_files import contents
+from token_files import make_documents, write
+
+from evenpack.data.config import DocumentsRecipe
+from evenpack.data.sequences.documents import DocumentsView, build_documents
+from evenpack.data.sequences.shuffled import SHUFFLED, ShuffledView
+from evenpack.data.shuffle import sequences as sequences_module
+from evenpack.data.shuffle.grid import Grid, equal_parts
+from evenpack.data.shuffle.shuffle import GridShuffler
+from evenpack.data.tokens.file import TokenFile
+from evenpack.errors import DataError, RunError
+
+VOCABULARY = 5000
+GRID = Grid(rows=3, columns=4, seed=7)
+
+
+class StoppedShuffleError(Exception):
+    """Ends a shuffle from within its progress."""
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences_module, "_CHUNK_TOKENS", 300)
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> DocumentsView:
+    """All documents but each ninth, pieces of at most 16 tokens."""
+    documents = make_documents(400, vocabulary_size=VOCABULARY)
+    token_file = write(tmp_path_factory.mktemp("tokens") / "tokens", documents, vocabulary_size=VOCABULARY)
+    recipe = DocumentsRecipe(kind="documents", max_sequence_length=16)
+    return build_documents(recipe, token_file, np.flatnonzero(np.arange(400) % 9 > 0))
+
+
+def shuffler(view: DocumentsView, folder: Path, *, grid: Grid = GRID, stop_after: int = 10**9) -> GridShuffler:
+    left = stop_after
+
+    def told(sequences: int, bytes_read: int) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise StoppedShuffleError
+
+    folder.mkdir(exist_ok=True)
+    origin = {"seed": grid.seed, "rows": grid.rows, "columns": grid.columns}
+    return GridShuffler(view=view, grid=grid, folder=folder, vocabulary_size=VOCABULARY, origin=origin, told=told)
+
+
+def opened(view: DocumentsView, folder: Path) -> ShuffledView:
+    return ShuffledView(view, TokenFile(folder / SHUFFLED))
+
+
+def as_lists(tokens: np.ndarray, lengths: np.ndarray) -> list[tuple[int, ...]]:
+    return [tuple(tokens[a:b].tolist()) for a, b in pairwise(np.concatenate([[0], np.cumsum(lengths)]).tolist())]
+
+
+def all_sequences(view: DocumentsView | ShuffledView) -> list[tuple[int, ...]]:
+    return as_lists(view.gather(np.arange(view.count)), view.lengths())
+
+
+def test_every_sequence_comes_once_whole_and_with_its_id(view: DocumentsView, tmp_path: Path) -> None:
+    shuffler(view, tmp_path).run()
+    found = opened(view, tmp_path)
+    before, after = all_sequences(view), all_sequences(found)
+    assert Counter(after) == Counter(before)
+    assert sorted(found.source_ids.tolist()) == list(range(view.count))
+    assert after == [before[one] for one in found.source_ids.tolist()]
+    assert found.accounting == view.accounting
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "shuffled.bin", "shuffled.idx", "shuffled.journal.json", "shuffled_sequence_ids.npy",
+    ]  # fmt: skip
+
+
+def test_each_row_holds_equal_shares_of_all_columns_and_no_order_is_left(view: DocumentsView, tmp_path: Path) -> None:
+    shuffler(view, tmp_path).run()
+    ids = opened(view, tmp_path).source_ids.astype(np.int64)
+    columns = np.searchsorted(np.cumsum(view.lengths()), view.lengths().sum() * np.arange(1, 5) // 4 + 1)
+    rows = np.array_split(np.searchsorted(columns, ids, side="right"), GRID.rows)
+    for row in rows:
+        counts = np.bincount(row, minlength=4)[:4]
+        assert counts.max() - counts.min() <= 6
+    displacement = np.abs(ids - np.arange(view.count)).mean() / view.count
+    assert abs(displacement - 1 / 3) < 0.05, "a third of the corpus, as under a uniform permutation"
+    assert (np.abs(np.diff(ids)) == 1).mean() < 0.02
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(view: DocumentsView, tmp_path: Path) -> None:
+    for name, grid in (("a", GRID), ("b", GRID), ("c", Grid(rows=3, columns=4, seed=8))):
+        shuffler(view, tmp_path / name, grid=grid).run()
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert contents(tmp_path / "a")["shuffled.bin"] != contents(tmp_path / "c")["shuffled.bin"]
+
+
+def test_what_was_interrupted_anywhere_is_gone_on_with_to_the_same_bytes(view: DocumentsView, tmp_path: Path) -> None:
+    shuffler(view, tmp_path / "whole").run()
+    interruptions = 0
+    while interruptions < 100:
+        try:
+            shuffler(view, tmp_path / "interrupted", stop_after=9).run()
+            break
+        except StoppedShuffleError:
+            interruptions += 1
+            assert not (tmp_path / "interrupted" / "shuffled.idx").exists()
+    assert 3 < interruptions < 20
+    assert contents(tmp_path / "interrupted") == contents(tmp_path / "whole")
+
+
+def test_a_finished_column_is_not_read_again(view: DocumentsView, tmp_path: Path) -> None:
+    with pytest.raises(StoppedShuffleError):
+        shuffler(view, tmp_path, stop_after=16).run()
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "shuffle_columns").glob("*.tokens")}
+    assert len(written) >= 2
+    with pytest.raises(StoppedShuffleError):
+        shuffler(view, tmp_path, stop_after=1).run()
+    assert written.items() <= {path: path.stat().st_mtime_ns for path in written}.items()
+
+
+def test_another_origin_begins_again(view: DocumentsView, tmp_path: Path) -> None:
+    other = Grid(rows=2, columns=5, seed=1)
+    with pytest.raises(StoppedShuffleError):
+        shuffler(view, tmp_path / "changed", stop_after=16).run()
+    shuffler(view, tmp_path / "changed", grid=other).run()
+    shuffler(view, tmp_path / "fresh", grid=other).run()
+    assert contents(tmp_path / "changed") == contents(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("suffix", ["tokens", "lengths", "ids"])
+def test_damage_between_the_passes_is_found_and_named(view: DocumentsView, tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(StoppedShuffleError):  # as the first row has been told
+        shuffler(view, tmp_path, stop_after=reports_of_columns(view) + 1).run()
+    path = tmp_path / "shuffle_columns" / f"00002.{suffix}"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"row 1 of .*00002.tokens and the files beside it is not as it was written"):
+        shuffler(view, tmp_path).run()
+
+
+def reports_of_columns(view: DocumentsView) -> int:
+    """How often the first pass tells of itself."""
+    bounds = equal_parts([view.lengths()], tokens=view.accounting.tokens_kept, parts=GRID.columns)
+    return sum(len(list(sequences_module.chunks(view.lengths(a, b)))) for a, b in pairwise(bounds))
+
+
+def test_sequences_that_changed_on_the_way_are_told_from_those_that_were_read(
+    view: DocumentsView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = sequences_module.Sequences.in_order
+
+    def faulty(self: sequences_module.Sequences, order: np.ndarray) -> object:
+        for chunk in original(self, order):
+            chunk.tokens[0] ^= 1
+            yield chunk
+
+    monkeypatch.setattr(sequences_module.Sequences, "in_order", faulty)
+    with pytest.raises(RunError, match=r"hashes sum to [0-9a-f]{16} and written others"):
+        shuffler(view, tmp_path).run()
+    assert not (tmp_path / "shuffled.idx").exists()
