@@ -17,11 +17,12 @@ import xxhash
 
 from evenpack.data.sequences.shuffled import OrderedView
 from evenpack.data.shuffle.grid import Grid
-from evenpack.data.shuffle.sequences import Sequences, chunks
+from evenpack.data.shuffle.sequences import Sequences, TokenBuffer, chunks
 from evenpack.errors import DataError
 from evenpack.files import atomic_open, write_json
 
-_LENGTH_TYPE = np.dtype(np.int32)
+_CHUNKS_MAPPED = 16
+"""After so many the pages that they were read from are let go of."""
 _SUFFIXES = ("tokens", "lengths", "ids")
 
 
@@ -58,8 +59,8 @@ class ColumnFolder:
     """Where the columns of a shuffle lie until its rows are written."""
 
     folder: Path
-    token_type: np.dtype
     id_type: np.dtype
+    buffer: TokenBuffer
 
     def read(self, column: int) -> Column | None:
         """None unless the column is whole."""
@@ -78,7 +79,7 @@ class ColumnFolder:
         self, column: int, view: OrderedView, grid: Grid, first: int, stop: int, *, told: Callable[[int], None]
     ) -> Column:
         """Loads the sequences `first` to `stop` of the view and writes them permuted. `told`: bytes read so far."""
-        sequences = _load(view, first, stop, self.id_type, told)
+        sequences = self._load(view, first, stop, told)
         content = sequences.content()
         order = grid.column_order(column, stop - first)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -95,44 +96,37 @@ class ColumnFolder:
         write_json(self._path(column, "json"), asdict(written))
         return written
 
-    def load_shard(self, column: int, record: Column, row: int) -> Sequences:
-        """One shard. Raises: DataError if it is not as it was written."""
+    def load_shard(self, column: int, record: Column, row: int, into: Sequences) -> None:
+        """Fills arrays of the right sizes with one shard. Raises: DataError if it is not as it was written."""
         before, shard = record.shards[:row], record.shards[row]
         first_sequence, first_token = sum(one.sequences for one in before), sum(one.tokens for one in before)
-        places = (
-            (first_token, shard.tokens, self.token_type),
-            (first_sequence, shard.sequences, _LENGTH_TYPE),
-            (first_sequence, shard.sequences, self.id_type),
-        )
-        arrays = [
-            _read(self._path(column, suffix), first, count, kind)
-            for suffix, (first, count, kind) in zip(_SUFFIXES, places, strict=True)
-        ]
         digest = xxhash.xxh3_128()
-        for array in arrays:
-            digest.update(array.view(np.uint8).data)
+        arrays = (into.tokens, into.lengths, into.ids)
+        for suffix, first, array in zip(_SUFFIXES, (first_token, first_sequence, first_sequence), arrays, strict=True):
+            content = array.view(np.uint8).data
+            _read(self._path(column, suffix), first * array.itemsize, content)
+            digest.update(content)
         if digest.hexdigest() != shard.checksum:
             raise DataError(
                 f"row {row} of {self._path(column, 'tokens')} and the files beside it is not as it was written: "
                 f"remove {self.folder} and prepare again"
             )
-        return Sequences(tokens=arrays[0], lengths=arrays[1], ids=arrays[2])
+
+    def _load(self, view: OrderedView, first: int, stop: int, told: Callable[[int], None]) -> Sequences:
+        lengths = view.lengths(first, stop)
+        tokens = self.buffer.take(int(lengths.sum(dtype=np.int64)))
+        place = 0
+        for index, (begin, end) in enumerate(chunks(lengths)):
+            read = view.gather(np.arange(first + begin, first + end))
+            tokens[place : place + len(read)] = read
+            place += len(read)
+            if index % _CHUNKS_MAPPED == 0:
+                view.token_file.release_pages()
+            told(place * tokens.itemsize)
+        return Sequences(tokens=tokens, lengths=lengths, ids=np.arange(first, stop).astype(self.id_type))
 
     def _path(self, column: int, suffix: str) -> Path:
         return self.folder / f"{column:05}.{suffix}"
-
-
-def _load(view: OrderedView, first: int, stop: int, id_type: np.dtype, told: Callable[[int], None]) -> Sequences:
-    lengths = view.lengths(first, stop)
-    tokens = np.empty(int(lengths.sum(dtype=np.int64)), dtype=view.token_file.dtype)
-    place = 0
-    for begin, end in chunks(lengths):
-        read = view.gather(np.arange(first + begin, first + end))
-        tokens[place : place + len(read)] = read
-        place += len(read)
-        view.token_file.release_pages()
-        told(place * tokens.itemsize)
-    return Sequences(tokens=tokens, lengths=lengths, ids=np.arange(first, stop).astype(id_type))
 
 
 def _write_shard(sequences: Sequences, order: np.ndarray, files: tuple[IO[Any], ...]) -> Shard:
@@ -149,9 +143,14 @@ def _write_shard(sequences: Sequences, order: np.ndarray, files: tuple[IO[Any], 
     return Shard(sequences=len(order), tokens=tokens, checksum=digest.hexdigest())
 
 
-def _read(path: Path, first: int, count: int, kind: np.dtype) -> np.ndarray:
+def _read(path: Path, offset: int, into: memoryview) -> None:
     """Raises: DataError if the file ends before."""
-    found = np.fromfile(path, dtype=kind, count=count, offset=first * kind.itemsize)
-    if len(found) != count:
-        raise DataError(f"{path} ends after {path.stat().st_size} bytes: remove {path.parent} and prepare again")
-    return found
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while into:
+            read = file.readinto(into)
+            if not read:
+                raise DataError(
+                    f"{path} ends after {path.stat().st_size} bytes: remove {path.parent} and prepare again"
+                )
+            into = into[read:]

@@ -25,14 +25,18 @@ def append_row(writer: TokenFileWriter, folder: ColumnFolder, columns: tuple[Col
 def _load(folder: ColumnFolder, columns: tuple[Column, ...], row: int) -> Sequences:
     """Shard `row` of every column, one after the other."""
     shards = [column.shards[row] for column in columns]
-    count = sum(shard.sequences for shard in shards)
-    tokens = np.empty(sum(shard.tokens for shard in shards), dtype=folder.token_type)
-    lengths, ids = np.empty(count, dtype=np.int32), np.empty(count, dtype=folder.id_type)
+    row_sequences = Sequences(
+        tokens=folder.buffer.take(sum(shard.tokens for shard in shards)),
+        lengths=np.empty(sum(shard.sequences for shard in shards), dtype=np.int32),
+        ids=np.empty(sum(shard.sequences for shard in shards), dtype=folder.id_type),
+    )
     sequence = token = 0
     for index, (column, shard) in enumerate(zip(columns, shards, strict=True)):
-        loaded = folder.load_shard(index, column, row)
-        tokens[token : token + shard.tokens] = loaded.tokens
-        lengths[sequence : sequence + shard.sequences] = loaded.lengths
-        ids[sequence : sequence + shard.sequences] = loaded.ids
+        part = Sequences(
+            tokens=row_sequences.tokens[token : token + shard.tokens],
+            lengths=row_sequences.lengths[sequence : sequence + shard.sequences],
+            ids=row_sequences.ids[sequence : sequence + shard.sequences],
+        )
+        folder.load_shard(index, column, row, into=part)
         sequence, token = sequence + shard.sequences, token + shard.tokens
-    return Sequences(tokens=tokens, lengths=lengths, ids=ids)
+    return row_sequences

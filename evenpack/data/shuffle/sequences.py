@@ -7,7 +7,7 @@ import numpy as np
 import xxhash
 from jaxtyping import Int64, Integer
 
-_CHUNK_TOKENS = 1 << 22
+_CHUNK_TOKENS = 1 << 18
 _WORD = (1 << 64) - 1
 
 
@@ -21,28 +21,40 @@ class Sequences:
     """In the view that they come from."""
 
     def in_order(self, order: Int64[np.ndarray, " N"]) -> Iterator["Sequences"]:
-        """Copies of the sequences that `order` names, a few megabytes at a time."""
+        """Copies of the sequences that `order` names, a part at a time."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         for first, stop in chunks(self.lengths[order]):
             chosen = order[first:stop]
             stops = ends[chosen]
             starts = stops - self.lengths[chosen]
-            slices = [self.tokens[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-            yield Sequences(tokens=np.concatenate(slices), lengths=self.lengths[chosen], ids=self.ids[chosen])
+            slices = map(self.tokens.__getitem__, map(slice, starts.tolist(), stops.tolist()))
+            yield Sequences(tokens=np.concatenate(list(slices)), lengths=self.lengths[chosen], ids=self.ids[chosen])
 
     def content(self) -> int:
         """The sum, modulo 2**64, of XXH3 (64 bits) of each sequence: the same in any order, for the same sequences."""
         ends = (np.cumsum(self.lengths, dtype=np.int64) * self.tokens.itemsize).tolist()
         data = np.ascontiguousarray(self.tokens).view(np.uint8).data
-        total = begin = 0
-        for end in ends:
-            total += xxhash.xxh3_64_intdigest(data[begin:end])
-            begin = end
-        return total & _WORD
+        slices = map(data.__getitem__, map(slice, [0, *ends[:-1]], ends))
+        return sum(map(xxhash.xxh3_64_intdigest, slices)) & _WORD
+
+
+class TokenBuffer:
+    """Memory for the tokens of one column or row after another: fresh pages for each would cost more than the copy."""
+
+    def __init__(self, kind: np.dtype) -> None:
+        self._kind = kind
+        self._array = np.empty(0, dtype=kind)
+
+    def take(self, tokens: int) -> Integer[np.ndarray, " tokens"]:
+        """An array of so many tokens, whose content is any; what was taken before is overwritten."""
+        if len(self._array) < tokens:
+            self._array = np.empty(0, dtype=self._kind)  # the old one goes before the new one comes
+            self._array = np.empty(tokens, dtype=self._kind)
+        return self._array[:tokens]
 
 
 def chunks(lengths: Integer[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
-    """Ranges of sequences of 8 or 16 MB each, or of one sequence that is longer."""
+    """Ranges of sequences of half a megabyte or one, which a core's cache holds, or of one sequence that is longer."""
     ends = np.cumsum(lengths, dtype=np.int64)
     first = 0
     while first < len(lengths):

@@ -8,7 +8,7 @@ FOLDER/shuffle_columns/               what lies between the passes; removed at t
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from evenpack.data.sequences.view import length_chunks
 from evenpack.data.shuffle.columns import Column, ColumnFolder
 from evenpack.data.shuffle.grid import Grid, equal_parts
 from evenpack.data.shuffle.rows import append_row
-from evenpack.data.shuffle.sequences import add_contents
+from evenpack.data.shuffle.sequences import TokenBuffer, add_contents
 from evenpack.data.tokens.file import Journal, TokenFileWriter, read_journal
 from evenpack.errors import RunError
 
@@ -61,12 +61,12 @@ class GridShuffler:
         shutil.rmtree(self.folder / _COLUMNS, ignore_errors=True)
         return journal
 
-    @property
+    @cached_property
     def _column_folder(self) -> ColumnFolder:
         return ColumnFolder(
             folder=self.folder / _COLUMNS,
-            token_type=self.view.token_file.dtype,
             id_type=sequence_id_type(self.view.count),
+            buffer=TokenBuffer(self.view.token_file.dtype),
         )
 
     def _clear_unless_begun(self, prefix: Path) -> None:
@@ -80,6 +80,7 @@ class GridShuffler:
         tokens = self.view.accounting.tokens_kept
         bounds = equal_parts(length_chunks(self.view), tokens=tokens, parts=self.grid.columns)
         folder = self._column_folder
+        token_bytes = self.view.token_file.dtype.itemsize
         columns: list[Column] = []
         bytes_before = 0
         for index in range(self.grid.columns):
@@ -92,7 +93,7 @@ class GridShuffler:
                 told=partial(self._tell_read, bytes_before),
             )
             columns.append(column)
-            bytes_before += column.tokens * folder.token_type.itemsize
+            bytes_before += column.tokens * token_bytes
         return tuple(columns)
 
     def _tell_read(self, before: int, of_column: int) -> None:
