@@ -15,6 +15,7 @@ from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.packing.command import PackingCommand
 from evenpack.studies.residuals.command import ResidualsCommand
+from evenpack.studies.shuffle.command import ShuffleCommand
 from evenpack.studies.throughput.command import ThroughputCommand
 
 if TYPE_CHECKING:
@@ -64,4 +65,5 @@ RUN_STUDIES: dict[str, type[RunStudy]] = {
 STUDIES_OF_RUNS: dict[str, type[StudyOfRuns]] = {
     "equivalence": EquivalenceCommand,
     "chunking": ChunkingCommand,
+    "shuffle": ShuffleCommand,
 }

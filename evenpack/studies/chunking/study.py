@@ -1,19 +1,11 @@
 """`evenpack study chunking`: from a study file to what was found."""
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import torch
-
-import evenpack
 from evenpack import console
 from evenpack.console import Report
-from evenpack.errors import EXIT_STOPPED
-from evenpack.progress import Progress
 from evenpack.studies.budget.options import BudgetOptions
 from evenpack.studies.chunking.arms import ArmsByName, describe_arms
 from evenpack.studies.chunking.compare import Finished, FinishedRuns, compare
@@ -26,11 +18,11 @@ from evenpack.studies.chunking.tables import comparison_tables
 from evenpack.studies.runs.config import load_study
 from evenpack.studies.runs.evaluations import Evaluation, interleaved
 from evenpack.studies.runs.expansion import StudyRun, expand
+from evenpack.studies.runs.frame import conclude, ended_jobs, measured_on, run_states
 from evenpack.studies.runs.jobs import Job
 from evenpack.studies.runs.machine import Machine, Place
-from evenpack.studies.runs.runner import EndedRun, recorded, train_runs
+from evenpack.studies.runs.runner import EndedRun
 from evenpack.studies.runs.tables import unfinished_text
-from evenpack.studies.throughput.provenance import commit_of_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,19 +64,9 @@ def run_study(
     loaded = _load(study_file, words)
     if plot is not None:
         require_plots(plot)
-    if only_report:
-        ended = recorded(loaded.jobs)
-    else:
-        places = machine.places(devices_per_run)
-        with machine.held(loaded.study.study.output_dir), Progress(console.messages()) as progress:
-            ended = train_runs(loaded.jobs, machine, places, progress)
-    report = _report(loaded, ended, plot)
-    failed = sum(one.state == "failed" for one in ended)
-    if failed:
-        report.unmet = f"{failed} of {len(ended)} runs failed; what they said stands above"
-    if machine.is_asked_to_stop:
-        report.exit_code = EXIT_STOPPED
-    return report
+    output_dir = loaded.study.study.output_dir
+    ended = ended_jobs(loaded.jobs, output_dir, machine, devices_per_run=devices_per_run, only_report=only_report)
+    return conclude(_report(loaded, ended, plot), ended, machine)
 
 
 def _report(loaded: _Loaded, ended: Sequence[EndedRun], plot: Path | None) -> Report:
@@ -94,8 +76,8 @@ def _report(loaded: _Loaded, ended: Sequence[EndedRun], plot: Path | None) -> Re
     report = Report(
         value={
             "study": study,
-            "measured_on": _measured_on(finished),
-            "runs": [{"run": one.run.key, "state": one.state, "message": one.message} for one in ended],
+            "measured_on": measured_on(_devices(finished)),
+            "runs": run_states(ended),
             "arms": rows,
             "segments": _segments(finished, loaded.arms),
         },
@@ -137,14 +119,6 @@ def _segments(finished: FinishedRuns, arms: ArmsByName) -> dict[str, dict[int, l
     }
 
 
-def _measured_on(finished: FinishedRuns) -> dict[str, Any]:
-    """What a figure must carry."""
-    devices = {one.curve.measured_on for of_seed in finished.values() for one in of_seed.values()}
-    return {
-        "devices": sorted(device for device in devices if device is not None),
-        "processor": platform.processor() or platform.machine(),
-        "evenpack": evenpack.__version__,
-        "torch": torch.__version__,
-        "commit": commit_of_source(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+def _devices(finished: FinishedRuns) -> list[str]:
+    found = [one.curve.measured_on for of_seed in finished.values() for one in of_seed.values()]
+    return [device for device in found if device is not None]

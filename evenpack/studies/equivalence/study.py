@@ -1,18 +1,11 @@
 """`evenpack study equivalence`: from a study file to what was found."""
 
-import platform
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import torch
-
-import evenpack
 from evenpack import console
 from evenpack.console import Report
 from evenpack.engine.reporting.journal import SUMMARY
-from evenpack.errors import EXIT_STOPPED
 from evenpack.files import read_json_object
 from evenpack.progress import Progress
 from evenpack.studies.equivalence.compare import CurvesOfArms, compare
@@ -25,6 +18,7 @@ from evenpack.studies.plotting import require_plot
 from evenpack.studies.runs.config import load_study
 from evenpack.studies.runs.expansion import StudyRun, expand
 from evenpack.studies.runs.finetunings import FinetuneRun, expand_finetunings, require_tasks
+from evenpack.studies.runs.frame import conclude, measured_on, run_states
 from evenpack.studies.runs.machine import Machine
 from evenpack.studies.runs.runner import EndedRun, recorded, train_runs
 from evenpack.studies.runs.tables import (
@@ -35,7 +29,6 @@ from evenpack.studies.runs.tables import (
     runs_table,
     unfinished_text,
 )
-from evenpack.studies.throughput.provenance import commit_of_source
 
 
 def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, devices_per_run: int | None) -> Report:
@@ -79,10 +72,7 @@ def run_study(
         with machine.held(study.study.output_dir), Progress(console.messages()) as progress:
             ended = train_runs(runs, machine, places, progress)
             tuned = _finetune(finetunings, machine, ended, progress)
-    report = _report(study, ended, finetunings, tuned, plot=plot)
-    if machine.is_asked_to_stop:
-        report.exit_code = EXIT_STOPPED
-    return report
+    return conclude(_report(study, ended, finetunings, tuned, plot=plot), (*ended, *tuned), machine)
 
 
 def _report(
@@ -100,8 +90,8 @@ def _report(
     report = Report(
         value={
             "study": study,
-            "measured_on": _measured_on(ended),
-            "runs": [{"run": one.run.key, "state": one.state, "message": one.message} for one in every],
+            "measured_on": measured_on(_devices(ended)),
+            "runs": run_states(every),
             "comparison": comparison,
             "curves": curves,
             "finetuned": tasks,
@@ -115,9 +105,6 @@ def _report(
     if plot is not None and comparison.rows:
         plot_equivalence(curves, comparison, tasks, study, plot)
         report.shown.append(console.text(f"Drew {plot}"))
-    failed = sum(one.state == "failed" for one in every)
-    if failed:
-        report.unmet = f"{failed} of {len(every)} runs failed; what they said stands above"
     return report
 
 
@@ -158,14 +145,6 @@ def _tasks(
     return [comparison for comparison in comparisons if comparison is not None]
 
 
-def _measured_on(ended: Sequence[EndedRun]) -> dict[str, Any]:
-    """What a figure must carry."""
+def _devices(ended: Sequence[EndedRun]) -> list[str]:
     summaries = [read_json_object(one.run.output_dir / SUMMARY) or {} for one in ended if one.state == "finished"]
-    return {
-        "devices": sorted({f"{one.get('ranks')} x {one.get('device')}" for one in summaries}),
-        "processor": platform.processor() or platform.machine(),
-        "evenpack": evenpack.__version__,
-        "torch": torch.__version__,
-        "commit": commit_of_source(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    return [f"{one.get('ranks')} x {one.get('device')}" for one in summaries]

@@ -1,0 +1,53 @@
+"""`evenpack study shuffle`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenpack.console import Report
+from evenpack.studies.shared_options import Plot
+
+if TYPE_CHECKING:
+    from evenpack.studies.runs.machine import Machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleCommand:
+    """Compare ways of shuffling a corpus: how random the order is, how fast it is read, and what the loss makes of it.
+
+    Each arm of the study file sets data.shuffle; its order is measured beside a rolling buffer and no shuffle at all,
+    its data is read, and a model is trained on it. The same command goes on with what an earlier one left undone.
+
+    \b
+    Examples:
+      evenpack study shuffle configs/studies/shuffle_mini.yaml --dry-run
+      evenpack study shuffle STUDY.yaml --devices-per-run 1 --plot shuffle.png --save shuffle.json
+    """
+
+    devices_per_run: Annotated[
+        int | None,
+        typer.Option(help="GPUs, or cores of the CPU, of each run; as many at once as fit. Default: all for one run."),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and stop.")] = False
+    only_report: Annotated[
+        bool, typer.Option("--only-report", help="Start nothing: report what has finished so far.")
+    ] = False
+    plot: Plot = None
+
+    def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
+        """Raises: ConfigError for a study or an option that is wrong, before anything is started."""
+        from evenpack.studies.shuffle.study import describe_study, run_study
+
+        if self.dry_run:
+            return describe_study(study_file, words, machine, devices_per_run=self.devices_per_run)
+        return run_study(
+            study_file,
+            words,
+            machine,
+            devices_per_run=self.devices_per_run,
+            only_report=self.only_report,
+            plot=self.plot,
+        )

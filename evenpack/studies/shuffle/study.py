@@ -1,0 +1,107 @@
+"""`evenpack study shuffle`: from a study file to what was found."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from evenpack import console
+from evenpack.console import Report
+from evenpack.engine.reporting.journal import SUMMARY
+from evenpack.files import read_json_object
+from evenpack.studies.plotting import require_plot
+from evenpack.studies.runs.config import load_study
+from evenpack.studies.runs.expansion import StudyRun, expand
+from evenpack.studies.runs.frame import conclude, ended_jobs, measured_on, run_states
+from evenpack.studies.runs.machine import Machine
+from evenpack.studies.runs.runner import EndedRun
+from evenpack.studies.runs.tables import arms_text, run_rows, runs_table, unfinished_text
+from evenpack.studies.shuffle.config import ShuffleStudyConfig
+from evenpack.studies.shuffle.measure import ArmOrder, jumps_at, measure_order, measure_simulated, read_losses
+from evenpack.studies.shuffle.plots import LossesOfArms, plot_shuffle
+from evenpack.studies.shuffle.tables import jump_table, order_tables
+
+
+def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, devices_per_run: int | None) -> Report:
+    """`--dry-run`. Raises: ConfigError."""
+    study, runs = _expanded(study_file, words)
+    places = machine.places(devices_per_run)
+    rows = run_rows(runs, ranks=places[0].ranks)
+    title = f"{study.study.name}: {len(runs)} runs, {len(places)} at a time, {places[0].ranks} ranks each"
+    return Report(value={"study": study, "runs": rows}, shown=[arms_text(study), runs_table(rows, title=title)])
+
+
+def run_study(
+    study_file: Path,
+    words: Sequence[str],
+    machine: Machine,
+    *,
+    devices_per_run: int | None,
+    only_report: bool,
+    plot: Path | None,
+) -> Report:
+    """Trains what is not finished, and measures and compares what is. Raises: ConfigError, RunError, DataError."""
+    study, runs = _expanded(study_file, words)
+    if plot is not None:
+        require_plot(plot)
+    ended = ended_jobs(runs, study.study.output_dir, machine, devices_per_run=devices_per_run, only_report=only_report)
+    return conclude(_report(study, ended, plot), ended, machine)
+
+
+def _report(study: ShuffleStudyConfig, ended: Sequence[EndedRun], plot: Path | None) -> Report:
+    finished = _finished(study, ended)
+    orders = _orders(study, finished)
+    borders = max((one.borders for one in orders), key=len, default=())
+    losses = {arm: {run.seed: read_losses(run.config) for run in runs} for arm, runs in finished.items()}
+    around = study.shuffle.steps_around_border
+    jumps = {arm: jumps_at(of_seed, borders, around=around) for arm, of_seed in losses.items()}
+    report = Report(
+        value={
+            "study": study,
+            "measured_on": measured_on(_devices(finished)),
+            "runs": run_states(ended),
+            "orders": orders,
+            "borders": borders,
+            "jumps": jumps,
+            "losses": _as_lists(losses),
+        },
+        shown=[
+            *(order_tables(orders, study.shuffle) if orders else []),
+            *jump_table(jumps, study.shuffle, borders=borders),
+            *unfinished_text(ended),
+        ],
+    )
+    if plot is not None and any(finished.values()):
+        plot_shuffle(losses, jumps, borders, study, plot)
+        report.shown.append(console.text(f"Drew {plot}"))
+    return report
+
+
+def _expanded(study_file: Path, words: Sequence[str]) -> tuple[ShuffleStudyConfig, tuple[StudyRun, ...]]:
+    study, run_words = load_study(study_file, ShuffleStudyConfig, words)
+    return study, expand(study, run_words)
+
+
+def _finished(study: ShuffleStudyConfig, ended: Sequence[EndedRun]) -> dict[str, list[StudyRun]]:
+    """The finished runs of the last phase, by arm."""
+    found: dict[str, list[StudyRun]] = {arm: [] for arm in study.phases[study.last_phase].arms}
+    for one in ended:
+        if isinstance(one.run, StudyRun) and one.run.phase == study.last_phase and one.state == "finished":
+            found[one.run.arm].append(one.run)
+    return found
+
+
+def _orders(study: ShuffleStudyConfig, finished: dict[str, list[StudyRun]]) -> list[ArmOrder]:
+    """Of each arm with a finished run, by its first seed; then what is simulated on the reference's data."""
+    orders = [measure_order(arm, runs[0].config, study.shuffle) for arm, runs in finished.items() if runs]
+    reference = finished[study.shuffle.reference]
+    return [*orders, *(measure_simulated(reference[0].config, study.shuffle) if reference else ())]
+
+
+def _devices(finished: dict[str, list[StudyRun]]) -> list[str]:
+    summaries = [read_json_object(run.output_dir / SUMMARY) or {} for runs in finished.values() for run in runs]
+    return [f"{one.get('ranks')} x {one.get('device')}" for one in summaries]
+
+
+def _as_lists(losses: LossesOfArms) -> dict[str, dict[int, list[float]]]:
+    return {
+        arm: {seed: values.round(6).tolist() for seed, values in of_seed.items()} for arm, of_seed in losses.items()
+    }
