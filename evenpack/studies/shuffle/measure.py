@@ -14,7 +14,7 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.errors import ConfigError
 from evenpack.studies.shuffle.config import ShuffleSection
 from evenpack.studies.shuffle.jumps import borders, jump
-from evenpack.studies.shuffle.labels import Labels, file_labels
+from evenpack.studies.shuffle.labels import file_labels
 from evenpack.studies.shuffle.orders import buffer_order, corpus_order, drawn_order
 from evenpack.studies.shuffle.quality import Quality, quality
 from evenpack.studies.shuffle.reading import Reading, read_steps
@@ -36,10 +36,10 @@ class ArmOrder:
 
 
 def measure_order(arm: str, config: RunConfig, section: ShuffleSection) -> ArmOrder:
-    """The first epoch of a prepared run. Raises: ConfigError if it has several sources."""
+    """The first epoch of a prepared run."""
     prepared, source = _opened(config)
     (packed,) = packed_sources(prepared, "train", seed=config.run.seed)
-    labels = _labels(config, prepared, source)
+    labels = file_labels(config.data, source, prepared)
     source_ids = packed.view.source_ids if isinstance(packed.view, ShuffledView) else None
     order = drawn_order(packed.plan, source_ids)
     per_step = _packs_per_step(config)
@@ -55,7 +55,7 @@ def measure_simulated(config: RunConfig, section: ShuffleSection) -> tuple[ArmOr
     """A rolling buffer and no shuffle at all, of the sequences of a run that is not shuffled on disk."""
     prepared, source = _opened(config)
     view = prepared.view(source, "train")
-    labels, lengths = _labels(config, prepared, source), view.lengths()
+    labels, lengths = file_labels(config.data, source, prepared), view.lengths()
     orders = {
         BUFFER: buffer_order(lengths, pack_length=prepared.pack_length, buffer=section.buffer, seed=config.run.seed),
         NO_SHUFFLE: corpus_order(lengths, pack_length=prepared.pack_length),
@@ -85,20 +85,21 @@ def jumps_at(
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _opened(config: RunConfig) -> tuple[PreparedData, str]:
+def check_run(config: RunConfig) -> None:
+    """Raises: ConfigError if the order of this run is not that of one source in steps of packs."""
     if len(config.data.sources) != 1:
         raise ConfigError(
             f"a shuffle study looks at the order of one source, found {', '.join(config.data.sources)}: give one "
             "source with several files"
         )
+    if config.training.packs_per_step is None:
+        raise ConfigError("a shuffle study needs training.packs_per_step: it looks at steps of packs")
+
+
+def _opened(config: RunConfig) -> tuple[PreparedData, str]:
     return PreparedData.open(config.prepared_dir, config.data), next(iter(config.data.sources))
 
 
-def _labels(config: RunConfig, prepared: PreparedData, source: str) -> Labels:
-    return file_labels(config.data, source, prepared)
-
-
 def _packs_per_step(config: RunConfig) -> int:
-    if config.training.packs_per_step is None:
-        raise ConfigError("a shuffle study needs training.packs_per_step, and runs in batches of packs")
+    assert config.training.packs_per_step is not None, "the study has checked its runs"
     return config.training.packs_per_step

@@ -15,7 +15,14 @@ from evenpack.studies.runs.machine import Machine
 from evenpack.studies.runs.runner import EndedRun
 from evenpack.studies.runs.tables import arms_text, run_rows, runs_table, unfinished_text
 from evenpack.studies.shuffle.config import ShuffleStudyConfig
-from evenpack.studies.shuffle.measure import ArmOrder, jumps_at, measure_order, measure_simulated, read_losses
+from evenpack.studies.shuffle.measure import (
+    ArmOrder,
+    check_run,
+    jumps_at,
+    measure_order,
+    measure_simulated,
+    read_losses,
+)
 from evenpack.studies.shuffle.plots import LossesOfArms, plot_shuffle
 from evenpack.studies.shuffle.tables import jump_table, order_tables
 
@@ -77,7 +84,10 @@ def _report(study: ShuffleStudyConfig, ended: Sequence[EndedRun], plot: Path | N
 
 def _expanded(study_file: Path, words: Sequence[str]) -> tuple[ShuffleStudyConfig, tuple[StudyRun, ...]]:
     study, run_words = load_study(study_file, ShuffleStudyConfig, words)
-    return study, expand(study, run_words)
+    runs = expand(study, run_words)
+    for run in runs:
+        check_run(run.config)
+    return study, runs
 
 
 def _finished(study: ShuffleStudyConfig, ended: Sequence[EndedRun]) -> dict[str, list[StudyRun]]:
