@@ -53,7 +53,7 @@ def test_each_block_is_asked_for_before_the_first_step_that_needs_it_and_once_an
     steps = source.plan.packs // 8
     for step in range(steps):
         dataset[step]
-        ids = dataset.planner.plan(step).packs.sequence_ids
+        ids = np.concatenate([dataset.planner.plan(one).packs.sequence_ids for one in (step, step + 1)])
         starts, lengths = source.view.token_file.spans(ids)
         places = 2 * np.stack([starts, starts + lengths])  # uint16 tokens
         ranges = [one[1:] for one in asked]

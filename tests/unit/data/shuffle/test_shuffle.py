@@ -82,11 +82,14 @@ def test_every_sequence_comes_once_whole_and_with_its_id(view: DocumentsView, tm
 def test_each_row_holds_equal_shares_of_all_columns_and_no_order_is_left(view: DocumentsView, tmp_path: Path) -> None:
     shuffler(view, tmp_path).run()
     ids = opened(view, tmp_path).source_ids.astype(np.int64)
-    columns = np.searchsorted(np.cumsum(view.lengths()), view.lengths().sum() * np.arange(1, 5) // 4 + 1)
-    rows = np.array_split(np.searchsorted(columns, ids, side="right"), GRID.rows)
-    for row in rows:
-        counts = np.bincount(row, minlength=4)[:4]
+    bounds = np.array(equal_parts([view.lengths()], tokens=view.accounting.tokens_kept, parts=GRID.columns))
+    places = np.searchsorted(bounds, ids, side="right") - 1
+    for row in np.array_split(np.arange(view.count), GRID.rows):
+        counts = np.bincount(places[row], minlength=GRID.columns)
         assert counts.max() - counts.min() <= 6
+        for column in range(GRID.columns):
+            within = (ids[row][places[row] == column] - bounds[column]) / np.diff(bounds)[column]
+            assert abs(within.mean() - 0.5) < 0.16, "a shard is from all over its column (4 deviations)"
     displacement = np.abs(ids - np.arange(view.count)).mean() / view.count
     assert abs(displacement - 1 / 3) < 0.05, "a third of the corpus, as under a uniform permutation"
     assert (np.abs(np.diff(ids)) == 1).mean() < 0.02
