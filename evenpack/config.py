@@ -57,6 +57,22 @@ UserPath = Annotated[Path, BeforeValidator(_expand_user)]
 """A path of a run file. `~` is expanded here and nowhere else, so that no two readers of a key take it differently."""
 
 
+def _expand_users(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        value = [value]
+    elif not value:
+        raise ValueError("expected a path or a list of paths, found an empty list")
+    for path in value:
+        if not isinstance(path, str | Path):
+            raise ValueError(f"expected a path or a list of paths, found {shown(path)}")
+    paths = [str(_expand_user(path)) for path in value]
+    return paths[0] if len(paths) == 1 else paths
+
+
+UserPaths = Annotated[Path | tuple[Path, ...], BeforeValidator(_expand_users)]
+"""A path of a run file, or several: a list of one is that one, so that both are the same section."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SectionByKind:
     """Annotation of a section whose schema is looked up by its `kind`, where the kinds are not known beforehand."""

@@ -214,8 +214,14 @@ def data_section(config: DataConfig) -> dict[str, Any]:
                 del source[key]
     for part in (section["tokenizer"], *section["sources"].values()):
         for key in _PATHS & part.keys():
-            part[key] = None if part[key] is None else str(Path(part[key]).absolute())
+            part[key] = _absolute(part[key])
     return section
+
+
+def _absolute(paths: str | list[str] | None) -> str | list[str] | None:
+    if isinstance(paths, list):
+        return [str(Path(path).absolute()) for path in paths]
+    return None if paths is None else str(Path(paths).absolute())
 
 
 def refuse_differences(before: dict[str, Any], now: dict[str, Any], place: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from evenpack.data.sources import library_text
 from evenpack.data.sources.config import BuiltinSource
-from evenpack.data.sources.corpus import Document, SourceKind, make_document
+from evenpack.data.sources.corpus import Document, SourceKind, WholeCorpus, make_document
 from evenpack.data.sources.input_files import InputFile
 
 
@@ -25,11 +25,15 @@ class BuiltinCorpus:
         for path in self._files:
             bytes_read += path.stat().st_size
             for text in library_text.file_documents(path, self._library):
-                document = make_document(text, bytes_read, where=str(path))
+                document = make_document(text, bytes_read, where=path.as_posix)
                 if document.identity not in seen:
                     seen.add(document.identity)
                     if len(seen) > start:
                         yield document
+
+    def parts(self, target_bytes: int) -> tuple[WholeCorpus, ...]:
+        """One: a document that was seen before is left out, so all files belong together."""
+        return (WholeCorpus(name="the standard library's text", corpus=self),)
 
 
 def inputs(_name: str, _source: BuiltinSource) -> tuple[InputFile, ...]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from evenpack.config import Section, UserPath
+from evenpack.config import Section, UserPath, UserPaths
 
 
 class _SourceBase(Section):
@@ -37,11 +37,11 @@ class BuiltinSource(SourceOfText):
 
 
 class JsonlSource(SourceOfText):
-    """One JSON object a line, plain or zstd-compressed (`.zst`)."""
+    """One JSON object a line, plain or compressed (`.zst`, `.gz`)."""
 
     kind: Literal["jsonl"]
-    path: UserPath | None = None
-    """A file, or a folder or glob pattern of files, read in sorted order."""
+    path: UserPaths | None = None
+    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order."""
     text_key: str = "text"
     """The key whose string is the document."""
 
@@ -50,18 +50,31 @@ class ParquetSource(SourceOfText):
     """Parquet files with a column of text."""
 
     kind: Literal["parquet"]
-    path: UserPath | None = None
-    """A file, or a folder or glob pattern of files, read in sorted order."""
+    path: UserPaths | None = None
+    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order."""
     text_key: str = "text"
     """The column whose string is the document."""
+
+
+class ArrowSource(SourceOfText):
+    """Arrow files with a column of text, or folders that `datasets` has written with `save_to_disk`."""
+
+    kind: Literal["arrow"]
+    path: UserPaths | None = None
+    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order. A folder of
+    `save_to_disk` is read as it lists its files."""
+    text_key: str = "text"
+    """The column whose string is the document."""
+    split: str | None = None
+    """Which split of a folder that holds a `DatasetDict`; null for all other files and folders."""
 
 
 class TextSource(SourceOfText):
     """Plain UTF-8 text files."""
 
     kind: Literal["text"]
-    path: UserPath | None = None
-    """A file, or a folder or glob pattern of files, read in sorted order."""
+    path: UserPaths | None = None
+    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order."""
     document_separator: Literal["file", "blank_line", "line"] = "file"
     """What ends a document."""
 
@@ -101,15 +114,16 @@ class Hdf5Source(_SourceBase):
     """HDF5 shards of finished, masked pairs, as MLPerf's and NVIDIA's BERT pipelines make them: docs/hdf5.md."""
 
     kind: Literal["hdf5"]
-    path: UserPath | None = None
-    """A file, or a folder or glob pattern of files, read in sorted order."""
-    validation_path: UserPath | None = None
-    """Shards of the evaluation set, which is then fixed: nothing is split off by `validation_fraction`."""
+    path: UserPaths | None = None
+    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order."""
+    validation_path: UserPaths | None = None
+    """Shards of the evaluation set, given in the same way. It is fixed then: nothing is split off by
+    `validation_fraction`."""
     allow_validation_overlap: bool = False
     """Train on rows that are in the evaluation set too; false refuses the first one."""
 
 
 Source = Annotated[
-    BuiltinSource | JsonlSource | ParquetSource | TextSource | HubSource | MegatronSource | Hdf5Source,
+    BuiltinSource | JsonlSource | ParquetSource | ArrowSource | TextSource | HubSource | MegatronSource | Hdf5Source,
     Field(discriminator="kind"),
 ]

@@ -6,12 +6,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import xxhash
 
-from evenpack.data.sources.input_files import InputFile, SourceReader
+from evenpack.data.sources.input_files import InputFile
 from evenpack.errors import DataError
 
 SectionT = TypeVar("SectionT")
@@ -30,8 +29,8 @@ class Document(NamedTuple):
 
 
 @runtime_checkable
-class Corpus(Protocol):
-    """The documents of one source."""
+class DocumentStream(Protocol):
+    """Documents in an order that never changes."""
 
     @property
     def total_bytes(self) -> int:
@@ -39,6 +38,46 @@ class Corpus(Protocol):
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         """Documents from number `start` on, always in the same order. Raises: DataError with file and line."""
+
+
+@runtime_checkable
+class CorpusPart(DocumentStream, Protocol):
+    """Some documents of a source in a row, which can be read without those before them. It can be pickled.
+
+    `documents` and `Document.bytes_read` count from the part's own beginning.
+    """
+
+    @property
+    def name(self) -> str:
+        """The file, or the first and the last one, and the range of it; for messages."""
+
+
+@runtime_checkable
+class Corpus(DocumentStream, Protocol):
+    """The documents of one source."""
+
+    def parts(self, target_bytes: int) -> tuple[CorpusPart, ...]:
+        """Parts whose documents, one part after the other, are `documents()`.
+
+        A part has about `target_bytes` of the files, or less; more where a document or what can only be read as a whole
+        (a compressed file, a row group) has. Their `total_bytes` add up to that of the corpus. The same files
+        give the same parts.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeCorpus:
+    """A corpus as the one part of itself, where it cannot be read in several."""
+
+    name: str
+    corpus: DocumentStream
+
+    @property
+    def total_bytes(self) -> int:
+        return self.corpus.total_bytes
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        return self.corpus.documents(start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,71 +90,17 @@ class SourceKind(Generic[SectionT]):
     """The files that it consists of, as they are now. Raises: DataError as `open_corpus`."""
 
 
-class FileCorpus:
-    """What corpora of files share: the bytes of the files before the one being read."""
-
-    def __init__(self, files: tuple[Path, ...]) -> None:
-        self._files = files
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self._files)
-
-    def _readers(self) -> Iterator[tuple[SourceReader, int]]:
-        """Each file, open, and the bytes of all files before it."""
-        bytes_before = 0
-        for path in self._files:
-            with SourceReader(path) as reader:
-                yield reader, bytes_before
-            bytes_before += path.stat().st_size
-
-
-def make_document(text: str, bytes_read: int, where: str) -> Document:
-    """The document of a text that was read at `where`. Raises: DataError if it is no valid Unicode."""
+def make_document(text: str, bytes_read: int, where: Callable[[], str]) -> Document:
+    """The document of a text; `where` is asked for its place if it is no valid Unicode, which raises DataError."""
     encoded = encode_text(text, where)
     return Document(text, len(encoded), xxhash.xxh3_64_intdigest(encoded), bytes_read)
 
 
-def encode_text(text: str, where: str) -> bytes:
+def encode_text(text: str, where: Callable[[], str]) -> bytes:
     """A text in UTF-8. Raises: DataError for half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}: the text holds half of a surrogate pair at character {error.start} and is no valid Unicode"
+            f"{where()}: the text holds half of a surrogate pair at character {error.start} and is no valid Unicode"
         ) from error
-
-
-def find_files(
-    name: str, path: Path | None, *, suffixes: tuple[str, ...] | None, key: str = "path"
-) -> tuple[Path, ...]:
-    """A file, the files of a folder and its folders (of the given suffixes, hidden ones left out), or of a pattern.
-
-    Sorted by path. `key` is what the path is called in the source's section. Raises: DataError if there are none.
-    """
-    override = f"data.sources.{name}.{key}=FILE"
-    if path is None:
-        raise DataError(f"source '{name}' has no path: give {override} (a file, a folder or a pattern)")
-    if path.is_file():
-        return (path,)
-    if path.is_dir():
-        files = [found for found in path.rglob("*") if found.is_file() and not _is_hidden(found.relative_to(path))]
-        files = [found for found in files if suffixes is None or found.name.endswith(suffixes)]
-        expected = "files" if suffixes is None else " or ".join(f"*{suffix}" for suffix in suffixes)
-        if not files:
-            raise DataError(f"source '{name}': folder {path} holds no {expected}; give {override}")
-    else:
-        matches = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
-        files = [found for found in matches if found.is_file() and not _is_hidden(Path(found.name))]
-        if not files:
-            raise DataError(f"source '{name}': {path} does not exist, and no file matches it; give {override}")
-    return tuple(sorted(files))
-
-
-def file_inputs(name: str, path: Path | None, *, suffixes: tuple[str, ...] | None) -> tuple[InputFile, ...]:
-    """What `find_files` finds, as it is now."""
-    return tuple(InputFile.of(found) for found in find_files(name, path, suffixes=suffixes))
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from evenpack.data.sources.config import Hdf5Source
-from evenpack.data.sources.corpus import SourceKind, file_inputs, find_files
+from evenpack.data.sources.corpus import SourceKind
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.source_files import file_inputs, find_files
 from evenpack.errors import ConfigError, DataError
 
 _SUFFIXES = (".hdf5", ".hdf", ".h5")

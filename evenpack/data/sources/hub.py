@@ -1,12 +1,14 @@
 """`hub`: a dataset of the Hugging Face hub, or a local folder of that shape, through `datasets`."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from evenpack.data.sources.config import HubSource
-from evenpack.data.sources.corpus import Document, SourceKind, file_inputs, make_document
+from evenpack.data.sources.corpus import Document, SourceKind, WholeCorpus, make_document
 from evenpack.data.sources.hub_rows import HubRows
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.sources.source_files import file_inputs
 from evenpack.errors import DataError
 
 
@@ -23,10 +25,19 @@ class HubCorpus:
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         for number, text in enumerate(self._rows.read(start), start=start):
-            where = f"row {number} of {self._source.name}"
             if not isinstance(text, str):
-                raise DataError(f"{where}: '{self._source.text_key}' must be a string, found {type(text).__name__}")
-            yield make_document(text, self.total_bytes * (number + 1) // self._rows.count, where)
+                raise DataError(
+                    f"{self._place(number)}: '{self._source.text_key}' must be a string, found {type(text).__name__}"
+                )
+            bytes_read = self.total_bytes * (number + 1) // self._rows.count
+            yield make_document(text, bytes_read, partial(self._place, number))
+
+    def parts(self, target_bytes: int) -> tuple[WholeCorpus, ...]:
+        """One: only `datasets` knows which rows lie where."""
+        return (WholeCorpus(name=self._source.name, corpus=self),)
+
+    def _place(self, number: int) -> str:
+        return f"row {number} of {self._source.name}"
 
 
 def inputs(name: str, source: HubSource) -> tuple[InputFile, ...]:

@@ -1,9 +1,11 @@
 """Datasets of the Hugging Face hub, or local folders of that shape, through `datasets`."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from evenpack.data.sources.config import HubSource
+from evenpack.data.sources.saved_sets import saved_splits
 from evenpack.errors import DataError
 
 _ROWS_AT_ONCE = 1000
@@ -13,6 +15,11 @@ def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
     """A split as a `datasets.Dataset`. Raises: DataError, beginning with `label`, if it cannot be loaded."""
     import datasets
 
+    if saved_splits(Path(name).expanduser()) == ():
+        raise DataError(
+            f"{label}: {name} was written by save_to_disk, which datasets.load_dataset does not read: in a run file, "
+            f"give the source `kind: arrow` and `path: {name}`"
+        )
     bars_were_off = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()  # they would write over the caller's own
     try:

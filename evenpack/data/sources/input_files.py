@@ -37,16 +37,23 @@ class InputFile(Section):
 class SourceReader:
     """One input file, opened; `.zst` and `.gz` are decompressed on the way. Use as a context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, begin: int = 0, stop: int | None = None) -> None:
+        """Of a file that is not compressed, `begin` and `stop` bound the bytes to read: each the first one of a line.
+
+        Raises: DataError if the file cannot be opened.
+        """
         self.path = path
-        self.line_number = 0
-        self._line_start = 0
+        self._begin = begin
+        self._stop = stop
+        self._lines_read = 0
+        self._line_start = begin
         self._line_bytes = 0
         try:
             self._file: IO[bytes] = path.open("rb", buffering=0)
         except OSError as error:
             raise DataError(f"{path} cannot be opened: {error.strerror}") from error
-        raw: Any = _DECOMPRESSORS[path.suffix](self._file, path) if path.suffix in _DECOMPRESSORS else self._file
+        self._file.seek(begin)
+        raw: Any = _DECOMPRESSORS[path.suffix](self._file, path) if is_compressed(path) else self._file
         self._stream = io.BufferedReader(raw, _LINE_BUFFER_BYTES)
 
     def __enter__(self) -> "SourceReader":
@@ -60,8 +67,9 @@ class SourceReader:
 
     @property
     def bytes_read(self) -> int:
-        """Of the file as it lies on disk."""
-        return self._file.tell()
+        """Of the file as it lies on disk, from `begin` on and up to `stop`."""
+        position = self._file.tell()
+        return (position if self._stop is None else min(position, self._stop)) - self._begin
 
     @property
     def line_bytes(self) -> int:
@@ -69,15 +77,24 @@ class SourceReader:
         return self._line_bytes
 
     @property
+    def line_number(self) -> int:
+        """Of the line read last in the whole file, from 1. Behind a `begin` it takes a pass over what is before it."""
+        before = _count_lines(self.path, self._begin) if self._begin else 0
+        return before + self._lines_read
+
+    @property
     def where(self) -> str:
-        """Path and number (from 1) of the line read last."""
+        """Path and number of the line read last, for messages."""
         return f"{self.path}, line {self.line_number}"
 
     def lines(self) -> Iterator[bytes]:
         """Every line with its end. Raises: DataError if the compressed data is broken or ends too early."""
-        line_end = 0
-        for line in self._stream:
-            self.line_number += 1
+        line_end = self._begin
+        while self._stop is None or line_end < self._stop:
+            line = self._stream.readline()
+            if not line:
+                return
+            self._lines_read += 1
             self._line_start = line_end
             self._line_bytes = len(line)
             line_end += self._line_bytes
@@ -91,10 +108,10 @@ class SourceReader:
             place = self._line_start + error.start
             raise DataError(
                 f"{self.where}: invalid UTF-8: byte 0x{line[error.start]:02x} at byte {place} "
-                f"of the {'uncompressed ' if self.path.suffix in _DECOMPRESSORS else ''}file ({error.reason}). "
+                f"of the {'uncompressed ' if is_compressed(self.path) else ''}file ({error.reason}). "
                 "Convert the file to UTF-8"
             ) from error
-        return text.removeprefix("\ufeff") if self.line_number == 1 else text
+        return text.removeprefix("\ufeff") if self._line_start == 0 else text
 
     def json_object(self, line: bytes) -> dict[str, Any]:
         """The line read last as a JSON object. Raises: DataError with its place if it is none."""
@@ -103,6 +120,21 @@ class SourceReader:
             return parse_json_object(text)
         except ValueError as error:
             raise DataError(f"{self.where}: {error}") from error
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file is decompressed when it is read, so that it can only be read from its beginning."""
+    return path.suffix in _DECOMPRESSORS
+
+
+def _count_lines(path: Path, stop: int) -> int:
+    """Line ends in the first `stop` bytes."""
+    count = 0
+    with path.open("rb") as file:
+        while stop > 0 and (block := file.read(min(stop, _LINE_BUFFER_BYTES))):
+            count += block.count(b"\n")
+            stop -= len(block)
+    return count
 
 
 class _ZstdFrames(io.RawIOBase):

@@ -1,41 +1,58 @@
 """`jsonl`: one JSON object a line, plain or compressed; lines of white space are passed over."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 from evenpack.data.sources.config import JsonlSource
-from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, file_inputs, find_files, make_document
+from evenpack.data.sources.corpus import Document, SourceKind
 from evenpack.data.sources.input_files import SourceReader
 from evenpack.data.sources.json_lines import JSONL_SUFFIXES, filled_lines, value_of
+from evenpack.data.sources.line_ranges import LineRange, documents_of
+from evenpack.data.sources.pieces import FileCorpus
+from evenpack.data.sources.source_files import file_inputs, find_files
 from evenpack.errors import DataError
 
 
-class JsonlCorpus(FileCorpus):
+@dataclass(frozen=True, kw_only=True)
+class JsonlPiece:
     """The strings under one key."""
 
-    def __init__(self, files: tuple[Path, ...], text_key: str) -> None:
-        super().__init__(files)
-        self._text_key = text_key
+    lines: LineRange
+    text_key: str
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
-        number = 0
-        for reader, bytes_before in self._readers():
-            for line in filled_lines(reader):
-                number += 1
-                if number > start:
-                    yield make_document(self._text(reader, line), bytes_before + reader.bytes_read, reader.where)
+    @property
+    def name(self) -> str:
+        return self.lines.name
+
+    @property
+    def total_bytes(self) -> int:
+        return self.lines.total_bytes
+
+    def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
+        with self.lines.open() as reader:
+            text_of = partial(self._text, reader)
+            return (
+                yield from documents_of(reader, filled_lines(reader), text_of, start=start, bytes_before=bytes_before)
+            )
+
+    def divided(self, target_bytes: int) -> Iterator["JsonlPiece"]:
+        return (replace(self, lines=lines) for lines in self.lines.divided(target_bytes))
 
     def _text(self, reader: SourceReader, line: bytes) -> str:
         found = reader.json_object(line)
-        text = value_of(found, self._text_key, reader.where, remedy="Set the source's text_key")
-        if not isinstance(text, str):
-            raise DataError(f"{reader.where}: '{self._text_key}' must be a string, found {type(text).__name__}")
-        return text
+        if isinstance(text := found.get(self.text_key), str):
+            return text
+        other = value_of(found, self.text_key, reader.where, remedy="Set the source's text_key")
+        raise DataError(f"{reader.where}: '{self.text_key}' must be a string, found {type(other).__name__}")
+
+
+def _open_corpus(name: str, source: JsonlSource) -> FileCorpus:
+    files = find_files(name, source.path, suffixes=JSONL_SUFFIXES)
+    return FileCorpus(pieces=tuple(JsonlPiece(lines=LineRange(path=path), text_key=source.text_key) for path in files))
 
 
 KIND = SourceKind[JsonlSource](
-    open_corpus=lambda name, source: JsonlCorpus(
-        find_files(name, source.path, suffixes=JSONL_SUFFIXES), source.text_key
-    ),
+    open_corpus=_open_corpus,
     inputs=lambda name, source: file_inputs(name, source.path, suffixes=JSONL_SUFFIXES),
 )

@@ -2,7 +2,8 @@
 
 builtin    the standard library's own text        library_text.py
 jsonl      *.jsonl, *.jsonl.zst, *.jsonl.gz       json_lines.py
-parquet    a column of text                       tables/parquet.py
+parquet    a column of text                       columns.py, tables/parquet.py
+arrow      the same; folders of save_to_disk      columns.py, tables/arrow.py, saved_sets.py
 text       plain text
 hub        through `datasets`                     hub_rows.py
 megatron   tokens that came ready made; no text
@@ -11,16 +12,17 @@ hdf5       masked pairs that came ready made          ../shards/
 
 from typing import Any
 
-from evenpack.data.sources import builtin, hdf5, hub, jsonl, megatron, parquet, text
+from evenpack.data.sources import arrow, builtin, hdf5, hub, jsonl, megatron, parquet, text
 from evenpack.data.sources.config import Source, SourceOfText
 from evenpack.data.sources.corpus import Corpus, SourceKind
 from evenpack.data.sources.input_files import InputFile
-from evenpack.data.sources.rows import RowCorpus
+from evenpack.data.sources.rows import RowChoice, RowCorpus
 
 KINDS: dict[str, SourceKind[Any]] = {
     "builtin": builtin.KIND,
     "jsonl": jsonl.KIND,
     "parquet": parquet.KIND,
+    "arrow": arrow.KIND,
     "text": text.KIND,
     "hub": hub.KIND,
     "megatron": megatron.KIND,
@@ -38,9 +40,8 @@ def open_corpus(name: str, source: Source) -> Corpus:
     corpus = KINDS[source.kind].open_corpus(name, source)
     if not isinstance(source, SourceOfText) or not source.changes_rows:
         return corpus
-    return RowCorpus(
-        name, corpus, rows=source.rows, minimum_words=source.minimum_words, maximum_rows=source.maximum_rows
-    )
+    choice = RowChoice(rows=source.rows, minimum_words=source.minimum_words, maximum_rows=source.maximum_rows)
+    return RowCorpus(name, corpus, choice)
 
 
 def source_inputs(name: str, source: Source) -> tuple[InputFile, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from evenpack.data.sources.corpus import Corpus, Document, make_document
+from evenpack.data.sources.corpus import Corpus, CorpusPart, Document, WholeCorpus, make_document
 from evenpack.errors import DataError
 
 RowKind = Literal["lines", "paragraphs"]
@@ -38,40 +38,42 @@ class RowAccounting:
             raise ValueError(f"words read are not those kept and dropped: {self}")
 
 
-class RowCorpus:
-    """The rows of another corpus, each a document, in its order.
+@dataclass(frozen=True, kw_only=True)
+class RowChoice:
+    """Which rows are made of a source's documents: the keys of its section."""
 
-    Every pass reads that corpus from its beginning, since an interrupted call must count the dropped rows, too; rows
+    rows: RowKind | None
+    minimum_words: int | None
+    maximum_rows: int | None
+
+
+class RowPart:
+    """The rows of a part of a source, each a document, in its order.
+
+    Every pass reads the part from its beginning, since an interrupted call must count the dropped rows, too; rows
     before the first one asked for are counted and no more.
     """
 
-    def __init__(
-        self,
-        name: str,
-        corpus: Corpus,
-        *,
-        rows: RowKind | None,
-        minimum_words: int | None,
-        maximum_rows: int | None,
-    ) -> None:
-        """`name` is the source's, the others are its keys."""
-        self._name = name
-        self._corpus = corpus
-        self._cut = None if rows is None else _CUTS[rows]
-        self._minimum_words = minimum_words or 0
-        self._maximum_rows = maximum_rows
+    def __init__(self, source: str, part: CorpusPart, choice: RowChoice) -> None:
+        """`source` is the source's name."""
+        self._source = source
+        self._part = part
+        self._choice = choice
         self.accounting: RowAccounting | None = None
-        """Of the whole source, or as far as it is read; None before a pass has come to its end."""
+        """Of the whole part, or as far as it is read; None before a pass has come to its end."""
+        self.longest_row_words = 0
+        """Of the rows that were read."""
+
+    @property
+    def name(self) -> str:
+        return self._part.name
 
     @property
     def total_bytes(self) -> int:
-        return self._corpus.total_bytes
+        return self._part.total_bytes
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        """The rows that are kept, from number `start` of them on.
-
-        Raises: DataError as that corpus does, or if it has rows of which none is kept.
-        """
+        """The rows that are kept, from number `start` of them on. Raises: DataError as the part does."""
         last: Document | None = None
         for document in self._kept(start):
             if last is not None:
@@ -82,39 +84,87 @@ class RowCorpus:
 
     def _kept(self, start: int) -> Iterator[Document]:
         counts: Counter[str] = Counter()
-        longest = 0
+        self.longest_row_words = 0
         for row, bytes_read in self._rows():
-            if counts["rows_kept"] == self._maximum_rows:
+            if counts["rows_kept"] == self._choice.maximum_rows:
                 break
             words = len(row.split())
-            longest = max(longest, words)
-            fate = "kept" if words >= self._minimum_words else "dropped"
+            self.longest_row_words = max(self.longest_row_words, words)
+            fate = "kept" if words >= (self._choice.minimum_words or 0) else "dropped"
             counts["rows_read"] += 1
             counts["words_read"] += words
             counts[f"rows_{fate}"] += 1
             counts[f"words_{fate}"] += words
             if fate == "kept" and counts["rows_kept"] > start:
-                yield make_document(row, bytes_read, where=f"a row of source '{self._name}'")
-        if counts["rows_read"] and not counts["rows_kept"]:
-            raise self._keeps_nothing(counts["rows_read"], longest)
+                yield make_document(row, bytes_read, where=lambda: f"a row of source '{self._source}'")
         self.accounting = RowAccounting(**{field.name: counts[field.name] for field in fields(RowAccounting)})
 
     def _rows(self) -> Iterator[tuple[str, int]]:
         """Each row, and the bytes of the files that are read then."""
-        for document in self._corpus.documents():
+        for document in self._part.documents():
             for row in self._rows_of(document.text):
                 yield row, document.bytes_read
 
     def _rows_of(self, text: str) -> Iterable[str]:
-        if self._cut is None:
+        if self._choice.rows is None:
             return (text,)
-        return self._cut(line.rstrip("\r") for line in text.split("\n"))
+        return _CUTS[self._choice.rows](line.rstrip("\r") for line in text.split("\n"))
 
-    def _keeps_nothing(self, rows: int, longest: int) -> DataError:
+
+class RowCorpus:
+    """The rows of another corpus, each a document, in its order."""
+
+    def __init__(self, name: str, corpus: Corpus, choice: RowChoice) -> None:
+        """`name` is the source's."""
+        self._name = name
+        self._corpus = corpus
+        self._choice = choice
+        self._whole = RowPart(name, WholeCorpus(name=f"source '{name}'", corpus=corpus), choice)
+
+    @property
+    def total_bytes(self) -> int:
+        return self._corpus.total_bytes
+
+    @property
+    def accounting(self) -> RowAccounting | None:
+        """Of the whole source, or as far as it is read; None before a pass has come to its end."""
+        return self._whole.accounting
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        """The rows that are kept, from number `start` of them on.
+
+        Raises: DataError as that corpus does, or if it has rows of which none is kept.
+        """
+        yield from self._whole.documents(start)
+        assert self._whole.accounting is not None, "the pass has come to its end"
+        self._refuse_none_kept(self._whole.accounting, self._whole.longest_row_words)
+
+    def parts(self, target_bytes: int) -> tuple[RowPart, ...]:
+        """The rows of the corpus' parts: documents are whole, so no row lies in two. With `maximum_rows` it is one."""
+        if self._choice.maximum_rows is not None:
+            return (RowPart(self._name, WholeCorpus(name=f"source '{self._name}'", corpus=self._corpus), self._choice),)
+        return tuple(RowPart(self._name, part, self._choice) for part in self._corpus.parts(target_bytes))
+
+    def joined(self, parts: Iterable[tuple[RowAccounting, int]]) -> RowAccounting:
+        """The accounting of the whole source, of that of each part and the words of its longest row.
+
+        Raises: DataError if there are rows and none is kept.
+        """
+        accountings, longest = zip(*parts, strict=True)
+        total = RowAccounting(
+            **{field.name: sum(getattr(part, field.name) for part in accountings) for field in fields(RowAccounting)}
+        )
+        self._refuse_none_kept(total, max(longest))
+        return total
+
+    def _refuse_none_kept(self, accounting: RowAccounting, longest: int) -> None:
+        if accounting.rows_kept or not accounting.rows_read:
+            return
         key = f"data.sources.{self._name}"
-        return DataError(
-            f"source '{self._name}' keeps no row: {key}.minimum_words is {self._minimum_words}, and the longest of its "
-            f"{rows:,} rows has {longest} words; lower it, or cut rows in another way ({key}.rows)"
+        raise DataError(
+            f"source '{self._name}' keeps no row: {key}.minimum_words is {self._choice.minimum_words or 0}, and the "
+            f"longest of its {accounting.rows_read:,} rows has {longest} words; lower it, or cut rows in another way "
+            f"({key}.rows)"
         )
 
 

@@ -1,43 +1,61 @@
 """`text`: plain UTF-8 text. Line ends become '\\n'; what holds only white space is no document."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from evenpack.data.sources.config import TextSource
-from evenpack.data.sources.corpus import Document, FileCorpus, SourceKind, file_inputs, find_files, make_document
+from evenpack.data.sources.corpus import Document, SourceKind
 from evenpack.data.sources.input_files import SourceReader
+from evenpack.data.sources.line_ranges import LineRange, documents_of
+from evenpack.data.sources.pieces import FileCorpus
 from evenpack.data.sources.rows import filled_lines, paragraphs
+from evenpack.data.sources.source_files import file_inputs, find_files
 
 
-class TextCorpus(FileCorpus):
-    """Files, or what blank lines or line ends separate."""
+@dataclass(frozen=True, kw_only=True)
+class TextPiece:
+    """A file, or what blank lines or line ends separate."""
 
-    def __init__(self, files: tuple[Path, ...], separator: str) -> None:
-        super().__init__(files)
-        self._separator = separator
+    lines: LineRange
+    separator: Literal["file", "blank_line", "line"]
 
-    def documents(self, start: int = 0) -> Iterator[Document]:
-        number = 0
-        for reader, bytes_before in self._readers():
-            for text in self._texts(reader):
-                number += 1
-                if number > start:
-                    yield make_document(text, bytes_before + reader.bytes_read, reader.where)
+    @property
+    def name(self) -> str:
+        return self.lines.name
+
+    @property
+    def total_bytes(self) -> int:
+        return self.lines.total_bytes
+
+    def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
+        with self.lines.open() as reader:
+            return (yield from documents_of(reader, self._texts(reader), str, start=start, bytes_before=bytes_before))
+
+    def divided(self, target_bytes: int) -> Iterator["TextPiece"]:
+        if self.separator == "file":
+            return iter((self,))
+        ends_document: Callable[[bytes], bool] | None = None if self.separator == "line" else bytes.isspace
+        return (replace(self, lines=lines) for lines in self.lines.divided(target_bytes, ends_document=ends_document))
 
     def _texts(self, reader: SourceReader) -> Iterator[str]:
-        """The documents of one file."""
         lines = (reader.decode(line).rstrip("\r\n") for line in reader.lines())
-        if self._separator == "line":
+        if self.separator == "line":
             yield from filled_lines(lines)
-        elif self._separator == "blank_line":
+        elif self.separator == "blank_line":
             yield from paragraphs(lines)
         else:
             yield from filled_lines(["\n".join(lines)])
 
 
+def _open_corpus(name: str, source: TextSource) -> FileCorpus:
+    files = find_files(name, source.path, suffixes=None)
+    return FileCorpus(
+        pieces=tuple(TextPiece(lines=LineRange(path=path), separator=source.document_separator) for path in files)
+    )
+
+
 KIND = SourceKind[TextSource](
-    open_corpus=lambda name, source: TextCorpus(
-        find_files(name, source.path, suffixes=None), source.document_separator
-    ),
+    open_corpus=_open_corpus,
     inputs=lambda name, source: file_inputs(name, source.path, suffixes=None),
 )

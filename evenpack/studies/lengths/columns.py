@@ -12,7 +12,7 @@ from pyarrow import types
 from evenpack.config import nearest
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.progress import PrepareState, Progress
-from evenpack.data.sources.tables import Rows, Table
+from evenpack.data.sources.tables import Rows, Table, is_text
 from evenpack.data.tokenizers.encoder import Encoder, load_encoder
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.lengths.counter import LengthCounter
@@ -110,7 +110,7 @@ def _kind(type_: Any) -> Kind:
         return "number"
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         return "list"
-    return "text" if types.is_string(type_) or types.is_large_string(type_) else "other"
+    return "text" if is_text(type_) else "other"
 
 
 def _refuse_nulls(rows: Rows, columns: Sequence[str]) -> None:

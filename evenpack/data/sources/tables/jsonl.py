@@ -73,7 +73,7 @@ def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -
     if isinstance(cell, int) and not -(1 << 63) <= cell < 1 << 63:
         raise DataError(f"{where}: '{name}' is {cell}: too great for a length")
     if isinstance(cell, str) and not cell.isascii():
-        encode_text(cell, where)
+        encode_text(cell, lambda: where)
     return len(cell) if isinstance(cell, list) else cell
 
 

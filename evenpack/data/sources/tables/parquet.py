@@ -7,8 +7,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from evenpack.data.sources.tables import LONG_ROWS_AT_ONCE, ROWS_AT_ONCE, Rows, row_namer, telling_arrow_errors
-from evenpack.errors import DataError
+from evenpack.data.sources.tables import (
+    LONG_ROWS_AT_ONCE,
+    ROWS_AT_ONCE,
+    Block,
+    Rows,
+    only_text_column,
+    overlap,
+    row_namer,
+    telling_arrow_errors,
+)
+
+_READ_BYTES = 1 << 20
+"""Of a column at once, so that a row group of any size takes the memory of a few pages."""
+
+_LONG_BYTES_AT_ONCE = 1 << 23
+"""Of lists and texts, where `LONG_ROWS_AT_ONCE` of them would be more."""
 
 
 class ParquetTable:
@@ -21,44 +35,52 @@ class ParquetTable:
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
         with telling_arrow_errors(self.origin, "parquet"):
-            self._file = pyarrow.parquet.ParquetFile(path)
-        self.schema: dict[str, Any] = {field.name: field.type for field in self._file.schema_arrow}
+            self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
+            self._schema = self._file.schema_arrow
+        self.schema: dict[str, Any] = {field.name: field.type for field in self._schema}
         self.count = int(self._file.metadata.num_rows)
 
     def text_column(self, name: str) -> tuple[str]:
-        """The column, if it is one of text. Raises: DataError with the columns there are."""
-        if name not in self.schema:
-            raise DataError(
-                f"{self.origin} has no column '{name}'; the columns there are: {', '.join(self.schema)}. "
-                "Set the source's text_key"
-            )
-        if not (pa.types.is_string(self.schema[name]) or pa.types.is_large_string(self.schema[name])):
-            raise DataError(f"column '{name}' of {self.origin} must be of strings, found {self.schema[name]}")
-        return (name,)
+        return only_text_column(self.origin, self._schema, name)
 
-    def rows(self, columns: Sequence[str], *, as_text: bool, start: int = 0) -> Iterator[Rows]:
-        """From row `start` on; row groups before it are not read."""
-        at_once = (
-            ROWS_AT_ONCE if all(pa.types.is_primitive(self.schema[name]) for name in columns) else LONG_ROWS_AT_ONCE
-        )
-        groups, done = self._groups_from(start)
+    def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
+        """Row groups."""
+        groups = (self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups))
+        return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in groups)
+
+    def rows(self, columns: Sequence[str], *, as_text: bool, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+        """A row group in slices; row groups before `start` and behind `stop` are not read."""
+        asked = range(start, self.count if stop is None else stop)
+        first = 0
+        for number, block in enumerate(self.blocks(columns)):
+            if overlap(first, block.rows, asked):
+                yield from self._group_rows(columns, number, first, asked)
+            first += block.rows
+
+    def _group_rows(self, columns: Sequence[str], number: int, first: int, asked: range) -> Iterator[Rows]:
+        """What is asked for of a row group whose first row is number `first`."""
         with telling_arrow_errors(self.origin, "parquet"):
-            for whole in self._file.iter_batches(at_once, columns=list(columns), row_groups=groups):
-                batch = whole.slice(max(0, start - done))
-                first, done = done + len(whole) - len(batch), done + len(whole)
-                if len(batch):
+            at_once = self._at_once(columns, number)
+            for whole in self._file.iter_batches(at_once, columns=list(columns), row_groups=[number]):
+                found = overlap(first, len(whole), asked)
+                if found:
+                    batch = whole.slice(found.start - first, len(found))
                     yield Rows(
                         columns=tuple(batch.column(name) for name in columns),
-                        place=row_namer(self.origin, first),
-                        bytes_read=self.total_bytes * done // self.count,
+                        place=row_namer(self.origin, found.start),
+                        bytes_read=self.total_bytes * found.stop // self.count,
                     )
+                first += len(whole)
 
-    def _groups_from(self, start: int) -> tuple[list[int], int]:
-        """The row groups that hold row `start` and what follows, and the rows before them."""
-        before, metadata = 0, self._file.metadata
-        for group in range(metadata.num_row_groups):
-            rows = metadata.row_group(group).num_rows
-            if before + rows > start:
-                return list(range(group, metadata.num_row_groups)), before
-            before += rows
-        return [], before
+    def _at_once(self, columns: Sequence[str], number: int) -> int:
+        """Rows of a slice of a row group."""
+        if all(pa.types.is_primitive(self.schema[name]) for name in columns):
+            return ROWS_AT_ONCE
+        group = self._file.metadata.row_group(number)
+        mean_bytes = int(group.total_byte_size) // int(group.num_rows)
+        return min(LONG_ROWS_AT_ONCE, max(1, _LONG_BYTES_AT_ONCE // max(1, mean_bytes)))
+
+
+def _stored_bytes(group: Any, columns: Sequence[str]) -> int:
+    chunks = (group.column(index) for index in range(group.num_columns))
+    return sum(int(chunk.total_compressed_size) for chunk in chunks if chunk.path_in_schema in columns)

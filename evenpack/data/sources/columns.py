@@ -1,0 +1,91 @@
+"""A column of text of files that keep rows in blocks: row groups of parquet, record batches of Arrow."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evenpack.data.sources.corpus import Document, make_document
+from evenpack.errors import DataError
+
+if TYPE_CHECKING:
+    from evenpack.data.sources.tables import BlockTable, Rows
+
+TableOpener = Callable[[Path], "BlockTable"]
+"""A function of a module, so that it can be pickled. It imports what it needs: pyarrow takes a while."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnPiece:
+    """The strings of one column; blocks before the first document asked for are not read."""
+
+    path: Path
+    text_key: str
+    open_table: TableOpener
+    begin: int = 0
+    """The first row."""
+    stop: int | None = None
+    """The row behind the last one; None at the end of the file."""
+    share_bytes: int | None = None
+    """Of the file, in proportion to what is in its blocks; None of the whole file."""
+
+    @property
+    def name(self) -> str:
+        rows = "" if self.stop is None else f", rows {self.begin:,} to {self.stop - 1:,} (from 0)"
+        return f"{self.path}{rows}"
+
+    @property
+    def total_bytes(self) -> int:
+        return self.path.stat().st_size if self.share_bytes is None else self.share_bytes
+
+    def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
+        table = self.open_table(self.path)
+        column = table.text_column(self.text_key)
+        stop = sum(block.rows for block in table.blocks(column)) if self.stop is None else self.stop
+        count, total_bytes = stop - self.begin, self.total_bytes
+        if start >= count:
+            return start - count
+        done = start
+        for rows in table.rows(column, as_text=True, start=self.begin + start, stop=stop):
+            for index, text in enumerate(_texts(rows, self.text_key)):
+                done += 1
+                yield make_document(text, bytes_before + total_bytes * done // count, partial(rows.place, index))
+        return 0
+
+    def divided(self, target_bytes: int) -> tuple["ColumnPiece", ...]:
+        """Neighbouring blocks together, up to `target_bytes`."""
+        table = self.open_table(self.path)
+        blocks = table.blocks(table.text_column(self.text_key))
+        rows = [0, *accumulate(block.rows for block in blocks)]
+        weights = [0, *accumulate(block.weight for block in blocks)]
+        edges = [self.total_bytes * weight // max(1, weights[-1]) for weight in weights]
+        cuts = tuple(_cuts(edges, target_bytes))
+        if len(cuts) < 2:
+            return (self,)
+        return tuple(
+            replace(self, begin=rows[first], stop=rows[last], share_bytes=edges[last] - edges[first])
+            for first, last in cuts
+        )
+
+
+def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
+    """Neighbours, given by the edges between them, taken together up to `target`: first and behind the last."""
+    first = 0
+    for last in range(1, len(edges)):
+        if last + 1 == len(edges) or edges[last + 1] - edges[first] > target:
+            yield first, last
+            first = last
+
+
+def _texts(rows: "Rows", column: str) -> Iterator[str]:
+    """Raises: DataError with file and row for a null, or for bytes that are no UTF-8."""
+    for index, value in enumerate(rows.columns[0]):
+        try:
+            text = value.as_py()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{rows.place(index)}: '{column}' is no valid UTF-8: {error.reason}") from error
+        if text is None:
+            raise DataError(f"{rows.place(index)}: '{column}' is null, expected a string")
+        yield text

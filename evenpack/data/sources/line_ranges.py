@@ -1,0 +1,82 @@
+"""Files of lines, whole or cut into ranges of bytes that begin and end with a line."""
+
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, TypeVar
+
+from evenpack.data.sources.corpus import Document, make_document
+from evenpack.data.sources.input_files import SourceReader, is_compressed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineRange:
+    """Lines of one file in a row; the whole file unless it says otherwise."""
+
+    path: Path
+    begin: int = 0
+    """The first byte, with which a line begins."""
+    stop: int | None = None
+    """The byte behind the last line; None at the end of the file."""
+
+    @property
+    def name(self) -> str:
+        return str(self.path) if self.stop is None else f"{self.path}, bytes {self.begin:,} to {self.stop:,}"
+
+    @property
+    def total_bytes(self) -> int:
+        return (self.path.stat().st_size if self.stop is None else self.stop) - self.begin
+
+    def open(self) -> SourceReader:
+        """Raises: DataError if the file cannot be opened."""
+        return SourceReader(self.path, begin=self.begin, stop=self.stop)
+
+    def divided(
+        self, target_bytes: int, *, ends_document: Callable[[bytes], bool] | None = None
+    ) -> tuple["LineRange", ...]:
+        """A whole file as ranges of about equal size, of `target_bytes` and a document at most; found by seeking.
+
+        A range ends after any line, or after one of which `ends_document` is true. A compressed file stays whole.
+        """
+        size = self.total_bytes
+        if size <= target_bytes or is_compressed(self.path):
+            return (self,)
+        with self.path.open("rb") as file:
+            inner = tuple(_bounds(file, size, count=-(-size // target_bytes), ends_document=ends_document))
+        edges = (0, *inner, size)
+        return tuple(LineRange(path=self.path, begin=begin, stop=stop) for begin, stop in pairwise(edges))
+
+
+def _bounds(file: IO[bytes], size: int, *, count: int, ends_document: Callable[[bytes], bool] | None) -> Iterator[int]:
+    """Where the lines begin that cut a file into `count` ranges, or fewer where documents are long."""
+    bound = 0
+    for number in range(1, count):
+        position = size * number // count
+        if position <= bound:
+            continue
+        file.seek(position - 1)
+        file.readline()  # to the next line's beginning, which may be `position` itself
+        while ends_document is not None and (line := file.readline()) and not ends_document(line):
+            pass
+        bound = file.tell()
+        if bound >= size:
+            return
+        yield bound
+
+
+def documents_of(
+    reader: SourceReader, entries: Iterator[T], text_of: Callable[[T], str], *, start: int, bytes_before: int
+) -> Generator[Document, None, int]:
+    """The documents of what is read from a file; of the first `start` of them no text is made.
+
+    Returns: how many documents are still to be passed over behind this file.
+    """
+    for entry in entries:
+        if start:
+            start -= 1
+        else:
+            yield make_document(text_of(entry), bytes_before + reader.bytes_read, lambda: reader.where)
+    return start

@@ -1,0 +1,77 @@
+"""Corpora of files: pieces of files, read one after the other, and parts that consist of such pieces."""
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from evenpack.data.sources.corpus import Document
+
+
+@runtime_checkable
+class Piece(Protocol):
+    """A file, or a range of one that can be read without what is before it. It can be pickled."""
+
+    @property
+    def name(self) -> str:
+        """The file, with the range if it is not all of it."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the file, those that are read for this piece."""
+
+    def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
+        """The documents from number `start` of the piece on; `bytes_before` are counted into `Document.bytes_read`.
+
+        Returns: how many documents are still to be passed over, if the piece has fewer than `start`.
+        Raises: DataError with file and line or row.
+        """
+
+    def divided(self, target_bytes: int) -> Iterable["Piece"]:
+        """Pieces with the same documents in the same order, of `target_bytes` where the file allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedPieces:
+    """Pieces one after the other: a part of a corpus."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def name(self) -> str:
+        first, last = self.pieces[0], self.pieces[-1]
+        return first.name if first is last else f"{first.name} to {last.name}"
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(piece.total_bytes for piece in self.pieces)
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        bytes_before = 0
+        for piece in self.pieces:
+            start = yield from piece.read(start, bytes_before)
+            bytes_before += piece.total_bytes
+
+
+class FileCorpus(JoinedPieces):
+    """The documents of files."""
+
+    def parts(self, target_bytes: int) -> tuple[JoinedPieces, ...]:
+        """Raises: ValueError if `target_bytes` is not positive; DataError if a file is not what it should be."""
+        if target_bytes < 1:
+            raise ValueError(f"parts of {target_bytes} bytes: expected at least 1")
+        pieces = (piece for whole in self.pieces for piece in whole.divided(target_bytes))
+        return tuple(JoinedPieces(pieces=joined) for joined in _joined(pieces, target_bytes))
+
+
+def _joined(pieces: Iterable[Piece], target_bytes: int) -> Iterator[tuple[Piece, ...]]:
+    """Neighbours together, as long as they have no more than `target_bytes`."""
+    gathered: list[Piece] = []
+    gathered_bytes = 0
+    for piece in pieces:
+        if gathered and gathered_bytes + piece.total_bytes > target_bytes:
+            yield tuple(gathered)
+            gathered, gathered_bytes = [], 0
+        gathered.append(piece)
+        gathered_bytes += piece.total_bytes
+    if gathered:
+        yield tuple(gathered)
