@@ -150,11 +150,11 @@ class RowCorpus:
 
         Raises: DataError if there are rows and none is kept.
         """
-        accountings, longest = zip(*parts, strict=True)
+        counted = tuple(parts)
         total = RowAccounting(
-            **{field.name: sum(getattr(part, field.name) for part in accountings) for field in fields(RowAccounting)}
+            **{field.name: sum(getattr(part, field.name) for part, _ in counted) for field in fields(RowAccounting)}
         )
-        self._refuse_none_kept(total, max(longest))
+        self._refuse_none_kept(total, max((longest for _, longest in counted), default=0))
         return total
 
     def _refuse_none_kept(self, accounting: RowAccounting, longest: int) -> None:

@@ -55,10 +55,9 @@ def _listed_files(folder: Path) -> tuple[Path, ...]:
             "save the data set again"
         )
     listed = state.get("_data_files")
-    names = [file.get("filename") for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
-    files = tuple(folder / name for name in names if isinstance(name, str))
-    if not files or len(files) < len(names):
-        raise _damaged(folder / _STATE, "no file under '_data_files'")
+    if not isinstance(listed, list) or not all(isinstance(file, dict) and "filename" in file for file in listed):
+        raise _damaged(folder / _STATE, "no list of file names under '_data_files'")
+    files = tuple(folder / str(file["filename"]) for file in listed)
     for file in files:
         if not file.is_file():
             raise DataError(f"{folder / _STATE} lists {file.name}, which is not there: copy the whole folder again")

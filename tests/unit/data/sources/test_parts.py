@@ -1,0 +1,270 @@
+"""The parts of a corpus, one after the other, are the corpus: for every kind, wherever the bounds fall."""
+
+import json
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from evenpack.data.sources.config import Source
+from evenpack.data.sources.corpus import Corpus, CorpusPart, WholeCorpus
+from evenpack.data.sources.kinds import KINDS, open_corpus
+from evenpack.data.sources.rows import RowCorpus, RowPart
+from evenpack.errors import DataError
+
+TEXTS = [f"{'ä€😀 xyz'[: n % 7]} {n}\n{'word ' * (n % 4)}" for n in range(60)]
+
+LINES = (
+    b"\xef\xbb\xbf{}\n"  # a byte order mark
+    b'{"text": "one"}\r\n'
+    b"\n"
+    b'{"text": "zw\xc3\xb6lf"}\n'
+    b"  \r\n"
+    b'{"text": "\xf0\x9f\x98\x80\xf0\x9f\x98\x80"}\n'
+    b"\n\n"
+    b'{"text": ""}\n'
+    b'{"text": "no end of line"}'
+).replace(b"{}", b'{"text": "begin"}')
+
+PROSE = (
+    b"\xef\xbb\xbfone\r\ntwo\r\n \t\r\n\r\n\xef\xbb\xbfthr\xc3\xa9\xc3\xa9\n\n  \nfour \xf0\x9f\x98\x80 \n\n\nfive\nsix"
+)
+
+
+def corpus(kind: str, **keys: Any) -> Corpus:
+    return open_corpus("wiki", TypeAdapter(Source).validate_python({"kind": kind, **keys}))
+
+
+def contents_of(streams: Iterable[Corpus | CorpusPart]) -> list[tuple[str, int]]:
+    return [(document.text, document.identity) for stream in streams for document in stream.documents()]
+
+
+def check(corpus: Corpus, target_bytes: int) -> int:
+    """Raises AssertionError unless the parts are the corpus. Returns: how many they are."""
+    parts = corpus.parts(target_bytes)
+    assert contents_of(parts) == contents_of([corpus])
+    assert sum(part.total_bytes for part in parts) == corpus.total_bytes
+    names = [part.name for part in parts]
+    assert len(set(names)) == len(names)
+    assert [part.name for part in corpus.parts(target_bytes)] == names, "the same files give the same parts"
+    for part in parts:
+        copy = pickle.loads(pickle.dumps(part))
+        documents = list(part.documents())
+        assert list(copy.documents()) == documents
+        assert list(copy.documents(3)) == documents[3:]
+        read = [0, *(document.bytes_read for document in documents), part.total_bytes]
+        assert read == sorted(read)
+    return len(parts)
+
+
+def write_tables(folder: Path) -> None:
+    """The texts as every columnar format, in files and blocks of several sizes."""
+    table = pa.table({"id": list(range(60)), "text": TEXTS})
+    pa.parquet.write_table(table[:20], folder / "a.parquet", row_group_size=7)
+    pa.parquet.write_table(table[20:20], folder / "b.parquet")
+    pa.parquet.write_table(table[20:], folder / "c.parquet", row_group_size=11)
+    for name, rows, compression in (("a", table[:20], None), ("b", table[20:], "lz4")):
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_stream(folder / f"{name}.arrows", table.schema, options=options) as writer:
+            writer.write_table(rows, max_chunksize=7)
+        with pa.ipc.new_file(folder / f"{name}.feather", table.schema, options=options) as writer:
+            writer.write_table(rows, max_chunksize=7)
+    datasets.disable_progress_bars()
+    datasets.Dataset(table).save_to_disk(folder / "saved", num_shards=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for each kind."""
+    folder = tmp_path_factory.mktemp("parts")
+    for name in ("jsonl", "text", "tables", "hub"):
+        (folder / name).mkdir()
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS).encode()
+    (folder / "jsonl" / "a.jsonl").write_bytes(LINES)
+    (folder / "jsonl" / "b.jsonl.zst").write_bytes(zstandard.compress(lines))
+    (folder / "jsonl" / "c.jsonl").write_bytes(b"")
+    (folder / "jsonl" / "d.jsonl").write_bytes(lines)
+    (folder / "hub" / "train.jsonl").write_bytes(lines)
+    (folder / "text" / "a.txt").write_bytes(PROSE)
+    (folder / "text" / "b.txt").write_bytes(PROSE + b"\n\n")
+    write_tables(folder / "tables")
+    return folder
+
+
+SOURCES: list[tuple[str, dict[str, Any], bool]] = [
+    ("hub", {"name": "hub"}, False),
+    ("jsonl", {"path": "jsonl"}, True),
+    *(
+        ("text", {"path": "text", "document_separator": separator}, True)
+        for separator in ("file", "blank_line", "line")
+    ),
+    ("parquet", {"path": "tables"}, True),
+    *(("arrow", {"path": f"tables/{name}"}, True) for name in ("*.arrows", "*.feather", "saved")),
+]
+"""Kind, keys, and whether it has more than one part."""
+
+
+@pytest.mark.parametrize(("kind", "keys", "many"), SOURCES, ids=str)
+def test_the_parts_of_every_kind_are_the_corpus(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, keys: dict[str, Any], many: bool
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+    choices: list[dict[str, Any]] = [{}, {"rows": "lines", "minimum_words": 2}]
+    if keys.get("document_separator", "file") != "file":
+        del choices[1]  # such a source is cut already
+    for choice in choices:
+        found = corpus(kind, **keys, **choice)
+        counts = [check(found, size) for size in (1, 150, 600, 1 << 30)]
+        assert counts == sorted(counts, reverse=True)
+        assert counts[-1] == 1, "all that fits is joined"
+        assert (counts[0] > 1) == many
+
+
+def test_every_kind_with_text_is_tried() -> None:
+    assert {kind for kind, *_ in SOURCES} == KINDS.keys() - {"builtin", "megatron", "hdf5"}
+
+
+def test_the_builtin_corpus_is_one_part() -> None:
+    found = corpus("builtin")
+    (part,) = found.parts(1)
+    assert isinstance(part, WholeCorpus)
+    assert part.corpus is found, "and so the documents are the same; a pass takes seconds"
+    assert pickle.loads(pickle.dumps(part)).total_bytes == found.total_bytes
+
+
+@pytest.mark.parametrize("content", [LINES, LINES.replace(b"\n", b"\r\n") + b"\r\n", b"\n\n", b""])
+def test_jsonl_may_be_cut_at_any_byte(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    found = corpus("jsonl", path=tmp_path)
+    sizes = [*range(1, 60), max(1, len(content)), len(content) + 1]
+    counts = [check(found, size) for size in sizes]
+    lines = content.split(b"\n")
+    assert counts[0] == max(1, len(lines) - (lines[-1] == b"")), "a target of one byte makes a part of each line"
+    assert counts[-2:] == [1, 1]
+
+
+def test_a_part_ends_exactly_where_the_line_does(tmp_path: Path) -> None:
+    line = b'{"text": "abc"}\n'
+    (tmp_path / "a.jsonl").write_bytes(line * 8)
+    parts = corpus("jsonl", path=tmp_path).parts(2 * len(line))
+    assert [part.total_bytes for part in parts] == [32] * 4
+    assert [len(list(part.documents())) for part in parts] == [2] * 4
+    assert parts[1].name == f"{tmp_path / 'a.jsonl'}, bytes 32 to 64"
+
+
+@pytest.mark.parametrize("separator", ["line", "blank_line"])
+@given(
+    lines=st.lists(st.sampled_from(["", " ", "a", "zwölf", "  😀", "\ufeffb", "c \t", "\u3000", "d\re"]), max_size=12)
+)
+@settings(max_examples=25, deadline=None)
+def test_text_may_be_cut_between_any_documents(
+    tmp_path_factory: pytest.TempPathFactory, separator: str, lines: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    for end in ("\n", "\r\n"):
+        path.write_bytes(end.join(lines).encode())
+        found = corpus("text", path=path, document_separator=separator)
+        for size in (1, 3, 7):
+            check(found, size)
+
+
+def test_a_mistake_in_a_part_is_named_by_its_line_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for bad, message in (
+        (b"{broken\n", "not a readable JSON line"),
+        (b'{"text": "\xff"}\n', "at byte 5310 of the file"),
+    ):
+        path.write_bytes(b'\n{"text": "fine"}\n' * 300 + bad + b'{"text": "fine"}\n' * 100)
+        parts = corpus("jsonl", path=path).parts(500)
+        messages = []
+        for part in parts:
+            try:
+                list(part.documents())
+            except DataError as error:
+                messages.append(str(error))
+        assert len(parts) > 10
+        (found,) = messages
+        assert f"{path}, line 601: " in found
+        assert message.replace("5310", str(18 * 300 + 10)) in found
+
+
+def test_a_part_of_parquet_reads_its_own_row_groups_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": ["x" * 10_000 + str(number) for number in range(30)]})
+    pa.parquet.write_table(table, path, row_group_size=10, compression="none", use_dictionary=False)
+    parts = corpus("parquet", path=path).parts(100_000)
+    assert [part.name for part in parts] == [f"{path}, rows {n} to {n + 9} (from 0)" for n in (0, 10, 20)]
+    second = pa.parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    with path.open("r+b") as file:
+        file.seek(4)
+        file.write(b"\xff" * (second - 4))
+    assert [document.text[-2:] for document in parts[1].documents(8)] == ["18", "19"]
+    with pytest.raises(DataError, match=r"a\.parquet is not readable as parquet"):
+        list(parts[0].documents())
+
+
+def test_what_is_wrong_in_a_part_is_named_by_its_row_in_the_file(tmp_path: Path) -> None:
+    table = pa.table({"text": ["fine"] * 25 + [None]})
+    pa.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=10)
+    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    for kind in ("parquet", "arrow"):
+        path = tmp_path / f"a.{kind}"
+        *_, last = corpus(kind, path=path).parts(1)
+        with pytest.raises(DataError) as caught:
+            list(last.documents())
+        assert f"{path}, row 25 (from 0): 'text' is null" in str(caught.value)
+
+
+def test_parts_without_a_size_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="parts of 0 bytes: expected at least 1"):
+        corpus("jsonl", path=folder / "jsonl").parts(0)
+
+
+def test_the_accounting_of_rows_is_joined_from_that_of_the_parts(folder: Path) -> None:
+    found = corpus("jsonl", path=folder / "jsonl", rows="lines", minimum_words=3)
+    parts = found.parts(100)
+    assert isinstance(found, RowCorpus)
+    counted = []
+    for part in parts:
+        assert isinstance(part, RowPart)
+        list(part.documents())
+        assert part.accounting is not None
+        counted.append((part.accounting, part.longest_row_words))
+    assert any(not accounting.rows_kept for accounting, _ in counted), "no mistake while other parts keep some"
+    list(found.documents())
+    assert found.joined(counted) == found.accounting
+
+
+def test_rows_that_no_part_keeps_are_refused_as_in_one_pass(folder: Path) -> None:
+    found = corpus("jsonl", path=folder / "jsonl", rows="lines", minimum_words=9)
+    assert isinstance(found, RowCorpus)
+    counted = []
+    for part in found.parts(300):
+        assert isinstance(part, RowPart)
+        list(part.documents())
+        assert part.accounting is not None
+        counted.append((part.accounting, part.longest_row_words))
+    messages = []
+    for attempt in (lambda: found.joined(counted), lambda: list(found.documents())):
+        with pytest.raises(DataError) as caught:
+            attempt()
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "minimum_words is 9" in messages[0]
+
+
+def test_a_number_of_rows_to_take_makes_one_part(folder: Path) -> None:
+    found = corpus("jsonl", path=folder / "jsonl", rows="lines", maximum_rows=20)
+    assert check(found, 100) == 1
+    assert len(contents_of([found])) == 20
