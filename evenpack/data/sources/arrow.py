@@ -9,13 +9,11 @@ from evenpack.data.sources.config import ArrowSource
 from evenpack.data.sources.corpus import SourceKind
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.pieces import FileCorpus
-from evenpack.data.sources.saved_sets import saved_files
+from evenpack.data.sources.saved_sets import ARROW_SUFFIXES, saved_files
 from evenpack.data.sources.source_files import find_files
 
 if TYPE_CHECKING:
     from evenpack.data.sources.tables import BlockTable
-
-_SUFFIXES = (".arrow", ".arrows", ".feather")
 
 
 def _open_table(path: Path) -> "BlockTable":
@@ -26,7 +24,7 @@ def _open_table(path: Path) -> "BlockTable":
 
 def _find(name: str, source: ArrowSource) -> tuple[Path, ...]:
     own_files = partial(saved_files, split=source.split, key=f"data.sources.{name}.split")
-    return find_files(name, source.path, suffixes=_SUFFIXES, own_files=own_files)
+    return find_files(name, source.path, suffixes=ARROW_SUFFIXES, own_files=own_files)
 
 
 def _open_corpus(name: str, source: ArrowSource) -> FileCorpus:

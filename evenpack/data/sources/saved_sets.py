@@ -10,6 +10,9 @@ from typing import Any
 from evenpack.errors import DataError
 from evenpack.files import parse_json_object
 
+ARROW_SUFFIXES = (".arrow", ".arrows", ".feather")
+"""Of files in Arrow's own format."""
+
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
 

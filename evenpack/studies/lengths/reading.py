@@ -6,13 +6,16 @@ histogram.json            [n1, n2, ...] counts the sequences of length 1, 2, ...
 lengths.npy               one integer for each sequence, memory-mapped; or a histogram, if the options say so
 lengths.txt, or -         integers separated by spaces or lines (standard input for -); or a histogram
 *.parquet, .csv, .tsv,    a column of integers, of lists (each has its length), or of text, which a tokenizer measures;
-*.jsonl[.zst|.gz]         two columns of text are a pair
-FOLDER, NAME[:SUBSET]     the same of a dataset, local or of the hub; `glue:cola` knows its columns
+*.jsonl[.zst|.gz],        two columns of text are a pair
+*.arrow, .feather
+FOLDER, NAME[:SUBSET]     the same of a dataset: a local folder, also one of save_to_disk, or of the hub; `glue:cola`
+                          knows its columns
 glue:cola                 without options: the histogram that comes with evenpack (cola, sst2, rte, wnli); with a folder
                           of GLUE's own files and a tokenizer: the lengths of any of the nine tasks
 
     read_histogram -> numbers.py, histograms.py, published.py
-                   -> evenpack.data.sources.tables, dataset_table.py, glue_table.py -> columns.py
+                   -> evenpack.data.sources.tables, saved_table.py, dataset_table.py, glue_table.py
+                   -> columns.py
 """
 
 import sys
@@ -25,6 +28,7 @@ import numpy as np
 from evenpack.data.packing import LengthHistogram
 from evenpack.data.prepare.progress import NoProgress, Progress
 from evenpack.data.sources.json_lines import JSONL_SUFFIXES
+from evenpack.data.sources.saved_sets import ARROW_SUFFIXES, saved_splits
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.lengths import histograms, numbers
 from evenpack.studies.lengths.options import InputOptions
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 GLUE = "glue:"
 """Begins the name of a task of GLUE."""
 
-_TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", *JSONL_SUFFIXES)
+_TABLE_SUFFIXES = (".parquet", *ARROW_SUFFIXES, ".csv", ".tsv", *JSONL_SUFFIXES)
 _FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
 
 
@@ -107,12 +111,15 @@ def _read_table(path: Path, options: InputOptions, progress: Progress) -> Length
 
 
 def _open_table(path: Path) -> "Table":
+    from evenpack.data.sources.tables.arrow import ArrowTable
     from evenpack.data.sources.tables.csv import CsvTable
     from evenpack.data.sources.tables.jsonl import JsonlTable
     from evenpack.data.sources.tables.parquet import ParquetTable
 
     if path.name.endswith(JSONL_SUFFIXES):
         return JsonlTable(path)
+    if path.name.endswith(ARROW_SUFFIXES):
+        return ArrowTable(path)
     return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path)
 
 
@@ -132,6 +139,12 @@ def _read_glue(source: str, options: InputOptions, progress: Progress) -> Length
 def _read_dataset(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:
     options.refuse_all_but("column", "tokenizer", "split", source=source, what="a dataset")
     from evenpack.studies.lengths.columns import count_table
+
+    folder = Path(source).expanduser()
+    if saved_splits(folder) is not None:
+        from evenpack.studies.lengths.saved_table import SavedTable
+
+        return count_table(SavedTable(folder, options.split), options, progress)
     from evenpack.studies.lengths.dataset_table import DatasetTable, known_columns
 
     known = known_columns(source)

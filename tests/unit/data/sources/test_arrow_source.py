@@ -1,6 +1,7 @@
 """Columns of text of Arrow files and of folders of `save_to_disk`, by the reader that reads parquet."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -64,8 +65,6 @@ def save(dataset: Any, folder: Path, **keys: Any) -> Path:
     pa.dictionary(pa.int8(), pa.large_string()),
 ], ids=str)  # fmt: skip
 def test_strings_of_every_type_are_the_documents(tmp_path: Path, format_: str, type_: pa.DataType) -> None:
-    if "parquet" in format_ and type_ == pa.dictionary(pa.int8(), pa.large_string()):
-        pytest.skip("parquet keeps no such type")
     path = write(
         tmp_path / ("a.parquet" if format_ == "parquet" else "a.arrow"), texts_table(list(TEXTS), type_), format_
     )
@@ -123,6 +122,25 @@ def test_offsets_that_lead_out_of_the_file_are_refused_and_not_followed(tmp_path
     assert content.count(offsets) == 1
     path.write_bytes(content.replace(offsets, offsets[:8] + b"\xff\xff\xff\x7f" + offsets[12:]))
     assert f"{path} is not readable as Arrow" in refusal(path)
+
+
+def test_record_batches_that_are_passed_over_are_not_decoded(tmp_path: Path) -> None:
+    for format_ in ("stream", "file"):
+        path = write(tmp_path / "a.arrow", texts_table([f"text {number:02}" for number in range(20)]), format_)
+        path.write_bytes(path.read_bytes().replace(b"text 03", b"text \xff3"))
+        assert [document.text for document in read(path, 7)] == [f"text {number:02}" for number in range(7, 20)]
+        assert "row 3 (from 0): 'text' is no valid UTF-8" in refusal(path)
+
+
+def test_a_row_group_takes_the_memory_of_a_part_of_it(tmp_path: Path) -> None:
+    texts = [random.Random(number).randbytes(5_000).hex() for number in range(4_000)]
+    path = tmp_path / "a.parquet"
+    pa.parquet.write_table(texts_table(list(texts)), path, write_batch_size=64)  # pages of about a MiB
+    before = pa.total_allocated_bytes()
+    documents = open_corpus("wiki", ParquetSource(kind="parquet", path=path)).documents()
+    most = max(pa.total_allocated_bytes() - before for _ in documents)
+    assert most < path.stat().st_size / 2
+    assert pa.parquet.read_metadata(path).num_row_groups == 1
 
 
 def test_files_that_are_cut_off_or_no_arrow_are_refused(tmp_path: Path) -> None:
