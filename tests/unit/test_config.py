@@ -56,6 +56,8 @@ def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
     assert config.optimizer.learning_rate == 6e-4
     assert config.data.sources["wiki"].path == Path("/data/a=b.jsonl")
     assert config.deepspeed.extra == {"steps_per_print": 7}
+    several = load_run_file(run_file, RunConfig, ['data.sources.wiki.path=[b.jsonl, "a/*.jsonl"]'])
+    assert several.data.sources["wiki"].path == (Path("b.jsonl"), Path("a/*.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,8 @@ def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
         ("trainig.steps=3", "did you mean 'training'"),
         ("data.sources.wikki.path=x", "did you mean 'wiki'"),
         ("data.sources.wiki.pth=x", "did you mean 'path'"),
+        ("data.sources.wiki.path=[]", "data.sources.wiki.path: expected a path or a list of paths"),
+        ("data.sources.wiki.path=[a, 5]", "data.sources.wiki.path: expected a path or a list of paths, found 5"),
         ("data.sources.wiki.subset=x", "data.sources.wiki.subset: no such key"),
         ("data.recipe.kind=documnts", "'documents', 'concat'"),
         ("data.recipe.kind=documnts", "'sentence_pairs'"),
