@@ -24,8 +24,9 @@ class ColumnPiece:
     path: Path
     text_key: str
     open_table: TableOpener
+    first_block: int = 0
     begin: int = 0
-    """The first row."""
+    """The first row, with which that block begins."""
     stop: int | None = None
     """The row behind the last one; None at the end of the file."""
     share_bytes: int | None = None
@@ -48,7 +49,15 @@ class ColumnPiece:
         if start >= count:
             return start - count
         done = start
-        for rows in table.rows(column, as_text=True, start=self.begin + start, stop=stop):
+        found = table.rows(
+            column,
+            as_text=True,
+            start=self.begin + start,
+            stop=stop,
+            first_block=self.first_block,
+            first_row=self.begin,
+        )
+        for rows in found:
             for index, text in enumerate(_texts(rows, self.text_key)):
                 done += 1
                 yield make_document(text, bytes_before + total_bytes * done // count, partial(rows.place, index))
@@ -65,7 +74,13 @@ class ColumnPiece:
         if len(cuts) < 2:
             return (self,)
         return tuple(
-            replace(self, begin=rows[first], stop=rows[last], share_bytes=edges[last] - edges[first])
+            replace(
+                self,
+                first_block=first,
+                begin=rows[first],
+                stop=rows[last],
+                share_bytes=edges[last] - edges[first],
+            )
             for first, last in cuts
         )
 

@@ -77,8 +77,20 @@ class BlockTable(Table, Protocol):
     def text_column(self, name: str) -> tuple[str]:
         """The column, if it is one of text. Raises: DataError with what there is."""
 
-    def rows(self, columns: Sequence[str], *, as_text: bool, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
-        """Rows from number `start` on, up to `stop`; blocks that hold none of them are not read."""
+    def rows(
+        self,
+        columns: Sequence[str],
+        *,
+        as_text: bool,
+        start: int = 0,
+        stop: int | None = None,
+        first_block: int = 0,
+        first_row: int = 0,
+    ) -> Iterator[Rows]:
+        """Rows from number `start` on, up to `stop`; blocks that hold none of them are not read.
+
+        Blocks before `first_block`, with which row `first_row` begins, are not even counted.
+        """
 
 
 def is_text(type_: Any) -> bool:

@@ -1,6 +1,7 @@
 """Arrow's own format as tables: streams (`datasets` writes these) and files with a footer (Feather is one)."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ class ArrowTable:
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
         self._has_footer = _begins_with(path, _FOOTER_MAGIC)
-        self._blocks: dict[tuple[str, ...], tuple[Block, ...]] = {}
         with telling_arrow_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
             self._schema = self._reader(source).schema
         if _begins_with(path, _MESSAGE):
@@ -46,37 +46,42 @@ class ArrowTable:
 
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
         """Record batches."""
-        key = tuple(columns)
-        if key not in self._blocks:
-            found = (Block(rows=len(batch), weight=batch.nbytes) for batch in self._batches(columns))
-            self._blocks[key] = tuple(found)
-        return self._blocks[key]
+        return tuple(Block(rows=len(batch), weight=batch.nbytes) for batch, _ in self._batches(columns, 0))
 
-    def rows(self, columns: Sequence[str], *, as_text: bool, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
+    def rows(
+        self,
+        columns: Sequence[str],
+        *,
+        as_text: bool,
+        start: int = 0,
+        stop: int | None = None,
+        first_block: int = 0,
+        first_row: int = 0,
+    ) -> Iterator[Rows]:
         """A record batch in slices, which are copied only if it is compressed."""
-        count = sum(block.rows for block in self.blocks(columns))
-        first = 0
-        for batch in self._batches(columns):
-            found = overlap(first, len(batch), range(start, count if stop is None else stop))
+        for batch, bytes_read in self._batches(columns, first_block):
+            found = overlap(first_row, len(batch), range(start, first_row + len(batch) if stop is None else stop))
             for begin in found[::LONG_ROWS_AT_ONCE]:
-                some = batch.slice(begin - first, min(LONG_ROWS_AT_ONCE, found.stop - begin))
+                some = batch.slice(begin - first_row, min(LONG_ROWS_AT_ONCE, found.stop - begin))
                 yield Rows(
                     columns=tuple(self._checked(some.column(name)) for name in columns),
                     place=row_namer(self.origin, begin),
-                    bytes_read=self.total_bytes * (begin + len(some)) // count,
+                    bytes_read=bytes_read,
                 )
-            first += len(batch)
-            if stop is not None and first >= stop:
+            first_row += len(batch)
+            if stop is not None and first_row >= stop:
                 return
 
-    def _batches(self, columns: Sequence[str]) -> Iterator[Any]:
+    def _batches(self, columns: Sequence[str], first: int) -> Iterator[tuple[Any, int]]:
+        """Record batches from number `first` on, each with the bytes of the file that are read then."""
         fields = [self._schema.get_field_index(name) for name in columns]
         with telling_arrow_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
             reader = self._reader(source, pyarrow.ipc.IpcReadOptions(included_fields=fields))
             if self._has_footer:
-                yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+                count = reader.num_record_batches
+                yield from ((reader.get_batch(n), self.total_bytes * (n + 1) // count) for n in range(first, count))
             else:
-                yield from reader
+                yield from ((batch, source.tell()) for batch in islice(reader, first, None))
 
     def _reader(self, source: Any, options: Any = None) -> Any:
         return (pyarrow.ipc.open_file if self._has_footer else pyarrow.ipc.open_stream)(source, options=options)

@@ -48,14 +48,23 @@ class ParquetTable:
         groups = (self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups))
         return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in groups)
 
-    def rows(self, columns: Sequence[str], *, as_text: bool, start: int = 0, stop: int | None = None) -> Iterator[Rows]:
-        """A row group in slices; row groups before `start` and behind `stop` are not read."""
+    def rows(
+        self,
+        columns: Sequence[str],
+        *,
+        as_text: bool,
+        start: int = 0,
+        stop: int | None = None,
+        first_block: int = 0,
+        first_row: int = 0,
+    ) -> Iterator[Rows]:
+        """A row group in slices."""
         asked = range(start, self.count if stop is None else stop)
-        first = 0
-        for number, block in enumerate(self.blocks(columns)):
-            if overlap(first, block.rows, asked):
-                yield from self._group_rows(columns, number, first, asked)
-            first += block.rows
+        for number in range(first_block, self._file.metadata.num_row_groups):
+            count = self._file.metadata.row_group(number).num_rows
+            if overlap(first_row, count, asked):
+                yield from self._group_rows(columns, number, first_row, asked)
+            first_row += count
 
     def _group_rows(self, columns: Sequence[str], number: int, first: int, asked: range) -> Iterator[Rows]:
         """What is asked for of a row group whose first row is number `first`."""
