@@ -8,7 +8,7 @@ from evenpack.data.sources.config import HubSource
 from evenpack.data.sources.corpus import Document, SourceKind, WholeCorpus, make_document
 from evenpack.data.sources.hub_rows import HubRows
 from evenpack.data.sources.input_files import InputFile
-from evenpack.data.sources.source_files import file_inputs
+from evenpack.data.sources.source_files import files_below
 from evenpack.errors import DataError
 
 
@@ -40,10 +40,10 @@ class HubCorpus:
         return f"row {number} of {self._source.name}"
 
 
-def inputs(name: str, source: HubSource) -> tuple[InputFile, ...]:
-    """The files of a local folder; a name of the hub is not asked again."""
+def inputs(_name: str, source: HubSource) -> tuple[InputFile, ...]:
+    """The files of a local folder, links among them; a name of the hub is not asked again."""
     folder = Path(source.name).expanduser()
-    return file_inputs(name, folder, suffixes=None) if folder.is_dir() else ()
+    return tuple(InputFile.of(file) for file in files_below(folder)) if folder.is_dir() else ()
 
 
 KIND = SourceKind[HubSource](open_corpus=HubCorpus, inputs=inputs)

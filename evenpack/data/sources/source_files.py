@@ -52,6 +52,11 @@ def file_inputs(
     return tuple(InputFile.of(found) for found in find_files(name, paths, suffixes=suffixes))
 
 
+def files_below(folder: Path) -> tuple[Path, ...]:
+    """The files in a folder and in its folders, sorted by path, hidden ones left out."""
+    return tuple(sorted(found for found in folder.rglob("*") if found.is_file() and not _is_hidden(found, folder)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Search:
     """What is the same for all paths of a source."""
@@ -75,8 +80,9 @@ class _Search:
         own = self.own_files(folder)
         if own is not None:
             return own
-        below = (found for found in folder.rglob("*") if found.is_file() and not _is_hidden(found, folder))
-        files = sorted(found for found in below if self.suffixes is None or found.name.endswith(self.suffixes))
+        files = tuple(
+            file for file in files_below(folder) if self.suffixes is None or file.name.endswith(self.suffixes)
+        )
         if not files:
             expected = "files" if self.suffixes is None else " or ".join(f"*{suffix}" for suffix in self.suffixes)
             raise DataError(f"source '{self.source}': folder {folder} holds no {expected}; give {self.override}")
@@ -86,7 +92,7 @@ class _Search:
                     f"source '{self.source}': folder {folder} holds {inner}, which is a data set of its own: give that "
                     f"folder, a list of such folders, or a pattern, in the place of FILE in {self.override}"
                 )
-        return tuple(files)
+        return files
 
     def _of_pattern(self, pattern: Path) -> tuple[Path, ...]:
         """Files that match, and those of folders that match and are data sets of their own."""

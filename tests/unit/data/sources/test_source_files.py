@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from evenpack.config import validate
 from evenpack.data.prepare.manifest import data_section
-from evenpack.data.sources.config import Hdf5Source, JsonlSource, Source
+from evenpack.data.sources.config import Hdf5Source, HubSource, JsonlSource, Source
 from evenpack.data.sources.hdf5 import training_files, validation_files
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.errors import ConfigError, DataError
@@ -69,6 +69,12 @@ def test_a_file_named_twice_is_refused_with_both_of_its_names(shards: Path) -> N
     assert "leave one out of data.sources.wiki.path" in message
     (shards / "b" / "3.jsonl").symlink_to(shards / "c.jsonl")
     assert "leads to c.jsonl and b/3.jsonl, which are the same file" in refusal(["c.jsonl", "b"])
+    (shards / "b" / "4.jsonl").symlink_to(shards / "c.jsonl")
+    assert "which are the same file (by b): leave one out" in refusal("b")
+    hub = HubSource(kind="hub", name=str(shards / "b"))
+    assert len(source_inputs("wiki", hub)) == 4, (
+        "the hub's own cache links equal files to one; only `datasets` reads it"
+    )
 
 
 @pytest.mark.parametrize(("path", "expected"), [
