@@ -166,7 +166,7 @@ def test_a_part_ends_exactly_where_the_line_does(tmp_path: Path) -> None:
 @given(
     lines=st.lists(st.sampled_from(["", " ", "a", "zwölf", "  😀", "\ufeffb", "c \t", "\u3000", "d\re"]), max_size=12)
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_text_may_be_cut_between_any_documents(
     tmp_path_factory: pytest.TempPathFactory, separator: str, lines: list[str]
 ) -> None:
@@ -204,6 +204,8 @@ def test_a_part_of_parquet_reads_its_own_row_groups_alone(tmp_path: Path) -> Non
     pa.parquet.write_table(table, path, row_group_size=10, compression="none", use_dictionary=False)
     parts = corpus("parquet", path=path).parts(100_000)
     assert [part.name for part in parts] == [f"{path}, rows {n} to {n + 9} (from 0)" for n in (0, 10, 20)]
+    joined = corpus("parquet", path=path).parts(250_000)
+    assert [part.name.partition(", ")[2] for part in joined] == ["rows 0 to 19 (from 0)", "rows 20 to 29 (from 0)"]
     second = pa.parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
     with path.open("r+b") as file:
         file.seek(4)
