@@ -10,6 +10,9 @@ from evenpack.data.shuffle.config import PermutationShuffle, Shuffle
 from evenpack.data.sources.config import Source
 from evenpack.data.tokenizers.config import TokenizerConfig
 
+OF_THE_LOSS = {"padding_in_loss"}
+"""Keys of a recipe that decide what is predicted and nothing of the prepared files."""
+
 _DEFAULT_SEED = 42
 """Of the order of atoms."""
 

@@ -122,7 +122,7 @@ class Collator:
             padding_counts = source.view.padding_counts(chosen)
             if padding_counts is not None:
                 padding[members] = padding_counts[0]
-            left_out_here = source.view.left_out(chosen)
+            left_out_here = source.view.padding(chosen) if self.objective.leaves_out_padding else None
             if left_out_here is not None:
                 left_out = np.zeros(len(tokens), dtype=bool) if left_out is None else left_out
                 left_out[token_sources == index] = left_out_here

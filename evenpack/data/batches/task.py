@@ -35,7 +35,7 @@ class SequenceContent:
     padding: Int64[np.ndarray, " M"]
     """Tokens of each that only fill it up."""
     left_out: Bool[np.ndarray, " tokens"] | None
-    """Which of the tokens are not to be predicted; None: none."""
+    """Which of the tokens are not predicted, as they only fill up; None: none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

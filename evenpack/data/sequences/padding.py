@@ -38,7 +38,6 @@ class PaddingView(RowsView):
         return int(self.first_atoms[-1]) * self.recipe.atom
 
     def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
-        """Which tokens of these rows only fill them up."""
         return padding_of(self.pieces(sequence_ids))
 
     def padding_counts(
@@ -48,17 +47,12 @@ class PaddingView(RowsView):
             return sequence_ids, sequence_ids
         pieces = self.pieces(sequence_ids)
         padding = pieces.sum_by_row(pieces.paddings)
-        if self.recipe.padding_in_loss:
-            return padding, np.zeros_like(padding)
         begins = pieces.segment_begins()
         if not self.recipe.isolate_documents:
             begins = np.zeros_like(begins)
             begins[pieces.first_of_rows] = True
         no_target = begins & (pieces.tokens + pieces.ends == 0)  # a segment's first token is none anyway
         return padding, padding - pieces.sum_by_row(no_target)
-
-    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        return None if self.recipe.padding_in_loss else self.padding(sequence_ids)
 
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         parts = self._parts(sequence_ids)

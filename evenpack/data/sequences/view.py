@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 from pydantic import TypeAdapter
 
-from evenpack.data.config import Recipe
+from evenpack.data.config import OF_THE_LOSS, Recipe
 from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
@@ -70,13 +70,13 @@ class SequenceView(Protocol):
     def padding_counts(
         self, sequence_ids: Int64[np.ndarray, " K"]
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]] | None:
-        """Of each sequence: tokens that only fill it up, and targets that are left out for that.
+        """Of each sequence: tokens that only fill it up, and how many of them would be targets as other tokens are.
 
         Reads no token. None: no sequence has any.
         """
 
-    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        """Which tokens of the sequences are not to be predicted; None: none. Reads no token."""
+    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        """Which tokens of the sequences only fill them up; None: none. Reads no token."""
 
 
 def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
@@ -112,7 +112,7 @@ class StoredView:
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]] | None:
         return None
 
-    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
         return None
 
     def save(self, directory: Path) -> None:
@@ -122,7 +122,7 @@ class StoredView:
         fsync_directory(directory)
         self._save_arrays(directory)
         description = {
-            "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
+            "recipe": self.recipe.model_dump(mode="json", exclude_none=True, exclude=OF_THE_LOSS),
             "token_file_tokens": self.token_file.tokens,
             "accounting": asdict(self.accounting),
             "max_segments_per_sequence": self.max_segments_per_sequence,
