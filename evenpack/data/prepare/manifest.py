@@ -27,7 +27,7 @@ _PATHS = {"path", "validation_path"}
 """Keys of a source or tokenizer that say where it lies."""
 _OFF_UNLESS_GIVEN = {"rows", "minimum_words", "maximum_rows"}
 """Keys of a source that older data sections do not have: named where they are on, so that those stay what they were."""
-_NOT_OF_FILES = {"prepared_dir": True, "order": True, "verify_in_training": True, "on_changed_sources": True}
+_NOT_OF_FILES = dict.fromkeys(("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"), True)
 """Keys of the data section that prepared files do not depend on."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
 
@@ -38,6 +38,16 @@ class FileRecord(Section):
     path: str
     """Relative to the prepared directory; absolute for a token file that is used where it lies."""
     content: Checksums
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it lies in a `data.tokens_dir`, where other prepared sets may use it."""
+        return self.path.startswith("../")
+
+    def locate(self, directory: Path) -> Path:
+        """Where it lies; `directory` is the prepared one."""
+        path = directory / self.path
+        return path.resolve() if self.is_shared else path
 
     @classmethod
     def of(cls, path: Path, recorded_path: str, content: Checksums | None = None) -> "FileRecord":

@@ -31,7 +31,12 @@ _COST_MODEL = "training.cost_model"
 _OF_THE_FINGERPRINT = ("run.seed", "training.batching", "data.")
 """Where the keys of a run file begin that decide its fingerprint."""
 
-_NOT_OF_THE_FINGERPRINT = ("data.prepared_dir", "data.verify_in_training", "data.on_changed_sources")
+_NOT_OF_THE_FINGERPRINT = (
+    "data.prepared_dir",
+    "data.tokens_dir",
+    "data.verify_in_training",
+    "data.on_changed_sources",
+)
 
 
 def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, Any]) -> None:
