@@ -12,6 +12,7 @@ from pydantic import ValidationError, model_validator
 from evenpack.config import Section
 from evenpack.data.checksums import Checksums, digest_of
 from evenpack.data.config import OF_THE_LOSS, DataConfig
+from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import Packing
 from evenpack.data.sequences import TokenAccounting
 from evenpack.data.sources.input_files import InputFile
@@ -72,6 +73,10 @@ class PackingSummary(Section):
     """Sequences of the fullest pack."""
     gap: float
     """Packs above the lower bound, as a share of it."""
+
+    def items(self, batching: Batching) -> int:
+        """Packs or sequences, whatever a step counts."""
+        return self.packs if batching == "packs" else self.sequences
 
     @classmethod
     def of(cls, packing: Packing, *, padding_in_sequences: int = 0) -> "PackingSummary":
