@@ -88,7 +88,7 @@ class NextTokens:
     ) -> Int64[np.ndarray, " K"]:
         targets: Int64[np.ndarray, " K"] = lengths - segments
         padding = view.padding_counts(sequence_ids) if self.leaves_out_padding else None
-        return targets if padding is None else targets - padding[1]
+        return targets if padding is None else targets - padding.targets
 
     def most_targets_of_a_pack(self, source: PackedSource) -> int:
         """That of sequences of one segment; further segments cost targets."""

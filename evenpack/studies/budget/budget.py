@@ -233,8 +233,8 @@ def _work(data: RunData, items: int) -> Work:
     """What so many packs or sequences put through the model, without padding."""
     return Work(
         slots=round(items * data.item.tokens),
-        squared_lengths=round(items * data.squared_lengths),
-        head_slots=round(items * data.targets),
+        squared_lengths=round(items * data.useful.squared_lengths),
+        head_slots=round(items * data.useful.targets),
         sequences=round(items * data.item.sequences),
     )
 
@@ -267,7 +267,12 @@ def _padding(config: RunConfig, data: RunData, items: int, *, useful: int, time:
     found: list[tuple[str, int, int]] = []
     if config.training.batching == "packs":
         slots = items * data.item.row_slots
-        on_padding = Work(slots=slots - work.slots, squared_lengths=0, head_slots=0, sequences=0)
+        on_padding = Work(
+            slots=slots - work.slots,
+            squared_lengths=round(items * data.of_padding.squared_lengths),
+            head_slots=round(items * data.of_padding.targets),
+            sequences=0,
+        )
         found.append((f"packs of {data.item.row_slots:,}", slots, flops(on_padding)))
     if data.padded_rows is not None:
         slots = round(items * data.padded_rows) * recipe.max_sequence_length

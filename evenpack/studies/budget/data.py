@@ -28,14 +28,23 @@ class SourceData:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ItemWork:
+    """What a pack or sequence asks of attention and of the head, on average."""
+
+    squared_lengths: Fraction
+    """The sum over its segments."""
+    targets: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """What a run draws, on average, and how much of it there is."""
 
     item: AverageItem
-    squared_lengths: Fraction
-    """Of an item: the sum over its segments, which attention costs."""
-    targets: Fraction
-    """Of an item."""
+    useful: ItemWork
+    """Of real tokens."""
+    of_padding: ItemWork
+    """What the padding adds that a recipe fills sequences up with."""
     padded_rows: Fraction | None
     """Of an item, if each sequence (of a stream: each document) were filled up to rows of `max_sequence_length`; None
     where nobody knows, and where the recipe does so anyway."""
@@ -156,8 +165,8 @@ def _estimated(
             tokens=tokens,
             row_slots=config.data.pack_length if of_packs else config.data.recipe.max_sequence_length,
         ),
-        squared_lengths=tokens**2 / segments,
-        targets=targets,
+        useful=ItemWork(squared_lengths=tokens**2 / segments, targets=targets),
+        of_padding=ItemWork(squared_lengths=Fraction(0), targets=Fraction(0)),
         padded_rows=padded_rows,
         items_per_epoch=None if source is None else source.items,
         sources=() if source is None else (source,),

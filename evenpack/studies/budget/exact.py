@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from evenpack.engine.objective import next_tokens
 from evenpack.engine.resolve import ResolvedRun
 from evenpack.engine.step_items import average_of, training_packing
 from evenpack.errors import DataError
-from evenpack.studies.budget.data import RunData, SourceData
+from evenpack.studies.budget.data import ItemWork, RunData, SourceData
 
 _AT_ONCE = 1 << 20
 """Sequences, or documents, that are looked at together."""
@@ -74,16 +75,19 @@ def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Obje
     shares = {name: Fraction(epoch.weight, total) for name, epoch in epochs.items()}
     packings = {name: epoch.packing for name, epoch in epochs.items()}
     counts = {name: packing.items(batching) for name, packing in packings.items()}
-    squared_lengths = targets = padded_rows = Fraction(0)
+    squared_lengths = targets = padding_squared_lengths = padding_targets = padded_rows = Fraction(0)
     for name, epoch in epochs.items():
-        squares, of_loss = _sums(epoch.view, objective)
-        squared_lengths += shares[name] * squares / counts[name]
-        targets += shares[name] * of_loss / counts[name]
-        padded_rows += shares[name] * _count_padded_rows(epoch.view) / counts[name]
+        share = shares[name] / counts[name]
+        sums = _sums(epoch.view, objective)
+        squared_lengths += share * sums.squared_lengths
+        targets += share * sums.targets
+        padding_squared_lengths += share * sums.padding_squared_lengths
+        padding_targets += share * sums.padding_targets
+        padded_rows += share * _count_padded_rows(epoch.view)
     return RunData(
         item=average_of(packings, shares, batching=batching, data=data),
-        squared_lengths=squared_lengths,
-        targets=targets,
+        useful=ItemWork(squared_lengths=squared_lengths, targets=targets),
+        of_padding=ItemWork(squared_lengths=padding_squared_lengths, targets=padding_targets),
         padded_rows=None if data.recipe.kind == "padding" else padded_rows,
         items_per_epoch=sum(counts.values()),
         sources=tuple(
@@ -95,15 +99,31 @@ def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Obje
     )
 
 
-def _sums(view: SequenceView, objective: Objective) -> tuple[int, int]:
-    """Over a split: squared lengths of segments, and targets."""
-    squares = targets = 0
+class _Sums(NamedTuple):
+    """Over a split."""
+
+    squared_lengths: int
+    """Of segments, padding in them left out."""
+    targets: int
+    """Without padding."""
+    padding_squared_lengths: int
+    """What padding adds to the first."""
+    padding_targets: int
+    """And to the second."""
+
+
+def _sums(view: SequenceView, objective: Objective) -> _Sums:
+    squares = targets = padding_squares = padding_targets = 0
     for sequence_ids in _id_chunks(view.count):
         lengths = view.lengths(int(sequence_ids[0]), int(sequence_ids[-1]) + 1).astype(np.int64)
         segments, squared = view.statistics(sequence_ids, lengths)
         squares += int(squared.sum())
         targets += int(objective.count_targets(view, sequence_ids, lengths, segments).sum())
-    return squares, targets
+        padding = view.padding_counts(sequence_ids)
+        if padding is not None:
+            padding_squares += int(padding.squared_lengths.sum())
+            padding_targets += 0 if objective.leaves_out_padding else int(padding.targets.sum())
+    return _Sums(squares - padding_squares, targets - padding_targets, padding_squares, padding_targets)
 
 
 def _count_padded_rows(view: SequenceView) -> int:

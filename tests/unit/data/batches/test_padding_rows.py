@@ -14,6 +14,7 @@ from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences import build_view
 from evenpack.data.sequences.padding import PaddingView
 from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+from evenpack.models.common.batch_work import useful_work
 
 END, ROW, ROWS_PER_STEP = 1, 8, 4
 LENGTHS = [4, 9, 30, 8, 3, 17, 12]
@@ -81,6 +82,9 @@ def test_the_plan_counts_what_the_batches_hold(
             assert isinstance(batch.targets, CausalTargets)
             assert int(batch.targets.weights.sum()) == batch.local_counts.targets
             assert batch.local_counts.targets == expected_targets(source, ids, in_loss=not leaves_out_padding)
+            of_real_tokens = expected_targets(source, ids, in_loss=False)
+            assert useful_work(batch).head_slots == batch.local_counts.targets - batch.padding_targets == of_real_tokens
+            assert useful_work(batch).squared_lengths == sum(real**2 for real in real_lengths(source, ids))
         assert held == plan.counts
 
 
@@ -99,6 +103,12 @@ def expected_targets(source: PackedSource, rows: np.ndarray, *, in_loss: bool) -
         for slot, fills_up in enumerate(padding.tolist()):
             targets += slot not in firsts and (in_loss or not fills_up)
     return targets
+
+
+def real_lengths(source: PackedSource, rows: np.ndarray) -> list[int]:
+    """Of each segment, without what only fills it up."""
+    lengths, _ = source.view.segments(rows)
+    return [int((~one).sum()) for one in np.split(padding_of(source, rows), np.cumsum(lengths)[:-1])]
 
 
 def test_what_fills_up_is_the_end_of_text_and_has_no_weight_where_it_is_left_out(token_file: TokenFile) -> None:

@@ -109,7 +109,7 @@ def test_what_only_fills_up_is_told_apart_and_is_the_same_whatever_the_loss_coun
         view.save(tmp_path / f"view_{padding_in_loss}")
         counts = view.padding_counts(np.array([0]))
         assert counts is not None
-        assert [count.tolist() for count in counts] == [[2], [2]]
+        assert [count.tolist() for count in counts] == [[2], [2], [8 * 8 - 6 * 6]]
         padding = view.padding(np.array([0]))
         assert padding is not None
         assert padding.tolist() == [False] * 6 + [True] * 2
