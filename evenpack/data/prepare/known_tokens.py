@@ -48,12 +48,12 @@ class KnownTokens:
 
 def find_tokens(config: DataConfig) -> dict[str, KnownTokens] | None:
     """The tokens of all sources, by name; None unless each has been tokenised whole into `data.tokens_dir`, as it is
-    now, and for recipes whose sequences are not views of documents.
+    now, for recipes whose sequences are no views of documents, and where they are packed block by block.
 
     Raises: DataError for a token file that is not whole although it once was.
     """
     of_documents = isinstance(config.recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe)
-    if config.tokens_dir is None or not of_documents:
+    if config.tokens_dir is None or not of_documents or config.shuffle.kind != "permutation":
         return None
     try:
         inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}

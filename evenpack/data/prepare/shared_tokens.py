@@ -7,6 +7,7 @@ HASH is of the origin (`origins.py`), so a changed source or tokenizer has a fol
 what others use. Each manifest lists the shared files with their checksums, by paths relative to its directory.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,15 @@ class SharedTokens:
 def place_of(tokens_dir: Path, name: str, origin: Origin) -> Path:
     """Where the tokens of a source lie, or what `name` says, that have this origin."""
     return tokens_dir.absolute() / f"{name}_{origin_hash(origin)}"
+
+
+def recorded_path(path: Path, directory: Path, shared: SharedTokens | None) -> str:
+    """As the manifest of `directory` has it: relative to it, absolute where the file is none that `prepare` writes."""
+    if path.is_relative_to(directory):
+        return path.relative_to(directory).as_posix()
+    if shared is not None and path.is_relative_to(shared.directory):
+        return Path(os.path.relpath(path.resolve(), directory.resolve())).as_posix()
+    return str(path)
 
 
 def remedy(directory: Path, shared: Collection[Path] = ()) -> str:

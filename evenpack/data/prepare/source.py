@@ -1,6 +1,5 @@
 """One source of a prepared directory: its token file, its splits, and the account of both."""
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,7 @@ from evenpack.data.prepare.manifest import (
 from evenpack.data.prepare.origins import Origin, input_files, sentence_language, tokens_origin
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.progress import Progress
-from evenpack.data.prepare.shared_tokens import SharedTokens
+from evenpack.data.prepare.shared_tokens import SharedTokens, recorded_path
 from evenpack.data.prepare.shuffling import shuffled, shuffled_files
 from evenpack.data.prepare.splits import split_files, store_split
 from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
@@ -39,7 +38,7 @@ from evenpack.data.sources.config import MegatronSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.sources.input_files import InputFile
-from evenpack.data.sources.megatron import megatron_prefix
+from evenpack.data.sources.megatron import check_ends, megatron_prefix
 from evenpack.data.sources.rows import RowAccounting
 from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
 from evenpack.data.tokens.array_file import write_array
@@ -138,7 +137,7 @@ class SourcePreparation:
             raise DataError(f"source '{self.name}': token file {prefix} holds no token")
         token_file.check_vocabulary(self.vocabulary.vocabulary_size)
         if source.require_end_of_text:
-            self._check_ends(token_file)
+            check_ends(self.name, token_file, end_of_text=self.vocabulary.end_of_text_id)
         self.folder.mkdir(parents=True, exist_ok=True)
         hashes = hashes_path(self.folder / "tokens")
         write_array(hashes, hash_documents(token_file))
@@ -167,14 +166,6 @@ class SourcePreparation:
         with self.shared.held(self.name, origin) as folder:
             yield folder
 
-    def _recorded(self, path: Path) -> str:
-        """As the manifest has it: relative to the prepared directory, absolute where it is none of `prepare`'s."""
-        if path.is_relative_to(self.directory):
-            return path.relative_to(self.directory).as_posix()
-        if self.shared is not None and path.is_relative_to(self.shared.directory):
-            return Path(os.path.relpath(path.resolve(), self.directory.resolve())).as_posix()
-        return str(path)
-
     def _refuse_other_origin(self, prefix: Path, origin: Origin) -> None:
         journal = read_journal(prefix)
         if journal is None or not journal.state:
@@ -182,17 +173,6 @@ class SourcePreparation:
         begun = journal.state["origin"]
         refuse_differences(begun["data"], origin["data"], self.folder)
         refuse_changed_inputs(input_files(begun), self.inputs, self.folder)
-
-    def _check_ends(self, token_file: TokenFile) -> None:
-        end_of_text = self.vocabulary.end_of_text_id
-        (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths() > 0))
-        if len(unended):
-            raise DataError(
-                f"source '{self.name}': {len(unended)} of {token_file.documents} documents of {token_file.prefix} do "
-                f"not end in the end-of-text id {end_of_text}, document {unended[0]} first; write the file with "
-                f"Megatron-LM's --append-eod, correct data.tokenizer.end_of_text_id, or allow it with "
-                f"data.sources.{self.name}.require_end_of_text=false"
-            )
 
     def _finish(self, written: _WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Splits, sequences and strategies; then the accounts."""
@@ -215,7 +195,7 @@ class SourcePreparation:
         record = SourceRecord(
             kind=self.config.sources[self.name].kind,
             inputs=self.inputs,
-            token_file=self._recorded(written.token_file.prefix),
+            token_file=recorded_path(written.token_file.prefix, self.directory, self.shared),
             documents=written.token_file.documents,
             tokens=written.token_file.tokens,
             text_bytes=written.text_bytes,
@@ -308,10 +288,10 @@ class SourcePreparation:
         prefix = written.token_file.prefix
         paths = {f"tokens{path.suffix}": path for path in (bin_path(prefix), index_path(prefix))}
         paths |= {path.name: path for path in written.columns}
-        files = {
-            f"sources/{self.name}/{name}": FileRecord.of(path, self._recorded(path), written.checksums.get(path.name))
-            for name, path in paths.items()
-        }
+        files = {}
+        for name, path in paths.items():
+            recorded = recorded_path(path, self.directory, self.shared)
+            files[f"sources/{self.name}/{name}"] = FileRecord.of(path, recorded, written.checksums.get(path.name))
         return files | shuffled_files(self.folder, self.directory) | split_files(self.folder, self.directory)
 
     def _remove_if_empty(self) -> None:

@@ -12,6 +12,7 @@ from prepared_files import Recorder, StopAfter, StoppedError, contents, save_tok
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import pairs
 from evenpack.data.prepare.directory import hold_lock
+from evenpack.data.prepare.known_tokens import find_tokens
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.progress import PrepareState
@@ -210,3 +211,23 @@ def test_half_made_pairs_are_not_gone_on_with_from_other_tokens(
     )
     assert made == expected
     assert len(made) == 4
+
+
+def test_a_shuffle_of_shared_tokens_is_that_of_own_ones_and_of_these_tokens_alone(corpus: Path, tmp_path: Path) -> None:
+    class StopAtShuffle(Recorder):
+        def update(self, state: PrepareState) -> None:
+            super().update(state)
+            if state.stage == "shuffle" and state.bytes_read == state.total_bytes:
+                raise StoppedError
+
+    grid = {"shuffle": {"kind": "grid", "rows": 2, "columns": 3}}
+    config = sharing(corpus, tmp_path, **grid)
+    prepare(two_sources(corpus, **grid), tmp_path / "own")
+    other = {"tokenizer": {"kind": "train", "vocabulary_size": 300}}
+    with pytest.raises(StoppedError):
+        prepare(sharing(corpus, tmp_path, **grid, **other), tmp_path / "data", progress=StopAtShuffle())
+    prepare(config, tmp_path / "data")
+    fingerprints = {PreparedData.open(tmp_path / name, config).fingerprint(1) for name in ("own", "data")}
+    assert len(fingerprints) == 1
+    assert find_tokens(config) is None, "packed block by block, in an order that is not known before"
+    assert find_tokens(sharing(corpus, tmp_path)) is not None
