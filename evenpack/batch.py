@@ -132,7 +132,9 @@ class PackedBatch:
     source_tokens: tuple[int, ...]
     """Real tokens of each source in this micro-batch, in the mixture's order."""
     squared_lengths: int
-    """Sum of length² over real segments: what attention really has to compute."""
+    """Sum of length² over real segments, what only fills them up left out: what attention really has to compute."""
+    padding_targets: int
+    """Targets of this micro-batch that only fill sequences up, and are predicted all the same."""
     order_hash: int
     """Sum mod 2**64 of hash(source, pack, slot, sequence id) over the sequences collated here."""
 

@@ -70,6 +70,7 @@ def build_batch(
         sequence_ids=torch.arange(len(sequences)),
         source_tokens=(counts.tokens,),
         squared_lengths=sum(len(sequence) ** 2 for sequence in sequences),
+        padding_targets=0,
         order_hash=0,
     )
     return batch, spans

@@ -120,6 +120,7 @@ def build_masked_batch(
         sequence_ids=torch.tensor(_filled(list(range(len(pairs))), max_sequences or counts.sequences + _UNUSED, -1)),
         source_tokens=(counts.tokens,),
         squared_lengths=sum(len(pair.tokens) ** 2 for pair in pairs),
+        padding_targets=0,
         order_hash=0,
     )
     return batch, spans

@@ -54,7 +54,7 @@ class ListView:
     def padding_counts(self, sequence_ids: np.ndarray) -> None:
         return None
 
-    def left_out(self, sequence_ids: np.ndarray) -> None:
+    def padding(self, sequence_ids: np.ndarray) -> None:
         return None
 
     def gather(self, sequence_ids: np.ndarray) -> np.ndarray:

@@ -10,6 +10,9 @@ from evenpack.data.shuffle.config import PermutationShuffle, Shuffle
 from evenpack.data.sources.config import Source
 from evenpack.data.tokenizers.config import TokenizerConfig
 
+OF_THE_LOSS = {"padding_in_loss"}
+"""Keys of a recipe that decide what is predicted and nothing of the prepared files."""
+
 _DEFAULT_SEED = 42
 """Of the order of atoms."""
 
@@ -183,6 +186,9 @@ class DataConfig(Section):
 
     prepared_dir: UserPath | None = None
     """Where `prepare` writes and `train` reads; null is OUTPUT_DIR/data. Runs may share one."""
+    tokens_dir: UserPath | None = None
+    """Where `prepare` keeps the tokens of text, and a tokenizer trained for them: runs share them whose sources and
+    tokenizer are the same, whatever their recipes. Null: each prepared directory has its own."""
     sources: dict[str, Source] = Field(min_length=1)
     validation_fraction: float = Field(default=0.02, ge=0.0, lt=1.0)
     """Share of documents held out, chosen by a hash of the document."""

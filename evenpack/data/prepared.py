@@ -14,6 +14,7 @@ from evenpack.data.order.permutation import derive_key
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
 from evenpack.data.prepare.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
+from evenpack.data.prepare.shared_tokens import remedy
 from evenpack.data.sequences import SequenceView, open_view
 from evenpack.data.sequences.masking import MaskingVocabulary
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
@@ -173,21 +174,14 @@ def _reopen(directory: Path, config: DataConfig, repacking: PackingConfig | None
 
 def check_sizes(directory: Path, manifest: Manifest) -> None:
     """Raises: DataError naming each file that is missing or has another size than it was written with."""
-    wrong = []
+    wrong, shared = [], []
     for record in manifest.files.values():
-        path = directory / record.path
+        path = record.locate(directory)
         found = path.stat().st_size if path.is_file() else None
         if found != record.content.bytes:
             wrong.append(
                 f"  {path}: expected {record.content.bytes} bytes, found {'no file' if found is None else found}"
             )
+            shared += [path] if record.is_shared else []
     if wrong:
-        raise DataError(
-            "\n".join(
-                [
-                    f"{directory} is not as it was prepared:",
-                    *wrong,
-                    f"Copy these files again, or remove {directory} and prepare again",
-                ]
-            )
-        )
+        raise DataError("\n".join([f"{directory} is not as it was prepared:", *wrong, remedy(directory, shared)]))

@@ -126,8 +126,9 @@ def build_model(run: ResolvedRun, device: torch.device) -> Model:
 
 def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
     """The run as it goes on from a checkpoint. Raises: CheckpointError if it cannot."""
-    require_fingerprint(state, run.fingerprint)
-    compare_run_files(state, run.config.model_dump(mode="json"))
+    config = run.config.model_dump(mode="json")
+    require_fingerprint(state, run.fingerprint, config)
+    compare_run_files(state, config)
     kept = kept_cost_weights(state, run.config.training.layout)
     run = run if kept is None else replace(run.with_cost_weights(kept), cost_model=None)
     return run.with_initial_weights(kept_initial_weights(state))

@@ -12,7 +12,7 @@ from evenpack.data.batches.objectives import (
     Objective,
     StoredMasksAndNextSentence,
 )
-from evenpack.data.config import MaskingConfig
+from evenpack.data.config import MaskingConfig, PaddingRecipe, Recipe
 from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
@@ -36,7 +36,7 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
     Raises: DataError if the vocabulary has none of the special tokens that masks need.
     """
     if family_of(model).objective == "next_tokens":
-        return NextTokens()
+        return next_tokens(prepared.config.recipe)
     if prepared.config.has_stored_masks:
         return StoredMasksAndNextSentence(
             vocabulary_size=prepared.vocabulary_size,
@@ -50,6 +50,11 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
         reduction=model.loss_reduction,
         next_sentence_reduction=model.pair_reduction,
     )
+
+
+def next_tokens(recipe: Recipe) -> NextTokens:
+    """What a model of next tokens learns from a recipe's sequences."""
+    return NextTokens(leaves_out_padding=isinstance(recipe, PaddingRecipe) and not recipe.padding_in_loss)
 
 
 def build_denominators(

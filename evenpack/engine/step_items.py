@@ -1,8 +1,10 @@
 """What a step is made of, packs or single sequences, on average over what a run draws."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from evenpack.data.config import DataConfig
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.prepare.manifest import PackingSummary
 from evenpack.data.prepared import PreparedData
@@ -27,22 +29,30 @@ class AverageItem:
 
 def average_item(prepared: PreparedData, batching: Batching) -> AverageItem:
     """Raises: DataError if a source has nothing to train on."""
-    counts = items_of_an_epoch(prepared, batching)
     total = sum(prepared.weights)
+    shares = {
+        name: Fraction(weight, total) for name, weight in zip(prepared.source_names, prepared.weights, strict=True)
+    }
+    packings = {name: training_packing(prepared, name) for name in shares}
+    return average_of(packings, shares, batching=batching, data=prepared.config)
+
+
+def average_of(
+    packings: Mapping[str, PackingSummary], shares: Mapping[str, Fraction], *, batching: Batching, data: DataConfig
+) -> AverageItem:
+    """Of sources by name, which draw these shares of a step and were packed as `data` says."""
     sequences = tokens = Fraction(0)
-    for name, weight in zip(prepared.source_names, prepared.weights, strict=True):
-        packing = training_packing(prepared, name)
-        share = Fraction(weight, total * counts[name])
+    for name, packing in packings.items():
+        share = shares[name] / packing.items(batching)
         sequences += share * packing.sequences
         tokens += share * packing.tokens
-    row_slots = prepared.pack_length if batching == "packs" else prepared.config.recipe.max_sequence_length
+    row_slots = data.pack_length if batching == "packs" else data.recipe.max_sequence_length
     return AverageItem(sequences=sequences, tokens=tokens, row_slots=row_slots)
 
 
 def items_of_an_epoch(prepared: PreparedData, batching: Batching) -> dict[str, int]:
     """Of each source. Raises: DataError if one has nothing to train on."""
-    packings = {name: training_packing(prepared, name) for name in prepared.source_names}
-    return {name: packing.packs if batching == "packs" else packing.sequences for name, packing in packings.items()}
+    return {name: training_packing(prepared, name).items(batching) for name in prepared.source_names}
 
 
 def training_packing(prepared: PreparedData, source: str) -> PackingSummary:

@@ -10,9 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
 
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World, require_shared_directory
@@ -23,6 +26,7 @@ from evenpack.engine.resolve import open_run
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.errors import CheckpointError, RunError
 from evenpack.models.common.losses import exact_denominators
+from evenpack.models.cost import Work, step_flops
 from evenpack.testing import run_ranks
 
 DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
@@ -213,3 +217,24 @@ def test_a_record_says_what_the_step_was_over_all_ranks(config: RunConfig, tmp_p
     assert record["loader_seconds"] == 0.5
     assert 0.0 < record["mfu"] < 1.0
     assert without_peak == {name: value for name, value in record.items() if name != "mfu"}
+    assert not {"padding_targets", "loss_per_real_target"} & record.keys()
+
+
+def test_a_record_tells_predicted_padding_apart(config: RunConfig, tmp_path: Path):
+    length = MAX_SEQUENCE_LENGTH
+    recipe = {"kind": "padding", "max_sequence_length": length, "atom": length, "isolate_documents": False}
+    rows = changed(
+        config,
+        run={"output_dir": tmp_path},
+        data={"recipe": recipe, "pack_length": length, "prepared_dir": tmp_path / "data"},
+    )
+    prepare(rows.data, rows.prepared_dir)
+    (record, _), _ = run_ranks(records_of_a_step, 2, rows)
+    assert record["targets"] == 8 * (length - 1)
+    assert record["padding_targets"] == record["slots"] - record["tokens"] > 0
+    real = record["targets"] - record["padding_targets"]
+    assert record["loss_per_real_target"] * real == pytest.approx(record["loss"] * record["targets"])
+    view = PreparedData.open(rows.prepared_dir, rows.data).view("lines", "train")
+    lengths = length - view.padding(np.arange(8)).reshape(8, length).sum(axis=1)
+    work = Work(slots=record["tokens"], squared_lengths=int((lengths**2).sum()), head_slots=real, sequences=8)
+    assert record["mfu"] == pytest.approx(step_flops(rows.model, vocabulary_size=260, work=work) / 2e9)

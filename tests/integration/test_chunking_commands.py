@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -116,7 +117,7 @@ def study(study_file: Path, *, plot: Path | None = None) -> Found:
 
 def test_a_study_trains_evaluates_compares_and_shows_what_failed(study_file: Path, found: Found) -> None:
     after_padding = ["train", "evaluate", "evaluate"]
-    assert found.commands == ["prepare"] * 3 + after_padding + ["train", "evaluate"] * 2 + ["train"]
+    assert found.commands == ["prepare"] * 2 + after_padding + ["train", "evaluate"] * 2 + ["train"]
     assert found.figures == ["msl_32.png"]
     states = {run["run"]: run["state"] for run in found.value["runs"]}
     assert states.pop("training/lost/seed_1") == states.pop("training/lost/seed_1/held_out/documents") == "failed"
@@ -184,7 +185,9 @@ def test_a_shipped_grid_lists_its_runs(name: str, tmp_path: Path) -> None:
     path, words = CONFIGS / "studies" / f"{name}.yaml", [f"study.output_dir={tmp_path / 'out'}"]
     corpus = ["--corpus-tokens", "114400095", "--corpus-documents", "803000", "--device", "a100"]
     done = evenpack("study chunking", path, *words, options=["--dry-run", "--json", "--devices-per-run", "1", *corpus])
-    runs = json.loads(done.stdout)["runs"]
+    listed = json.loads(done.stdout)
+    runs = listed["runs"]
+    assert 'data.recipe={"kind": "padding"' in listed["prepare_first"]
     assert len({run["run"] for run in runs}) == len(runs) == SHIPPED[name]
     assert {run["state"] for run in runs} == {"to do"}
     assert not (tmp_path / "out").exists()
@@ -192,6 +195,36 @@ def test_a_shipped_grid_lists_its_runs(name: str, tmp_path: Path) -> None:
     published = {32: 28_126, 64: 14_063, 128: 14_063}
     assert name != "atom_size_gpt2_124m" or steps == published, "as by arithmetic: 6 and 5 above table 3's"
     assert all((run["budget"] is None) == (run["recipe"] == "padding") for run in runs)
+
+
+@pytest.mark.parametrize("name", ["atom_size_gpt2_124m", pytest.param("atom_size_gpt2_xl", marks=pytest.mark.slow)])
+def test_a_grid_whose_corpus_is_tokenised_lists_all_its_budgets(name: str, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join("many words of a row " * (number % 40 + 1) for number in range(600)))
+    source = {"kind": "text", "path": str(corpus), "document_separator": "line"}
+    words = [
+        f"study.output_dir={tmp_path / 'out'}",
+        f"data.sources={json.dumps({'corpus': source})}",
+        "data.tokenizer={kind: train, vocabulary_size: 260}",
+        "schedule.warmup_steps=0",
+    ]
+    options = ["--dry-run", "--json", "--devices-per-run", "1"]
+    before = json.loads(
+        evenpack("study chunking", CONFIGS / "studies" / f"{name}.yaml", *words, options=options).stdout
+    )
+    assert {run["steps"] for run in before["runs"]} == {None}
+    evenpack(*shlex.split(before["prepare_first"])[1:])
+    listed = json.loads(
+        evenpack("study chunking", CONFIGS / "studies" / f"{name}.yaml", *words, options=options).stdout
+    )
+    assert listed["prepare_first"] is None
+    steps = {run["run"].split("/")[1]: run["budget"]["steps"] for run in listed["runs"]}
+    assert len(steps) == SHIPPED[name]
+    for length in {run["max_sequence_length"] for run in listed["runs"]}:
+        of_concat = {count for arm, count in steps.items() if arm.startswith(f"concat_{length}_")}
+        assert len(of_concat) == 1
+        assert steps[f"padding_{length}_atom_{length}"] > max(of_concat)
+    assert len(list((tmp_path / "out" / "data").iterdir())) == 2, "one prepared run, and the tokens of all"
 
 
 def test_data_of_another_tokenizer_are_not_evaluated(study_file: Path, found: Found) -> None:

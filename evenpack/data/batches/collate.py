@@ -13,6 +13,7 @@ from evenpack.data.batches.task import SequenceContent, rounded_size
 from evenpack.data.order.permutation import derive_key, hash64
 from evenpack.data.order.step_plan import PackedSource, PackSelection
 from evenpack.data.order.step_shape import StepShape
+from evenpack.data.sequences.view import PaddingCounts
 from evenpack.errors import DataError
 
 
@@ -89,7 +90,8 @@ class Collator:
             ),
             sequence_ids=torch.from_numpy(_filled(packs.sequence_ids, max_sequences, -1)),
             source_tokens=source_tokens,
-            squared_lengths=int((segment_lengths**2).sum()),
+            squared_lengths=int((segment_lengths**2).sum() - content.padding.squared_lengths.sum()),
+            padding_targets=0 if self.objective.leaves_out_padding else int(content.padding.targets.sum()),
             order_hash=order_hash(packs),
         )
 
@@ -101,7 +103,7 @@ class Collator:
 
     def _count_tokens(self, content: SequenceContent) -> tuple[int, ...]:
         """Real ones of each source."""
-        real = content.lengths - content.padding
+        real = content.lengths - content.padding.tokens
         return tuple(int(real[content.sources == index].sum()) for index in range(len(self.sources)))
 
     def _read(self, packs: PackSelection) -> tuple[SequenceContent, Int64[np.ndarray, " K"], Int64[np.ndarray, " M"]]:
@@ -113,7 +115,7 @@ class Collator:
         token_sources = np.repeat(sequence_sources, packs.lengths)
         counts = np.zeros(len(packs.sequence_ids), dtype=np.int64)
         parts: list[Int64[np.ndarray, " part"]] = []
-        padding = np.zeros(len(packs.sequence_ids), dtype=np.int64)
+        padding = PaddingCounts(*(np.zeros(len(packs.sequence_ids), dtype=np.int64) for _ in PaddingCounts._fields))
         left_out: Bool[np.ndarray, " tokens"] | None = None
         for index, source in enumerate(self.sources):
             members = sequence_sources == index
@@ -121,8 +123,9 @@ class Collator:
             tokens[token_sources == index] = self._checked(source.view.gather(chosen), index)
             padding_counts = source.view.padding_counts(chosen)
             if padding_counts is not None:
-                padding[members] = padding_counts[0]
-            left_out_here = source.view.left_out(chosen)
+                for values, found in zip(padding, padding_counts, strict=True):
+                    values[members] = found
+            left_out_here = source.view.padding(chosen) if self.objective.leaves_out_padding else None
             if left_out_here is not None:
                 left_out = np.zeros(len(tokens), dtype=bool) if left_out is None else left_out
                 left_out[token_sources == index] = left_out_here

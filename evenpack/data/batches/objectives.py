@@ -34,6 +34,10 @@ class Objective(TargetCounter, Protocol):
     def looks_both_ways(self) -> bool:
         """Whether the model sees what lies behind a token."""
 
+    @property
+    def leaves_out_padding(self) -> bool:
+        """Whether tokens that only fill a sequence up are no targets."""
+
     def check(self, view: SequenceView) -> None:
         """Raises: ConfigError if sequences of this kind do not serve."""
 
@@ -62,6 +66,8 @@ class Objective(TargetCounter, Protocol):
 class NextTokens:
     """Each token predicts the next of its segment."""
 
+    leaves_out_padding: bool = False
+
     @property
     def looks_both_ways(self) -> bool:
         return False
@@ -81,10 +87,8 @@ class NextTokens:
         segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
         targets: Int64[np.ndarray, " K"] = lengths - segments
-        padding = view.padding_counts(sequence_ids)
-        if padding is not None:
-            targets -= padding[1]
-        return targets
+        padding = view.padding_counts(sequence_ids) if self.leaves_out_padding else None
+        return targets if padding is None else targets - padding.targets
 
     def most_targets_of_a_pack(self, source: PackedSource) -> int:
         """That of sequences of one segment; further segments cost targets."""
@@ -134,6 +138,10 @@ class MaskedTokensAndNextSentence:
     @property
     def looks_both_ways(self) -> bool:
         return True
+
+    @property
+    def leaves_out_padding(self) -> bool:
+        return False  # pairs are not filled up
 
     def check(self, view: SequenceView) -> None:
         _require_pairs(view)
@@ -196,6 +204,10 @@ class StoredMasksAndNextSentence:
     @property
     def looks_both_ways(self) -> bool:
         return True
+
+    @property
+    def leaves_out_padding(self) -> bool:
+        return False  # pairs are not filled up
 
     def check(self, view: SequenceView) -> None:
         _require_pairs(view)

@@ -16,6 +16,7 @@ from evenpack.data.batches.placement import Placement
 from evenpack.data.order.step_plan import PackedSource
 from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.masking import MaskedTokens
+from evenpack.data.sequences.view import PaddingCounts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,10 +33,10 @@ class SequenceContent:
     sequence_ids: Int64[np.ndarray, " M"]
     pack_sizes: Int64[np.ndarray, " M"]
     """Sequences in the pack of each."""
-    padding: Int64[np.ndarray, " M"]
-    """Tokens of each that only fill it up."""
+    padding: PaddingCounts
+    """What only fills each of them up."""
     left_out: Bool[np.ndarray, " tokens"] | None
-    """Which of the tokens are not to be predicted; None: none."""
+    """Which of the tokens are not predicted, as they only fill up; None: none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

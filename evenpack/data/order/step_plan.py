@@ -149,7 +149,7 @@ class StepPlanner:
             found.segments[members] = segments
             found.squared_lengths[members] = squared_lengths
             padding = source.view.padding_counts(sequence_ids)
-            found.padding[members] = 0 if padding is None else padding[0]
+            found.padding[members] = 0 if padding is None else padding.tokens
             found.targets[members] = self.objective.count_targets(source.view, sequence_ids, lengths, segments)
         return found
 

@@ -54,6 +54,12 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
     return packing
 
 
+def pack_view(view: SequenceView, config: PackingConfig, *, pack_length: int) -> Packing:
+    """What `store_plan` would store. Raises: PackingError if the sequences cannot be packed so."""
+    histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
+    return packed(histogram, config, pack_length=pack_length)
+
+
 def open_plan(
     directory: Path,
     *,

@@ -15,18 +15,18 @@ _OURS = frozenset({_LOCK, MANIFEST, TOKENIZER_FOLDER, TRAINED_ON, "sources"})
 
 
 @contextmanager
-def hold_lock(directory: Path) -> Iterator[None]:
+def hold_lock(directory: Path, *, setting: str = "data.prepared_dir") -> Iterator[None]:
     """Keeps other processes from preparing `directory`, which is made if need be, and removed again if left empty.
 
-    The lock goes with the process, however that ends. Raises: DataError if another process holds it, or if the
-    directory cannot be made.
+    `setting` is the key that leads here. The lock goes with the process, however that ends. Raises: DataError if
+    another process holds it, or if the directory cannot be made.
     """
     path = directory / _LOCK
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise DataError(f"{directory} cannot be prepared: {error}; choose another data.prepared_dir") from error
+        raise DataError(f"{directory} cannot be prepared: {error}; choose another {setting}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

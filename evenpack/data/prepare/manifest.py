@@ -11,7 +11,8 @@ from pydantic import ValidationError, model_validator
 
 from evenpack.config import Section
 from evenpack.data.checksums import Checksums, digest_of
-from evenpack.data.config import DataConfig
+from evenpack.data.config import OF_THE_LOSS, DataConfig
+from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import Packing
 from evenpack.data.sequences import TokenAccounting
 from evenpack.data.sources.input_files import InputFile
@@ -27,6 +28,8 @@ _PATHS = {"path", "validation_path"}
 """Keys of a source or tokenizer that say where it lies."""
 _OFF_UNLESS_GIVEN = {"rows", "minimum_words", "maximum_rows"}
 """Keys of a source that older data sections do not have: named where they are on, so that those stay what they were."""
+_NOT_OF_FILES = dict.fromkeys(("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"), True)
+"""Keys of the data section that prepared files do not depend on."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
 
 
@@ -36,6 +39,16 @@ class FileRecord(Section):
     path: str
     """Relative to the prepared directory; absolute for a token file that is used where it lies."""
     content: Checksums
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it lies in a `data.tokens_dir`, where other prepared sets may use it."""
+        return self.path.startswith("../")
+
+    def locate(self, directory: Path) -> Path:
+        """Where it lies; `directory` is the prepared one."""
+        path = directory / self.path
+        return path.resolve() if self.is_shared else path
 
     @classmethod
     def of(cls, path: Path, recorded_path: str, content: Checksums | None = None) -> "FileRecord":
@@ -60,6 +73,10 @@ class PackingSummary(Section):
     """Sequences of the fullest pack."""
     gap: float
     """Packs above the lower bound, as a share of it."""
+
+    def items(self, batching: Batching) -> int:
+        """Packs or sequences, whatever a step counts."""
+        return self.packs if batching == "packs" else self.sequences
 
     @classmethod
     def of(cls, packing: Packing, *, padding_in_sequences: int = 0) -> "PackingSummary":
@@ -201,10 +218,9 @@ class Manifest(Section):
 
 
 def data_section(config: DataConfig) -> dict[str, Any]:
-    """What of the `data:` section decides the prepared files: not their place, not how training looks at them, and not
-    the weights of the mixture."""
-    not_of_files = {"prepared_dir", "order", "verify_in_training", "on_changed_sources"}
-    section = config.model_dump(mode="json", exclude=not_of_files)
+    """What of the `data:` section decides the prepared files: not their place, not how training looks at them, not what
+    it predicts, and not the weights of the mixture."""
+    section = config.model_dump(mode="json", exclude={**_NOT_OF_FILES, "recipe": OF_THE_LOSS})
     if section["shuffle"]["kind"] == "permutation":  # which older data sections do not name
         del section["shuffle"]
     for source in section["sources"].values():
@@ -232,6 +248,8 @@ def refuse_differences(before: dict[str, Any], now: dict[str, Any], place: Path)
     Raises: DataError naming each key whose value is not the one that `place` was prepared with.
     """
     earlier, current = dict(_flatten(before, "data")), dict(_flatten(now, "data"))
+    for key in OF_THE_LOSS:
+        earlier.pop(f"data.recipe.{key}", None)  # which older sets name
     lines = [
         f"  {key}: prepared with {earlier.get(key, 'nothing')!r}, this run has {current.get(key, 'nothing')!r}"
         for key in sorted(earlier.keys() | current.keys())

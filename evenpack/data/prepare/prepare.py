@@ -4,7 +4,8 @@
     DIR/tokenizer/                             what `AutoTokenizer.from_pretrained` reads
     DIR/sources/NAME/tokens.{bin,idx}          whole documents (a Megatron source is used where it lies)
     DIR/sources/NAME/document_hashes.npy       equal documents have equal hashes, and the split follows them
-                                               (neither for shards, whose sequences come finished)
+                                               (neither for shards, whose sequences come finished; both lie elsewhere
+                                               with data.tokens_dir: shared_tokens.py)
     DIR/sources/NAME/shuffled.{bin,idx}        the training sequences in random order, where `data.shuffle` is `grid`
     DIR/sources/NAME/{train,validation}/       the recipe's view, the strategies, the sorted sequences
 
@@ -35,6 +36,7 @@ from evenpack.data.prepare.manifest import (
 )
 from evenpack.data.prepare.progress import Meter, NoProgress, Progress
 from evenpack.data.prepare.shards import ShardPreparation
+from evenpack.data.prepare.shared_tokens import SharedTokens
 from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenise import SourceReporter
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
@@ -96,6 +98,8 @@ class _Preparation:
     """Of the text sources."""
     tokenizer: Tokenizer | None
     """None where it is still to be trained, or where tokens come ready made."""
+    shared: SharedTokens | None
+    """None where the directory has tokens of its own."""
 
     @classmethod
     def begin(cls, config: DataConfig, directory: Path, progress: Progress) -> "_Preparation":
@@ -110,13 +114,15 @@ class _Preparation:
         if not isinstance(config.tokenizer, ExternalTokenizer | TrainedTokenizer | TrainedWordPieces):
             tokenizer = load_tokenizer(config.tokenizer)
         _check_pair_tokens(config, tokenizer)
+        meter = Meter(progress, _total_bytes(config, corpora))
         return cls(
             config=config,
             directory=directory,
-            meter=Meter(progress, _total_bytes(config, corpora)),
+            meter=meter,
             inputs=inputs,
             corpora=corpora,
             tokenizer=tokenizer,
+            shared=_shared_tokens(config, directory, meter),
         )
 
     def run(self) -> Manifest:
@@ -130,6 +136,7 @@ class _Preparation:
             corpora=self.corpora,
             inputs=self.inputs,
             progress=self.meter,
+            shared=self.shared,
         )
         vocabulary = tokenizer_record(self.config, tokenizer)
         files = tokenizer_files(self.directory)
@@ -171,6 +178,7 @@ class _Preparation:
             inputs=self.inputs[name],
             vocabulary=vocabulary,
             progress=self.meter,
+            shared=self.shared,
         )
         if isinstance(source, MegatronSource):
             self.meter.note(f"source '{name}': checking and hashing {source.path}")
@@ -189,6 +197,19 @@ class _Preparation:
                 f"{folder / unknown[0]} was begun by an interrupted call, but this run has no source '{unknown[0]}': "
                 "remove that folder, or name the source as it was"
             )
+
+
+def _shared_tokens(config: DataConfig, directory: Path, meter: Meter) -> SharedTokens | None:
+    """Raises: DataError if they would lie within the prepared directory."""
+    if config.tokens_dir is None:
+        return None
+    shared = config.tokens_dir.absolute()
+    if shared.is_relative_to(directory):
+        raise DataError(
+            f"data.tokens_dir ({shared}) lies within the prepared directory {directory}, which cannot be removed then "
+            "without the tokens of others: choose a folder beside it"
+        )
+    return SharedTokens(directory=shared, needed_bytes=meter.needed_bytes)
 
 
 def _total_bytes(config: DataConfig, corpora: Mapping[str, Corpus]) -> dict[str, int]:

@@ -27,13 +27,13 @@ def shuffled(
     config: DataConfig,
     *,
     vocabulary: TokenizerRecord,
-    documents_checksum: str,
+    tokens_checksum: str,
     progress: Progress,
 ) -> SequenceView:
     """The sequences of the view as a shuffle has written them to `folder`, that of the source.
 
     Args:
-        documents_checksum: of the hashes of all documents, which tells one token file from another.
+        tokens_checksum: of the documents' tokens, which tells one token file from another.
 
     Raises: DataError if the grid cannot keep its memory limit, or if what an earlier call left is damaged; RunError if
     the disk is full.
@@ -72,7 +72,7 @@ def shuffled(
         grid=grid,
         folder=folder,
         vocabulary_size=vocabulary.vocabulary_size,
-        origin=_origin(config, documents_checksum),
+        origin=_origin(config, tokens_checksum),
         told=told,
     ).run()
     return ShuffledView(view, TokenFile(folder / SHUFFLED))
@@ -90,12 +90,12 @@ def shuffled_files(folder: Path, directory: Path) -> dict[str, FileRecord]:
     return {name: FileRecord.of(path, name, checksums[path.name]) for name, path in zip(names, paths, strict=True)}
 
 
-def _origin(config: DataConfig, documents_checksum: str) -> dict[str, Any]:
+def _origin(config: DataConfig, tokens_checksum: str) -> dict[str, Any]:
     """What decides which sequences there are and where each goes."""
     section = data_section(config)
     del section["shuffle"]["block_tokens"]
     return {
-        "documents": documents_checksum,
+        "tokens": tokens_checksum,
         "recipe": section["recipe"],
         "validation_fraction": section["validation_fraction"],
         "shuffle": section["shuffle"],

@@ -2,7 +2,8 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,13 @@ from evenpack.data.prepare.manifest import (
     FileRecord,
     SourceRecord,
     TokenizerRecord,
-    data_section,
     refuse_changed_inputs,
     refuse_differences,
 )
+from evenpack.data.prepare.origins import Origin, input_files, sentence_language, tokens_origin
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.progress import Progress
+from evenpack.data.prepare.shared_tokens import SharedTokens, recorded_path
 from evenpack.data.prepare.shuffling import shuffled, shuffled_files
 from evenpack.data.prepare.splits import split_files, store_split
 from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
@@ -36,11 +38,18 @@ from evenpack.data.sources.config import MegatronSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.sources.input_files import InputFile
-from evenpack.data.sources.megatron import megatron_prefix
+from evenpack.data.sources.megatron import check_ends, megatron_prefix
 from evenpack.data.sources.rows import RowAccounting
 from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
 from evenpack.data.tokens.array_file import write_array
-from evenpack.data.tokens.file import TokenFile, column_path, hash_documents, hashes_path, read_journal
+from evenpack.data.tokens.file import (
+    DOCUMENT_HASHES,
+    TokenFile,
+    column_path,
+    hash_documents,
+    hashes_path,
+    read_journal,
+)
 from evenpack.data.tokens.index import bin_path, index_path
 from evenpack.errors import DataError
 from evenpack.files import file_checksum
@@ -54,8 +63,8 @@ class _WrittenTokens:
     """A finished token file and what is known of it beside its tokens."""
 
     token_file: TokenFile
-    recorded_prefix: str
-    """As the manifest has it."""
+    columns: tuple[Path, ...]
+    """What is stored of each document beside its tokens."""
     identities: UInt64[np.ndarray, " documents"]
     text_bytes: int
     unknown_tokens: int
@@ -77,6 +86,8 @@ class SourcePreparation:
     """As they were before anything was read."""
     vocabulary: TokenizerRecord
     progress: Progress
+    shared: SharedTokens | None
+    """None: the tokens of text lie in the prepared directory."""
 
     @property
     def folder(self) -> Path:
@@ -90,27 +101,29 @@ class SourcePreparation:
         Raises: DataError if the source is wrong (what was written of it is removed), or if what an earlier call began
         came from another source or tokenizer. RunError if the disk is full.
         """
-        prefix = self.folder / "tokens"
-        origin = self._origin()
-        self._refuse_other_origin(prefix, origin)
-        try:
-            journal = write_tokens(
-                corpus, tokenizer, prefix, sentence_language=self._sentence_language, origin=origin, reporter=reporter
-            )
-        except DataError:
-            self._remove_if_empty()
-            raise
+        origin, language = self._origin(), sentence_language(self.config)
+        with self._tokens_folder(origin) as folder:
+            prefix = folder / "tokens"
+            self._refuse_other_origin(prefix, origin)
+            try:
+                journal = write_tokens(
+                    corpus, tokenizer, prefix, sentence_language=language, origin=origin, reporter=reporter
+                )
+            except DataError:
+                self._remove_if_empty()
+                raise
+        columns = [DOCUMENT_HASHES] if language is None else [DOCUMENT_HASHES, SENTENCE_LENGTHS]
         return self._finish(
             _WrittenTokens(
                 token_file=TokenFile(prefix),
-                recorded_prefix=prefix.relative_to(self.directory).as_posix(),
+                columns=tuple(column_path(prefix, name) for name in columns),
                 identities=np.load(hashes_path(prefix), mmap_mode="r"),
                 text_bytes=journal.state["text_bytes"],
                 unknown_tokens=journal.state["unknown_tokens"],
                 rows=RowAccounting(**journal.state["rows"]) if "rows" in journal.state else None,
                 checksums=journal.checksums,
             ),
-            self._documents_view if self._sentence_language is None else partial(self._pairs_view, tokenizer, reporter),
+            self._documents_view if language is None else partial(self._pairs_view, tokenizer, reporter),
         )
 
     def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
@@ -124,14 +137,15 @@ class SourcePreparation:
             raise DataError(f"source '{self.name}': token file {prefix} holds no token")
         token_file.check_vocabulary(self.vocabulary.vocabulary_size)
         if source.require_end_of_text:
-            self._check_ends(token_file)
+            check_ends(self.name, token_file, end_of_text=self.vocabulary.end_of_text_id)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_array(hashes_path(self.folder / "tokens"), hash_documents(token_file))
+        hashes = hashes_path(self.folder / "tokens")
+        write_array(hashes, hash_documents(token_file))
         return self._finish(
             _WrittenTokens(
                 token_file=token_file,
-                recorded_prefix=str(prefix),
-                identities=np.load(hashes_path(self.folder / "tokens"), mmap_mode="r"),
+                columns=(hashes,),
+                identities=np.load(hashes, mmap_mode="r"),
                 text_bytes=0,
                 unknown_tokens=0,
                 rows=None,
@@ -140,39 +154,25 @@ class SourcePreparation:
             self._documents_view,
         )
 
-    @property
-    def _sentence_language(self) -> str | None:
-        """None where documents are not split into sentences."""
-        recipe = self.config.recipe
-        return recipe.language if isinstance(recipe, SentencePairsRecipe) else None
+    def _origin(self) -> Origin:
+        return tokens_origin(self.config, self.name, self.inputs, tokenizer_checksum=self.vocabulary.checksum)
 
-    def _origin(self) -> dict[str, Any]:
-        """What decides the token file of a text source; the journal keeps it."""
-        section = data_section(self.config)["sources"][self.name]
-        sentences = {} if self._sentence_language is None else {"recipe": {"language": self._sentence_language}}
-        return {
-            "data": {"sources": {self.name: section}, "tokenizer": {"checksum": self.vocabulary.checksum}, **sentences},
-            "inputs": [file.model_dump() for file in self.inputs],
-        }
+    @contextmanager
+    def _tokens_folder(self, origin: Origin) -> Iterator[Path]:
+        """Where the token file is to lie; what an earlier call began in the prepared directory stays there."""
+        if self.shared is None or read_journal(self.folder / "tokens") is not None:
+            yield self.folder
+            return
+        with self.shared.held(self.name, origin) as folder:
+            yield folder
 
-    def _refuse_other_origin(self, prefix: Path, origin: dict[str, Any]) -> None:
+    def _refuse_other_origin(self, prefix: Path, origin: Origin) -> None:
         journal = read_journal(prefix)
         if journal is None or not journal.state:
             return
         begun = journal.state["origin"]
         refuse_differences(begun["data"], origin["data"], self.folder)
-        refuse_changed_inputs([InputFile(**file) for file in begun["inputs"]], self.inputs, self.folder)
-
-    def _check_ends(self, token_file: TokenFile) -> None:
-        end_of_text = self.vocabulary.end_of_text_id
-        (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths() > 0))
-        if len(unended):
-            raise DataError(
-                f"source '{self.name}': {len(unended)} of {token_file.documents} documents of {token_file.prefix} do "
-                f"not end in the end-of-text id {end_of_text}, document {unended[0]} first; write the file with "
-                f"Megatron-LM's --append-eod, correct data.tokenizer.end_of_text_id, or allow it with "
-                f"data.sources.{self.name}.require_end_of_text=false"
-            )
+        refuse_changed_inputs(input_files(begun), self.inputs, self.folder)
 
     def _finish(self, written: _WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Splits, sequences and strategies; then the accounts."""
@@ -181,7 +181,7 @@ class SourcePreparation:
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
             view = make_view(split, written.token_file, np.flatnonzero(chosen))
             if split == "train" and isinstance(self.config.shuffle, GridShuffle):
-                view = self._shuffled(view)
+                view = self._shuffled(view, written)
             splits[split] = store_split(self.folder / split, view, self.config, split=split)
         if splits["train"].packing is None:
             accounting = splits["train"].accounting
@@ -195,7 +195,7 @@ class SourcePreparation:
         record = SourceRecord(
             kind=self.config.sources[self.name].kind,
             inputs=self.inputs,
-            token_file=written.recorded_prefix,
+            token_file=recorded_path(written.token_file.prefix, self.directory, self.shared),
             documents=written.token_file.documents,
             tokens=written.token_file.tokens,
             text_bytes=written.text_bytes,
@@ -206,13 +206,15 @@ class SourcePreparation:
         )
         return record, self._files(written)
 
-    def _shuffled(self, view: SequenceView) -> SequenceView:
+    def _shuffled(self, view: SequenceView, written: _WrittenTokens) -> SequenceView:
+        tokens = written.checksums.get(bin_path(written.token_file.prefix).name)
         return shuffled(
             view,
             self.folder,
             self.config,
             vocabulary=self.vocabulary,
-            documents_checksum=file_checksum(hashes_path(self.folder / "tokens")),
+            # Where tokens came ready made, their hashes are of the tokens.
+            tokens_checksum=file_checksum(written.columns[0]) if tokens is None else tokens.whole,
             progress=self.progress,
         )
 
@@ -248,6 +250,7 @@ class SourcePreparation:
             masks=self._mask_drawing(recipe, tokenizer),
         )
         origin = {
+            "tokens": self._origin(),
             "recipe": recipe.model_dump(exclude_none=True),
             "validation_fraction": self.config.validation_fraction,
         }
@@ -282,22 +285,13 @@ class SourcePreparation:
 
     def _files(self, written: _WrittenTokens) -> dict[str, FileRecord]:
         """Every file by a name that does not depend on where it lies."""
-        base = f"sources/{self.name}"
         prefix = written.token_file.prefix
-        recorded = Path(written.recorded_prefix)
+        paths = {f"tokens{path.suffix}": path for path in (bin_path(prefix), index_path(prefix))}
+        paths |= {path.name: path for path in written.columns}
         files = {}
-        for path, recorded_path in (
-            (bin_path(prefix), bin_path(recorded)),
-            (index_path(prefix), index_path(recorded)),
-        ):
-            name = f"{base}/tokens{path.suffix}"
-            files[name] = FileRecord.of(path, recorded_path.as_posix(), written.checksums.get(path.name))
-        columns = [hashes_path(self.folder / "tokens")]
-        if self._sentence_language is not None:
-            columns.append(column_path(self.folder / "tokens", SENTENCE_LENGTHS))
-        for path in columns:
-            name = path.relative_to(self.directory).as_posix()
-            files[name] = FileRecord.of(path, name, written.checksums.get(path.name))
+        for name, path in paths.items():
+            recorded = recorded_path(path, self.directory, self.shared)
+            files[f"sources/{self.name}/{name}"] = FileRecord.of(path, recorded, written.checksums.get(path.name))
         return files | shuffled_files(self.folder, self.directory) | split_files(self.folder, self.directory)
 
     def _remove_if_empty(self) -> None:

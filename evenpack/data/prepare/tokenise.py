@@ -114,6 +114,7 @@ def write_tokens(
     encode = tokenizer.encode_batch if sentence_language is None else _by_sentence(tokenizer, sentence_language)
     with TokenFileWriter.resume(prefix, vocabulary_size=tokenizer.vocabulary_size, columns=columns) as writer:
         if writer.complete:
+            reporter.progress.note(f"source '{reporter.source}': {prefix.parent} holds its tokens already")
             reporter.report(
                 documents=writer.documents,
                 tokens=writer.tokens,

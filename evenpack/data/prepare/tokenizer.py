@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.manifest import (
@@ -12,11 +12,12 @@ from evenpack.data.prepare.manifest import (
     TRAINED_ON,
     FileRecord,
     TokenizerRecord,
-    data_section,
     refuse_changed_inputs,
     refuse_differences,
 )
+from evenpack.data.prepare.origins import Origin, input_files, training_origin
 from evenpack.data.prepare.progress import Progress
+from evenpack.data.prepare.shared_tokens import SharedTokens
 from evenpack.data.prepare.tokenise import SourceReporter, training_texts
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.input_files import InputFile
@@ -34,8 +35,11 @@ def prepare_tokenizer(
     corpora: Mapping[str, Corpus],
     inputs: Mapping[str, tuple[InputFile, ...]],
     progress: Progress,
+    shared: SharedTokens | None,
 ) -> Tokenizer | None:
     """Saves the tokenizer that was loaded, or trains one unless an earlier call did; None where tokens come ready made.
+
+    One that is trained among `shared` files is copied. What this directory has trained for itself it goes on with.
 
     Raises: DataError for a source that cannot be read, and where an earlier call trained on other data.
     """
@@ -45,7 +49,22 @@ def prepare_tokenizer(
         return loaded
     if not isinstance(config.tokenizer, TrainedTokenizer | TrainedWordPieces):
         return None
-    origin = _training_origin(config, inputs)
+    origin = training_origin(config, inputs)
+    train = partial(_train, config, corpora=corpora, origin=origin, progress=progress)
+    if shared is None or (directory / TRAINED_ON).is_file():
+        return train(directory)
+    with shared.held(TOKENIZER_FOLDER, origin) as place:
+        tokenizer = train(place)
+    _save(tokenizer, folder)
+    return tokenizer
+
+
+def _train(
+    config: DataConfig, directory: Path, *, corpora: Mapping[str, Corpus], origin: Origin, progress: Progress
+) -> Tokenizer:
+    """Trains the tokenizer of a directory, unless an earlier call did."""
+    assert isinstance(config.tokenizer, TrainedTokenizer | TrainedWordPieces), "no other is trained"
+    folder = directory / TOKENIZER_FOLDER
     if folder.is_dir():
         return _trained_before(directory, origin)
     texts = chain.from_iterable(
@@ -95,15 +114,7 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
         tokenizer.save(unfinished)
 
 
-def _training_origin(config: DataConfig, inputs: Mapping[str, tuple[InputFile, ...]]) -> dict[str, Any]:
-    section = data_section(config)
-    return {
-        "data": {key: section[key] for key in ("tokenizer", "validation_fraction", "sources")},
-        "inputs": [file.model_dump() for files in inputs.values() for file in files],
-    }
-
-
-def _trained_before(directory: Path, origin: dict[str, Any]) -> Tokenizer:
+def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
     """The tokenizer that an earlier call trained and saved.
 
     Raises: DataError if it was trained on other data, or not trained at all, or is not what was saved.
@@ -117,7 +128,7 @@ def _trained_before(directory: Path, origin: dict[str, Any]) -> Tokenizer:
             "and prepare again"
         ) from error
     refuse_differences(before["data"], origin["data"], directory)
-    refuse_changed_inputs(_files(before), _files(origin), directory)
+    refuse_changed_inputs(input_files(before), input_files(origin), directory)
     tokenizer = Tokenizer.load(directory / TOKENIZER_FOLDER)
     if tokenizer.checksum != checksum:
         raise DataError(
@@ -125,7 +136,3 @@ def _trained_before(directory: Path, origin: dict[str, Any]) -> Tokenizer:
             f"which was trained for this run {checksum}; remove {directory} and prepare again"
         )
     return tokenizer
-
-
-def _files(origin: dict[str, Any]) -> list[InputFile]:
-    return [InputFile(**file) for file in origin["inputs"]]

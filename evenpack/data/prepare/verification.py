@@ -18,6 +18,7 @@ from evenpack.data.checksums import CHUNK_BYTES, ChunkReader, Damage, find_damag
 from evenpack.data.prepare.in_order import mapped
 from evenpack.data.prepare.manifest import FileRecord, Manifest
 from evenpack.data.prepare.progress import PrepareState, Progress
+from evenpack.data.prepare.shared_tokens import remedy
 from evenpack.data.tokens.index import read_index
 from evenpack.errors import DataError
 
@@ -119,10 +120,15 @@ class Verifier:
         """Raises: DataError that names the damaged files, where their damage begins, and the remedy; none: nothing."""
         if damages:
             lines = [f"  {damage.describe()}" for damage in damages]
-            raise DataError("\n".join([f"{self._directory} is damaged{seen}:", *lines, remedy(self._directory)]))
+            raise DataError("\n".join([f"{self._directory} is damaged{seen}:", *lines, self.remedy(damages)]))
+
+    def remedy(self, damages: tuple[Damage, ...]) -> str:
+        """What to do about them."""
+        damaged = {damage.path for damage in damages}
+        return remedy(self._directory, [path for path, record in self._files() if record.is_shared and path in damaged])
 
     def _files(self) -> Iterator[tuple[Path, FileRecord]]:
-        return ((self._directory / record.path, record) for record in self._manifest.files.values())
+        return ((record.locate(self._directory), record) for record in self._manifest.files.values())
 
     def _find_damage(self, piece: Piece, reader: ChunkReader) -> Damage | None:
         damage = find_damage(piece.path, piece.record.content, reader, chunk=piece.chunk)
@@ -160,11 +166,6 @@ class Verifier:
             total_bytes=self.total_bytes,
             elapsed_seconds=elapsed_seconds,
         )
-
-
-def remedy(directory: Path) -> str:
-    """What to do about damaged files."""
-    return f"Copy these files again from where they are whole, or remove {directory} and prepare again"
 
 
 def _memory_bytes() -> int:

@@ -16,6 +16,7 @@ from evenpack.data.config import PaddingRecipe
 from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.sequences.atoms import RowParts, shuffled_atoms, uniform_parts
 from evenpack.data.sequences.pieces import Pieces, RowsView, most_segments, padding_of
+from evenpack.data.sequences.view import PaddingCounts
 from evenpack.data.tokens.file import TokenFile
 
 
@@ -38,27 +39,22 @@ class PaddingView(RowsView):
         return int(self.first_atoms[-1]) * self.recipe.atom
 
     def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"]:
-        """Which tokens of these rows only fill them up."""
         return padding_of(self.pieces(sequence_ids))
 
-    def padding_counts(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts:
         if len(sequence_ids) == 0:
-            return sequence_ids, sequence_ids
+            return PaddingCounts(sequence_ids, sequence_ids, sequence_ids)
         pieces = self.pieces(sequence_ids)
-        padding = pieces.sum_by_row(pieces.paddings)
-        if self.recipe.padding_in_loss:
-            return padding, np.zeros_like(padding)
-        begins = pieces.segment_begins()
-        if not self.recipe.isolate_documents:
-            begins = np.zeros_like(begins)
-            begins[pieces.first_of_rows] = True
-        no_target = begins & (pieces.tokens + pieces.ends == 0)  # a segment's first token is none anyway
-        return padding, padding - pieces.sum_by_row(no_target)
-
-    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        return None if self.recipe.padding_in_loss else self.padding(sequence_ids)
+        firsts = pieces.first_of_rows
+        if self.recipe.isolate_documents:
+            firsts = np.flatnonzero(pieces.segment_begins())
+        lengths, paddings = (np.add.reduceat(values, firsts) for values in (pieces.slots, pieces.paddings))
+        squares = np.zeros_like(pieces.paddings)
+        squares[firsts] = lengths**2 - (lengths - paddings) ** 2
+        no_target = np.zeros_like(pieces.paddings)
+        no_target[firsts] = pieces.tokens[firsts] + pieces.ends[firsts] == 0  # a segment's first token is none anyway
+        tokens = pieces.sum_by_row(pieces.paddings)
+        return PaddingCounts(tokens, tokens - pieces.sum_by_row(no_target), pieces.sum_by_row(squares))
 
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         parts = self._parts(sequence_ids)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int32, Int64, Integer
 from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.sequences.concat import ConcatView
 from evenpack.data.sequences.documents import DocumentsView
+from evenpack.data.sequences.view import PaddingCounts
 from evenpack.data.tokens.file import TokenFile, column_path
 from evenpack.errors import DataError
 
@@ -84,12 +85,10 @@ class ShuffledView:
         lengths = lengths.astype(np.int64)
         return np.ones_like(lengths), lengths**2
 
-    def padding_counts(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]] | None:
+    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts | None:
         return None
 
-    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
         return None
 
     def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:

@@ -10,13 +10,13 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 from pydantic import TypeAdapter
 
-from evenpack.data.config import Recipe
+from evenpack.data.config import OF_THE_LOSS, Recipe
 from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
@@ -67,16 +67,21 @@ class SequenceView(Protocol):
         Reads no token; `lengths` are those of the sequences, which a plan knows already.
         """
 
-    def padding_counts(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]] | None:
-        """Of each sequence: tokens that only fill it up, and targets that are left out for that.
+    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
+        """What only fills each sequence up. Reads no token. None: no sequence has any."""
 
-        Reads no token. None: no sequence has any.
-        """
+    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+        """Which tokens of the sequences only fill them up; None: none. Reads no token."""
 
-    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        """Which tokens of the sequences are not to be predicted; None: none. Reads no token."""
+
+class PaddingCounts(NamedTuple):
+    """Of each of K sequences, what only fills it up."""
+
+    tokens: Int64[np.ndarray, " K"]
+    targets: Int64[np.ndarray, " K"]
+    """Of these, how many would be predicted as other tokens are."""
+    squared_lengths: Int64[np.ndarray, " K"]
+    """What they add to the sum of squared lengths over its segments."""
 
 
 def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
@@ -107,12 +112,10 @@ class StoredView:
     def count(self) -> int:
         return self.accounting.sequences
 
-    def padding_counts(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]] | None:
+    def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
         return None
 
-    def left_out(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
+    def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
         return None
 
     def save(self, directory: Path) -> None:
@@ -122,7 +125,7 @@ class StoredView:
         fsync_directory(directory)
         self._save_arrays(directory)
         description = {
-            "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
+            "recipe": self.recipe.model_dump(mode="json", exclude_none=True, exclude=OF_THE_LOSS),
             "token_file_tokens": self.token_file.tokens,
             "accounting": asdict(self.accounting),
             "max_segments_per_sequence": self.max_segments_per_sequence,

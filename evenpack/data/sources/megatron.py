@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from evenpack.data.sources.config import MegatronSource
 from evenpack.data.sources.corpus import SourceKind
 from evenpack.data.sources.input_files import InputFile
+from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.index import bin_path, index_path
 from evenpack.errors import DataError
 
@@ -34,3 +37,15 @@ def _holds_no_text(name: str, _source: MegatronSource) -> NoReturn:
 
 
 KIND = SourceKind[MegatronSource](open_corpus=_holds_no_text, inputs=inputs)
+
+
+def check_ends(name: str, token_file: TokenFile, *, end_of_text: int) -> None:
+    """Raises: DataError if a document of the source does not end in the end-of-text id."""
+    (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths() > 0))
+    if len(unended):
+        raise DataError(
+            f"source '{name}': {len(unended)} of {token_file.documents} documents of {token_file.prefix} do not end in "
+            f"the end-of-text id {end_of_text}, document {unended[0]} first; write the file with Megatron-LM's "
+            f"--append-eod, correct data.tokenizer.end_of_text_id, or allow it with "
+            f"data.sources.{name}.require_end_of_text=false"
+        )

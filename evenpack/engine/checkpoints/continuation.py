@@ -28,20 +28,42 @@ _COST_MODEL = "training.cost_model"
 """The weights of the checkpoint hold, while the layout is the same."""
 
 
-def require_fingerprint(state: TrainState, fingerprint: str) -> None:
-    """Refuses to go on over other data.
+_OF_THE_FINGERPRINT = ("run.seed", "training.batching", "data.")
+"""Where the keys of a run file begin that decide its fingerprint."""
+
+_NOT_OF_THE_FINGERPRINT = (
+    "data.prepared_dir",
+    "data.tokens_dir",
+    "data.verify_in_training",
+    "data.on_changed_sources",
+)
+
+
+def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, Any]) -> None:
+    """Refuses to go on over other data, or with other targets in it.
+
+    Args:
+        config: the run file as JSON values, to say which of its keys are others.
 
     Raises: CheckpointError.
     """
-    if state.fingerprint != fingerprint:
-        saved, batching = state.config.get("run", {}), state.config.get("training", {}).get("batching", "packs")
-        raise CheckpointError(
-            f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}, steps of "
-            f"{batching}) was trained on data with fingerprint {state.fingerprint}, this run's data, seed and "
-            f"training.batching have {fingerprint}: going on would repeat some documents and leave others out. Restore "
-            "the run file's data section, its seed, its batching and the prepared data with which the run began, or "
-            "choose another run.output_dir to start again."
-        )
+    if state.fingerprint == fingerprint:
+        return
+    saved, batching = state.config.get("run", {}), state.config.get("training", {}).get("batching", "packs")
+    changed = {
+        key: pair
+        for key, pair in find_changed_keys(with_defaults(state.config), config).items()
+        if key.startswith(_OF_THE_FINGERPRINT) and key not in _NOT_OF_THE_FINGERPRINT
+    }
+    lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
+    finding = "\n".join(["The run file has changed in", *lines]) if lines else "The run file says the same of them."
+    raise CheckpointError(
+        f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}, steps of "
+        f"{batching}) was trained on data with fingerprint {state.fingerprint}, this run's data, seed and "
+        f"training.batching have {fingerprint}: going on would repeat some documents and leave others out, or predict "
+        f"other tokens of them. {finding}\nRestore the run file's data section, its seed, its batching and the "
+        "prepared data with which the run began, or choose another run.output_dir to start again."
+    )
 
 
 def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:

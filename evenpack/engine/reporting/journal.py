@@ -164,6 +164,11 @@ def step_record(
         "loader_seconds": totals.loader_seconds,
         "source_tokens": dict(zip(run.prepared.source_names, totals.source_tokens, strict=True)),
     }
+    if totals.padding_targets:
+        record |= {
+            "padding_targets": totals.padding_targets,
+            "loss_per_real_target": totals.loss_per_real_target,
+        }
     if run.config.model.predicts_next_sentence:
         record |= {
             "token_loss": totals.token_loss,
@@ -176,7 +181,7 @@ def step_record(
         work = Work(
             slots=counts.tokens,
             squared_lengths=totals.squared_lengths,
-            head_slots=counts.targets,
+            head_slots=counts.targets - totals.padding_targets,
             sequences=counts.sequences,
         )
         flops = step_flops(run.config.model, vocabulary_size=run.prepared.vocabulary_size, work=work)

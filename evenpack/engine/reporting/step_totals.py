@@ -40,7 +40,9 @@ class StepTotals:
     slots: int
     """Padding included."""
     squared_lengths: int
-    """Sum of length² over segments."""
+    """Sum of length² over segments, what only fills them up left out."""
+    padding_targets: int
+    """Targets that only fill sequences up."""
     moved_bytes: int
     """That the batches take from the hosts to the devices."""
     order_hash: int
@@ -57,6 +59,13 @@ class StepTotals:
     def token_loss(self) -> float:
         """Mean over targets, or over the means of sequences; 0 for a step without any."""
         return self.loss_sums[0] / self.denominators.tokens
+
+    @property
+    def loss_per_real_target(self) -> float:
+        """The same sum over targets that are no padding: at least their own mean loss, and near it once padding, whose
+        part is in the sum, costs next to nothing.
+        """
+        return self.loss_sums[0] / max(self.counts.targets - self.padding_targets, 1)
 
     @property
     def next_sentence_loss(self) -> float:
@@ -116,6 +125,7 @@ def _host_part(batches: StepBatches, *, stop: bool) -> list[float]:
         *(counts.packs, counts.sequences, counts.tokens, counts.targets),
         sum(batch.slots for batch in micro_batches),
         sum(batch.squared_lengths for batch in micro_batches),
+        sum(batch.padding_targets for batch in micro_batches),
         sum(batch.moved_bytes for batch in micro_batches),
         *source_tokens,
     ]
@@ -127,7 +137,7 @@ def _unpack(values: list[float], denominators: LossDenominators) -> StepTotals:
     optimised_token_loss, optimised_next_sentence_loss, *rest = rest
     correct, next_sentence_correct, gradient_norm, *rest = rest
     limbs, rest = rest[:_LIMBS], rest[_LIMBS:]
-    stop, packs, sequences, tokens, targets, slots, squared_lengths, moved_bytes, *rest = rest
+    stop, packs, sequences, tokens, targets, slots, squared_lengths, padding_targets, moved_bytes, *rest = rest
     *source_tokens, loader_seconds, compute_seconds_mean, compute_seconds_max = rest
     return StepTotals(
         loss_sums=(token_loss_sum, next_sentence_loss_sum),
@@ -139,6 +149,7 @@ def _unpack(values: list[float], denominators: LossDenominators) -> StepTotals:
         counts=StepCounts(packs=round(packs), sequences=round(sequences), tokens=round(tokens), targets=round(targets)),
         slots=round(slots),
         squared_lengths=round(squared_lengths),
+        padding_targets=round(padding_targets),
         moved_bytes=round(moved_bytes),
         order_hash=sum(round(limb) << (_LIMB_BITS * index) for index, limb in enumerate(limbs)) % (1 << 64),
         source_tokens=tuple(round(tokens) for tokens in source_tokens),

@@ -37,21 +37,22 @@ def _verify(prepared_dir: Path, config: "DataConfig", report: "Report") -> bool:
     from evenpack import console
     from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
     from evenpack.data.prepare.shown import PrepareProgress
-    from evenpack.data.prepare.verification import Verifier, remedy
+    from evenpack.data.prepare.verification import Verifier
 
     directory = prepared_dir.expanduser().absolute()
     manifest = Manifest.read(directory)
     refuse_differences(manifest.data, data_section(config), directory)
     with PrepareProgress(console.messages()) as progress:
-        verified = Verifier(directory, manifest).verify_all(progress)
+        verifier = Verifier(directory, manifest)
+        verified = verifier.verify_all(progress)
     report.value = {"directory": directory, "files": len(manifest.files), **_figures(verified)}
     lines = [f"{directory}: all {len(manifest.files)} files are as they were written; {_rate(verified)}"]
     if verified.damages:
-        report.value["remedy"] = remedy(directory)
+        report.value["remedy"] = verifier.remedy(verified.damages)
         lines = [
             f"{directory}: {len(verified.damages)} of {len(manifest.files)} files are damaged; {_rate(verified)}",
             *(f"  {damage.describe()}" for damage in verified.damages),
-            remedy(directory),
+            report.value["remedy"],
         ]
     report.shown.append(console.text("\n".join(lines)))
     return not verified.damages

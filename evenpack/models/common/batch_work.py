@@ -11,11 +11,11 @@ from evenpack.models.common.cost import Work
 
 
 def useful_work(batch: PackedBatch) -> Work:
-    """Real tokens, real segments, and the positions and sequences that count in the loss."""
+    """Real tokens, what attention has to compute for them, and those and the sequences that count in the loss."""
     return Work(
         slots=batch.local_counts.tokens,
         squared_lengths=batch.squared_lengths,
-        head_slots=batch.local_counts.targets,
+        head_slots=batch.local_counts.targets - batch.padding_targets,
         sequences=batch.local_counts.sequences,
     )
 

@@ -10,6 +10,7 @@ Conventions, so that a reported MFU can be checked by hand:
   Bidirectional attention counts all l².
 - An output head counts where a loss is taken: one of masked tokens at these, a pooler and next-sentence head at each
   sequence's first token.
+- What only fills sequences up is no useful work: not its pairs, and not the head where it is predicted all the same.
 """
 
 from collections.abc import Callable

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from evenpack.data.order.step_shape import Batching
+from evenpack.data.prepare.known_tokens import find_tokens
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolve import resolve
@@ -17,7 +18,8 @@ from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
-from evenpack.studies.budget.data import RunData, SourceData, data_of_counts, data_of_nothing, data_of_run
+from evenpack.studies.budget.data import RunData, SourceData, data_of_counts, data_of_nothing
+from evenpack.studies.budget.exact import data_of_run, data_of_tokens
 from evenpack.studies.budget.options import BudgetOptions
 from evenpack.studies.budget.scaling import TRAINING_FLOPS, optimally_trained
 
@@ -117,7 +119,8 @@ class Budget:
 
 
 def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
-    """Exactly over prepared data; over counts or nothing as far as one can tell.
+    """Exactly over prepared data, and over what `data.tokens_dir` has of it; over counts or nothing as far as one can
+    tell.
 
     Raises: ConfigError if the devices cannot divide a step, for an unknown device, or for a length that follows from
     data that is not prepared; DataError for data that was prepared from another section.
@@ -167,14 +170,15 @@ def _settled(config: RunConfig, options: BudgetOptions) -> tuple[RunConfig, RunD
     else:
         prepared = _prepared(config)
         if prepared is not None:
-            if options.vocabulary_size is not None:
-                raise ConfigError(
-                    f"--vocabulary-size is for data that is not prepared; that of this run has "
-                    f"{prepared.vocabulary_size:,} entries: leave the option out"
-                )
+            _refuse_vocabulary_size(options, prepared.vocabulary_size)
             run = resolve(config, prepared)
             return run.config, data_of_run(run), run.adjustment
-        data = data_of_nothing(config, vocabulary_size=options.vocabulary_size)
+        tokens = find_tokens(config.data)
+        if tokens is None:
+            data = data_of_nothing(config, vocabulary_size=options.vocabulary_size)
+        else:
+            data = data_of_tokens(config, tokens)
+            _refuse_vocabulary_size(options, data.vocabulary_size)
     config, adjustment = settle(
         config,
         data.item,
@@ -190,6 +194,14 @@ def _prepared(config: RunConfig) -> PreparedData | None:
         return PreparedData.open(config.prepared_dir, config.data)
     except NotPreparedError:
         return None
+
+
+def _refuse_vocabulary_size(options: BudgetOptions, known: int) -> None:
+    if options.vocabulary_size is not None:
+        raise ConfigError(
+            f"--vocabulary-size is for data that is not prepared; that of this run has {known:,} entries: leave the "
+            "option out"
+        )
 
 
 def _batch(config: RunConfig, data: RunData, *, devices: int, asked: int | None) -> EffectiveBatch:
@@ -221,8 +233,8 @@ def _work(data: RunData, items: int) -> Work:
     """What so many packs or sequences put through the model, without padding."""
     return Work(
         slots=round(items * data.item.tokens),
-        squared_lengths=round(items * data.squared_lengths),
-        head_slots=round(items * data.targets),
+        squared_lengths=round(items * data.useful.squared_lengths),
+        head_slots=round(items * data.useful.targets),
         sequences=round(items * data.item.sequences),
     )
 
@@ -255,7 +267,12 @@ def _padding(config: RunConfig, data: RunData, items: int, *, useful: int, time:
     found: list[tuple[str, int, int]] = []
     if config.training.batching == "packs":
         slots = items * data.item.row_slots
-        on_padding = Work(slots=slots - work.slots, squared_lengths=0, head_slots=0, sequences=0)
+        on_padding = Work(
+            slots=slots - work.slots,
+            squared_lengths=round(items * data.of_padding.squared_lengths),
+            head_slots=round(items * data.of_padding.targets),
+            sequences=0,
+        )
         found.append((f"packs of {data.item.row_slots:,}", slots, flops(on_padding)))
     if data.padded_rows is not None:
         slots = round(items * data.padded_rows) * recipe.max_sequence_length

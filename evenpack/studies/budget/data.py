@@ -1,26 +1,18 @@
-"""What a run's data holds, for its budget: read from what is prepared, or estimated from counts or from nothing."""
+"""What a run's data holds, for its budget: estimated here from counts or from nothing, read in `exact.py`."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
-from evenpack.data.batches.objectives import Objective
 from evenpack.data.config import DataConfig
-from evenpack.data.sequences import SequenceView
 from evenpack.data.sequences.masking import masked_count
-from evenpack.data.sequences.pieces import RowsView
 from evenpack.data.tokenizers.vocabulary_size import vocabulary_size_of
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolve import ResolvedRun
-from evenpack.engine.step_items import AverageItem, items_of_an_epoch, training_packing
+from evenpack.engine.step_items import AverageItem
 from evenpack.errors import ConfigError
 from evenpack.models.families import family_of
-
-_AT_ONCE = 1 << 20
-"""Sequences, or documents, that are looked at together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +28,23 @@ class SourceData:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ItemWork:
+    """What a pack or sequence asks of attention and of the head, on average."""
+
+    squared_lengths: Fraction
+    """The sum over its segments."""
+    targets: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """What a run draws, on average, and how much of it there is."""
 
     item: AverageItem
-    squared_lengths: Fraction
-    """Of an item: the sum over its segments, which attention costs."""
-    targets: Fraction
-    """Of an item."""
+    useful: ItemWork
+    """Of real tokens."""
+    of_padding: ItemWork
+    """What the padding adds that a recipe fills sequences up with."""
     padded_rows: Fraction | None
     """Of an item, if each sequence (of a stream: each document) were filled up to rows of `max_sequence_length`; None
     where nobody knows, and where the recipe does so anyway."""
@@ -54,39 +55,6 @@ class RunData:
     vocabulary_size: int
     assumptions: tuple[str, ...]
     """What was taken for granted in place of prepared data; empty where it was read."""
-
-
-def data_of_run(run: ResolvedRun) -> RunData:
-    """Exactly, from the lengths of all sequences of the prepared data.
-
-    Raises: DataError if a source has nothing to train on, or the vocabulary lacks a token that the objective needs.
-    """
-    prepared = run.prepared
-    counts = items_of_an_epoch(prepared, run.shape.batching)
-    total = sum(prepared.weights)
-    shares = {
-        name: Fraction(weight, total) for name, weight in zip(prepared.source_names, prepared.weights, strict=True)
-    }
-    squared_lengths = targets = padded_rows = Fraction(0)
-    for name, share in shares.items():
-        view = prepared.view(name, "train")
-        squares, of_loss = _sums(view, run.objective)
-        squared_lengths += share * squares / counts[name]
-        targets += share * of_loss / counts[name]
-        padded_rows += share * _count_padded_rows(view) / counts[name]
-    return RunData(
-        item=run.item,
-        squared_lengths=squared_lengths,
-        targets=targets,
-        padded_rows=None if prepared.config.recipe.kind == "padding" else padded_rows,
-        items_per_epoch=sum(counts.values()),
-        sources=tuple(
-            SourceData(name=name, share=share, items=counts[name], tokens=training_packing(prepared, name).tokens)
-            for name, share in shares.items()
-        ),
-        vocabulary_size=prepared.vocabulary_size,
-        assumptions=(),
-    )
 
 
 def data_of_counts(config: RunConfig, *, tokens: int, documents: int, vocabulary_size: int | None) -> RunData:
@@ -173,33 +141,6 @@ def data_of_nothing(config: RunConfig, *, vocabulary_size: int | None) -> RunDat
     )
 
 
-def _sums(view: SequenceView, objective: Objective) -> tuple[int, int]:
-    """Over a split: squared lengths of segments, and targets."""
-    squares = targets = 0
-    for sequence_ids in _id_chunks(view.count):
-        lengths = view.lengths(int(sequence_ids[0]), int(sequence_ids[-1]) + 1).astype(np.int64)
-        segments, squared = view.statistics(sequence_ids, lengths)
-        squares += int(squared.sum())
-        targets += int(objective.count_targets(view, sequence_ids, lengths, segments).sum())
-    return squares, targets
-
-
-def _count_padded_rows(view: SequenceView) -> int:
-    """Of one sequence each; of a stream, of pieces of one document each."""
-    if not isinstance(view, RowsView):
-        return view.count
-    rows = 0
-    for chosen in _id_chunks(len(view.documents)):
-        _, lengths = view.token_file.spans(view.documents[chosen])
-        rows += int((-(-lengths // view.max_sequence_length)).sum())
-    return rows
-
-
-def _id_chunks(count: int) -> Iterator["np.ndarray[tuple[int], np.dtype[np.int64]]"]:
-    for start in range(0, count, _AT_ONCE):
-        yield np.arange(start, min(start + _AT_ONCE, count), dtype=np.int64)
-
-
 def _estimated(
     config: RunConfig,
     *,
@@ -224,8 +165,8 @@ def _estimated(
             tokens=tokens,
             row_slots=config.data.pack_length if of_packs else config.data.recipe.max_sequence_length,
         ),
-        squared_lengths=tokens**2 / segments,
-        targets=targets,
+        useful=ItemWork(squared_lengths=tokens**2 / segments, targets=targets),
+        of_padding=ItemWork(squared_lengths=Fraction(0), targets=Fraction(0)),
         padded_rows=padded_rows,
         items_per_epoch=None if source is None else source.items,
         sources=() if source is None else (source,),

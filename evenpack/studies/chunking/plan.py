@@ -1,11 +1,13 @@
 """The runs of a chunking study before they are started, with what each takes: `--dry-run`."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 
 from evenpack import console
+from evenpack.data.prepare.known_tokens import find_tokens
 from evenpack.data.prepare.manifest import MANIFEST
 from evenpack.studies.budget.budget import Budget, budget_of
 from evenpack.studies.budget.options import BudgetOptions
@@ -27,7 +29,7 @@ class PlannedRun:
     rows_per_step: int | None
     micro_batches_per_rank: int | None
     steps: int | None
-    """None before the data is prepared, unless they follow from counts."""
+    """None before the data is tokenised, unless they follow from counts."""
     budget: Budget | None
     """The same."""
     output_dir: str
@@ -71,23 +73,31 @@ def planned_table(planned: Sequence[PlannedRun], *, title: str) -> RenderableTyp
     return console.table(rows, title=title)
 
 
-def unknown_text(planned: Sequence[PlannedRun]) -> list[RenderableType]:
-    """Why figures are missing, where some are."""
-    kinds = sorted({one.recipe for one in planned if one.budget is None})
-    if not kinds:
+def prepare_command(planned: Sequence[PlannedRun], runs: Sequence[StudyRun]) -> str | None:
+    """What makes the tokens that the budgets of all runs follow from; None where no budget is missing."""
+    missing = {one.run for one in planned if one.budget is None}
+    first = next((run for run in runs if run.key in missing), None)
+    return None if first is None else shlex.join(["evenpack", "prepare", str(first.run_file), *first.overrides])
+
+
+def unknown_text(planned: Sequence[PlannedRun], command: str | None) -> list[RenderableType]:
+    """Why figures are missing, where some are, and the command after which they are not."""
+    if command is None:
         return []
+    kinds = sorted({one.recipe for one in planned if one.budget is None})
     return [
         console.text(
-            f"- : how many steps {', '.join(kinds)} takes is known once the data is prepared. Those of concat and "
-            "documents follow from --corpus-tokens and --corpus-documents, too; that of padding from every length"
+            f"- : how many steps {', '.join(kinds)} takes follows from the length of each document, and the corpus is "
+            "not tokenised yet. (Those of concat and documents follow from --corpus-tokens and --corpus-documents, "
+            f"too.) This tokenises it for all runs, then list them again:\n{command}"
         )
     ]
 
 
 def _budget(run: StudyRun, options: BudgetOptions) -> Budget | None:
-    """Exact over prepared data, or by counts where they tell enough; else None."""
+    """Exact over prepared data or a tokenised corpus, or by counts where they tell enough; else None."""
     config = run.config
-    if (config.prepared_dir / MANIFEST).is_file():
+    if (config.prepared_dir / MANIFEST).is_file() or find_tokens(config.data) is not None:
         return budget_of(config, replace(options, corpus_tokens=None, corpus_documents=None))
     if options.corpus_tokens is None or config.data.recipe.kind not in ("concat", "documents"):
         return None
@@ -106,9 +116,15 @@ def _shown(one: PlannedRun) -> dict[str, object]:
         "accumulation": one.micro_batches_per_rank,
         "steps": one.steps,
         "tokens": None if budget is None else round(budget.tokens),
+        "padding": None if budget is None else console.percent(_padding_share(budget)),
         "tokens/parameter": None if budget is None else round(budget.tokens_per_parameter, 2),
         "FLOPs": None if budget is None else f"{budget.flops:.3g}",
     }
+
+
+def _padding_share(budget: Budget) -> float:
+    """Of the slots of all steps."""
+    return 1.0 - budget.tokens / (budget.steps * budget.batch.slots)
 
 
 def _hours(budget: Budget | None) -> float | None:

@@ -12,7 +12,7 @@ from evenpack.studies.chunking.compare import Finished, FinishedRuns, compare
 from evenpack.studies.chunking.config import ChunkingConfig
 from evenpack.studies.chunking.curves import read_curve
 from evenpack.studies.chunking.held_out import held_out_evaluations, read_held_out
-from evenpack.studies.chunking.plan import planned_runs, planned_table, unknown_text
+from evenpack.studies.chunking.plan import planned_runs, planned_table, prepare_command, unknown_text
 from evenpack.studies.chunking.plots import plot_lengths, require_plots
 from evenpack.studies.chunking.tables import comparison_tables
 from evenpack.studies.runs.config import load_study
@@ -44,8 +44,9 @@ def describe_study(study_file: Path, words: Sequence[str], places: Sequence[Plac
     planned = planned_runs(runs, options)
     title = f"{study.study.name}: {len(runs)} runs, {len(places)} at a time, {places[0].ranks} ranks each"
     reference = console.text(f"Compared with {study.chunking.reference}, at the same length")
-    shown = [planned_table(planned, title=title), reference, *unknown_text(planned)]
-    return Report(value={"study": study, "runs": planned}, shown=shown)
+    command = prepare_command(planned, runs)
+    shown = [planned_table(planned, title=title), reference, *unknown_text(planned, command)]
+    return Report(value={"study": study, "runs": planned, "prepare_first": command}, shown=shown)
 
 
 def run_study(

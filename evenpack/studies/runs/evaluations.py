@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from evenpack.engine.config import RunConfig
 from evenpack.studies.runs.config import Settings
-from evenpack.studies.runs.expansion import StudyRun, as_words, load_run, shared_data_dir
+from evenpack.studies.runs.expansion import StudyRun, as_words, load_run, shared_data_words
 from evenpack.studies.runs.jobs import Job
 
 _FOLDER = "held_out"
@@ -79,8 +79,7 @@ def evaluation_of(run: StudyRun, name: str, settings: Settings, *, study_dir: Pa
     """Evaluates `run` on the data that `settings` make of its own. Raises: ConfigError if they make no sound run."""
     key = f"{run.key}, evaluated on {name},"
     overrides = [*run.overrides, *as_words(settings)]
-    shared = shared_data_dir(study_dir, load_run(run.run_file, key, overrides))
-    overrides += as_words({"data.prepared_dir": str(shared)})
+    overrides += shared_data_words(study_dir, load_run(run.run_file, key, overrides))
     return Evaluation(
         name=name,
         training=run,

@@ -103,7 +103,7 @@ def _expand_one(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, wo
         overrides += as_words({"training.initialize_from": str(study.study.output_dir / start)})
     config = load_run(phase.base, key, overrides)
     if config.data.prepared_dir is None:
-        overrides += as_words({"data.prepared_dir": str(shared_data_dir(study.study.output_dir, config))})
+        overrides += shared_data_words(study.study.output_dir, config)
         config = load_run(phase.base, key, overrides)
     return StudyRun(
         phase=phase_name,
@@ -133,10 +133,14 @@ def _start(earlier: PhaseSection, name: str, arm: str, seed: int) -> str:
     )
 
 
-def shared_data_dir(output_dir: Path, config: RunConfig) -> Path:
-    """Runs whose prepared files would be the same share them."""
+def shared_data_words(output_dir: Path, config: RunConfig) -> list[str]:
+    """Where a run's data is prepared: runs whose prepared files would be the same share them, and all of one corpus its
+    tokens, unless the run file has a place for these."""
     content = json.dumps(data_section(config.data), sort_keys=True)
-    return output_dir / "data" / xxhash.xxh3_64_hexdigest(content.encode())[:8]
+    folder = output_dir / "data"
+    prepared_dir = folder / xxhash.xxh3_64_hexdigest(content.encode())[:8]
+    tokens_dir = config.data.tokens_dir or folder / "tokens"
+    return as_words({"data.prepared_dir": str(prepared_dir), "data.tokens_dir": str(tokens_dir)})
 
 
 def as_words(settings: dict[str, Any]) -> list[str]:

@@ -18,7 +18,14 @@ from evenpack.studies.runs.jobs import Job
 
 RESULT = "result.json"
 
-_PLACES = ("run.name", "run.output_dir", "data.prepared_dir", "data.folder", "training.initialize_from")
+_PLACES = (
+    "run.name",
+    "run.output_dir",
+    "data.prepared_dir",
+    "data.tokens_dir",
+    "data.folder",
+    "training.initialize_from",
+)
 """Keys that say where things lie, and not what was trained."""
 _TAIL_BYTES = 1 << 14
 """More than a record of metrics.jsonl has."""

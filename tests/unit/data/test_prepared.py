@@ -202,6 +202,27 @@ def test_weights_places_and_left_out_paths_need_no_other_preparation(
     assert PreparedData.open(finished, doubled).fingerprint(1) == expected
 
 
+def test_one_prepared_set_serves_both_losses_of_padding_and_each_has_its_fingerprint(
+    corpus: Path, tmp_path: Path
+) -> None:
+    recipe = {"kind": "padding", "max_sequence_length": 32, "atom": 32}
+    counted, left_out = (
+        two_sources(corpus, recipe={**recipe, "padding_in_loss": is_counted}, pack_length=32)
+        for is_counted in (True, False)
+    )
+    directory = tmp_path / "data"
+    before = prepare(counted, directory)
+    assert prepare(left_out, directory) == before
+    prepare(left_out, tmp_path / "again")
+    assert PreparedData.open(tmp_path / "again", counted).fingerprint(1) == PreparedData.open(
+        directory, counted
+    ).fingerprint(1)
+    assert PreparedData.open(directory, counted).fingerprint(1) != PreparedData.open(directory, left_out).fingerprint(1)
+    older = before.model_copy(update={"data": before.data | {"recipe": counted.recipe.model_dump(mode="json")}})
+    older.write(directory)
+    PreparedData.open(directory, left_out)
+
+
 def test_the_fingerprint_follows_what_decides_the_order(
     corpus: Path, own_corpus: Path, finished: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolve import resolve
+from evenpack.testing import run_config, run_values
 
 PACKS_PER_STEP = 5
 
@@ -96,6 +97,22 @@ def test_each_model_gets_its_objective(config: RunConfig, corpus: Path, finished
     values = {**config.model_dump(), "data": data.model_dump(), "model": {"kind": "gpt2", "preset": "tiny"}}
     gpt2 = validate(values, RunConfig, origin="test")
     assert resolve(gpt2, PreparedData.open(finished, data)).objective == NextTokens()
+
+
+@pytest.mark.parametrize("padding_in_loss", [True, False])
+def test_the_recipe_says_whether_padding_is_predicted(corpus: Path, tmp_path: Path, padding_in_loss: bool) -> None:
+    recipe = {"kind": "padding", "max_sequence_length": 32, "atom": 32, "padding_in_loss": padding_in_loss}
+    run = run_config(run_values("gpt2", tmp_path, data=two_sources(corpus, recipe=recipe, pack_length=32).model_dump()))
+    prepare(run.data, tmp_path / "data")
+    (source,) = packed_sources(PreparedData.open(tmp_path / "data", run.data), "train", seed=1)[:1]
+    objective = resolve(run, PreparedData.open(tmp_path / "data", run.data)).objective
+    rows = np.arange(source.view.count)
+    lengths = source.view.lengths().astype(np.int64)
+    segments = source.view.statistics(rows, lengths)[0]
+    targets = objective.count_targets(source.view, rows, lengths, segments)
+    padding = source.view.accounting.padding_slots
+    assert padding > 0
+    assert targets.sum() == lengths.sum() - segments.sum() - (0 if padding_in_loss else padding)
 
 
 def test_validation_batches_are_the_same_for_every_seed(config: RunConfig) -> None:

@@ -188,6 +188,7 @@ def logits_of_one(model: Gpt2, tokens: Tensor) -> Tensor:
             sequence_ids=torch.zeros(1, dtype=torch.int64),
             source_tokens=(length,),
             squared_lengths=length**2,
+            padding_targets=0,
             order_hash=0,
         )
     )

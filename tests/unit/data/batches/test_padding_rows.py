@@ -14,6 +14,7 @@ from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences import build_view
 from evenpack.data.sequences.padding import PaddingView
 from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+from evenpack.models.common.batch_work import useful_work
 
 END, ROW, ROWS_PER_STEP = 1, 8, 4
 LENGTHS = [4, 9, 30, 8, 3, 17, 12]
@@ -44,12 +45,11 @@ def shape_of(*, isolate: bool = True) -> StepShape:
     )
 
 
-def source_of(token_file: TokenFile, *, atom: int, padding_in_loss: bool, isolate: bool) -> PackedSource:
+def source_of(token_file: TokenFile, *, atom: int, isolate: bool) -> PackedSource:
     recipe = PaddingRecipe(
         kind="padding",
         max_sequence_length=ROW,
         atom=atom,
-        padding_in_loss=padding_in_loss,
         isolate_documents=isolate,
         pad_tails_to="atom",
     )
@@ -60,14 +60,15 @@ def source_of(token_file: TokenFile, *, atom: int, padding_in_loss: bool, isolat
 
 @pytest.mark.parametrize("atom", [4, 8, 16])
 @pytest.mark.parametrize("isolate", [True, False])
-@pytest.mark.parametrize("padding_in_loss", [True, False])
+@pytest.mark.parametrize("leaves_out_padding", [False, True])
 def test_the_plan_counts_what_the_batches_hold(
-    token_file: TokenFile, atom: int, isolate: bool, padding_in_loss: bool
+    token_file: TokenFile, atom: int, isolate: bool, leaves_out_padding: bool
 ) -> None:
-    source = source_of(token_file, atom=atom, padding_in_loss=padding_in_loss, isolate=isolate)
-    planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=NextTokens())
+    source = source_of(token_file, atom=atom, isolate=isolate)
+    objective = NextTokens(leaves_out_padding=leaves_out_padding)
+    planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=objective)
     collator = Collator(
-        [source], shape=shape_of(), objective=NextTokens(), pack_length=ROW, padding_token=END, vocabulary_size=1000
+        [source], shape=shape_of(), objective=objective, pack_length=ROW, padding_token=END, vocabulary_size=1000
     )
     for step in range(5):
         plan = planner.plan(step)
@@ -80,7 +81,10 @@ def test_the_plan_counts_what_the_batches_hold(
             assert batch.local_counts.tokens == int((~padding).sum()) == batch.source_tokens[0]
             assert isinstance(batch.targets, CausalTargets)
             assert int(batch.targets.weights.sum()) == batch.local_counts.targets
-            assert batch.local_counts.targets == expected_targets(source, ids)
+            assert batch.local_counts.targets == expected_targets(source, ids, in_loss=not leaves_out_padding)
+            of_real_tokens = expected_targets(source, ids, in_loss=False)
+            assert useful_work(batch).head_slots == batch.local_counts.targets - batch.padding_targets == of_real_tokens
+            assert useful_work(batch).squared_lengths == sum(real**2 for real in real_lengths(source, ids))
         assert held == plan.counts
 
 
@@ -89,9 +93,9 @@ def padding_of(source: PackedSource, rows: np.ndarray) -> np.ndarray:
     return source.view.padding(rows)
 
 
-def expected_targets(source: PackedSource, rows: np.ndarray) -> int:
+def expected_targets(source: PackedSource, rows: np.ndarray, *, in_loss: bool) -> int:
     """Each slot but the first of its segment is predicted, unless it only fills up and that is left out."""
-    targets, in_loss = 0, source.view.left_out(rows[:1]) is None
+    targets = 0
     for row in rows:
         one = np.array([row])
         padding = padding_of(source, one)
@@ -101,12 +105,18 @@ def expected_targets(source: PackedSource, rows: np.ndarray) -> int:
     return targets
 
 
+def real_lengths(source: PackedSource, rows: np.ndarray) -> list[int]:
+    """Of each segment, without what only fills it up."""
+    lengths, _ = source.view.segments(rows)
+    return [int((~one).sum()) for one in np.split(padding_of(source, rows), np.cumsum(lengths)[:-1])]
+
+
 def test_what_fills_up_is_the_end_of_text_and_has_no_weight_where_it_is_left_out(token_file: TokenFile) -> None:
-    source = source_of(token_file, atom=ROW, padding_in_loss=False, isolate=True)
+    source, objective = source_of(token_file, atom=ROW, isolate=True), NextTokens(leaves_out_padding=True)
     collator = Collator(
-        [source], shape=shape_of(), objective=NextTokens(), pack_length=ROW, padding_token=0, vocabulary_size=1000
+        [source], shape=shape_of(), objective=objective, pack_length=ROW, padding_token=0, vocabulary_size=1000
     )
-    planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=NextTokens())
+    planner = StepPlanner([source], [1], shape=shape_of(), ranks=1, objective=objective)
     plan = planner.plan(0)
     batch = collator.collate(plan.micro_batch(0, 0), plan.counts)
     assert isinstance(batch.targets, CausalTargets)

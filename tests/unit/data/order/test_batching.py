@@ -134,7 +134,7 @@ def test_a_run_goes_on_with_steps_of_the_same_kind_and_size() -> None:
     with pytest.raises(CheckpointError, match=r"7 steps of packs, this run's training\.batching is sequences"):
         compare_run_files(before_there_was_a_choice, {"training": another_assignment})
     with pytest.raises(CheckpointError, match=r"\(seed 1, steps of packs\).*data, seed and training\.batching have g"):
-        require_fingerprint(before_there_was_a_choice, "g")
+        require_fingerprint(before_there_was_a_choice, "g", before_there_was_a_choice.config)
 
 
 RANKS, MICRO_BATCHES = 3, 2

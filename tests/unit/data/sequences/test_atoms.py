@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prepared_files import contents
 from pydantic import ValidationError
 
 from evenpack.data.config import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences import SequenceView, build_view, open_view
 from evenpack.data.sequences.atoms import shuffled_atoms
-from evenpack.data.sequences.padding import PaddingView
 from evenpack.data.tokens.file import TokenFile, TokenFileWriter
 
 END = 7
@@ -52,14 +52,10 @@ def of_one_document(tmp_path: Path, tokens: int, recipe: PaddingRecipe) -> Seque
     return build_view(recipe, write(tmp_path / "tokens", [tokens + 1]), np.array([0]))
 
 
-def padding_of(view: SequenceView, rows: np.ndarray) -> np.ndarray | None:
-    return view.padding(rows) if isinstance(view, PaddingView) else None
-
-
 def kinds_of(view: SequenceView) -> list[str]:
     """Each row, one letter a slot: t for a token, e for an end-of-text that closes, p for one that only fills up."""
     ids = np.arange(view.count)
-    padding = padding_of(view, ids)
+    padding = view.padding(ids)
     assert padding is not None
     letters = np.where(view.gather(ids) == END, np.where(padding, "p", "e"), "t")
     return ["".join(row) for row in np.split(letters, np.cumsum(view.lengths())[:-1])]
@@ -105,14 +101,19 @@ def test_several_short_atoms_make_a_row(tmp_path: Path) -> None:
     assert rows == [("t" * 7 + "e") * 4, "t" * 7 + "e"]
 
 
-@pytest.mark.parametrize("padding_in_loss", [True, False])
-def test_the_loss_may_leave_out_what_only_fills_up(tmp_path: Path, padding_in_loss: bool) -> None:
-    view = of_one_document(tmp_path, 5, padding_recipe(8, 8, padding_in_loss=padding_in_loss))
-
-    counts = view.padding_counts(np.array([0]))
-    assert counts is not None
-    assert [count.tolist() for count in counts] == [[2], [0] if padding_in_loss else [2]]
-    assert (view.left_out(np.array([0])) is None) == padding_in_loss
+def test_what_only_fills_up_is_told_apart_and_is_the_same_whatever_the_loss_counts(tmp_path: Path) -> None:
+    for padding_in_loss in (True, False):
+        view = of_one_document(
+            tmp_path / str(padding_in_loss), 5, padding_recipe(8, 8, padding_in_loss=padding_in_loss)
+        )
+        view.save(tmp_path / f"view_{padding_in_loss}")
+        counts = view.padding_counts(np.array([0]))
+        assert counts is not None
+        assert [count.tolist() for count in counts] == [[2], [2], [8 * 8 - 6 * 6]]
+        padding = view.padding(np.array([0]))
+        assert padding is not None
+        assert padding.tolist() == [False] * 6 + [True] * 2
+    assert contents(tmp_path / "view_True") == contents(tmp_path / "view_False")
 
 
 def expected_atoms(recipe: ConcatRecipe | PaddingRecipe, documents: list[list[int]]) -> list[Row]:
@@ -179,7 +180,7 @@ def test_rows_are_what_plain_loops_give(
     slots = [slot for row in asked for slot in rows[row]]
     file_tokens = token_file.read(0, token_file.tokens)
     assert view.gather(asked).tolist() == [END if kind else int(file_tokens[place]) for place, kind in slots]
-    padding = padding_of(view, asked)
+    padding = view.padding(asked)
     assert (padding is None) == isinstance(recipe, ConcatRecipe)
     assert padding is None or padding.tolist() == [kind == 2 for _, kind in slots]
     segments = [segments_of(rows[row], documents, isolate=isolate) for row in asked]
@@ -223,7 +224,7 @@ def test_every_token_is_in_one_row_once(token_file: TokenFile, size: tuple[int, 
 
     texts = read[read != END]
     assert sorted(tokens[tokens != END]) == sorted(texts)
-    padding = padding_of(view, np.arange(view.count))
+    padding = view.padding(np.arange(view.count))
     assert int((tokens != END).sum()) + accounting.padding_slots <= len(tokens) == int(view.lengths().sum())
     if padding is not None:
         assert accounting.padding_slots == int(padding.sum())

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from evenpack.data.config import PaddingRecipe
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.continuation import compare_run_files, require_fingerprint
 from evenpack.engine.checkpoints.files import (
@@ -408,10 +409,11 @@ class TestLoad:
             newest_whole(tmp_path, SOLO)
 
     def test_other_data_is_refused_with_both_fingerprints_and_a_way_out(self):
-        require_fingerprint(train_state(7), "f" * 32)
+        config = train_state(7).config
+        require_fingerprint(train_state(7), "f" * 32, config)
         with pytest.raises(CheckpointError) as caught:
-            require_fingerprint(train_state(7), "e" * 32)
-        for part in ("step 7", "'small'", "seed 42", "f" * 32, "e" * 32, "run.output_dir"):
+            require_fingerprint(train_state(7), "e" * 32, config)
+        for part in ("step 7", "'small'", "seed 42", "f" * 32, "e" * 32, "file says the same", "run.output_dir"):
             assert part in str(caught.value)
 
 
@@ -512,6 +514,18 @@ def test_a_key_that_is_newer_than_the_checkpoint_counts_as_having_had_its_defaul
     present["model"]["positions"] = "alibi"
     with pytest.raises(CheckpointError, match=r"model\.positions: learned -> alibi"):
         compare_run_files(state, present)
+
+
+def test_what_decides_the_order_or_the_targets_is_named_where_it_has_changed():
+    saved, present = run_file_values(), run_file_values()
+    padding = PaddingRecipe(kind="padding", max_sequence_length=32, atom=32).model_dump()
+    saved["data"]["recipe"] = padding
+    present["data"] |= {"recipe": padding | {"padding_in_loss": False}, "prepared_dir": "elsewhere"}
+    present["run"] |= {"seed": 5, "name": "other"}
+    with pytest.raises(CheckpointError) as caught:
+        require_fingerprint(replace(train_state(7), config=saved), "e" * 32, present)
+    named = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert named == ["  data.recipe.padding_in_loss: True -> False", "  run.seed: 42 -> 5"]
 
 
 def test_changed_keys_of_a_run_file_are_named_with_both_values():

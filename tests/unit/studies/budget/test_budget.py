@@ -160,6 +160,32 @@ def test_what_only_fills_rows_up_is_no_token(tmp_path: Path) -> None:
     assert budget.tokens == pytest.approx(budget.steps * 8 * packing.tokens / packing.packs)
 
 
+@pytest.mark.parametrize("padding_in_loss", [True, False])
+def test_what_padding_of_rows_costs_is_waste_and_the_rest_useful(tmp_path: Path, padding_in_loss: bool) -> None:
+    run = of_rows(tmp_path, kind="padding", atom=8, padding_in_loss=padding_in_loss)
+    view = PreparedData.open(run.prepared_dir, run.data).view("one", "train")
+    rows, lengths = np.arange(view.count), view.lengths().astype(np.int64)
+    real = lengths - np.add.reduceat(view.padding(rows), 16 * rows, dtype=np.int64)
+    epoch = changed(run, training={"packs_per_step": len(rows), "packs_per_micro_batch": len(rows), "steps": 1})
+    budget = budget_of(epoch, BudgetOptions())
+    useful = Work(
+        slots=int(real.sum()),
+        squared_lengths=int((real**2).sum()),
+        head_slots=int((real - 1).sum()),
+        sequences=len(rows),
+    )
+    performed = Work(
+        slots=16 * len(rows),
+        squared_lengths=int((lengths**2).sum()),
+        head_slots=int((lengths - 1).sum()) if padding_in_loss else useful.head_slots,
+        sequences=len(rows),
+    )
+    assert performed.slots > useful.slots
+    flops = [step_flops(run.model, vocabulary_size=260, work=work) for work in (useful, performed)]
+    assert budget.flops == flops[0]
+    assert budget.padding[0].wasted_flops == flops[1] - flops[0]
+
+
 def test_each_source_has_its_epochs_by_its_weight(tmp_path: Path) -> None:
     sources = text_sources(tmp_path, {"one": ["x" * (1 + n % 9) for n in range(70)], "two": ["yz" * 9] * 40})
     sources["one"]["weight"] = 2

@@ -73,6 +73,16 @@ def test_runs_share_prepared_data_if_it_would_be_the_same(tmp_path: Path) -> Non
     assert all(place.is_relative_to(tmp_path / "study/data") for place in places.values())
 
 
+def test_runs_of_all_recipes_share_the_tokens_of_their_corpus(tmp_path: Path) -> None:
+    values = phases(tmp_path)
+    values["second"]["arms"]["short"] = {"data.recipe.max_sequence_length": 16}
+    runs = runs_of(write_study(tmp_path, phases=values))
+    assert {run.config.data.tokens_dir for run in runs.values()} == {tmp_path / "study/data/tokens"}
+    own = runs_of(write_study(tmp_path, phases=values), f"data.tokens_dir={tmp_path}/elsewhere")
+    assert {run.config.data.tokens_dir for run in own.values()} == {tmp_path / "elsewhere"}
+    assert {run.prepared_dir for run in own.values()} == {run.prepared_dir for run in runs.values()}
+
+
 def test_words_change_the_study_or_all_of_its_runs(tmp_path: Path) -> None:
     words = (f"study.output_dir={tmp_path}/other", "phases.second.seeds=[5]", "training.steps=9")
     runs = runs_of(write_study(tmp_path), *words)
