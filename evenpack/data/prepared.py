@@ -15,8 +15,9 @@ from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
 from evenpack.data.prepare.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
 from evenpack.data.prepare.shared_tokens import remedy
-from evenpack.data.sequences import SequenceView, open_view
+from evenpack.data.sequences import SentencePairsView, ViewOfDocuments, open_view
 from evenpack.data.sequences.masking import MaskingVocabulary
+from evenpack.data.sequences.pair_origins import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.tokenizers.tokenizer import PairTokens, Tokenizer
 from evenpack.data.tokens.file import TokenFile
@@ -101,13 +102,21 @@ class PreparedData:
         """Of the sources, in the same order; they may change without another preparation."""
         return tuple(source.weight for source in self.config.sources.values())
 
-    def view(self, source: str, split: Split) -> SequenceView:
+    def token_file_prefix(self, source: str) -> Path:
+        """Of the token file of a source's documents."""
+        return self.directory / self.manifest.sources[source].token_file
+
+    def source_folder(self, source: str) -> Path:
+        """Where what was prepared of a source lies, but for a token file that is used where it lies."""
+        return self.directory / "sources" / source
+
+    def view(self, source: str, split: Split) -> ViewOfDocuments | SentencePairsView | ShuffledView:
         """The sequences of a split, which may have none."""
-        token_file = TokenFile(self.directory / self.manifest.sources[source].token_file, verify=False)
+        token_file = TokenFile(self.token_file_prefix(source), verify=False)
         view = open_view(self._folder(source, split), token_file)
         if split == "train" and self.config.shuffle.kind == "grid":
             assert isinstance(view, OrderedView), "the configuration takes no other recipes"
-            return ShuffledView(view, TokenFile(self.directory / "sources" / source / SHUFFLED, verify=False))
+            return ShuffledView(view, TokenFile(self.source_folder(source) / SHUFFLED, verify=False))
         return view
 
     def plan(self, source: str, split: Split, *, seed: int, batching: Batching = "packs") -> PackStream:
@@ -147,7 +156,11 @@ class PreparedData:
         """Of all that decides which packs form which step; not of places, times, world size or workers."""
         common = math.gcd(*self.weights)
         content = {
-            "files": {name: record.content.whole for name, record in sorted(self.manifest.files.items())},
+            "files": {
+                name: record.content.whole
+                for name, record in sorted(self.manifest.files.items())
+                if Path(name).stem not in ORIGIN_COLUMNS
+            },
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
             # What is off is left out, so that a new option of a recipe leaves earlier fingerprints as they are.
             "recipe": self.config.recipe.model_dump(exclude_none=True),
@@ -164,7 +177,7 @@ class PreparedData:
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
     def _folder(self, source: str, split: Split) -> Path:
-        return self.directory / "sources" / source / split
+        return self.source_folder(source) / split
 
 
 def _reopen(directory: Path, config: DataConfig, repacking: PackingConfig | None) -> PreparedData:

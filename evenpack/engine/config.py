@@ -197,6 +197,10 @@ class RunConfig(Section):
             return self  # `resolve` validates the run again with its steps
         if self.schedule.warmup_steps > steps:
             raise ValueError(f"schedule.warmup_steps ({self.schedule.warmup_steps}) is above training.steps ({steps})")
+        if training.skipped and training.skipped.spans[-1][1] > steps:
+            raise ValueError(
+                f"training.skip_steps names step {training.skipped.spans[-1][1]}, above training.steps ({steps})"
+            )
         if training.stop_after_steps is not None and training.stop_after_steps > steps:
             raise ValueError(
                 f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({steps})"

@@ -18,12 +18,12 @@ from evenpack.engine.cost_model import CostModel
 from evenpack.engine.cost_weights import operation_weights, read_cost_model
 from evenpack.engine.distributed import World
 from evenpack.engine.objective import Denominators, build_denominators, build_objective
-from evenpack.engine.packing_adjustment import measured_packing_factor
 from evenpack.engine.reporting.config import require_mlperf_logging
 from evenpack.engine.run_length import is_evaluation_due
-from evenpack.engine.settle import parameters_of, settle, settled_micro_batches
+from evenpack.engine.settle import parameters_of, settled_micro_batches
+from evenpack.engine.settle_over import settle_over
 from evenpack.engine.sharding import sharding_at
-from evenpack.engine.step_items import AverageItem, average_item, items_of_an_epoch
+from evenpack.engine.step_items import AverageItem, average_item
 from evenpack.errors import ConfigError
 from evenpack.models.config import study_switches
 
@@ -149,7 +149,7 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     and not to be used then; DataError if there is nothing to train on.
     """
     tokens_per_step = config.training.tokens_per_step
-    config, adjustment = _settled(config, prepared)
+    config, adjustment = settle_over(config, prepared)
     training = config.training
     cost_model = read_cost_model(training, config.model)
     if cost_model is None:
@@ -204,21 +204,6 @@ def require_trainable(run: ResolvedRun) -> None:
             raise ConfigError(
                 "mlperf.submission_org is null, and the log must name who submits: set it, or mlperf=null"
             )
-
-
-def _settled(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run with its step and its length in packs (or sequences) and steps, and what became of its file's numbers."""
-    training = config.training
-    is_stated = training.steps is not None and training.tokens_per_step is None
-    if is_stated and training.packing_adjustment == "none":
-        return config, ()
-    return settle(
-        config,
-        average_item(prepared, training.batching),
-        items_per_epoch=sum(items_of_an_epoch(prepared, training.batching).values()),
-        vocabulary_size=prepared.vocabulary_size,
-        packing_factor=measured_packing_factor(prepared),
-    )
 
 
 def announce(run: ResolvedRun) -> None:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from evenpack.config import Section
 from evenpack.data.limits import MOST_STEPS
+from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.errors import ConfigError
 
 LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
@@ -21,6 +22,12 @@ LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
 
 CHINCHILLA_RATIO = 20
 """Tokens a parameter that give about the lowest loss for the operations of training (Hoffmann et al. 2022)."""
+
+Step = Annotated[int, Field(strict=True, ge=1, le=MOST_STEPS)]
+"""A step's number, from 1."""
+
+StepSpan = Step | tuple[Step, Step]
+"""A step, or a first and a last one."""
 
 
 class RunLengthSection(Section):
@@ -49,6 +56,16 @@ class RunLengthSection(Section):
     """Evaluate after the step that completes each further so many samples; `mlperf`: by MLPerf's rule for BERT, from
     the samples of a step. Null: by evaluate_every_steps."""
 
+    skip_steps: tuple[StepSpan, ...] = ()
+    """Steps from which nothing is learned, for batches that are found to be bad: single ones and [first, last],
+    numbered from 1 as in metrics.jsonl. Step number and learning rate go on, weights and optimizer stay, and the packs
+    of such a step count as skipped. Steps that are done cannot be named any more, nor taken out."""
+
+    @property
+    def skipped(self) -> SkippedSteps:
+        """The steps of `skip_steps`."""
+        return SkippedSteps.of(self.skip_steps)
+
     @property
     def planned_steps(self) -> int:
         """The length of the schedule, which `resolve` settles where the run file gives it otherwise."""
@@ -59,6 +76,14 @@ class RunLengthSection(Section):
     def last_step(self) -> int:
         """Where this start of the run ends at the latest."""
         return self.stop_after_steps or self.planned_steps
+
+    @field_validator("skip_steps")
+    @classmethod
+    def _check_spans(cls, spans: tuple[StepSpan, ...]) -> tuple[StepSpan, ...]:
+        for span in spans:
+            if not isinstance(span, int) and span[0] > span[1]:
+                raise ValueError(f"expected [first, last], found {list(span)}: give [{span[1]}, {span[0]}]")
+        return spans
 
     @model_validator(mode="after")
     def _check_length(self) -> "RunLengthSection":

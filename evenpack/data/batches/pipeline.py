@@ -4,21 +4,20 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import xxhash
 from torch.utils.data import DataLoader, Dataset
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
-from evenpack.data.order.step_plan import PackedSource, StepPlan, StepPlanner, select_packs
-from evenpack.data.order.step_shape import Batching, StepShape
+from evenpack.data.order.selection import PackedSource, select_packs
+from evenpack.data.order.step_plan import StepPlan, StepPlanner
+from evenpack.data.order.step_shape import StepShape
+from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepared import PreparedData
-
-Split = Literal["train", "validation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,21 +139,6 @@ def evaluation_batches(
         tokens = [0] * len(prepared.source_names)
         tokens[index] = batch.local_counts.tokens
         yield replace(batch, step_counts=batch.local_counts, source_tokens=tuple(tokens))
-
-
-def packed_sources(
-    prepared: PreparedData, split: Split, *, seed: int, only: str | None = None, batching: Batching = "packs"
-) -> tuple[PackedSource, ...]:
-    """Views and plans of one split, in the mixture's order."""
-    names = prepared.source_names if only is None else (only,)
-    return tuple(
-        PackedSource(
-            view=prepared.view(name, split),
-            plan=prepared.plan(name, split, seed=seed, batching=batching),
-            key=xxhash.xxh3_64_intdigest(name.encode()),
-        )
-        for name in names
-    )
 
 
 _MOST_PREFETCHED = 32

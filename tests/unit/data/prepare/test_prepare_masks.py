@@ -16,9 +16,9 @@ from step_shapes import step_shape
 from evenpack.batch import StepCounts
 from evenpack.config import validate
 from evenpack.data.batches.objectives import StoredMasksAndNextSentence
-from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.config import DataConfig, MaskingConfig
 from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepare import pair_columns
 from evenpack.data.prepare import pairs as prepare_pairs
 from evenpack.data.prepare.prepare import prepare
