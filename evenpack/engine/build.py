@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evenpack.data.batches.pipeline import StepBatches, training_batches
+from evenpack.data.batches.pipeline import SkippedStep, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.checkpoints.continuation import (
     compare_run_files,
@@ -51,10 +51,13 @@ class Run:
         """What the run trains on."""
         return self.resolved.prepared
 
-    def batches(self, *, stop_step: int) -> Generator[StepBatches]:
+    def batches(self, *, stop_step: int) -> Generator[StepBatches | SkippedStep]:
         """This rank's share of the steps from `first_step` up to `stop_step`; closing it ends the loader."""
         settings = self.resolved.pipeline_settings(self.world)
-        yield from training_batches(self.prepared, settings, start_step=self.first_step, stop_step=stop_step)
+        skipped = self.config.training.skipped
+        yield from training_batches(
+            self.prepared, settings, start_step=self.first_step, stop_step=stop_step, skipped=skipped
+        )
 
     @property
     def is_at_its_target(self) -> bool:

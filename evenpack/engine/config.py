@@ -201,6 +201,8 @@ class RunConfig(Section):
             raise ValueError(
                 f"training.skip_steps names step {training.skipped.spans[-1][1]}, above training.steps ({steps})"
             )
+        if next(training.skipped.gaps(1, steps), None) is None:
+            raise ValueError(f"training.skip_steps leaves none of the {steps} steps to be trained")
         if training.stop_after_steps is not None and training.stop_after_steps > steps:
             raise ValueError(
                 f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({steps})"

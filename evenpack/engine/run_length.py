@@ -8,7 +8,7 @@ exactly as many as its plan shows.
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,11 +23,8 @@ LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
 CHINCHILLA_RATIO = 20
 """Tokens a parameter that give about the lowest loss for the operations of training (Hoffmann et al. 2022)."""
 
-Step = Annotated[int, Field(strict=True, ge=1, le=MOST_STEPS)]
-"""A step's number, from 1."""
-
-StepSpan = Step | tuple[Step, Step]
-"""A step, or a first and a last one."""
+StepSpan = int | tuple[int, int]
+"""A step, from 1, or a first and a last one."""
 
 
 class RunLengthSection(Section):
@@ -77,12 +74,17 @@ class RunLengthSection(Section):
         """Where this start of the run ends at the latest."""
         return self.stop_after_steps or self.planned_steps
 
-    @field_validator("skip_steps")
+    @field_validator("skip_steps", mode="before")
     @classmethod
-    def _check_spans(cls, spans: tuple[StepSpan, ...]) -> tuple[StepSpan, ...]:
+    def _check_spans(cls, spans: Any) -> Any:
+        """One message for whatever is no step or span, where pydantic has one for each form that there could be."""
+        example = "give steps and [first, last], from 1 on: [[400, 420], 1234]"
+        if not isinstance(spans, list | tuple):
+            raise ValueError(f"expected a list, found {spans!r}: {example}")
         for span in spans:
-            if not isinstance(span, int) and span[0] > span[1]:
-                raise ValueError(f"expected [first, last], found {list(span)}: give [{span[1]}, {span[0]}]")
+            ends = span if isinstance(span, list | tuple) and len(span) == 2 else [span, span]
+            if any(type(end) is not int or not 1 <= end <= MOST_STEPS for end in ends) or ends[0] > ends[1]:
+                raise ValueError(f"{span!r} is no step and no span of steps: {example}")
         return spans
 
     @model_validator(mode="after")

@@ -64,7 +64,7 @@ def _rows(sequence: PlacedSequence) -> Iterator[Mapping[str, Any]]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], *, title: str) -> list[Any]:
-    shown: list[Any] = [console.table(rows[:_MOST_ROWS], title=title)]
+    shown: list[Any] = [console.text(title, bold=True), console.table(rows[:_MOST_ROWS])]
     if len(rows) > _MOST_ROWS:
         shown.append(console.text(f"and {len(rows) - _MOST_ROWS:,} more rows, which --json has"))
     return shown

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
 from evenpack.data.order.selection import PackedSource, select_packs
+from evenpack.data.order.skipped_steps import NO_STEPS, SkippedSteps
 from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.packed_sources import packed_sources
@@ -52,6 +54,16 @@ class StepBatches:
         return self.micro_batches[0].step_counts
 
 
+@dataclass(frozen=True, kw_only=True)
+class SkippedStep:
+    """A step of which nothing is read."""
+
+    step: int
+    """From 0."""
+    counts: StepCounts
+    """Of what it would have held over all ranks."""
+
+
 class MicroBatchDataset(Dataset[PackedBatch]):
     """Item i is micro-batch i % A of step i // A of one rank, for A micro-batches a step.
 
@@ -86,13 +98,23 @@ class MicroBatchDataset(Dataset[PackedBatch]):
 
 
 def training_batches(
-    prepared: PreparedData, settings: PipelineSettings, *, start_step: int, stop_step: int
-) -> Iterator[StepBatches]:
-    """The steps from `start_step` up to `stop_step`, in order. Starting anywhere costs the same."""
+    prepared: PreparedData,
+    settings: PipelineSettings,
+    *,
+    start_step: int,
+    stop_step: int,
+    skipped: SkippedSteps = NO_STEPS,
+) -> Iterator[StepBatches | SkippedStep]:
+    """The steps from `start_step` up to `stop_step`, in order. Starting anywhere costs the same.
+
+    `skipped` are planned, and nothing of them is read; there, steps count from 1.
+    """
     per_step = settings.micro_batches
+    dataset = MicroBatchDataset(prepared, settings)
+    kept = skipped.gaps(start_step + 1, stop_step)
     loader = DataLoader(
-        MicroBatchDataset(prepared, settings),
-        sampler=range(start_step * per_step, stop_step * per_step),
+        dataset,
+        sampler=chain.from_iterable(range((first - 1) * per_step, last * per_step) for first, last in kept),
         batch_size=None,
         collate_fn=_as_it_is,
         worker_init_fn=_outlive_stop_signals,
@@ -105,7 +127,10 @@ def training_batches(
     with _blocked_stop_signals():  # which the workers inherit, until they can answer for themselves
         batches = iter(loader)
     for step in range(start_step, stop_step):
-        yield StepBatches(step=step, micro_batches=tuple(next(batches) for _ in range(per_step)))
+        if step + 1 in skipped:
+            yield SkippedStep(step=step, counts=dataset.planner.plan(step).counts)
+        else:
+            yield StepBatches(step=step, micro_batches=tuple(next(batches) for _ in range(per_step)))
 
 
 def evaluation_batches(

@@ -52,3 +52,6 @@ class SkippedSteps:
                 first = end + 1
         if first <= last:
             yield first, last
+
+
+NO_STEPS = SkippedSteps(spans=())

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from evenpack.config import Section
+from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
 from evenpack.engine.config import RunConfig
@@ -74,7 +75,8 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     Args:
         config: the resolved and adjusted run file as JSON values, as in `TrainState`.
 
-    Raises: CheckpointError if the checkpoint is of steps of another size, another optimizer or model structure.
+    Raises: CheckpointError if the checkpoint is of steps of another size, other skipped ones, another optimizer or
+    model structure.
     """
     changed = find_changed_keys(with_defaults(state.config), config)
     changed.pop(_PACKING_ADJUSTMENT, None)
@@ -89,6 +91,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
             ", ".join(f"{name} {weight:g}" for name, weight in asdict(state.cost_weights).items()),
         )
     _require_step_size(state, config["training"])
+    _require_skipped_steps(state, config["training"])
     network = {
         key: change
         for key, change in changed.items()
@@ -136,6 +139,31 @@ def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
         f"{now}: step {state.step + 1} would not begin at the {batching.removesuffix('s')} that comes next, and "
         f"documents would be repeated or left out. {remedy}, or choose another run.output_dir to start again."
     )
+
+
+def _require_skipped_steps(state: TrainState, training: dict[str, Any]) -> None:
+    """Raises: CheckpointError if a step that is done is to be skipped now, or one that was skipped is not."""
+    before, now = (_skipped_steps(section).up_to(state.step) for section in (state.config["training"], training))
+    if before == now:
+        return
+    named, taken_out = now.without(before), before.without(now)
+    lines = []
+    if named:
+        lines.append(f"  named now, but trained on already: {named}")
+    if taken_out:
+        lines.append(f"  skipped already, but not named now: {taken_out}")
+    raise CheckpointError(
+        f"step {state.step} is reached, and training.skip_steps may only change for the steps after it:\n"
+        + "\n".join(lines)
+        + "\nRestore it for these steps. To have them otherwise, remove the checkpoints that are not before them, so "
+        "that the run goes on from an earlier one, or choose another run.output_dir to start again."
+    )
+
+
+def _skipped_steps(training: dict[str, Any]) -> SkippedSteps:
+    """Of a training section as JSON values; older ones have none."""
+    entries = training.get("skip_steps", ())
+    return SkippedSteps.of(entry if isinstance(entry, int) else (entry[0], entry[1]) for entry in entries)
 
 
 def kept_cost_weights(state: TrainState, layout: str | None) -> CostWeights | None:
