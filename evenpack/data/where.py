@@ -197,12 +197,12 @@ class Where:
                 f"prepared; there is no document {document}"
             )
         sequence_ids = traced.origins.sequences_of(document)
-        (begin,), (tokens,) = file.spans(np.array([document]))
+        tokens = _span(traced, document)[1]
         return DocumentVisits(
             source=traced.name,
             document=document,
-            tokens=int(tokens),
-            text=None if self.decode is None else self.decode(file.read(begin, begin + tokens).tolist()),
+            tokens=tokens,
+            text=self._text(traced, document, 0, tokens),
             absence=None if len(sequence_ids) else _absence(traced, document),
             sequences=tuple(sequence_ids.tolist()),
             visits=tuple(self._visits(index, document, sequence_ids)),
@@ -255,12 +255,14 @@ class Where:
         return parts
 
     def _part(self, traced: TracedSource, document: int, start: int, tokens: int) -> DocumentPart:
-        text = None
-        if self.decode is not None:
-            file = traced.origins.document_file
-            begin = int(file.spans(np.array([document]))[0][0]) + start
-            text = self.decode(file.read(begin, begin + tokens).tolist())
+        text = self._text(traced, document, start, tokens)
         return DocumentPart(document=document, start=start, tokens=tokens, text=text)
+
+    def _text(self, traced: TracedSource, document: int, start: int, tokens: int) -> str | None:
+        if self.decode is None:
+            return None
+        begin = _span(traced, document)[0] + start
+        return self.decode(traced.origins.document_file.read(begin, begin + tokens).tolist())
 
     def _index_of(self, source: str | None, document: int) -> int:
         names = [traced.name for traced in self.sources]
@@ -272,6 +274,12 @@ class Where:
         if source is not None and source not in names:
             raise ConfigError(f"the run has no source '{source}': its sources are {', '.join(names)}")
         return 0 if source is None else names.index(source)
+
+
+def _span(traced: TracedSource, document: int) -> tuple[int, int]:
+    """First token in the file, and number of tokens, of a document."""
+    offsets, lengths = traced.origins.document_file.spans(np.array([document]))
+    return int(offsets[0]), int(lengths[0])
 
 
 def _absence(traced: TracedSource, document: int) -> str:

@@ -63,7 +63,7 @@ def test_each_document_leads_to_the_sequences_that_name_it(view: ViewOfDocuments
     for sequence in range(view.count):
         for document in {document for document, _, _ in named(view, sequence)[1]}:
             holders[document].append(sequence)
-    assert sum(map(len, holders.values())) > len(LENGTHS)
+    assert sum(map(len, holders.values())) >= 10
     assert {document: view.sequences_of(document).tolist() for document in holders} == holders
 
 
