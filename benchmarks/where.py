@@ -29,7 +29,7 @@ import length_histograms
 import numpy as np
 
 from evenpack.data.config import ConcatRecipe, DocumentsRecipe
-from evenpack.data.order.mixture import Mixture
+from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_chunks_by_length
 from evenpack.data.order.selection import PackedSource
 from evenpack.data.order.skipped_steps import NO_STEPS
@@ -205,7 +205,8 @@ def opened(folder: Path, recipe: str, packing: Packing) -> Where:
         is_held_out=lambda _: False,
     )
     steps = EPOCHS * plan.packs // PACKS_PER_STEP
-    return Where([source], Mixture([1]), items_per_step=PACKS_PER_STEP, steps=steps, skipped=NO_STEPS)
+    mixture = MixtureSchedule([1], items_per_step=PACKS_PER_STEP)
+    return Where([source], mixture, items_per_step=PACKS_PER_STEP, steps=steps, skipped=NO_STEPS)
 
 
 def ask(folder: Path, recipe: str, documents: int) -> Figures:

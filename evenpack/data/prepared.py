@@ -9,6 +9,7 @@ from typing import Any, Literal
 import xxhash
 
 from evenpack.data.config import DataConfig, PackingConfig
+from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.permutation import derive_key
 from evenpack.data.order.step_shape import Batching
@@ -99,8 +100,12 @@ class PreparedData:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Of the sources, in the same order; they may change without another preparation."""
+        """Of the sources, in the same order, from the first step on; they may change without another preparation."""
         return tuple(source.weight for source in self.config.sources.values())
+
+    def mixture(self, items_per_step: int) -> MixtureSchedule:
+        """Which source each draw of a run comes from, whose steps draw so many packs or sequences."""
+        return MixtureSchedule(self.weights, self.config.weight_changes, items_per_step=items_per_step)
 
     def token_file_prefix(self, source: str) -> Path:
         """Of the token file of a source's documents."""
@@ -152,9 +157,11 @@ class PreparedData:
             keeps_order=self.config.keeps_order,
         )
 
-    def fingerprint(self, seed: int, batching: Batching = "packs") -> str:
-        """Of all that decides which packs form which step; not of places, times, world size or workers."""
-        common = math.gcd(*self.weights)
+    def fingerprint(self, seed: int, batching: Batching = "packs", *, last_step: int | None = None) -> str:
+        """Of all that decides which packs form which step; not of places, times, world size or workers.
+
+        `last_step`: of the steps up to this one, whatever the schedule of the mixture has for later ones; None: of all.
+        """
         content = {
             "files": {
                 name: record.content.whole
@@ -165,16 +172,24 @@ class PreparedData:
             # What is off is left out, so that a new option of a recipe leaves earlier fingerprints as they are.
             "recipe": self.config.recipe.model_dump(exclude_none=True),
             "pack_length": self.pack_length,
-            "mixture": [[name, source.weight // common] for name, source in self.config.sources.items()],
+            "mixture": self._mixture(self.weights),
             "seed": seed,
         }
         if batching != "packs":  # which older fingerprints do not name
             content["batching"] = batching
         if self.config.order != "shuffled":
             content["order"] = self.config.order
+        changes = [one for one in self.config.weight_changes if last_step is None or one.step <= last_step]
+        if changes:
+            content["mixture_schedule"] = [[change.step, self._mixture(change.weights)] for change in changes]
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
+
+    def _mixture(self, weights: tuple[int, ...]) -> list[list[str | int]]:
+        """The weights of all sources as they count: without a common divisor."""
+        common = math.gcd(*weights)
+        return [[name, weight // common] for name, weight in zip(self.source_names, weights, strict=True)]
 
     def _folder(self, source: str, split: Split) -> Path:
         return self.source_folder(source) / split

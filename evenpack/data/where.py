@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from evenpack.data.order.mixture import Mixture
+from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.selection import PackedSource, order_hash, select_packs
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.sequences.origins import Origins, SequenceOrigins
@@ -125,7 +125,7 @@ class Where:
     def __init__(
         self,
         sources: Sequence[TracedSource],
-        mixture: Mixture,
+        mixture: MixtureSchedule,
         *,
         items_per_step: int,
         steps: int,

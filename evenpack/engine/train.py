@@ -215,6 +215,9 @@ def describe(run: Run, *, last_step: int) -> str:
     parameters = sum(parameter.numel() for parameter in run.engine.model.parameters())
     weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)
     shares = ", ".join(f"{name} {weight}" for name, weight in weights)
+    for change in config.data.weight_changes:
+        pairs = zip(run.prepared.source_names, change.weights, strict=True)
+        shares += f"; from step {change.step} " + ", ".join(f"{name} {weight}" for name, weight in pairs)
     clipping = "off" if training.gradient_clipping is None else f"{training.gradient_clipping:g}"
     rows = f"packs of {config.data.pack_length} slots"
     if training.batching == "sequences":

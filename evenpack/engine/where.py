@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from evenpack.data.order.mixture import Mixture
 from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import SentencePairsView
@@ -44,7 +43,7 @@ def open_where(config: RunConfig, *, with_text: bool = False) -> Where:
             )
             for name, source in zip(prepared.source_names, packed, strict=True)
         ],
-        Mixture(prepared.weights),
+        prepared.mixture(training.items_per_step),
         items_per_step=training.items_per_step,
         steps=training.planned_steps,
         skipped=training.skipped,

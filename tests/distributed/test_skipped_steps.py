@@ -39,6 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
             optimizer={"kind": kind, "learning_rate": 3e-3},
             deepspeed={"zero_stage": stage},
             training={"skip_steps": [] if name == "plain" else [(2, 3), 5]},
+            data={"mixture_schedule": [{"step": 3, "weights": {"words": 4}}]},
         )
         for name, (kind, stage) in (RUNS | SHARDED).items()
     }

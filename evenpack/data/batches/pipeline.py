@@ -81,6 +81,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
             shape=settings.shape,
             ranks=settings.ranks,
             objective=settings.objective,
+            changes=prepared.config.weight_changes,
         )
         self.read_ahead = ReadAhead(sources)
         self._planned: StepPlan | None = None

@@ -35,7 +35,7 @@ class MixtureSchedule:
         """
         made: dict[tuple[int, ...], Mixture] = {}
         given = (tuple(weights), *(change.weights for change in changes))
-        self._mixtures = [made.setdefault(one, Mixture(one)) if one not in made else made[one] for one in given]
+        self._mixtures = [made.get(one) or made.setdefault(one, Mixture(one)) for one in given]
         self._starts = [0, *((change.step - 1) * items_per_step for change in changes)]
         self._offsets = np.zeros((len(given), len(weights)), dtype=np.int64)
         """How often each source was drawn before each change."""
@@ -49,7 +49,7 @@ class MixtureSchedule:
 
         Takes the same time for every start.
         """
-        parts = []
+        parts: list[tuple[Int64[np.ndarray, " _"], Int64[np.ndarray, " _"]]] = []
         while not parts or start < stop:
             part = bisect_right(self._starts, start) - 1
             end = min([stop, *self._starts[part + 1 : part + 2]])

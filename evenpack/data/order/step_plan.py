@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int64
 
 from evenpack.batch import StepCounts
 from evenpack.data.order.assignment import Shares, assign_step
-from evenpack.data.order.mixture import Mixture
+from evenpack.data.order.mixture_schedule import MixtureSchedule, WeightChange
 from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.sequences import SequenceView
@@ -66,11 +66,15 @@ class StepPlanner:
         shape: StepShape,
         ranks: int,
         objective: TargetCounter,
+        changes: Sequence[WeightChange] = (),
     ) -> None:
-        """Raises: ConfigError if these ranks cannot divide a step."""
+        """`weights` of the sources hold until the first of `changes`.
+
+        Raises: ConfigError if these ranks cannot divide a step.
+        """
         self.objective = objective
         self.sources = tuple(sources)
-        self.mixture = Mixture(weights)
+        self.mixture = MixtureSchedule(weights, changes, items_per_step=shape.items_per_step)
         self.shape = shape
         self.ranks = ranks
         self.micro_batches = shape.micro_batches(ranks)

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from evenpack.config import Section
+from evenpack.data.config import DataConfig
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
@@ -37,6 +38,8 @@ _NOT_OF_THE_FINGERPRINT = (
     "data.tokens_dir",
     "data.verify_in_training",
     "data.on_changed_sources",
+    "data.on_maximum_epochs",
+    ".maximum_epochs",
 )
 
 
@@ -54,7 +57,7 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
     changed = {
         key: pair
         for key, pair in find_changed_keys(with_defaults(state.config), config).items()
-        if key.startswith(_OF_THE_FINGERPRINT) and key not in _NOT_OF_THE_FINGERPRINT
+        if key.startswith(_OF_THE_FINGERPRINT) and not key.endswith(_NOT_OF_THE_FINGERPRINT)
     }
     lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
     finding = "\n".join(["The run file has changed in", *lines]) if lines else "The run file says the same of them."
@@ -65,6 +68,30 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
         f"other tokens of them. {finding}\nRestore the run file's data section, its seed, its batching and the "
         "prepared data with which the run began, or choose another run.output_dir to start again."
     )
+
+
+def require_past_mixture(state: TrainState, data: DataConfig) -> None:
+    """Refuses to go on where the mixture of steps that are done is another than it was.
+
+    Raises: CheckpointError naming the first entry of the schedule that has changed.
+    """
+    before, now = (_changes_up_to(state.step, section) for section in (state.config["data"], data.model_dump()))
+    for step in sorted(before.keys() | now.keys()):
+        if before.get(step) != now.get(step):
+            raise CheckpointError(
+                f"step {state.step} is reached, and data.mixture_schedule may only change for the steps after it: the "
+                f"entry of step {step} was {_shown(before.get(step))}, and is {_shown(now.get(step))} now. Restore it, "
+                "or choose another run.output_dir to start again."
+            )
+
+
+def _changes_up_to(step: int, data: dict[str, Any]) -> dict[int, dict[str, int]]:
+    """The weights that each entry of a data section, as values, gives; older sections have no schedule."""
+    return {entry["step"]: entry["weights"] for entry in data.get("mixture_schedule", ()) if entry["step"] <= step}
+
+
+def _shown(weights: dict[str, int] | None) -> str:
+    return "not there" if weights is None else ", ".join(f"{name} {weight}" for name, weight in weights.items())
 
 
 def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """What rank 0 writes down of a run: metrics.jsonl, its progress, summary.json."""
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,10 +10,11 @@ import torch
 from evenpack import console
 from evenpack.data.batches.pipeline import SkippedStep
 from evenpack.engine.build import Run
-from evenpack.engine.evaluate import Evaluations, evaluations_to_json, overall_accuracy
+from evenpack.engine.evaluate import Evaluations, aggregate_loss, evaluations_to_json, overall_accuracy
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, write_summary
 from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.step_totals import StepTotals
+from evenpack.engine.reporting.summary import run_summary
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
 from evenpack.progress import Piece, Progress
@@ -132,8 +132,12 @@ class Journal:
         """Writes the record of a step, with what every step's has."""
         assert self._metrics is not None, "rank 0 writes"
         record["samples"] = self.samples
+        record["source_epochs"] = self._run.resolved.epochs(record["step"])
         if evaluations is not None:
             record["validation"] = evaluations_to_json(self._run.prepared, evaluations)
+            aggregate = aggregate_loss(evaluations, self._run.config.training.validation_weights)
+            if aggregate is not None:
+                record["validation_aggregate"] = aggregate
             record["evaluation_seconds"] = self._evaluation_seconds
         if ranks is not None:
             record["ranks"] = ranks
@@ -153,8 +157,8 @@ class Journal:
         output_dir = self._run.config.run.output_dir
         records = read_metrics(output_dir / METRICS)
         if records:
-            summary = run_summary(self._run, records, state=state, step=step)
-            write_summary(output_dir / SUMMARY, summary | {"target": _target(self._run, records, reached_accuracy)})
+            summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
+            write_summary(output_dir / SUMMARY, summary)
 
     def end_mlperf(self, *, is_reached: bool, stopped: float) -> None:
         """Ends MLPerf's log, whose clock stopped at `stopped` by `time.time`: the run does not go on later."""
@@ -237,54 +241,3 @@ def peak_flops(run: Run) -> float | None:
     dtype = torch.bfloat16 if run.config.training.precision == "bf16_autocast" else torch.float32
     one = device_peak_flops(torch.cuda.get_device_name(run.world.device), dtype)
     return None if one is None else one * run.world.size
-
-
-def run_summary(run: Run, records: list[dict[str, Any]], *, state: str, step: int) -> dict[str, Any]:
-    """The whole run in a few numbers, earlier processes included; rates leave evaluation and saving out."""
-    tokens = sum(record["tokens"] for record in records)
-    slots = sum(record["slots"] for record in records)
-    skipped = [record["skipped"] for record in records if "skipped" in record]
-    trained = [record for record in records if "skipped" not in record]
-    evaluated = [record for record in records if "validation" in record]
-    return {
-        "name": run.config.run.name,
-        "state": state,
-        "step": step,
-        "steps": run.config.training.planned_steps,
-        "first_loss": trained[0]["loss"] if trained else None,
-        "last_loss": trained[-1]["loss"] if trained else None,
-        "validation_step": evaluated[-1]["step"] if evaluated else None,
-        "validation": evaluated[-1]["validation"] if evaluated else None,
-        "tokens": tokens,
-        "sequences": sum(record["sequences"] for record in records),
-        "skipped": {"steps": len(skipped)}
-        | {name: sum(step[name] for step in skipped) for name in ("packs", "sequences", "tokens")},
-        "padding_share": 1.0 - tokens / slots if slots else 0.0,
-        "tokens_per_second": _median(trained, "tokens_per_second"),
-        "step_seconds_median": _median(trained, "step_seconds"),
-        "parameters": sum(parameter.numel() for parameter in run.engine.model.parameters()),
-        "ranks": run.world.size,
-        "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
-        "fingerprint": run.resolved.fingerprint,
-    }
-
-
-def _median(records: list[dict[str, Any]], name: str) -> float:
-    """0 without records: all steps so far were skipped."""
-    return statistics.median(record[name] for record in records) if records else 0.0
-
-
-def _target(run: Run, records: list[dict[str, Any]], reached_accuracy: float | None) -> dict[str, Any] | None:
-    """What came of `training.target_accuracy`; None where there is none. Seconds leave saving out."""
-    target = run.config.training.target_accuracy
-    if target is None:
-        return None
-    seconds = sum(record.get("step_seconds", 0.0) + (record.get("evaluation_seconds") or 0.0) for record in records)
-    is_reached = reached_accuracy is not None
-    return {
-        "accuracy": target,
-        "reached": is_reached,
-        "reached_accuracy": reached_accuracy,
-        "samples": records[-1].get("samples") if is_reached else None,
-        "seconds": seconds if is_reached else None,
-    }

@@ -76,9 +76,12 @@ SEQUENCES = {
 }
 
 
-@pytest.mark.parametrize("training", [{}, SEQUENCES])
-def test_documents_and_steps_lead_to_one_another(config: RunConfig, training: dict[str, Any]):
-    where = open_where(changed(config, training=training))
+SCHEDULE = {"mixture_schedule": [{"step": 4, "weights": {"code": 5}}, {"step": 11, "weights": {"wiki": 7, "code": 1}}]}
+
+
+@pytest.mark.parametrize("sections", [{"data": SCHEDULE}, {"training": SEQUENCES}], ids=["schedule", "sequences"])
+def test_documents_and_steps_lead_to_one_another(config: RunConfig, sections: dict[str, dict[str, Any]]):
+    where = open_where(changed(config, **sections))
     by_steps = visits_of_steps(where)
     epochs, held_out = 0, 0
     for source in where.sources:
