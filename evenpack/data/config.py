@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from evenpack.config import Section, UserPath
 from evenpack.data.limits import MOST_SLOTS
 from evenpack.data.order.config import MixtureChange, check_schedule, weight_changes
-from evenpack.data.order.mixture_schedule import WeightChange
+from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.shuffle.config import PermutationShuffle, Shuffle
 from evenpack.data.sources.config import Source
 from evenpack.data.tokenizers.config import TokenizerConfig

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from evenpack.config import Section, nearest
 from evenpack.data.limits import MOST_STEPS
-from evenpack.data.order.mixture_schedule import WeightChange
+from evenpack.data.order.weight_change import WeightChange
 
-Weight = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
-"""Of a source among the sum of all weights."""
+HIGHEST_WEIGHT = 1_000_000
 
 
 class MixtureChange(Section):
@@ -19,8 +18,21 @@ class MixtureChange(Section):
 
     step: int = Field(ge=2, le=MOST_STEPS)
     """The first step that is drawn by them; steps count from 1, as in metrics.jsonl."""
-    weights: dict[str, Weight] = Field(min_length=1)
+    weights: dict[str, int] = Field(min_length=1)
     """Of sources by name; one that is not named keeps the weight that it had before."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_weights(cls, values: Any) -> Any:
+        """Here, since the message has to name the entry."""
+        weights = values.get("weights") if isinstance(values, dict) else None
+        for name, weight in weights.items() if isinstance(weights, dict) else ():
+            if type(weight) is not int or not 1 <= weight <= HIGHEST_WEIGHT:
+                raise ValueError(
+                    f"entry of step {values.get('step')}: the weight of '{name}' is {weight!r}: give a whole number "
+                    f"from 1 to {HIGHEST_WEIGHT:,}; a source that is no longer wanted can get 1 beside large ones"
+                )
+        return values
 
 
 def check_schedule(schedule: Sequence[MixtureChange], sources: Sequence[str]) -> None:

@@ -6,23 +6,13 @@ between two changes is within a pack of their ratio. What a source gives is alwa
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from jaxtyping import Int64
 
 from evenpack.data.order.mixture import Mixture
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightChange:
-    """Other weights from a step on."""
-
-    step: int
-    """The first that is drawn by them, from 2."""
-    weights: tuple[int, ...]
-    """Of all sources, in the mixture's order."""
+from evenpack.data.order.weight_change import WeightChange
 
 
 class MixtureSchedule:

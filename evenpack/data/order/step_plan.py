@@ -15,9 +15,10 @@ from jaxtyping import Float64, Int64
 
 from evenpack.batch import StepCounts
 from evenpack.data.order.assignment import Shares, assign_step
-from evenpack.data.order.mixture_schedule import MixtureSchedule, WeightChange
+from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
 from evenpack.data.order.step_shape import CostWeights, StepShape
+from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.sequences import SequenceView
 
 

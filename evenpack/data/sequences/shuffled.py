@@ -104,7 +104,7 @@ class ShuffledView:
         return self.source_view.origins(self.source_ids[sequence_ids].astype(np.int64))
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        """See `SequenceOrigins`; goes through the column of ids, since the grid's order has no inverse by arithmetic."""
+        """See `SequenceOrigins`; goes through the column of ids, since a grid's order has no inverse by arithmetic."""
         wanted = self.source_view.sequences_of(document)
         chunks = range(0, self.count if len(wanted) else 0, _SCANNED)
         found = [np.flatnonzero(np.isin(self.source_ids[start : start + _SCANNED], wanted)) + start for start in chunks]

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenpack.data.order.mixture import Mixture
-from evenpack.data.order.mixture_schedule import MixtureSchedule, WeightChange
+from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.weight_change import WeightChange
 
 ITEMS = 6
 
