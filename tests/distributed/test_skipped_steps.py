@@ -12,12 +12,14 @@ from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.engine.where import open_where
+from evenpack.errors import CheckpointError
 from evenpack.files import read_json_object
 from evenpack.testing import run_ranks
 
 STEPS = 5
 SKIPPED = {2, 3, 5}
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "samples", "order_hash", "skipped")
+LATER_WEIGHTS = {"mixture_schedule": [{"step": 3, "weights": {"words": 9}}]}
 RUNS = {"plain": ("adamw", 0), "skipping": ("adamw", 0), "stopped": ("adamw", 0), "lamb": ("lamb", 0)}
 SHARDED = {"sharded": ("adamw", 1), "sharded_stopped": ("adamw", 1)}
 """Optimizer and ZeRO stage."""
@@ -49,9 +51,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
 
 def train_all(world: World, runs: dict[str, RunConfig]) -> None:
     for name, config in runs.items():
-        if name.endswith("stopped"):  # between two skipped steps
-            train_in(world, changed(config, training={"stop_after_steps": 2}), stop_requested=never)
+        if name.endswith("stopped"):  # between two skipped steps, and before other weights than are planned there
+            begun = changed(config, data=LATER_WEIGHTS, training={"stop_after_steps": 2})
+            train_in(world, begun, stop_requested=never)
         train_in(world, config, stop_requested=never)
+    with pytest.raises(CheckpointError, match="entry of step 3 was words 4, and is words 9 now"):
+        train_in(world, changed(config, data=LATER_WEIGHTS), stop_requested=never)
+    with pytest.raises(CheckpointError, match="skipped already, but not named now: 5"):
+        train_in(world, changed(config, training={"skip_steps": [(2, 3)]}), stop_requested=never)
 
 
 def records(config: RunConfig) -> list[dict[str, Any]]:
