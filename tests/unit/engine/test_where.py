@@ -98,6 +98,26 @@ def test_documents_and_steps_lead_to_one_another(config: RunConfig, sections: di
     assert held_out > 3
 
 
+ROWS = [
+    {"kind": "concat", "max_sequence_length": 24},
+    {"kind": "concat", "max_sequence_length": 24, "atom": 48},
+    {"kind": "padding", "max_sequence_length": 24, "atom": 8},
+]
+
+
+@pytest.mark.parametrize("recipe", ROWS, ids=["concat", "atoms", "padding"])
+def test_documents_that_are_cut_into_rows_lead_to_each_of_them(tmp_path: Path, recipe: dict[str, Any]):
+    sources = text_sources(tmp_path, {"wiki": [text[:70] for text in sentences(12, seed=4)]})
+    data = {"sources": sources, "recipe": recipe, "pack_length": 24}
+    where = open_where(prepared(run_config(run_values("gpt2", tmp_path, data=data, training={"steps": 9}))))
+    by_steps = visits_of_steps(where)
+    for document in range(12):
+        found = where.document(document)
+        assert len(found.sequences) > 1
+        assert sorted(visits_of_document(found)) == sorted(by_steps.pop(("wiki", document)))
+    assert not by_steps
+
+
 def test_the_hash_of_a_step_is_that_of_what_it_names(config: RunConfig):
     where = open_where(config)
     names = [source.name for source in where.sources]
