@@ -118,6 +118,26 @@ def test_documents_that_are_cut_into_rows_lead_to_each_of_them(tmp_path: Path, r
     assert not by_steps
 
 
+GRID = {"kind": "grid", "rows": 2, "columns": 2, "block_tokens": 400}
+BLOCKS = {"kind": "blocks", "block_tokens": 400}
+
+
+@pytest.mark.parametrize("shuffle", [GRID, BLOCKS], ids=["grid", "blocks"])
+def test_documents_that_are_shuffled_on_disk_keep_their_numbers(tmp_path: Path, shuffle: dict[str, Any]):
+    texts = [text[:50] for text in sentences(30, seed=6)]
+    data = {"sources": text_sources(tmp_path, {"wiki": texts}), "shuffle": shuffle}
+    config = prepared(run_config(run_values("gpt2", tmp_path, data=data, training={"steps": 14})))
+    where = open_where(config, with_text=True)
+    assert where.sources[0].packed.plan.blocks.count > 1
+    by_steps = visits_of_steps(where)
+    for document, text in enumerate(texts):
+        found = where.document(document)
+        assert str(found.text).startswith(text)
+        assert {one.epoch for one in found.visits} > {0}
+        assert sorted(visits_of_document(found)) == sorted(by_steps.pop(("wiki", document)))
+    assert not by_steps
+
+
 def test_the_hash_of_a_step_is_that_of_what_it_names(config: RunConfig):
     where = open_where(config)
     names = [source.name for source in where.sources]
