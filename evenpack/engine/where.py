@@ -15,7 +15,7 @@ from evenpack.data.sequences.origins import SequenceOrigins
 from evenpack.data.sequences.pair_origins import PairOrigins, PairsAsDocuments, UnknownOrigins
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.data.tokens.file import TokenFile, hashes_path
+from evenpack.data.tokens.file import DOCUMENT_HASHES, TokenFile
 from evenpack.data.where import Decode, StepContent, TracedSource, Where
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, find_record
@@ -77,8 +77,8 @@ def differs_from_trained(content: StepContent, output_dir: Path) -> str | None:
 
 def _is_held_out(prepared: PreparedData, source: str, document: int) -> bool:
     """Of a source that is split by the hash of its documents."""
-    path = hashes_path(prepared.source_folder(source) / "tokens")
-    identity = np.array(np.load(path, mmap_mode="r")[document : document + 1])
+    record = prepared.manifest.files[f"sources/{source}/{DOCUMENT_HASHES}.npy"]
+    identity = np.array(np.load(prepared.directory / record.path, mmap_mode="r")[document : document + 1])
     return bool(held_out(identity, prepared.config.validation_fraction)[0])
 
 

@@ -125,17 +125,26 @@ BLOCKS = {"kind": "blocks", "block_tokens": 400}
 @pytest.mark.parametrize("shuffle", [GRID, BLOCKS], ids=["grid", "blocks"])
 def test_documents_that_are_shuffled_on_disk_keep_their_numbers(tmp_path: Path, shuffle: dict[str, Any]):
     texts = [text[:50] for text in sentences(30, seed=6)]
-    data = {"sources": text_sources(tmp_path, {"wiki": texts}), "shuffle": shuffle}
+    data = {
+        "sources": text_sources(tmp_path, {"wiki": texts}),
+        "shuffle": shuffle,
+        "tokens_dir": tmp_path / "tokens",
+        "validation_fraction": 0.2,
+    }
     config = prepared(run_config(run_values("gpt2", tmp_path, data=data, training={"steps": 14})))
     where = open_where(config, with_text=True)
     assert where.sources[0].packed.plan.blocks.count > 1
     by_steps = visits_of_steps(where)
+    held_out = 0
     for document, text in enumerate(texts):
         found = where.document(document)
         assert str(found.text).startswith(text)
-        assert {one.epoch for one in found.visits} > {0}
-        assert sorted(visits_of_document(found)) == sorted(by_steps.pop(("wiki", document)))
+        assert sorted(visits_of_document(found)) == sorted(by_steps.pop(("wiki", document), []))
+        assert found.absence == (None if found.visits else "it is held out for validation")
+        assert {one.epoch for one in found.visits} > {0} or not found.visits
+        held_out += not found.visits
     assert not by_steps
+    assert 0 < held_out < 15
 
 
 def test_the_hash_of_a_step_is_that_of_what_it_names(config: RunConfig):
