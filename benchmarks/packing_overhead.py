@@ -32,9 +32,10 @@ import torch
 from evenpack.batch import PackedBatch
 from evenpack.config import load_run_file
 from evenpack.data.batches.collate import Collator
-from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.order.plan import PackPlan, sort_by_length
-from evenpack.data.order.step_plan import PackedSource, StepPlanner
+from evenpack.data.order.selection import PackedSource
+from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.packed_sources import packed_sources
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.engine.build import build_model
 from evenpack.engine.config import RunConfig

@@ -11,8 +11,8 @@ import numpy as np
 from svg import COLOURS, PADDING, document, rectangle, text
 
 from evenpack.config import load_run_file
-from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.packed_sources import packed_sources
 from evenpack.engine.config import RunConfig
 from evenpack.engine.resolve import open_run
 

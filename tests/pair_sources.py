@@ -13,7 +13,7 @@ from evenpack import testing
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
 from evenpack.data.config import MaskingConfig, SentencePairsRecipe
 from evenpack.data.order.plan import PackPlan
-from evenpack.data.order.step_plan import PackedSource
+from evenpack.data.order.selection import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.masking import MaskingVocabulary

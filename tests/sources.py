@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenpack.data.order.plan import PackPlan
-from evenpack.data.order.step_plan import PackedSource
+from evenpack.data.order.selection import PackedSource
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.sequences.accounting import TokenAccounting
 

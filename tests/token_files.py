@@ -8,6 +8,19 @@ import xxhash
 
 from evenpack.data.tokens.file import TokenFile, TokenFileWriter
 
+END = 7
+"""The end-of-text of `numbered_tokens`."""
+
+
+def numbered_tokens(prefix: Path, lengths: list[int]) -> TokenFile:
+    """Documents of these lengths, all tokens of the file different but for their ends."""
+    tokens = 100 + np.arange(sum(lengths))
+    tokens[np.cumsum(lengths) - 1] = END
+    with TokenFileWriter(prefix, vocabulary_size=1_000_000) as writer:
+        writer.append(tokens, np.array(lengths), {"document_hashes": np.zeros(len(lengths), dtype=np.uint64)})
+        writer.finish()
+    return TokenFile(prefix)
+
 
 def make_documents(count: int, *, vocabulary_size: int, seed: int = 0, longest: int = 40) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from evenpack.config import Section, UserPath
 from evenpack.data.limits import MOST_SLOTS
+from evenpack.data.order.config import MixtureChange, check_schedule, weight_changes
+from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.shuffle.config import PermutationShuffle, Shuffle
 from evenpack.data.sources.config import Source
 from evenpack.data.tokenizers.config import TokenizerConfig
@@ -206,6 +208,11 @@ class DataConfig(Section):
     verify_in_training: bool = True
     """`train` reads all prepared files beside its first steps, each rank a share, and compares their checksums before
     it saves a checkpoint; false: sizes alone are compared."""
+    mixture_schedule: tuple[MixtureChange, ...] = ()
+    """Other weights from steps on; before the first entry, and where an entry leaves a source out, sources keep their
+    weight. Each source's stream goes on where it was. The entries of steps to come may be edited."""
+    on_maximum_epochs: Literal["error", "warn"] = "error"
+    """What `train` does where a run goes through a source more often than its `maximum_epochs`."""
     on_changed_sources: Literal["warn", "error", "ignore"] = "warn"
     """What `train` does where a source's files or the tokenizer's are not those that the data was prepared from."""
 
@@ -218,6 +225,11 @@ class DataConfig(Section):
     def has_stored_masks(self) -> bool:
         """Whether masks lie beside the pairs, drawn by `prepare` or before; if not, each epoch draws its own."""
         return isinstance(self.recipe, MaskedPairsRecipe) or self.static_masks is not None
+
+    @property
+    def weight_changes(self) -> tuple[WeightChange, ...]:
+        """The schedule of the mixture, each entry with the weights of all sources."""
+        return weight_changes(self.mixture_schedule, {name: source.weight for name, source in self.sources.items()})
 
     @property
     def keeps_order(self) -> bool:
@@ -249,6 +261,7 @@ class DataConfig(Section):
             if not name.replace("_", "").replace("-", "").isalnum():
                 raise ValueError(f"source name '{name}' must consist of letters, digits, '_' and '-'")
             self._check_kinds(name, source.kind)
+        check_schedule(self.mixture_schedule, list(self.sources))
         return self
 
     def _check_order(self) -> None:

@@ -9,14 +9,16 @@ from typing import Any, Literal
 import xxhash
 
 from evenpack.data.config import DataConfig, PackingConfig
+from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.permutation import derive_key
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.order.stored_plan import open_blocked_plan, open_plan
 from evenpack.data.prepare.manifest import TOKENIZER_FOLDER, Manifest, data_section, refuse_differences
 from evenpack.data.prepare.shared_tokens import remedy
-from evenpack.data.sequences import SequenceView, open_view
+from evenpack.data.sequences import SentencePairsView, ViewOfDocuments, open_view
 from evenpack.data.sequences.masking import MaskingVocabulary
+from evenpack.data.sequences.pair_origins import ORIGIN_COLUMNS
 from evenpack.data.sequences.shuffled import SHUFFLED, OrderedView, ShuffledView
 from evenpack.data.tokenizers.tokenizer import PairTokens, Tokenizer
 from evenpack.data.tokens.file import TokenFile
@@ -98,16 +100,28 @@ class PreparedData:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Of the sources, in the same order; they may change without another preparation."""
+        """Of the sources, in the same order, from the first step on; they may change without another preparation."""
         return tuple(source.weight for source in self.config.sources.values())
 
-    def view(self, source: str, split: Split) -> SequenceView:
+    def mixture(self, items_per_step: int) -> MixtureSchedule:
+        """Which source each draw of a run comes from, whose steps draw so many packs or sequences."""
+        return MixtureSchedule(self.weights, self.config.weight_changes, items_per_step=items_per_step)
+
+    def token_file_prefix(self, source: str) -> Path:
+        """Of the token file of a source's documents."""
+        return self.directory / self.manifest.sources[source].token_file
+
+    def source_folder(self, source: str) -> Path:
+        """Where what was prepared of a source lies, but for a token file that is used where it lies."""
+        return self.directory / "sources" / source
+
+    def view(self, source: str, split: Split) -> ViewOfDocuments | SentencePairsView | ShuffledView:
         """The sequences of a split, which may have none."""
-        token_file = TokenFile(self.directory / self.manifest.sources[source].token_file, verify=False)
+        token_file = TokenFile(self.token_file_prefix(source), verify=False)
         view = open_view(self._folder(source, split), token_file)
         if split == "train" and self.config.shuffle.kind == "grid":
             assert isinstance(view, OrderedView), "the configuration takes no other recipes"
-            return ShuffledView(view, TokenFile(self.directory / "sources" / source / SHUFFLED, verify=False))
+            return ShuffledView(view, TokenFile(self.source_folder(source) / SHUFFLED, verify=False))
         return view
 
     def plan(self, source: str, split: Split, *, seed: int, batching: Batching = "packs") -> PackStream:
@@ -143,28 +157,42 @@ class PreparedData:
             keeps_order=self.config.keeps_order,
         )
 
-    def fingerprint(self, seed: int, batching: Batching = "packs") -> str:
-        """Of all that decides which packs form which step; not of places, times, world size or workers."""
-        common = math.gcd(*self.weights)
+    def fingerprint(self, seed: int, batching: Batching = "packs", *, last_step: int | None = None) -> str:
+        """Of all that decides which packs form which step; not of places, times, world size or workers.
+
+        `last_step`: of the steps up to this one, whatever the schedule of the mixture has for later ones; None: of all.
+        """
         content = {
-            "files": {name: record.content.whole for name, record in sorted(self.manifest.files.items())},
+            "files": {
+                name: record.content.whole
+                for name, record in sorted(self.manifest.files.items())
+                if Path(name).stem not in ORIGIN_COLUMNS
+            },
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
             # What is off is left out, so that a new option of a recipe leaves earlier fingerprints as they are.
             "recipe": self.config.recipe.model_dump(exclude_none=True),
             "pack_length": self.pack_length,
-            "mixture": [[name, source.weight // common] for name, source in self.config.sources.items()],
+            "mixture": self._mixture(self.weights),
             "seed": seed,
         }
         if batching != "packs":  # which older fingerprints do not name
             content["batching"] = batching
         if self.config.order != "shuffled":
             content["order"] = self.config.order
+        changes = [one for one in self.config.weight_changes if last_step is None or one.step <= last_step]
+        if changes:
+            content["mixture_schedule"] = [[change.step, self._mixture(change.weights)] for change in changes]
         if self.repacking is not None:
             content["repacking"] = self.repacking.model_dump()
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
+    def _mixture(self, weights: tuple[int, ...]) -> list[list[str | int]]:
+        """The weights of all sources as they count: without a common divisor."""
+        common = math.gcd(*weights)
+        return [[name, weight // common] for name, weight in zip(self.source_names, weights, strict=True)]
+
     def _folder(self, source: str, split: Split) -> Path:
-        return self.directory / "sources" / source / split
+        return self.source_folder(source) / split
 
 
 def _reopen(directory: Path, config: DataConfig, repacking: PackingConfig | None) -> PreparedData:

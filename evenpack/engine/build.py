@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from evenpack.data.batches.pipeline import StepBatches, training_batches
+from evenpack.data.batches.pipeline import SkippedStep, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.checkpoints.continuation import (
     compare_run_files,
     kept_cost_weights,
     kept_initial_weights,
     require_fingerprint,
+    require_past_mixture,
 )
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.checkpoints.initial_weights import initialize
@@ -51,10 +52,13 @@ class Run:
         """What the run trains on."""
         return self.resolved.prepared
 
-    def batches(self, *, stop_step: int) -> Generator[StepBatches]:
+    def batches(self, *, stop_step: int) -> Generator[StepBatches | SkippedStep]:
         """This rank's share of the steps from `first_step` up to `stop_step`; closing it ends the loader."""
         settings = self.resolved.pipeline_settings(self.world)
-        yield from training_batches(self.prepared, settings, start_step=self.first_step, stop_step=stop_step)
+        skipped = self.config.training.skipped
+        yield from training_batches(
+            self.prepared, settings, start_step=self.first_step, stop_step=stop_step, skipped=skipped
+        )
 
     @property
     def is_at_its_target(self) -> bool:
@@ -66,7 +70,7 @@ class Run:
         """What a checkpoint after `step` updates must hold beside weights and optimizer."""
         return TrainState(
             step=step,
-            fingerprint=self.resolved.fingerprint,
+            fingerprint=self.resolved.fingerprint(step),
             world_size=self.world.size,
             zero_stage=self.engine.sharding.stage,
             cost_weights=self.resolved.shape.cost_weights,
@@ -127,7 +131,8 @@ def build_model(run: ResolvedRun, device: torch.device) -> Model:
 def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
     """The run as it goes on from a checkpoint. Raises: CheckpointError if it cannot."""
     config = run.config.model_dump(mode="json")
-    require_fingerprint(state, run.fingerprint, config)
+    require_past_mixture(state, run.config.data)
+    require_fingerprint(state, run.fingerprint(state.step), config)
     compare_run_files(state, config)
     kept = kept_cost_weights(state, run.config.training.layout)
     run = run if kept is None else replace(run.with_cost_weights(kept), cost_model=None)
@@ -144,7 +149,7 @@ def _samples_before(run: ResolvedRun, world: World, state: TrainState) -> int:
 
 def _require_shared_fingerprint(run: ResolvedRun, world: World) -> None:
     """Raises: RunError if a rank sees other data than rank 0."""
-    fingerprints = world.all_gather(run.fingerprint)
+    fingerprints = world.all_gather(run.fingerprint())
     others = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if others:
         raise RunError(

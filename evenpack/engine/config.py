@@ -1,7 +1,7 @@
 """The whole run file."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,6 +9,7 @@ from evenpack.config import Section, UserPath
 from evenpack.data.config import DataConfig, MaskingConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
+from evenpack.engine.config_checks import check_named_steps, check_validation_weights
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.reporting.config import MlperfSection
 from evenpack.engine.run_length import RunLengthSection
@@ -68,6 +69,9 @@ class TrainingSection(RunLengthSection):
     sequences_per_step): rounded to whole micro-batches, as `--dry-run` shows."""
     evaluation_packs: int | None = Field(default=None, ge=1)
     """At most this many validation packs of each source; null: all."""
+    validation_weights: dict[str, Annotated[float, Field(gt=0.0)]] | None = None
+    """By which the validation losses of sources are averaged into one, whatever the mixture that is trained on; sources
+    that are not named do not count. Null: each source's loss stands alone."""
     checkpoint_every_steps: int | None = Field(default=200, ge=1)
     """Null: only at the end or when stopped."""
     keep_checkpoints: int = Field(default=2, ge=1)
@@ -201,6 +205,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"training.stop_after_steps ({training.stop_after_steps}) is above training.steps ({steps})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> "RunConfig":
+        check_named_steps(self.training, self.data, self.model.denominators)
+        check_validation_weights(self.training.validation_weights, self.data)
         return self
 
     @model_validator(mode="after")

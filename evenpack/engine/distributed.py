@@ -73,6 +73,10 @@ class World:
                 dist.all_reduce(vector[sums:], op=dist.ReduceOp.MAX)
         return vector.cpu()
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is true on one rank or more; every rank calls it."""
+        return self.all_sum(torch.tensor([float(flag)], dtype=torch.float64)).item() > 0.0
+
     def all_gather(self, value: ResultT) -> list[ResultT]:
         """The picklable `value` of every rank, in the order of ranks."""
         values: list[Any] = [value] * self.size

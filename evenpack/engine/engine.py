@@ -82,12 +82,7 @@ class TrainingEngine:
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
         gradient_norm = self.reduce_gradients()
         self.observer("all_reduce")
-        rate = learning_rate(
-            step + 1,
-            peak=self.config.optimizer.learning_rate,
-            steps=self.config.training.planned_steps,
-            schedule=self.config.schedule,
-        )
+        rate = self.learning_rate(step)
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = rate
         self.deepspeed.step()
@@ -101,6 +96,15 @@ class TrainingEngine:
             gradient_norm=gradient_norm.float(),
             learning_rate=rate,
             stopwatch=stopwatch,
+        )
+
+    def learning_rate(self, step: int) -> float:
+        """Of update number `step` + 1, whether it is made or skipped."""
+        return learning_rate(
+            step + 1,
+            peak=self.config.optimizer.learning_rate,
+            steps=self.config.training.planned_steps,
+            schedule=self.config.schedule,
         )
 
     def compute_gradients(

@@ -2,7 +2,9 @@
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -13,6 +15,7 @@ from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import ResolvedRun
+from evenpack.errors import DataError
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.common.section import TransformerConfig
 
@@ -75,6 +78,25 @@ def overall_accuracy(evaluations: Evaluations) -> float | None:
     targets = sum(found.targets for found in evaluations.values())
     correct = sum(round(found.accuracy * found.targets) for found in evaluations.values())
     return correct / targets if targets else None
+
+
+def aggregate_loss(evaluations: Evaluations, weights: Mapping[str, float] | None) -> dict[str, Any] | None:
+    """The mean of the sources' losses by fixed weights, with these; None without weights.
+
+    A mean over all targets would follow how much each source holds out, and say nothing of the model where that
+    changes. Raises: DataError for a source that has nothing held out.
+    """
+    if weights is None:
+        return None
+    absent = [name for name in weights if name not in evaluations]
+    if absent:
+        raise DataError(
+            f"training.validation_weights names {', '.join(absent)}, of which nothing is held out: take it out, or "
+            "raise data.validation_fraction and prepare again"
+        )
+    total = math.fsum(weights.values())
+    loss = math.fsum(weight * evaluations[name].loss for name, weight in weights.items()) / total
+    return {"loss": loss, "weights": dict(weights)}
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.pipeline import PipelineSettings
+from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
@@ -18,12 +19,12 @@ from evenpack.engine.cost_model import CostModel
 from evenpack.engine.cost_weights import operation_weights, read_cost_model
 from evenpack.engine.distributed import World
 from evenpack.engine.objective import Denominators, build_denominators, build_objective
-from evenpack.engine.packing_adjustment import measured_packing_factor
 from evenpack.engine.reporting.config import require_mlperf_logging
 from evenpack.engine.run_length import is_evaluation_due
-from evenpack.engine.settle import parameters_of, settle, settled_micro_batches
+from evenpack.engine.settle import parameters_of, settled_micro_batches
+from evenpack.engine.settle_over import settle_over
 from evenpack.engine.sharding import sharding_at
-from evenpack.engine.step_items import AverageItem, average_item, items_of_an_epoch
+from evenpack.engine.step_items import AverageItem, average_item, drawn_shares, items_of_an_epoch
 from evenpack.errors import ConfigError
 from evenpack.models.config import study_switches
 
@@ -55,15 +56,30 @@ class ResolvedRun:
         """What the losses of a step are divided by."""
         return build_denominators(self.config.model, self.config.masking, self.prepared, self.shape)
 
+    def fingerprint(self, last_step: int | None = None) -> str:
+        """Of all that decides which packs form which step, up to `last_step`; None: of all steps."""
+        return self.prepared.fingerprint(self.config.run.seed, self.shape.batching, last_step=last_step)
+
     @cached_property
-    def fingerprint(self) -> str:
-        """Of all that decides which packs form which step."""
-        return self.prepared.fingerprint(self.config.run.seed, self.shape.batching)
+    def mixture(self) -> MixtureSchedule:
+        """Which source each draw comes from."""
+        return self.prepared.mixture(self.shape.items_per_step)
+
+    @cached_property
+    def shares(self) -> dict[str, Fraction]:
+        """Of each source among all packs or sequences that the run draws."""
+        return drawn_shares(self.config)
+
+    def epochs(self, step: int) -> dict[str, float]:
+        """How often each source has been gone through after `step` steps, skipped ones included."""
+        draws = step * self.shape.items_per_step
+        items = items_of_an_epoch(self.prepared, self.shape.batching)
+        return {name: self.mixture.drawn_before(index, draws) / items[name] for index, name in enumerate(items)}
 
     @cached_property
     def item(self) -> AverageItem:
-        """Of what a step is made. Raises: DataError if a source has nothing to train on."""
-        return average_item(self.prepared, self.shape.batching)
+        """Of what a step is made, on average over the run. Raises: DataError if a source has nothing to train on."""
+        return average_item(self.prepared, self.shape.batching, shares=self.shares)
 
     @property
     def samples_per_step(self) -> Fraction:
@@ -149,7 +165,7 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     and not to be used then; DataError if there is nothing to train on.
     """
     tokens_per_step = config.training.tokens_per_step
-    config, adjustment = _settled(config, prepared)
+    config, adjustment = settle_over(config, prepared)
     training = config.training
     cost_model = read_cost_model(training, config.model)
     if cost_model is None:
@@ -187,10 +203,18 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
 def require_trainable(run: ResolvedRun) -> None:
     """Checks what training needs, and neither evaluation nor export.
 
-    Raises: ConfigError if the run is to reach a target and nothing is held out to measure it on, or is to write
-    MLPerf's log and lacks the package for it or the name of who submits.
+    Raises: ConfigError if the run goes through a source more often than it may, if it is to reach a target or to
+    average losses and nothing is held out to measure them on, or is to write MLPerf's log and lacks the package for it
+    or the name of who submits.
     """
+    require_bounded_epochs(run)
     sources = run.prepared.manifest.sources
+    absent = [name for name in run.config.training.validation_weights or {} if sources[name].validation.packing is None]
+    if absent:
+        raise ConfigError(
+            f"training.validation_weights names {', '.join(absent)}, of which nothing is held out: take it out, or "
+            f"raise data.validation_fraction (now {run.config.data.validation_fraction:g}) and prepare again"
+        )
     has_validation = any(sources[name].validation.packing is not None for name in run.prepared.source_names)
     if run.config.training.target_accuracy is not None and not has_validation:
         raise ConfigError(
@@ -206,18 +230,35 @@ def require_trainable(run: ResolvedRun) -> None:
             )
 
 
-def _settled(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run with its step and its length in packs (or sequences) and steps, and what became of its file's numbers."""
-    training = config.training
-    is_stated = training.steps is not None and training.tokens_per_step is None
-    if is_stated and training.packing_adjustment == "none":
-        return config, ()
-    return settle(
-        config,
-        average_item(prepared, training.batching),
-        items_per_epoch=sum(items_of_an_epoch(prepared, training.batching).values()),
-        vocabulary_size=prepared.vocabulary_size,
-        packing_factor=measured_packing_factor(prepared),
+def require_bounded_epochs(run: ResolvedRun) -> None:
+    """Raises: ConfigError if the run goes through a source more often than its `maximum_epochs`; or warns, where
+    `data.on_maximum_epochs` says so."""
+    told = exceeded_epochs(run)
+    if told is None:
+        return
+    if run.config.data.on_maximum_epochs == "error":
+        raise ConfigError(f"{told}, or set data.on_maximum_epochs=warn")
+    log.warning("%s", told)
+
+
+def exceeded_epochs(run: ResolvedRun) -> str | None:
+    """What to say of the sources that the run goes through more often than their `maximum_epochs`; None without any."""
+    epochs = run.epochs(run.config.training.planned_steps)
+    bounds = {name: source.maximum_epochs for name, source in run.config.data.sources.items()}
+    lines = [
+        f"  {name}: {epochs[name]:.2f} epochs, at most {bound:g}"
+        for name, bound in bounds.items()
+        if bound is not None and epochs[name] > bound
+    ]
+    if not lines:
+        return None
+    return "\n".join(
+        [
+            f"{run.config.training.planned_steps} steps repeat more of a source than its maximum_epochs allows:",
+            *lines,
+            "Lower its weight (data.sources.NAME.weight, data.mixture_schedule), give it more documents, or train for "
+            "fewer steps",
+        ]
     )
 
 

@@ -8,12 +8,13 @@ exactly as many as its plan shows.
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from evenpack.config import Section
 from evenpack.data.limits import MOST_STEPS
+from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.errors import ConfigError
 
 LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
@@ -21,6 +22,9 @@ LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
 
 CHINCHILLA_RATIO = 20
 """Tokens a parameter that give about the lowest loss for the operations of training (Hoffmann et al. 2022)."""
+
+StepSpan = int | tuple[int, int]
+"""A step, from 1, or a first and a last one."""
 
 
 class RunLengthSection(Section):
@@ -49,6 +53,16 @@ class RunLengthSection(Section):
     """Evaluate after the step that completes each further so many samples; `mlperf`: by MLPerf's rule for BERT, from
     the samples of a step. Null: by evaluate_every_steps."""
 
+    skip_steps: tuple[StepSpan, ...] = ()
+    """Steps from which nothing is learned, for batches that are found to be bad: single ones and [first, last],
+    numbered from 1 as in metrics.jsonl. Step number and learning rate go on, weights and optimizer stay, and the packs
+    of such a step count as skipped. Steps that are done cannot be named any more, nor taken out."""
+
+    @property
+    def skipped(self) -> SkippedSteps:
+        """The steps of `skip_steps`."""
+        return SkippedSteps.of(self.skip_steps)
+
     @property
     def planned_steps(self) -> int:
         """The length of the schedule, which `resolve` settles where the run file gives it otherwise."""
@@ -59,6 +73,19 @@ class RunLengthSection(Section):
     def last_step(self) -> int:
         """Where this start of the run ends at the latest."""
         return self.stop_after_steps or self.planned_steps
+
+    @field_validator("skip_steps", mode="before")
+    @classmethod
+    def _check_spans(cls, spans: Any) -> Any:
+        """One message for whatever is no step or span, where pydantic has one for each form that there could be."""
+        example = "give steps and [first, last], from 1 on: [[400, 420], 1234]"
+        if not isinstance(spans, list | tuple):
+            raise ValueError(f"expected a list, found {spans!r}: {example}")
+        for span in spans:
+            ends = span if isinstance(span, list | tuple) and len(span) == 2 else [span, span]
+            if any(type(end) is not int or not 1 <= end <= MOST_STEPS for end in ends) or ends[0] > ends[1]:
+                raise ValueError(f"{span!r} is no step and no span of steps: {example}")
+        return spans
 
     @model_validator(mode="after")
     def _check_length(self) -> "RunLengthSection":

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from evenpack.data.config import DataConfig
+from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.prepare.manifest import PackingSummary
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
 from evenpack.errors import DataError
 
 
@@ -27,14 +29,15 @@ class AverageItem:
         return float(self.tokens / self.row_slots)
 
 
-def average_item(prepared: PreparedData, batching: Batching) -> AverageItem:
-    """Raises: DataError if a source has nothing to train on."""
-    total = sum(prepared.weights)
-    shares = {
-        name: Fraction(weight, total) for name, weight in zip(prepared.source_names, prepared.weights, strict=True)
-    }
-    packings = {name: training_packing(prepared, name) for name in shares}
-    return average_of(packings, shares, batching=batching, data=prepared.config)
+def average_item(
+    prepared: PreparedData, batching: Batching, *, shares: Mapping[str, Fraction] | None = None
+) -> AverageItem:
+    """`shares`: of the sources in what is drawn; None: by their weights, as they are from the first step on.
+
+    Raises: DataError if a source has nothing to train on.
+    """
+    packings = {name: training_packing(prepared, name) for name in prepared.source_names}
+    return average_of(packings, shares or _by_weight(prepared.config), batching=batching, data=prepared.config)
 
 
 def average_of(
@@ -48,6 +51,22 @@ def average_of(
         tokens += share * packing.tokens
     row_slots = data.pack_length if batching == "packs" else data.recipe.max_sequence_length
     return AverageItem(sequences=sequences, tokens=tokens, row_slots=row_slots)
+
+
+def drawn_shares(config: RunConfig) -> dict[str, Fraction]:
+    """Of each source among all packs or sequences that a run draws; its length and step need be settled only where the
+    mixture changes at steps."""
+    data, training = config.data, config.training
+    if not data.weight_changes:
+        return _by_weight(data)
+    weights = [source.weight for source in data.sources.values()]
+    mixture = MixtureSchedule(weights, data.weight_changes, items_per_step=training.items_per_step)
+    return dict(zip(data.sources, mixture.shares(training.planned_steps * training.items_per_step), strict=True))
+
+
+def _by_weight(data: DataConfig) -> dict[str, Fraction]:
+    total = sum(source.weight for source in data.sources.values())
+    return {name: Fraction(source.weight, total) for name, source in data.sources.items()}
 
 
 def items_of_an_epoch(prepared: PreparedData, batching: Batching) -> dict[str, int]:

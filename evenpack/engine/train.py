@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal, Protocol
 
-from evenpack.data.batches.pipeline import StepBatches
+from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.build import Run, build
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
@@ -25,6 +26,12 @@ from evenpack.errors import RunError
 from evenpack.models.common.losses import exact_denominators
 
 log = logging.getLogger(__name__)
+
+
+class _Note(Protocol):
+    """Notes a step, trained on or skipped, with what was found at its end."""
+
+    def __call__(self, *, evaluations: Evaluations | None, ranks: dict[str, Any] | None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +104,7 @@ def _nothing_to_do(run: Run) -> TrainOutcome:
 def _loop(
     run: Run,
     journal: Journal,
-    batches_of_steps: Iterator[StepBatches],
+    batches_of_steps: Iterator[StepBatches | SkippedStep],
     stop_requested: Callable[[], bool],
     *,
     before_saving: Callable[[], None],
@@ -105,13 +112,20 @@ def _loop(
     training = run.config.training
     rank_times = RankTimes(run.world)
     for batches, loader_seconds in _timed(batches_of_steps):
-        started = time.perf_counter()
-        local, totals = _update(run, batches, stop_requested, loader_seconds=loader_seconds)
-        step_seconds = loader_seconds + time.perf_counter() - started
-        _require_finite(run.world, batches, local, totals)
-        rank_times.add(batches.micro_batches, local.stopwatch.seconds())
-        journal.count(totals)
         step = batches.step + 1
+        note: _Note
+        if isinstance(batches, SkippedStep):
+            stop = run.world.any(stop_requested())
+            note = partial(journal.skip, batches, learning_rate=run.engine.learning_rate(batches.step))
+        else:
+            started = time.perf_counter()
+            local, totals = _update(run, batches, stop_requested, loader_seconds=loader_seconds)
+            step_seconds = loader_seconds + time.perf_counter() - started
+            _require_finite(run.world, batches, local, totals)
+            rank_times.add(batches.micro_batches, local.stopwatch.seconds())
+            journal.count(totals)
+            stop = totals.stop
+            note = partial(journal.add, step, totals, learning_rate=local.learning_rate, step_seconds=step_seconds)
         evaluations = None
         if run.resolved.is_evaluation_due(step):
             evaluations = journal.evaluated(lambda: evaluate_model(run.engine.model, run.resolved, run.world))
@@ -119,27 +133,24 @@ def _loop(
         is_last = step == training.last_step or reached is not None
         is_over = reached is not None or step == training.planned_steps
         stopped = time.time()
-        is_stopped = totals.stop and not is_last
+        is_stopped = stop and not is_last
         are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
-        journal.add(
-            step,
-            totals,
-            learning_rate=local.learning_rate,
-            step_seconds=step_seconds,
-            evaluations=evaluations,
-            ranks=rank_times.gather() if are_times_due else None,
-        )
+        note(evaluations=evaluations, ranks=rank_times.gather() if are_times_due and not rank_times.is_empty else None)
         if is_last or is_stopped or _is_due(step, training.checkpoint_every_steps, is_last=False):
             with journal.paused():
                 before_saving()
                 if is_over:
                     journal.end_mlperf(is_reached=reached is not None, stopped=stopped)
-                journal.commit()
-                state = run.state(step, samples=journal.samples, reached_accuracy=reached)
-                run.checkpoints.save(run.engine.deepspeed, state)
+                _save(run, journal, step, reached_accuracy=reached)
         if is_last or is_stopped:
             return TrainOutcome(state="finished" if is_last else "stopped", step=step, reached_accuracy=reached)
     raise AssertionError("the batches end with the last step")
+
+
+def _save(run: Run, journal: Journal, step: int, *, reached_accuracy: float | None) -> None:
+    journal.commit()
+    state = run.state(step, samples=journal.samples, reached_accuracy=reached_accuracy)
+    run.checkpoints.save(run.engine.deepspeed, state)
 
 
 def _reached_accuracy(training: TrainingSection, evaluations: Evaluations | None) -> float | None:
@@ -165,7 +176,9 @@ def _update(
     return local, totals
 
 
-def _timed(batches_of_steps: Iterator[StepBatches]) -> Iterator[tuple[StepBatches, float]]:
+def _timed(
+    batches_of_steps: Iterator[StepBatches | SkippedStep],
+) -> Iterator[tuple[StepBatches | SkippedStep, float]]:
     """Each step's batches, and the seconds that were waited for them."""
     started = time.perf_counter()
     for batches in batches_of_steps:
@@ -202,6 +215,9 @@ def describe(run: Run, *, last_step: int) -> str:
     parameters = sum(parameter.numel() for parameter in run.engine.model.parameters())
     weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)
     shares = ", ".join(f"{name} {weight}" for name, weight in weights)
+    for change in config.data.weight_changes:
+        pairs = zip(run.prepared.source_names, change.weights, strict=True)
+        shares += f"; from step {change.step} " + ", ".join(f"{name} {weight}" for name, weight in pairs)
     clipping = "off" if training.gradient_clipping is None else f"{training.gradient_clipping:g}"
     rows = f"packs of {config.data.pack_length} slots"
     if training.batching == "sequences":
@@ -210,6 +226,7 @@ def describe(run: Run, *, last_step: int) -> str:
     until = f"{last_step} of {training.planned_steps}" if last_step < training.planned_steps else f"{last_step}"
     if training.target_accuracy is not None:
         until += f" or an accuracy of {training.target_accuracy:g}"
+    skipped = training.skipped
     return "\n".join(
         [
             f"run {config.run.name} in {config.run.output_dir}: {begin}, up to step {until}",
@@ -223,5 +240,6 @@ def describe(run: Run, *, last_step: int) -> str:
             f"  update   {config.optimizer.kind}, learning rate {config.optimizer.learning_rate:g}, "
             f"{config.schedule.kind} after {config.schedule.warmup_steps} steps of warm-up, clipping {clipping}, "
             f"{training.precision}, ZeRO {config.deepspeed.zero_stage}",
+            *([f"  skipped  steps {skipped}, from which nothing is learned"] if skipped else []),
         ]
     )

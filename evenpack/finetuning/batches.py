@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Int64, Shaped
 from torch import Tensor
 
 from evenpack.data.batches.placement import Placer
-from evenpack.data.order.step_plan import PackSelection
+from evenpack.data.order.selection import PackSelection
 from evenpack.data.order.step_shape import CostWeights, Layout, StepShape
 from evenpack.finetuning.features import Features
 

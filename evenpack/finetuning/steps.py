@@ -13,7 +13,7 @@ from jaxtyping import Int64
 
 from evenpack.data.order.permutation import derive_key, permute
 from evenpack.data.order.plan import PackPlan, sort_by_length
-from evenpack.data.order.step_plan import PackSelection
+from evenpack.data.order.selection import PackSelection
 from evenpack.data.order.step_shape import Batching, Layout
 from evenpack.data.packing import LengthHistogram, pack
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from evenpack.data.order.step_plan import PackSelection
+from evenpack.data.order.selection import PackSelection
 from evenpack.engine.optimizers.build import parameter_groups
 from evenpack.engine.optimizers.config import ScheduleSection
 from evenpack.engine.optimizers.schedules import learning_rate

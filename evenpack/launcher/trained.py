@@ -61,7 +61,7 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
     checkpoint = newest_whole(directory, world)
     if checkpoint is None:
         raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")
-    if checkpoint.state.fingerprint != run.fingerprint:
+    if checkpoint.state.fingerprint != run.fingerprint(checkpoint.step):
         _compare_data(checkpoint, run)
     model = build_model(run, device)
     weights = load_model_weights(checkpoint)

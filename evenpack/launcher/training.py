@@ -64,7 +64,6 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     micro_batches = run.micro_batches(ranks)
     settings = deepspeed_config(training, run.config.deepspeed, ranks)
     item, counts = run.item, items_of_an_epoch(prepared, training.batching)
-    shares = {name: weight / sum(prepared.weights) for name, weight in zip(counts, prepared.weights, strict=True)}
     padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
     items = training.planned_steps * training.items_per_step
     has_fixed_rows = training.layout == "packed" or padded_alike
@@ -82,7 +81,7 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
         tokens=float(items * item.tokens),
         parameters=run.parameters,
         tokens_per_parameter=float(items * item.tokens / run.parameters),
-        epochs={name: items * share / counts[name] for name, share in shares.items()},
+        epochs={name: float(items * share / counts[name]) for name, share in run.shares.items()},
         epochs_of_all=items / sum(counts.values()),
         packing_efficiency=item.fill,
         packing_factor=float(item.sequences),

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
-from evenpack.console import pairs, percent, table
+from evenpack.console import pairs, percent, table, text
 from evenpack.engine.run_length import CHINCHILLA_RATIO
 from evenpack.launcher.training import TrainingPlan, TrainingReport
 from evenpack.progress import format_rate
@@ -27,6 +28,12 @@ def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, tit
             }
         )
     return table(rows, title=title)
+
+
+def aggregate_line(aggregate: Mapping[str, Any]) -> Text:
+    """`aggregate_loss`."""
+    weights = ", ".join(f"{source} {weight:g}" for source, weight in aggregate["weights"].items())
+    return text(f"loss by the weights {weights}: {aggregate['loss']:.4f}")
 
 
 def _next_sentence(values: Mapping[str, Any]) -> dict[str, str]:

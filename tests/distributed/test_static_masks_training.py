@@ -8,8 +8,8 @@ from pair_sources import pair_run
 from step_shapes import step_shape
 from tiny_training import changed, never
 
-from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView

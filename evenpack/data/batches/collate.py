@@ -10,8 +10,7 @@ from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.placement import Placement, Placer
 from evenpack.data.batches.task import SequenceContent, rounded_size
-from evenpack.data.order.permutation import derive_key, hash64
-from evenpack.data.order.step_plan import PackedSource, PackSelection
+from evenpack.data.order.selection import PackedSource, PackSelection, order_hash
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.sequences.view import PaddingCounts
 from evenpack.errors import DataError
@@ -159,16 +158,6 @@ class Collator:
                 f"{self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
             )
         return tokens
-
-
-def order_hash(packs: PackSelection) -> int:
-    """Sum mod 2**64 of hash(source, pack, slot, sequence id): equal for equal content, however it was assigned."""
-    starts = packs.offsets[:-1]
-    sizes = packs.offsets[1:] - starts
-    pack_keys = derive_key(packs.sources.astype(np.uint64), packs.stream_positions.astype(np.uint64))
-    slots = np.arange(len(packs.sequence_ids), dtype=np.uint64) - starts.astype(np.uint64).repeat(sizes)
-    hashes = hash64(hash64(pack_keys.repeat(sizes) ^ slots) ^ packs.sequence_ids.astype(np.uint64))
-    return int(hashes.sum(dtype=np.uint64))
 
 
 def _filled(values: Int64[np.ndarray, " K"], size: int, filler: int) -> Int64[np.ndarray, " size"]:

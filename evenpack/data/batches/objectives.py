@@ -19,7 +19,8 @@ from evenpack.batch import CausalTargets
 from evenpack.data.batches.placement import Placement
 from evenpack.data.batches.task import SequenceContent, Task, masked_task
 from evenpack.data.config import MaskingConfig
-from evenpack.data.order.step_plan import PackedSource, TargetCounter
+from evenpack.data.order.selection import PackedSource
+from evenpack.data.order.step_plan import TargetCounter
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView, SequenceView
 from evenpack.data.sequences.masking import MaskedTokens, MaskingVocabulary, mask_sequences, masked_count, masking_keys
 from evenpack.data.sequences.static_masks import StaticMasks

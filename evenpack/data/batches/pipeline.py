@@ -4,21 +4,22 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import chain
+from typing import Any
 
 import numpy as np
-import xxhash
 from torch.utils.data import DataLoader, Dataset
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
-from evenpack.data.order.step_plan import PackedSource, StepPlan, StepPlanner, select_packs
-from evenpack.data.order.step_shape import Batching, StepShape
+from evenpack.data.order.selection import PackedSource, select_packs
+from evenpack.data.order.skipped_steps import NO_STEPS, SkippedSteps
+from evenpack.data.order.step_plan import StepPlan, StepPlanner
+from evenpack.data.order.step_shape import StepShape
+from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepared import PreparedData
-
-Split = Literal["train", "validation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,16 @@ class StepBatches:
         return self.micro_batches[0].step_counts
 
 
+@dataclass(frozen=True, kw_only=True)
+class SkippedStep:
+    """A step of which nothing is read."""
+
+    step: int
+    """From 0."""
+    counts: StepCounts
+    """Of what it would have held over all ranks."""
+
+
 class MicroBatchDataset(Dataset[PackedBatch]):
     """Item i is micro-batch i % A of step i // A of one rank, for A micro-batches a step.
 
@@ -70,6 +81,7 @@ class MicroBatchDataset(Dataset[PackedBatch]):
             shape=settings.shape,
             ranks=settings.ranks,
             objective=settings.objective,
+            changes=prepared.config.weight_changes,
         )
         self.read_ahead = ReadAhead(sources)
         self._planned: StepPlan | None = None
@@ -87,13 +99,23 @@ class MicroBatchDataset(Dataset[PackedBatch]):
 
 
 def training_batches(
-    prepared: PreparedData, settings: PipelineSettings, *, start_step: int, stop_step: int
-) -> Iterator[StepBatches]:
-    """The steps from `start_step` up to `stop_step`, in order. Starting anywhere costs the same."""
+    prepared: PreparedData,
+    settings: PipelineSettings,
+    *,
+    start_step: int,
+    stop_step: int,
+    skipped: SkippedSteps = NO_STEPS,
+) -> Iterator[StepBatches | SkippedStep]:
+    """The steps from `start_step` up to `stop_step`, in order. Starting anywhere costs the same.
+
+    `skipped` are planned, and nothing of them is read; there, steps count from 1.
+    """
     per_step = settings.micro_batches
+    dataset = MicroBatchDataset(prepared, settings)
+    kept = skipped.gaps(start_step + 1, stop_step)
     loader = DataLoader(
-        MicroBatchDataset(prepared, settings),
-        sampler=range(start_step * per_step, stop_step * per_step),
+        dataset,
+        sampler=chain.from_iterable(range((first - 1) * per_step, last * per_step) for first, last in kept),
         batch_size=None,
         collate_fn=_as_it_is,
         worker_init_fn=_outlive_stop_signals,
@@ -106,7 +128,10 @@ def training_batches(
     with _blocked_stop_signals():  # which the workers inherit, until they can answer for themselves
         batches = iter(loader)
     for step in range(start_step, stop_step):
-        yield StepBatches(step=step, micro_batches=tuple(next(batches) for _ in range(per_step)))
+        if step + 1 in skipped:
+            yield SkippedStep(step=step, counts=dataset.planner.plan(step).counts)
+        else:
+            yield StepBatches(step=step, micro_batches=tuple(next(batches) for _ in range(per_step)))
 
 
 def evaluation_batches(
@@ -140,21 +165,6 @@ def evaluation_batches(
         tokens = [0] * len(prepared.source_names)
         tokens[index] = batch.local_counts.tokens
         yield replace(batch, step_counts=batch.local_counts, source_tokens=tuple(tokens))
-
-
-def packed_sources(
-    prepared: PreparedData, split: Split, *, seed: int, only: str | None = None, batching: Batching = "packs"
-) -> tuple[PackedSource, ...]:
-    """Views and plans of one split, in the mixture's order."""
-    names = prepared.source_names if only is None else (only,)
-    return tuple(
-        PackedSource(
-            view=prepared.view(name, split),
-            plan=prepared.plan(name, split, seed=seed, batching=batching),
-            key=xxhash.xxh3_64_intdigest(name.encode()),
-        )
-        for name in names
-    )
 
 
 _MOST_PREFETCHED = 32

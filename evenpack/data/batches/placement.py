@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.data.order.assignment import padded_width
-from evenpack.data.order.step_plan import PackSelection
+from evenpack.data.order.selection import PackSelection
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, StepShape
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from evenpack.data.order.blocked_plan import BlockedPlan
-from evenpack.data.order.step_plan import PackedSource, PackSelection
+from evenpack.data.order.selection import PackedSource, PackSelection
 from evenpack.data.tokens.file import TokenFile
 from evenpack.data.tokens.index import bin_path
 

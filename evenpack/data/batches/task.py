@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int64, Integer
 
 from evenpack.batch import CausalTargets, MaskedTargets
 from evenpack.data.batches.placement import Placement
-from evenpack.data.order.step_plan import PackedSource
+from evenpack.data.order.selection import PackedSource
 from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.masking import MaskedTokens
 from evenpack.data.sequences.view import PaddingCounts

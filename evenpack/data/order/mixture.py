@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from evenpack.errors import ConfigError
 
 _LONGEST_PERIOD = 1 << 22
-"""Draws; the order of one period is kept in memory (16 bytes a draw) and takes about 0.3 µs a draw to find."""
+"""Draws; the order of one period is kept in memory (24 bytes a draw) and takes about 0.3 µs a draw to find."""
 
 
 class Mixture:
@@ -40,6 +40,9 @@ class Mixture:
             )
         self.order: Int64[np.ndarray, " period"] = _chairman_order(self.weights)
         self._earlier_draws = _earlier_draws(self.order)
+        self._places = np.argsort(self.order, kind="stable")
+        """Of the period, those of the first source first."""
+        self._first_places = np.cumsum(self.weights) - self.weights
 
     def draws(self, start: int, stop: int) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
         """(source, position in that source's own stream) of the draws from `start` up to `stop`.
@@ -52,6 +55,19 @@ class Mixture:
         sources = self.order[places]
         positions = periods * np.array(self.weights, dtype=np.int64)[sources] + self._earlier_draws[places]
         return sources, positions
+
+    def draws_of(self, source: int, positions: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """Which draws take these positions of the source's own stream; the inverse of `draws`."""
+        periods, earlier = np.divmod(positions, self.weights[source])
+        numbers: Int64[np.ndarray, " N"] = periods * self.period + self._places[self._first_places[source] + earlier]
+        return numbers
+
+    def drawn_before(self, source: int, stop: int) -> int:
+        """How many of the draws from 0 up to `stop` are of the source: the position in its stream that comes next."""
+        periods, rest = divmod(stop, self.period)
+        first = int(self._first_places[source])
+        of_source = self._places[first : first + self.weights[source]]
+        return periods * self.weights[source] + int(np.searchsorted(of_source, rest))
 
 
 def _chairman_order(weights: tuple[int, ...]) -> Int64[np.ndarray, " period"]:

@@ -15,51 +15,11 @@ from jaxtyping import Float64, Int64
 
 from evenpack.batch import StepCounts
 from evenpack.data.order.assignment import Shares, assign_step
-from evenpack.data.order.mixture import Mixture
-from evenpack.data.order.pack_stream import DrawnPacks, PackStream
+from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
 from evenpack.data.order.step_shape import CostWeights, StepShape
+from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.sequences import SequenceView
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackedSource:
-    """One source of the mixture: where its sequences are and how they form packs."""
-
-    view: SequenceView
-    plan: PackStream
-    key: int
-    """Tells it from other sources, whatever the order in which a run names them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackSelection:
-    """Some packs, in some order, with what they hold: N packs, M sequences."""
-
-    sources: Int64[np.ndarray, " N"]
-    """Index of each pack's source in the mixture."""
-    stream_positions: Int64[np.ndarray, " N"]
-    """Which pack of its source's endless stream it is."""
-    offsets: Int64[np.ndarray, " N_plus_1"]
-    """Sequences of pack i are offsets[i] to offsets[i + 1]."""
-    sequence_ids: Int64[np.ndarray, " M"]
-    lengths: Int64[np.ndarray, " M"]
-
-    @property
-    def packs(self) -> int:
-        return len(self.sources)
-
-    def take(self, packs: Int64[np.ndarray, " K"]) -> "PackSelection":
-        """The given packs, in the given order."""
-        sizes = np.diff(self.offsets)[packs]
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        members = np.repeat(self.offsets[packs] - offsets[:-1], sizes) + np.arange(offsets[-1])
-        return PackSelection(
-            sources=self.sources[packs],
-            stream_positions=self.stream_positions[packs],
-            offsets=offsets,
-            sequence_ids=self.sequence_ids[members],
-            lengths=self.lengths[members],
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +67,15 @@ class StepPlanner:
         shape: StepShape,
         ranks: int,
         objective: TargetCounter,
+        changes: Sequence[WeightChange] = (),
     ) -> None:
-        """Raises: ConfigError if these ranks cannot divide a step."""
+        """`weights` of the sources hold until the first of `changes`.
+
+        Raises: ConfigError if these ranks cannot divide a step.
+        """
         self.objective = objective
         self.sources = tuple(sources)
-        self.mixture = Mixture(weights)
+        self.mixture = MixtureSchedule(weights, changes, items_per_step=shape.items_per_step)
         self.shape = shape
         self.ranks = ranks
         self.micro_batches = shape.micro_batches(ranks)
@@ -181,36 +145,6 @@ def item_costs(weights: CostWeights, statistics: PackStatistics) -> Float64[np.n
         weights.per_token * statistics.tokens + weights.per_squared_length * statistics.squared_lengths
     )
     return costs + weights.per_segment * statistics.segments if weights.per_segment else costs
-
-
-def select_packs(
-    packed_sources: Sequence[PackedSource],
-    sources: Int64[np.ndarray, " N"],
-    stream_positions: Int64[np.ndarray, " N"],
-) -> PackSelection:
-    """The packs at the given places of their sources' streams; `sources` are indices into `packed_sources`."""
-    drawn: dict[int, DrawnPacks] = {}
-    sizes = np.zeros(len(sources), dtype=np.int64)
-    for index, source in enumerate(packed_sources):
-        chosen = sources == index
-        drawn[index] = source.plan.draw(stream_positions[chosen])
-        sizes[chosen] = np.diff(drawn[index].offsets)
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    sequence_sources = np.repeat(sources, sizes)
-    sequence_ids = np.empty(offsets[-1], dtype=np.int64)
-    lengths = np.empty(offsets[-1], dtype=np.int64)
-    for index, packs in drawn.items():
-        # Packs of one source keep their order, so its sequences land in slot order.
-        members = sequence_sources == index
-        sequence_ids[members] = packs.sequence_ids
-        lengths[members] = packs.lengths
-    return PackSelection(
-        sources=sources,
-        stream_positions=stream_positions,
-        offsets=offsets,
-        sequence_ids=sequence_ids,
-        lengths=lengths,
-    )
 
 
 def _sum_by_pack(values: Int64[np.ndarray, " M"], offsets: Int64[np.ndarray, " N_plus_1"]) -> Int64[np.ndarray, " N"]:

@@ -26,9 +26,17 @@ TRAINED_ON = "tokenizer.trained_on.json"
 """Beside the folder: what is in there belongs to the fingerprint, and times of files do not."""
 _PATHS = {"path", "validation_path"}
 """Keys of a source or tokenizer that say where it lies."""
+_OF_THE_MIXTURE = ("weight", "maximum_epochs")
+"""Keys of a source that decide no file."""
 _OFF_UNLESS_GIVEN = {"rows", "minimum_words", "maximum_rows"}
 """Keys of a source that older data sections do not have: named where they are on, so that those stay what they were."""
-_NOT_OF_FILES = dict.fromkeys(("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"), True)
+_NOT_OF_FILES = dict.fromkeys(
+    (
+        *("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"),
+        *("mixture_schedule", "on_maximum_epochs"),
+    ),
+    True,
+)
 """Keys of the data section that prepared files do not depend on."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
 
@@ -224,7 +232,8 @@ def data_section(config: DataConfig) -> dict[str, Any]:
     if section["shuffle"]["kind"] == "permutation":  # which older data sections do not name
         del section["shuffle"]
     for source in section["sources"].values():
-        del source["weight"]
+        for key in _OF_THE_MIXTURE:
+            del source[key]
         for key in _OFF_UNLESS_GIVEN & source.keys():
             if source[key] is None:
                 del source[key]

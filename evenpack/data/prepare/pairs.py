@@ -25,6 +25,7 @@ from evenpack.data.prepare.tokenise import SourceReporter
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
 from evenpack.data.sequences.mask_drawing import DrawnMasks, MaskDrawing
 from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing, PairSpans
+from evenpack.data.sequences.pair_origins import ORIGIN_COLUMNS
 from evenpack.data.sequences.sentences import SentenceIndex
 from evenpack.data.sequences.static_masks import MASK_COLUMNS
 from evenpack.data.tokenizers.tokenizer import PairTokens
@@ -57,7 +58,7 @@ class PairSettings:
     @property
     def columns(self) -> dict[str, str]:
         """Of the pairs' token file."""
-        return PAIR_COLUMNS | (MASK_COLUMNS if self.masks else {})
+        return PAIR_COLUMNS | ORIGIN_COLUMNS | (MASK_COLUMNS if self.masks else {})
 
 
 class _Unit(NamedTuple):
@@ -238,6 +239,8 @@ def _columns(spans: PairSpans, masks: DrawnMasks | None, state: dict[str, Any]) 
     columns: dict[str, Integer[np.ndarray, " _"]] = {
         "first_segment_lengths": (spans.first_lengths + 2).astype(np.uint16),
         "next_sentence_labels": spans.is_random_next.astype(np.uint8),
+        "first_starts": spans.first_starts,
+        "second_starts": spans.second_starts,
     }
     if masks is not None:
         columns |= masks.columns(state["masks"])

@@ -144,6 +144,7 @@ class _Preparation:
         for name in self.config.sources:
             records[name], source_files = self._prepare_source(name, tokenizer, vocabulary)
             files |= source_files
+            self._note_nothing_held_out(name, records[name])
         manifest = Manifest(data=data_section(self.config), tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
         return manifest
@@ -154,6 +155,14 @@ class _Preparation:
             self.meter.note(
                 f"data.recipe.language {recipe.language}: sentencex has no rules of its own for it, and takes those of "
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
+            )
+
+    def _note_nothing_held_out(self, name: str, record: SourceRecord) -> None:
+        if self.config.validation_fraction and record.validation.packing is None:
+            self.meter.note(
+                f"warning: source '{name}' holds nothing out, and will have no validation loss: of its "
+                f"{record.documents} documents none that the recipe takes falls into data.validation_fraction "
+                f"({self.config.validation_fraction:g}); raise it, or give the source more documents"
             )
 
     def _prepare_source(

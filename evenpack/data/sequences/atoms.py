@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from evenpack.data.order.permutation import derive_key, permute
+from evenpack.data.order.permutation import derive_key, permute, unpermute
 from evenpack.data.order.plan import sequence_id_type
 
 _AT_ONCE = 1 << 20
@@ -36,6 +36,24 @@ def shuffled_atoms(count: int, *, moved: int, seed: int) -> Integer[np.ndarray, 
         keys = np.full(len(places), derive_key(seed))
         order[start : start + len(places)] = permute(places, np.full(len(places), moved), keys)
     return order
+
+
+def places_of(atoms: Int64[np.ndarray, " Q"], *, moved: int, seed: int) -> Int64[np.ndarray, " Q"]:
+    """Where in the order of `shuffled_atoms` these atoms are; its inverse, by arithmetic."""
+    places = atoms.copy()
+    shuffled = atoms < moved
+    keys = np.full(int(shuffled.sum()), derive_key(seed))
+    places[shuffled] = unpermute(atoms[shuffled], np.full(len(keys), moved), keys)
+    return places
+
+
+def rows_of_atoms(
+    places: Int64[np.ndarray, " Q"], *, row: int, atom: int, total_slots: int
+) -> Int64[np.ndarray, " rows"]:
+    """The rows that the atoms at these places lie in, where all atoms have one size, but perhaps for the last one."""
+    per_atom = max(1, atom // row)
+    rows = (places * atom // row)[:, None] + np.arange(per_atom)
+    return rows.ravel()[rows.ravel() * row < total_slots]
 
 
 def uniform_parts(

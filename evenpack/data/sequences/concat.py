@@ -10,7 +10,7 @@ from jaxtyping import Int64, Integer
 
 from evenpack.data.config import ConcatRecipe
 from evenpack.data.sequences.accounting import TokenAccounting
-from evenpack.data.sequences.atoms import shuffled_atoms, uniform_parts
+from evenpack.data.sequences.atoms import places_of, rows_of_atoms, shuffled_atoms, uniform_parts
 from evenpack.data.sequences.pieces import Pieces, RowsView, most_segments
 from evenpack.data.tokens.file import TokenFile
 
@@ -26,6 +26,11 @@ class _StreamView(RowsView):
     @property
     def total_slots(self) -> int:
         return int(self.stream_starts[-1])
+
+    def _stretches(self, place: int, size: int) -> Int64[np.ndarray, " stretches"]:
+        """Which stretches of the stream, of `size` tokens each, the kept document at `place` lies in."""
+        begin, end = self.stream_starts[place : place + 2].tolist()
+        return np.arange(begin // size, -(-end // size))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +52,9 @@ class ConcatView(_StreamView):
         past = following + (self.stream_starts[following] < ends)
         return _cover(self.stream_starts, begins, ends, self.first_documents[sequence_ids], past)
 
+    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
+        return self._stretches(place, self.max_sequence_length)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShuffledConcatView(_StreamView):
@@ -67,6 +75,13 @@ class ShuffledConcatView(_StreamView):
         pieces = _cover(self.stream_starts, begins, ends, first, past)
         firsts_of_rows = np.cumsum(parts.per_row) - parts.per_row
         return replace(pieces, per_row=np.add.reduceat(pieces.per_row, firsts_of_rows) if len(begins) else begins)
+
+    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
+        atom, seed = self.recipe.atom, self.recipe.seed
+        assert atom is not None, "a view of this kind is made for an atom"
+        assert seed is not None, "the recipe settles it"
+        places = places_of(self._stretches(place, atom), moved=self.total_slots // atom, seed=seed)
+        return rows_of_atoms(places, row=self.max_sequence_length, atom=atom, total_slots=self.total_slots)
 
 
 def build_concat(

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int32, Int64
 
 from evenpack.data.config import DocumentsRecipe
 from evenpack.data.sequences.accounting import TokenAccounting
+from evenpack.data.sequences.origins import NO_SEQUENCES, Origins, place_of
 from evenpack.data.sequences.view import WholeSequencesView
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
@@ -41,11 +42,30 @@ class DocumentsView(WholeSequencesView):
         return lengths
 
     def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        documents, skipped = self._pieces(sequence_ids)
+        offsets, in_file = self.token_file.spans(documents)
+        return offsets + skipped, np.minimum(in_file - skipped, self.max_sequence_length)
+
+    @property
+    def document_file(self) -> TokenFile:
+        return self.token_file
+
+    def origins(self, sequence_ids: Int64[np.ndarray, " K"]) -> Origins:
+        documents, starts = self._pieces(sequence_ids)
+        _, lengths = self.locate(sequence_ids)
+        return Origins(documents=documents, starts=starts, tokens=lengths, per_sequence=np.ones_like(starts))
+
+    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
+        place = place_of(document, self.documents)
+        if place is None:
+            return NO_SEQUENCES
+        return np.arange(self.first_sequences[place], self.first_sequences[place + 1])
+
+    def _pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Which document each sequence is a piece of, and its first token within it."""
         self._check_ids(sequence_ids)
         index = np.searchsorted(self.first_sequences, sequence_ids, side="right") - 1
-        offsets, in_file = self.token_file.spans(self.documents[index])
-        skipped = (sequence_ids - self.first_sequences[index]) * self.max_sequence_length
-        return offsets + skipped, np.minimum(in_file - skipped, self.max_sequence_length)
+        return self.documents[index], (sequence_ids - self.first_sequences[index]) * self.max_sequence_length
 
 
 def build_documents(

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64, Integer
 
 from evenpack.data.config import PaddingRecipe
 from evenpack.data.sequences.accounting import TokenAccounting
-from evenpack.data.sequences.atoms import RowParts, shuffled_atoms, uniform_parts
+from evenpack.data.sequences.atoms import RowParts, places_of, rows_of_atoms, shuffled_atoms, uniform_parts
 from evenpack.data.sequences.pieces import Pieces, RowsView, most_segments, padding_of
 from evenpack.data.sequences.view import PaddingCounts
 from evenpack.data.tokens.file import TokenFile
@@ -73,6 +73,15 @@ class PaddingView(RowsView):
             paddings=parts.slots - tokens - ends,
             per_row=parts.per_row,
         )
+
+    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
+        atoms = np.arange(self.first_atoms[place], self.first_atoms[place + 1])
+        places = places_of(atoms, moved=len(self.atom_order), seed=self.recipe.seed)
+        if not len(self.row_ends):
+            row, atom = self.max_sequence_length, self.recipe.atom
+            return rows_of_atoms(places, row=row, atom=atom, total_slots=self.total_slots)
+        begins = np.where(places > 0, self.row_ends[places - 1], 0)
+        return np.concatenate([np.arange(*span) for span in zip(begins, self.row_ends[places], strict=True)])
 
     def _parts(self, rows: Int64[np.ndarray, " K"]) -> RowParts:
         row = self.max_sequence_length

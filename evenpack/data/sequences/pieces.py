@@ -11,7 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, Integer
 
 from evenpack.data.config import ConcatRecipe, PaddingRecipe
+from evenpack.data.sequences.origins import NO_SEQUENCES, Origins, holding, place_of
 from evenpack.data.sequences.view import StoredView
+from evenpack.data.tokens.file import TokenFile
 
 _ROWS_AT_ONCE = 1 << 16
 """While all rows are gone through; bounds the temporaries."""
@@ -84,6 +86,30 @@ class RowsView(StoredView):
     @abstractmethod
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         """Of these rows, which there are."""
+
+    @abstractmethod
+    def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
+        """All rows that could hold a part of the kept document at `place`, and perhaps a few more."""
+
+    @property
+    def document_file(self) -> TokenFile:
+        return self.token_file
+
+    def origins(self, sequence_ids: Int64[np.ndarray, " K"]) -> Origins:
+        if len(sequence_ids) == 0:
+            return Origins(documents=sequence_ids, starts=sequence_ids, tokens=sequence_ids, per_sequence=sequence_ids)
+        pieces = self.pieces(sequence_ids)
+        is_of_a_document = pieces.tokens + pieces.ends > 0  # and not padding alone
+        return Origins(
+            documents=self.documents[pieces.documents[is_of_a_document]],
+            starts=pieces.starts[is_of_a_document],
+            tokens=pieces.tokens[is_of_a_document],
+            per_sequence=pieces.sum_by_row(is_of_a_document),
+        )
+
+    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
+        place = place_of(document, self.documents)
+        return NO_SEQUENCES if place is None else holding(self.rows_near(place), self.origins, document)
 
     def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         """Of these rows; those of the array that was asked for last are kept, as a batch asks several questions."""

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int32, Int64, Integer
 from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.sequences.concat import ConcatView
 from evenpack.data.sequences.documents import DocumentsView
+from evenpack.data.sequences.origins import NO_SEQUENCES, Origins
 from evenpack.data.sequences.view import PaddingCounts
 from evenpack.data.tokens.file import TokenFile, column_path
 from evenpack.errors import DataError
@@ -20,6 +21,9 @@ SHUFFLED = "shuffled"
 """Name of the token file's pair of files, in the folder of a source."""
 SOURCE_IDS = "shuffled_sequence_ids"
 """The column of that token file which says which sequence of the view each document is."""
+
+_SCANNED = 1 << 20
+"""Sequences looked at together."""
 
 
 class ShuffledView:
@@ -90,6 +94,21 @@ class ShuffledView:
 
     def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
         return None
+
+    @property
+    def document_file(self) -> TokenFile:
+        return self.source_view.token_file
+
+    def origins(self, sequence_ids: Int64[np.ndarray, " K"]) -> Origins:
+        self._check_ids(sequence_ids)
+        return self.source_view.origins(self.source_ids[sequence_ids].astype(np.int64))
+
+    def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
+        """See `SequenceOrigins`; goes through the column of ids, since a grid's order has no inverse by arithmetic."""
+        wanted = self.source_view.sequences_of(document)
+        chunks = range(0, self.count if len(wanted) else 0, _SCANNED)
+        found = [np.flatnonzero(np.isin(self.source_ids[start : start + _SCANNED], wanted)) + start for start in chunks]
+        return np.concatenate([NO_SEQUENCES, *found])
 
     def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
         if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:

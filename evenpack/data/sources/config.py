@@ -10,6 +10,8 @@ from evenpack.config import Section, UserPath, UserPaths
 class _SourceBase(Section):
     weight: int = Field(default=1, ge=1, le=1_000_000)
     """Packs of this source among the sum of all weights."""
+    maximum_epochs: float | None = Field(default=None, gt=0.0)
+    """Most passes over this source in a run, which its weight may exceed (`data.on_maximum_epochs`); null: no bound."""
 
 
 class SourceOfText(_SourceBase):

@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from evenpack.config import Section
+from evenpack.data.config import DataConfig
+from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState, find_changed_keys
 from evenpack.engine.config import RunConfig
@@ -36,6 +38,8 @@ _NOT_OF_THE_FINGERPRINT = (
     "data.tokens_dir",
     "data.verify_in_training",
     "data.on_changed_sources",
+    "data.on_maximum_epochs",
+    ".maximum_epochs",
 )
 
 
@@ -53,7 +57,7 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
     changed = {
         key: pair
         for key, pair in find_changed_keys(with_defaults(state.config), config).items()
-        if key.startswith(_OF_THE_FINGERPRINT) and key not in _NOT_OF_THE_FINGERPRINT
+        if key.startswith(_OF_THE_FINGERPRINT) and not key.endswith(_NOT_OF_THE_FINGERPRINT)
     }
     lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
     finding = "\n".join(["The run file has changed in", *lines]) if lines else "The run file says the same of them."
@@ -66,6 +70,30 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
     )
 
 
+def require_past_mixture(state: TrainState, data: DataConfig) -> None:
+    """Refuses to go on where the mixture of steps that are done is another than it was.
+
+    Raises: CheckpointError naming the first entry of the schedule that has changed.
+    """
+    before, now = (_changes_up_to(state.step, section) for section in (state.config["data"], data.model_dump()))
+    for step in sorted(before.keys() | now.keys()):
+        if before.get(step) != now.get(step):
+            raise CheckpointError(
+                f"step {state.step} is reached, and data.mixture_schedule may only change for the steps after it: the "
+                f"entry of step {step} was {_shown(before.get(step))}, and is {_shown(now.get(step))} now. Restore it, "
+                "or choose another run.output_dir to start again."
+            )
+
+
+def _changes_up_to(step: int, data: dict[str, Any]) -> dict[int, dict[str, int]]:
+    """The weights that each entry of a data section, as values, gives; older sections have no schedule."""
+    return {entry["step"]: entry["weights"] for entry in data.get("mixture_schedule", ()) if entry["step"] <= step}
+
+
+def _shown(weights: dict[str, int] | None) -> str:
+    return "not there" if weights is None else ", ".join(f"{name} {weight}" for name, weight in weights.items())
+
+
 def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     """Tells once what has changed in the run file since the checkpoint, and refuses steps of another size.
 
@@ -74,7 +102,8 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     Args:
         config: the resolved and adjusted run file as JSON values, as in `TrainState`.
 
-    Raises: CheckpointError if the checkpoint is of steps of another size, another optimizer or model structure.
+    Raises: CheckpointError if the checkpoint is of steps of another size, other skipped ones, another optimizer or
+    model structure.
     """
     changed = find_changed_keys(with_defaults(state.config), config)
     changed.pop(_PACKING_ADJUSTMENT, None)
@@ -89,6 +118,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
             ", ".join(f"{name} {weight:g}" for name, weight in asdict(state.cost_weights).items()),
         )
     _require_step_size(state, config["training"])
+    _require_skipped_steps(state, config["training"])
     network = {
         key: change
         for key, change in changed.items()
@@ -136,6 +166,31 @@ def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
         f"{now}: step {state.step + 1} would not begin at the {batching.removesuffix('s')} that comes next, and "
         f"documents would be repeated or left out. {remedy}, or choose another run.output_dir to start again."
     )
+
+
+def _require_skipped_steps(state: TrainState, training: dict[str, Any]) -> None:
+    """Raises: CheckpointError if a step that is done is to be skipped now, or one that was skipped is not."""
+    before, now = (_skipped_steps(section).up_to(state.step) for section in (state.config["training"], training))
+    if before == now:
+        return
+    named, taken_out = now.without(before), before.without(now)
+    lines = []
+    if named:
+        lines.append(f"  named now, but trained on already: {named}")
+    if taken_out:
+        lines.append(f"  skipped already, but not named now: {taken_out}")
+    raise CheckpointError(
+        f"step {state.step} is reached, and training.skip_steps may only change for the steps after it:\n"
+        + "\n".join(lines)
+        + "\nRestore it for these steps. To have them otherwise, remove the checkpoints that are not before them, so "
+        "that the run goes on from an earlier one, or choose another run.output_dir to start again."
+    )
+
+
+def _skipped_steps(training: dict[str, Any]) -> SkippedSteps:
+    """Of a training section as JSON values; older ones have none."""
+    entries = training.get("skip_steps", ())
+    return SkippedSteps.of(entry if isinstance(entry, int) else (entry[0], entry[1]) for entry in entries)
 
 
 def kept_cost_weights(state: TrainState, layout: str | None) -> CostWeights | None:

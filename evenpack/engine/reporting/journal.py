@@ -1,19 +1,20 @@
 """What rank 0 writes down of a run: metrics.jsonl, its progress, summary.json."""
 
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from evenpack import console
+from evenpack.data.batches.pipeline import SkippedStep
 from evenpack.engine.build import Run
-from evenpack.engine.evaluate import Evaluations, evaluations_to_json, overall_accuracy
+from evenpack.engine.evaluate import Evaluations, aggregate_loss, evaluations_to_json, overall_accuracy
 from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, write_summary
 from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.step_totals import StepTotals
+from evenpack.engine.reporting.summary import run_summary
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
 from evenpack.progress import Piece, Progress
@@ -31,12 +32,17 @@ class StepProgress:
         self._steps: Piece = progress.begin("step", done=step, unit="tokens", counted=True)
         self._stop_step = stop_step
         self._tokens = 0
+        self._facts: tuple[str, ...] = ()
 
     def update(self, *, step: int, loss: float, learning_rate: float, tokens: int) -> None:
         """Notes that `step` is done; `tokens` are the real ones of this step over all ranks."""
         self._tokens += tokens
-        facts = (f"loss {loss:.4f}", f"lr {learning_rate:.2e}")
-        self._steps.update(step, self._stop_step, amount=self._tokens, facts=facts)
+        self._facts = (f"loss {loss:.4f}", f"lr {learning_rate:.2e}")
+        self.skip(step=step)
+
+    def skip(self, *, step: int) -> None:
+        """Notes that `step` is over, without anything new to tell of it."""
+        self._steps.update(step, self._stop_step, amount=self._tokens, facts=self._facts)
 
 
 class Journal:
@@ -98,19 +104,44 @@ class Journal:
         record = step_record(
             self._run, step, totals, learning_rate=learning_rate, step_seconds=step_seconds, peak_flops=self._peak_flops
         )
-        record["samples"] = self.samples
-        if evaluations is not None:
-            record["validation"] = evaluations_to_json(self._run.prepared, evaluations)
-            record["evaluation_seconds"] = self._evaluation_seconds
-        if ranks is not None:
-            record["ranks"] = ranks
-        self._metrics.append(record)
+        self._append(record, evaluations=evaluations, ranks=ranks)
         self._progress.update(step=step, loss=totals.loss, learning_rate=learning_rate, tokens=totals.counts.tokens)
+
+    def skip(
+        self,
+        skipped: SkippedStep,
+        *,
+        learning_rate: float,
+        evaluations: Evaluations | None,
+        ranks: dict[str, Any] | None,
+    ) -> None:
+        """Notes a step that nothing was learned from; the rest as for `add`."""
+        if self._metrics is None or self._progress is None:
+            return
+        step = skipped.step + 1
+        record = skipped_record(skipped, self._run.prepared.source_names, learning_rate=learning_rate)
+        self._append(record, evaluations=evaluations, ranks=ranks)
+        self._progress.skip(step=step)
 
     def commit(self) -> None:
         """Puts on disk what a checkpoint of this step will rely on."""
         if self._metrics is not None:
             self._metrics.commit()
+
+    def _append(self, record: dict[str, Any], *, evaluations: Evaluations | None, ranks: dict[str, Any] | None) -> None:
+        """Writes the record of a step, with what every step's has."""
+        assert self._metrics is not None, "rank 0 writes"
+        record["samples"] = self.samples
+        record["source_epochs"] = self._run.resolved.epochs(record["step"])
+        if evaluations is not None:
+            record["validation"] = evaluations_to_json(self._run.prepared, evaluations)
+            aggregate = aggregate_loss(evaluations, self._run.config.training.validation_weights)
+            if aggregate is not None:
+                record["validation_aggregate"] = aggregate
+            record["evaluation_seconds"] = self._evaluation_seconds
+        if ranks is not None:
+            record["ranks"] = ranks
+        self._metrics.append(record)
 
     def paused(self) -> AbstractContextManager[None]:
         """Around what is no training: it lowers no rate."""
@@ -126,8 +157,8 @@ class Journal:
         output_dir = self._run.config.run.output_dir
         records = read_metrics(output_dir / METRICS)
         if records:
-            summary = run_summary(self._run, records, state=state, step=step)
-            write_summary(output_dir / SUMMARY, summary | {"target": _target(self._run, records, reached_accuracy)})
+            summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
+            write_summary(output_dir / SUMMARY, summary)
 
     def end_mlperf(self, *, is_reached: bool, stopped: float) -> None:
         """Ends MLPerf's log, whose clock stopped at `stopped` by `time.time`: the run does not go on later."""
@@ -189,6 +220,20 @@ def step_record(
     return record
 
 
+def skipped_record(skipped: SkippedStep, sources: Sequence[str], *, learning_rate: float) -> dict[str, Any]:
+    """The line of a step that nothing was learned from: amounts are 0, and `skipped` has what it would have held."""
+    counts = skipped.counts
+    nothing = dict.fromkeys(("tokens", "targets", "sequences", "slots", "host_to_device_bytes"), 0)
+    return {
+        "step": skipped.step + 1,
+        "loss": None,
+        "learning_rate": learning_rate,
+        **nothing,
+        "source_tokens": dict.fromkeys(sources, 0),
+        "skipped": {"packs": counts.packs, "sequences": counts.sequences, "tokens": counts.tokens},
+    }
+
+
 def peak_flops(run: Run) -> float | None:
     """Dense peak of all ranks' devices together at the run's precision; None where it is not known."""
     if run.world.device.type != "cuda":
@@ -196,45 +241,3 @@ def peak_flops(run: Run) -> float | None:
     dtype = torch.bfloat16 if run.config.training.precision == "bf16_autocast" else torch.float32
     one = device_peak_flops(torch.cuda.get_device_name(run.world.device), dtype)
     return None if one is None else one * run.world.size
-
-
-def run_summary(run: Run, records: list[dict[str, Any]], *, state: str, step: int) -> dict[str, Any]:
-    """The whole run in a few numbers, earlier processes included; rates leave evaluation and saving out."""
-    tokens = sum(record["tokens"] for record in records)
-    slots = sum(record["slots"] for record in records)
-    evaluated = [record for record in records if "validation" in record]
-    return {
-        "name": run.config.run.name,
-        "state": state,
-        "step": step,
-        "steps": run.config.training.planned_steps,
-        "first_loss": records[0]["loss"],
-        "last_loss": records[-1]["loss"],
-        "validation_step": evaluated[-1]["step"] if evaluated else None,
-        "validation": evaluated[-1]["validation"] if evaluated else None,
-        "tokens": tokens,
-        "sequences": sum(record["sequences"] for record in records),
-        "padding_share": 1.0 - tokens / slots,
-        "tokens_per_second": statistics.median(record["tokens_per_second"] for record in records),
-        "step_seconds_median": statistics.median(record["step_seconds"] for record in records),
-        "parameters": sum(parameter.numel() for parameter in run.engine.model.parameters()),
-        "ranks": run.world.size,
-        "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
-        "fingerprint": run.resolved.fingerprint,
-    }
-
-
-def _target(run: Run, records: list[dict[str, Any]], reached_accuracy: float | None) -> dict[str, Any] | None:
-    """What came of `training.target_accuracy`; None where there is none. Seconds leave saving out."""
-    target = run.config.training.target_accuracy
-    if target is None:
-        return None
-    seconds = sum(record["step_seconds"] + (record.get("evaluation_seconds") or 0.0) for record in records)
-    is_reached = reached_accuracy is not None
-    return {
-        "accuracy": target,
-        "reached": is_reached,
-        "reached_accuracy": reached_accuracy,
-        "samples": records[-1].get("samples") if is_reached else None,
-        "seconds": seconds if is_reached else None,
-    }

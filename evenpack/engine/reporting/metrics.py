@@ -93,6 +93,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in _whole_records(path)]
 
 
+def find_record(path: Path, *, step: int) -> dict[str, Any] | None:
+    """The last whole record of a step; None without one. Other lines are not parsed, so that long logs take no time."""
+    found = None
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                if b'"step": %d,' % step in line and line.endswith(b"\n"):
+                    with suppress(ValueError):
+                        record = parse_json_object(line)
+                        found = record if record.get("step") == step else found
+    return found
+
+
 def samples_trained(path: Path, *, step: int) -> int:
     """Sequences of all steps up to `step` that the log tells of."""
     records = read_metrics(path) if path.exists() else []

@@ -29,6 +29,11 @@ class RankTimes:
         self._slots += sum(batch.slots for batch in micro_batches)
         self._squared_lengths += sum(batch.squared_lengths for batch in micro_batches)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no step was noted since the last time; the same on every rank."""
+        return not self._seconds
+
     def gather(self) -> dict[str, Any]:
         """All ranks' since the last time, and begins again; every rank calls it, after one step or more.
 

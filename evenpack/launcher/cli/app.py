@@ -24,6 +24,7 @@ from evenpack.launcher.cli.shards import shards_app
 from evenpack.launcher.cli.study import STUDIES
 from evenpack.launcher.cli.train import train
 from evenpack.launcher.cli.verify import verify
+from evenpack.launcher.cli.where import where
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     prepare,
@@ -32,6 +33,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     train,
     evaluate,
     inspect,
+    where,
     export,
     finetune,
     doctor,

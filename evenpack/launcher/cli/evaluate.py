@@ -21,7 +21,7 @@ def evaluate(run_file: RunFile, overrides: Overrides = None, *, save: Save = Non
         settle_accelerator()
         import torch
 
-        from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
+        from evenpack.engine.evaluate import aggregate_loss, evaluate_model, evaluations_to_json
         from evenpack.launcher import views
         from evenpack.launcher.trained import load_trained_model
 
@@ -31,3 +31,7 @@ def evaluate(run_file: RunFile, overrides: Overrides = None, *, save: Save = Non
         sources = evaluations_to_json(trained.run.prepared, evaluations)
         report.value = {"checkpoint": trained.checkpoint.path, "step": trained.checkpoint.step, "sources": sources}
         report.shown.append(views.evaluation_table(sources, title=f"After step {trained.checkpoint.step:,}"))
+        aggregate = aggregate_loss(evaluations, config.training.validation_weights)
+        if aggregate is not None:
+            report.value["aggregate"] = aggregate
+            report.shown.append(views.aggregate_line(aggregate))

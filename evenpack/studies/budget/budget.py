@@ -56,6 +56,8 @@ class SourceBudget:
     steps_per_epoch: float
     """Of the run's steps, which draw from the other sources beside it."""
     epochs: float
+    maximum_epochs: float | None
+    """What the run file allows; None: any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,6 +228,7 @@ def _source(source: SourceData, config: RunConfig, items: int) -> SourceBudget:
         tokens_per_epoch=source.tokens,
         steps_per_epoch=float(source.items / (source.share * config.training.items_per_step)),
         epochs=float(items * source.share / source.items),
+        maximum_epochs=config.data.sources[source.name].maximum_epochs,
     )
 
 

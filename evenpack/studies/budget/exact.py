@@ -17,7 +17,7 @@ from evenpack.data.sequences.pieces import RowsView
 from evenpack.engine.config import RunConfig
 from evenpack.engine.objective import next_tokens
 from evenpack.engine.resolve import ResolvedRun
-from evenpack.engine.step_items import average_of, training_packing
+from evenpack.engine.step_items import average_of, drawn_shares, training_packing
 from evenpack.errors import DataError
 from evenpack.studies.budget.data import ItemWork, RunData, SourceData
 
@@ -29,7 +29,6 @@ _AT_ONCE = 1 << 20
 class _Epoch:
     """All that one source has for training."""
 
-    weight: int
     view: SequenceView
     packing: PackingSummary
 
@@ -41,8 +40,8 @@ def data_of_run(run: ResolvedRun) -> RunData:
     """
     prepared = run.prepared
     epochs = {
-        name: _Epoch(weight=weight, view=prepared.view(name, "train"), packing=training_packing(prepared, name))
-        for name, weight in zip(prepared.source_names, prepared.weights, strict=True)
+        name: _Epoch(view=prepared.view(name, "train"), packing=training_packing(prepared, name))
+        for name in prepared.source_names
     }
     return _counted(run.config, epochs, objective=run.objective, vocabulary_size=prepared.vocabulary_size)
 
@@ -64,15 +63,14 @@ def data_of_tokens(config: RunConfig, tokens: Mapping[str, KnownTokens]) -> RunD
             pack_view(view, data.packing, pack_length=data.pack_length),
             padding_in_sequences=view.accounting.padding_slots,
         )
-        epochs[name] = _Epoch(weight=data.sources[name].weight, view=view, packing=packing)
+        epochs[name] = _Epoch(view=view, packing=packing)
     (vocabulary_size,) = {known.vocabulary_size for known in tokens.values()}
     return _counted(config, epochs, objective=next_tokens(recipe), vocabulary_size=vocabulary_size)
 
 
 def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Objective, vocabulary_size: int) -> RunData:
     data, batching = config.data, config.training.batching
-    total = sum(epoch.weight for epoch in epochs.values())
-    shares = {name: Fraction(epoch.weight, total) for name, epoch in epochs.items()}
+    shares = drawn_shares(config)
     packings = {name: epoch.packing for name, epoch in epochs.items()}
     counts = {name: packing.items(batching) for name, packing in packings.items()}
     squared_lengths = targets = padding_squared_lengths = padding_targets = padded_rows = Fraction(0)

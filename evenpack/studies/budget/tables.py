@@ -7,7 +7,7 @@ from rich.table import Table
 
 from evenpack.console import pairs, percent, table, text
 from evenpack.engine.run_length import CHINCHILLA_RATIO
-from evenpack.studies.budget.budget import Budget, EffectiveBatch
+from evenpack.studies.budget.budget import Budget, EffectiveBatch, SourceBudget
 from evenpack.studies.budget.scaling import SERVING_FLOPS, TRAINING_FLOPS, Allocation, Serving
 
 
@@ -92,11 +92,18 @@ def _sources(budget: Budget) -> Table:
             f"{kind} an epoch": source.items_per_epoch,
             "tokens an epoch": source.tokens_per_epoch,
             "steps an epoch": f"{source.steps_per_epoch:,.1f}",
-            "epochs": f"{source.epochs:,.3f}",
+            "epochs": _epochs(source),
         }
         for source in budget.sources
     ]
     return table(rows, title="Sources")
+
+
+def _epochs(source: SourceBudget) -> str:
+    bound = source.maximum_epochs
+    if bound is None:
+        return f"{source.epochs:,.3f}"
+    return f"{source.epochs:,.3f}, {'above' if source.epochs > bound else 'at most'} {bound:g}"
 
 
 def _compute(budget: Budget) -> dict[str, str]:

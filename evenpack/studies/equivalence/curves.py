@@ -75,7 +75,7 @@ def read_curve(output_dir: Path) -> Curve:
     points = []
     for record in records:
         samples += record["sequences"]
-        seconds += record["step_seconds"]
+        seconds += record.get("step_seconds", 0.0)  # a skipped step has none
         found = [values for values in (record.get("validation") or {}).values() if values is not None]
         if found:
             points.append((samples, seconds, found))

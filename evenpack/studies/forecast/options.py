@@ -32,4 +32,5 @@ def read_log(path: Path, *, warmup: int) -> LoggedRanks:
     """Raises: ConfigError if there is no such file; DataError or RunError for one that says nothing of ranks."""
     if not path.is_file():
         raise ConfigError(f"--log {path}: there is no such file; give the metrics.jsonl of a run")
-    return read_logged_ranks(read_metrics(path), warmup=warmup)
+    records = [record for record in read_metrics(path) if "skipped" not in record]
+    return read_logged_ranks(records, warmup=warmup)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.data.batches.pipeline import packed_sources
+from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.shuffled import ShuffledView
 from evenpack.engine.config import RunConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from evenpack.data.batches.read_ahead import ReadAhead
-from evenpack.data.order.step_plan import PackedSource, select_packs
+from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.sequences.shuffled import ShuffledView
 from evenpack.data.sequences.view import StoredView
 from evenpack.data.tokens.index import bin_path

@@ -6,7 +6,7 @@ import numpy as np
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.pipeline import MicroBatchDataset
-from evenpack.data.order.step_plan import select_packs
+from evenpack.data.order.selection import select_packs
 
 _POOL = 2048
 """Sequences to choose from; 16 times a micro-batch if that is more."""

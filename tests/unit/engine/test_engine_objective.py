@@ -11,8 +11,9 @@ from step_shapes import step_shape
 from evenpack.batch import StepCounts
 from evenpack.config import validate
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens
-from evenpack.data.batches.pipeline import evaluation_batches, packed_sources
+from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.masking import masked_count

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from evenpack.config import validate
-from evenpack.data.order.step_plan import PackSelection
+from evenpack.data.order.selection import PackSelection
 from evenpack.finetuning.config import FinetuneConfig
 from evenpack.finetuning.data import read_task
 from evenpack.finetuning.heads import FinetunedModel

@@ -22,7 +22,8 @@ from step_shapes import step_shape
 from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence
-from evenpack.data.order.step_plan import PackedSource, PackSelection, StepPlanner, select_packs
+from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
+from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, Layout
 from evenpack.data.sequences.masking import mask_sequences, masked_count, masking_keys
 

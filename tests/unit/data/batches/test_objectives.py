@@ -11,7 +11,7 @@ from step_shapes import step_shape
 from evenpack.batch import CausalTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import MaskedTokensAndNextSentence, NextTokens, Objective
-from evenpack.data.order.step_plan import PackedSource, select_packs
+from evenpack.data.order.selection import PackedSource, select_packs
 from evenpack.data.order.step_shape import Layout
 from evenpack.data.sequences.masking import masked_count
 from evenpack.errors import ConfigError

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from step_shapes import step_shape
 
 from evenpack.data.batches.placement import Placement, Placer
-from evenpack.data.order.step_plan import PackSelection
+from evenpack.data.order.selection import PackSelection
 from evenpack.data.order.step_shape import Layout, StepShape
 
 PACK_LENGTH = 20

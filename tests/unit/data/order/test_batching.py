@@ -9,8 +9,8 @@ from sources import packed_source
 from step_shapes import PACKS, step_shape
 
 from evenpack.config import validate
-from evenpack.data.batches.collate import order_hash
 from evenpack.data.batches.objectives import NextTokens
+from evenpack.data.order.selection import order_hash
 from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Layout
 from evenpack.engine.checkpoints.continuation import compare_run_files, require_fingerprint

@@ -111,3 +111,15 @@ def test_weights_without_an_order_are_refused(weights, message):
 def test_a_range_of_draws_runs_forward_from_zero(start, stop):
     with pytest.raises(ValueError, match=f"start {start} and stop {stop}"):
         Mixture([1]).draws(start, stop)
+
+
+@given(weights=WEIGHTS, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_place_of_a_source_leads_back_to_its_draw(weights, data):
+    mixture = Mixture(weights)
+    stop = data.draw(st.integers(0, 2 * mixture.period + 1))
+    sources, positions = mixture.draws(0, stop)
+    for source in range(len(weights)):
+        of_source = np.flatnonzero(sources == source)
+        np.testing.assert_array_equal(mixture.draws_of(source, positions[of_source]), of_source)
+        assert mixture.drawn_before(source, stop) == len(of_source)

@@ -9,8 +9,8 @@ from pair_sources import pair_run
 from step_shapes import step_shape
 
 from evenpack.config import validate
-from evenpack.data.batches.pipeline import packed_sources
 from evenpack.data.order.step_plan import StepPlanner
+from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model

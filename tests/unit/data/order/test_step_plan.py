@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from sources import packed_source
 from step_shapes import step_shape
 
-from evenpack.data.batches.collate import order_hash
 from evenpack.data.batches.objectives import NextTokens
-from evenpack.data.order.step_plan import PackedSource, StepPlan, StepPlanner
+from evenpack.data.order.selection import PackedSource, order_hash
+from evenpack.data.order.step_plan import StepPlan, StepPlanner
 
 PACKS_PER_STEP = 16
 

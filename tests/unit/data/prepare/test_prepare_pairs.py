@@ -320,7 +320,7 @@ def test_pairs_killed_again_and_again_end_up_byte_for_byte_the_same(
     config, directory = pairs_config(text_file), tmp_path / "data"
     prepare(config, tmp_path / "whole")
     killed = []
-    for flushes in (60, 45, 20, 25, 10_000):
+    for flushes in (60, 45, 20, 80, 10_000):
         arguments = [config.model_dump_json(), str(directory), str(flushes)]
         status = subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=False).returncode
         if status == 0:

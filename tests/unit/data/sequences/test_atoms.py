@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prepared_files import contents
 from pydantic import ValidationError
+from token_files import END, numbered_tokens
 
 from evenpack.data.config import ConcatRecipe, PaddingRecipe
 from evenpack.data.sequences import SequenceView, build_view, open_view
 from evenpack.data.sequences.atoms import shuffled_atoms
-from evenpack.data.tokens.file import TokenFile, TokenFileWriter
+from evenpack.data.tokens.file import TokenFile
 
-END = 7
 LENGTHS = [5, 2, 9, 1, 17, 33, 2, 3, 64, 4, 4, 16, 15, 18, 40, 8, 9, 2, 1, 12]
 SIZES = [(row, atom) for row in (4, 8, 12) for atom in (2, 4, 8, 12, 16, 24) if row % atom == 0 or atom % row == 0]
 
@@ -24,19 +24,9 @@ Row = list[tuple[int, int]]
 """Of each slot: the place in the token file, or -1, and 0 for a token, 1 for an end, 2 for what only fills up."""
 
 
-def write(prefix: Path, lengths: list[int]) -> TokenFile:
-    """Documents of these lengths, all tokens of the file different but for their ends."""
-    tokens = 100 + np.arange(sum(lengths))
-    tokens[np.cumsum(lengths) - 1] = END
-    with TokenFileWriter(prefix, vocabulary_size=1_000_000) as writer:
-        writer.append(tokens, np.array(lengths), {"document_hashes": np.zeros(len(lengths), dtype=np.uint64)})
-        writer.finish()
-    return TokenFile(prefix)
-
-
 @pytest.fixture(scope="module")
 def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
-    return write(tmp_path_factory.mktemp("atoms") / "tokens", LENGTHS)
+    return numbered_tokens(tmp_path_factory.mktemp("atoms") / "tokens", LENGTHS)
 
 
 def padding_recipe(row: int, atom: int, **settings: object) -> PaddingRecipe:
@@ -49,7 +39,7 @@ def concat_recipe(row: int, atom: int, **settings: object) -> ConcatRecipe:
 
 def of_one_document(tmp_path: Path, tokens: int, recipe: PaddingRecipe) -> SequenceView:
     """`tokens`: its end-of-text not counted."""
-    return build_view(recipe, write(tmp_path / "tokens", [tokens + 1]), np.array([0]))
+    return build_view(recipe, numbered_tokens(tmp_path / "tokens", [tokens + 1]), np.array([0]))
 
 
 def kinds_of(view: SequenceView) -> list[str]:
@@ -235,7 +225,7 @@ def test_every_token_is_in_one_row_once(token_file: TokenFile, size: tuple[int, 
 def test_steps_of_an_epoch_by_atom_come_in_the_papers_order(tmp_path: Path) -> None:
     """A.10, rows of 64: an atom of 1 row gives most, then 2, 4, then half and a quarter, told apart by no figure."""
     lengths = np.random.default_rng(0).lognormal(4.9, 0.45, size=4000).astype(int).clip(58, 1200)
-    token_file = write(tmp_path / "tokens", lengths.tolist())
+    token_file = numbered_tokens(tmp_path / "tokens", lengths.tolist())
     documents = np.arange(len(lengths))
     rows = {atom: build_view(padding_recipe(64, atom), token_file, documents).count for atom in (16, 32, 64, 128, 256)}
 

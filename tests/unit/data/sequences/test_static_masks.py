@@ -23,7 +23,8 @@ from step_shapes import step_shape
 from evenpack.batch import MaskedTargets, PackedBatch, StepCounts
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective, StoredMasksAndNextSentence
-from evenpack.data.order.step_plan import PackedSource, PackSelection, StepPlanner
+from evenpack.data.order.selection import PackedSource, PackSelection
+from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.order.step_shape import Layout
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.static_masks import StaticMasks, most_masks_by_length

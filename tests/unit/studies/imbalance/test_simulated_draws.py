@@ -9,7 +9,7 @@ from simulated_clusters import ARRIVAL, PER_SLOT, cost, histogram_of
 
 from evenpack.data.batches.placement import Placer
 from evenpack.data.order.assignment import assign_step
-from evenpack.data.order.step_plan import PackSelection
+from evenpack.data.order.selection import PackSelection
 from evenpack.data.packing import pack
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,

@@ -1,0 +1,266 @@
+"""How long `where` takes over 1e9 sequences: what a step holds, and in which steps a document is.
+
+    python benchmarks/where.py [--documents 100000000] [--directory DIR] [--json]
+
+The index is synthetic, of its true size, and mapped from files as a run maps it: documents of 577 to 640 tokens, which
+recipe `documents` splits into ten sequences each of up to 64, and which `concat` joins and cuts at 64. Of the tokens
+there is a sparse file, since no question reads them. With 1e8 documents it takes up to 14 GB of disk, and minutes.
+
+All questions of a recipe are asked in one process of its own. Its first two, of a document and of a step, come with the
+files' pages dropped from memory, and count what opening the views and the plan takes; the others ask for other steps
+and documents. Times are wall-clock seconds; with them stands what a plain import takes, which a command adds. Memory is
+the process's own, without mapped pages.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeVar
+
+import length_histograms
+import numpy as np
+
+from evenpack.data.config import ConcatRecipe, DocumentsRecipe
+from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_chunks_by_length
+from evenpack.data.order.selection import PackedSource
+from evenpack.data.order.skipped_steps import NO_STEPS
+from evenpack.data.packing import LengthHistogram, Packing, pack
+from evenpack.data.sequences import TokenAccounting
+from evenpack.data.sequences.concat import ConcatView
+from evenpack.data.sequences.documents import DocumentsView
+from evenpack.data.tokens.array_file import mapped_array
+from evenpack.data.tokens.file import TokenFile
+from evenpack.data.tokens.index import bin_path
+from evenpack.data.where import TracedSource, Where
+
+Figures = dict[str, float | int | str]
+ResultT = TypeVar("ResultT")
+
+LENGTH = 64
+"""Of a sequence and a pack, at most."""
+PIECES = 10
+"""Of a document."""
+PACKS_PER_STEP = 512
+EPOCHS = 2
+QUESTIONS = 50
+CHUNK = 1 << 22
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=100_000_000, help="ten sequences each")
+    parser.add_argument("--directory", type=Path, help="where to put the index; it is removed again")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    report: Figures = {"documents": arguments.documents, "import_seconds": import_seconds()}
+    for recipe in ("documents", "concat"):
+        with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
+            in_own_process(write_index, Path(name), recipe, arguments.documents)
+            report |= in_own_process(ask, Path(name), recipe, arguments.documents)
+    length_histograms.print_report(report, as_json=arguments.json)
+
+
+def in_own_process(function: Callable[..., Figures], *arguments: object) -> Figures:
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as executor:
+        return executor.submit(function, *arguments).result()
+
+
+def import_seconds() -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import evenpack.engine.where"], check=True)
+    return round(time.perf_counter() - started, 3)
+
+
+def tails(documents: np.ndarray) -> np.ndarray:
+    """Tokens of the last piece of each document: 1 to `LENGTH`, in no order."""
+    return (documents * 2_654_435_761 >> 7) % LENGTH + 1
+
+
+def chunks(count: int) -> Iterator[np.ndarray]:
+    return (np.arange(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
+
+
+def write_index(folder: Path, recipe: str, documents: int) -> Figures:
+    starts = written(folder / "stream_starts.npy", documents + 1)
+    total = 0
+    for chunk in chunks(documents):
+        ends = total + np.cumsum((PIECES - 1) * LENGTH + tails(chunk))
+        starts[chunk + 1] = ends
+        total = int(ends[-1])
+    write_token_index(folder / "tokens", starts)
+    for chunk in chunks(documents):
+        written(folder / "documents.npy", documents)[chunk] = chunk
+    if recipe == "documents":
+        firsts = written(folder / "first_sequences.npy", documents + 1)
+        for chunk in chunks(documents + 1):
+            firsts[chunk] = PIECES * chunk
+        sequences = chunks(PIECES * documents)
+        lengths = (np.where(part % PIECES == PIECES - 1, tails(part // PIECES), LENGTH) for part in sequences)
+    else:
+        cuts = -(-total // LENGTH)
+        holders = written(folder / "first_documents.npy", cuts + 1)
+        for chunk in chunks(cuts):
+            holders[chunk] = np.searchsorted(starts, chunk * LENGTH, side="right") - 1
+        holders[cuts] = documents
+        lengths = (np.minimum(total - part * LENGTH, LENGTH) for part in chunks(cuts))
+    sort(folder, lengths, histogram_of(recipe, documents, total))
+    return {}
+
+
+def written(path: Path, count: int) -> np.ndarray:
+    if not path.exists():
+        with mapped_array(path, count, np.dtype(np.int64)):
+            pass
+    array: np.ndarray = np.load(path, mmap_mode="r+")
+    return array
+
+
+def write_token_index(prefix: Path, starts: np.ndarray) -> None:
+    """A pair of files in the layout of `tokens/index.py`, its tokens a hole."""
+    documents = len(starts) - 1
+    with prefix.with_suffix(".idx").open("wb") as file:
+        file.write(b"MMIDIDX\x00\x00" + np.array([1], "<u8").tobytes() + np.array([8], "u1").tobytes())
+        file.write(np.array([documents, documents + 1], "<u8").tobytes())
+        for chunk in chunks(documents):
+            file.write((starts[chunk + 1] - starts[chunk]).astype("<i4").tobytes())
+        for chunk in chunks(documents):
+            file.write((2 * starts[chunk]).astype("<i8").tobytes())
+        for chunk in chunks(documents + 1):
+            file.write(chunk.astype("<i8").tobytes())
+    with bin_path(prefix).open("wb") as file:
+        file.truncate(2 * int(starts[-1]))
+
+
+def histogram_of(recipe: str, documents: int, total: int) -> LengthHistogram:
+    counts = np.zeros(LENGTH, dtype=np.int64)
+    if recipe == "documents":
+        counts[-1] = (PIECES - 1) * documents
+        for chunk in chunks(documents):
+            counts += np.bincount(tails(chunk) - 1, minlength=LENGTH)
+    else:
+        counts[-1] = total // LENGTH
+        counts[total % LENGTH - 1] += total % LENGTH > 0
+    return LengthHistogram(counts=counts)
+
+
+def sort(folder: Path, lengths: Iterator[np.ndarray], histogram: LengthHistogram) -> None:
+    with mapped_array(folder / "sorted.npy", histogram.sequences, sequence_id_type(histogram.sequences)) as ids:
+        sort_chunks_by_length(lengths, histogram, ids)
+    np.save(folder / "histogram.npy", histogram.counts)
+
+
+def opened(folder: Path, recipe: str, packing: Packing) -> Where:
+    """As a run opens it: every array is mapped."""
+    file = TokenFile(folder / "tokens", verify=False)
+    arrays = {path.stem: np.load(path, mmap_mode="r").view(np.ndarray) for path in folder.glob("*.npy")}
+    sequences = packing.sequences
+    accounting = TokenAccounting(
+        documents_read=file.documents,
+        documents_kept=file.documents,
+        documents_too_short=0,
+        documents_too_long=0,
+        tokens_read=file.tokens,
+        tokens_kept=file.tokens,
+        tokens_cut=0,
+        tokens_too_short=0,
+        tokens_too_long=0,
+        sequences=sequences,
+    )
+    view: DocumentsView | ConcatView
+    if recipe == "documents":
+        view = DocumentsView(
+            recipe=DocumentsRecipe(kind="documents", max_sequence_length=LENGTH),
+            token_file=file,
+            accounting=accounting,
+            max_segments_per_sequence=1,
+            directory=None,
+            documents=arrays["documents"],
+            first_sequences=arrays["first_sequences"],
+        )
+    else:
+        view = ConcatView(
+            recipe=ConcatRecipe(kind="concat", max_sequence_length=LENGTH),
+            token_file=file,
+            accounting=accounting,
+            max_segments_per_sequence=2,
+            directory=None,
+            documents=arrays["documents"],
+            stream_starts=arrays["stream_starts"],
+            first_documents=arrays["first_documents"],
+        )
+    plan = PackPlan(packing, arrays["sorted"], key=1)
+    source = TracedSource(
+        name="one",
+        packed=PackedSource(view=view, plan=plan, key=1),
+        origins=view,
+        is_held_out=lambda _: False,
+    )
+    steps = EPOCHS * plan.packs // PACKS_PER_STEP
+    mixture = MixtureSchedule([1], items_per_step=PACKS_PER_STEP)
+    return Where([source], mixture, items_per_step=PACKS_PER_STEP, steps=steps, skipped=NO_STEPS)
+
+
+def ask(folder: Path, recipe: str, documents: int) -> Figures:
+    packing = pack(LengthHistogram(counts=np.load(folder / "histogram.npy")), pack_length=LENGTH)
+    random = np.random.default_rng(0)
+    drop_pages(folder)
+    before = anonymous_megabytes()
+    first_step, where = timed(lambda: opened(folder, recipe, packing))
+    step_seconds, _ = timed(lambda: where.step(int(random.integers(1, where.steps))))
+    drop_pages(folder)
+    first_document, where = timed(lambda: opened(folder, recipe, packing))
+    document_seconds, found = timed(lambda: where.document(int(random.integers(documents))))
+    where.step(1)  # whose pages are cold again
+    steps = [timed(lambda: where.step(int(random.integers(1, where.steps))))[0] for _ in range(QUESTIONS)]
+    visits = [timed(lambda: where.document(int(random.integers(documents))))[0] for _ in range(QUESTIONS)]
+    figures = {
+        "sequences": packing.sequences,
+        "steps": where.steps,
+        "visits_of_a_document": len(found.visits),
+        "first_step_seconds": first_step + step_seconds,
+        "first_document_seconds": first_document + document_seconds,
+        "step_seconds_median": statistics.median(steps),
+        "step_seconds_longest": max(steps),
+        "document_seconds_median": statistics.median(visits),
+        "document_seconds_longest": max(visits),
+        "grown_megabytes": anonymous_megabytes() - before,
+    }
+    return {
+        f"{recipe}_{name}": round(value, 4) if isinstance(value, float) else value for name, value in figures.items()
+    }
+
+
+def anonymous_megabytes() -> float:
+    """Memory of the process without what it maps of files; 0 where the system does not tell."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return sum(float(line.split()[1]) / 1e3 for line in lines if line.startswith("RssAnon:"))
+
+
+def drop_pages(folder: Path) -> None:
+    """So that the first question reads from the disk, where the system has such a call."""
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def timed(function: Callable[[], ResultT]) -> tuple[float, ResultT]:
+    started = time.perf_counter()
+    result = function()
+    return time.perf_counter() - started, result
+
+
+if __name__ == "__main__":
+    main()

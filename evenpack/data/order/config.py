@@ -1,0 +1,62 @@
+"""The entries of `data.mixture_schedule:` of a run file."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from evenpack.config import Section, nearest
+from evenpack.data.limits import MOST_STEPS
+from evenpack.data.order.weight_change import WeightChange
+
+HIGHEST_WEIGHT = 1_000_000
+
+
+class MixtureChange(Section):
+    """Other weights from a step on."""
+
+    step: int = Field(ge=2, le=MOST_STEPS)
+    """The first step that is drawn by them; steps count from 1, as in metrics.jsonl."""
+    weights: dict[str, int] = Field(min_length=1)
+    """Of sources by name; one that is not named keeps the weight that it had before."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_weights(cls, values: Any) -> Any:
+        """Here, since the message has to name the entry."""
+        weights = values.get("weights") if isinstance(values, dict) else None
+        for name, weight in weights.items() if isinstance(weights, dict) else ():
+            if type(weight) is not int or not 1 <= weight <= HIGHEST_WEIGHT:
+                raise ValueError(
+                    f"entry of step {values.get('step')}: the weight of '{name}' is {weight!r}: give a whole number "
+                    f"from 1 to {HIGHEST_WEIGHT:,}; a source that is no longer wanted can get 1 beside large ones"
+                )
+        return values
+
+
+def check_schedule(schedule: Sequence[MixtureChange], sources: Sequence[str]) -> None:
+    """Raises: ValueError for an entry that names no source, or whose step is not after that of the entry before."""
+    for entry in schedule:
+        unknown = next((name for name in entry.weights if name not in sources), None)
+        if unknown is not None:
+            raise ValueError(
+                f"mixture_schedule, entry of step {entry.step}: there is no source '{unknown}'; "
+                f"{nearest(unknown, list(sources))}"
+            )
+    for before, after in pairwise(schedule):
+        if before.step >= after.step:
+            raise ValueError(
+                f"mixture_schedule: the entry of step {after.step} comes after that of step {before.step}: give one "
+                "entry a step, in the order of steps"
+            )
+
+
+def weight_changes(schedule: Sequence[MixtureChange], weights: Mapping[str, int]) -> tuple[WeightChange, ...]:
+    """The schedule with the weights of all sources in each entry; `weights` are those of the first step."""
+    current = dict(weights)
+    changes = []
+    for entry in schedule:
+        current |= entry.weights
+        changes.append(WeightChange(step=entry.step, weights=tuple(current.values())))
+    return tuple(changes)

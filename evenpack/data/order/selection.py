@@ -1,0 +1,92 @@
+"""Some packs, with what they hold: what a step, a batch and a question about a run are all made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.data.order.pack_stream import DrawnPacks, PackStream
+from evenpack.data.order.permutation import derive_key, hash64
+from evenpack.data.sequences import SequenceView
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedSource:
+    """One source of the mixture: where its sequences are and how they form packs."""
+
+    view: SequenceView
+    plan: PackStream
+    key: int
+    """Tells it from other sources, whatever the order in which a run names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSelection:
+    """Some packs, in some order, with what they hold: N packs, M sequences."""
+
+    sources: Int64[np.ndarray, " N"]
+    """Index of each pack's source in the mixture."""
+    stream_positions: Int64[np.ndarray, " N"]
+    """Which pack of its source's endless stream it is."""
+    offsets: Int64[np.ndarray, " N_plus_1"]
+    """Sequences of pack i are offsets[i] to offsets[i + 1]."""
+    sequence_ids: Int64[np.ndarray, " M"]
+    lengths: Int64[np.ndarray, " M"]
+
+    @property
+    def packs(self) -> int:
+        return len(self.sources)
+
+    def take(self, packs: Int64[np.ndarray, " K"]) -> "PackSelection":
+        """The given packs, in the given order."""
+        sizes = np.diff(self.offsets)[packs]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        members = np.repeat(self.offsets[packs] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        return PackSelection(
+            sources=self.sources[packs],
+            stream_positions=self.stream_positions[packs],
+            offsets=offsets,
+            sequence_ids=self.sequence_ids[members],
+            lengths=self.lengths[members],
+        )
+
+
+def select_packs(
+    packed_sources: Sequence[PackedSource],
+    sources: Int64[np.ndarray, " N"],
+    stream_positions: Int64[np.ndarray, " N"],
+) -> PackSelection:
+    """The packs at the given places of their sources' streams; `sources` are indices into `packed_sources`."""
+    drawn: dict[int, DrawnPacks] = {}
+    sizes = np.zeros(len(sources), dtype=np.int64)
+    for index, source in enumerate(packed_sources):
+        chosen = sources == index
+        drawn[index] = source.plan.draw(stream_positions[chosen])
+        sizes[chosen] = np.diff(drawn[index].offsets)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    sequence_sources = np.repeat(sources, sizes)
+    sequence_ids = np.empty(offsets[-1], dtype=np.int64)
+    lengths = np.empty(offsets[-1], dtype=np.int64)
+    for index, packs in drawn.items():
+        # Packs of one source keep their order, so its sequences land in slot order.
+        members = sequence_sources == index
+        sequence_ids[members] = packs.sequence_ids
+        lengths[members] = packs.lengths
+    return PackSelection(
+        sources=sources,
+        stream_positions=stream_positions,
+        offsets=offsets,
+        sequence_ids=sequence_ids,
+        lengths=lengths,
+    )
+
+
+def order_hash(packs: PackSelection) -> int:
+    """Sum mod 2**64 of hash(source, pack, slot, sequence id): equal for equal content, however it was assigned."""
+    starts = packs.offsets[:-1]
+    sizes = packs.offsets[1:] - starts
+    pack_keys = derive_key(packs.sources.astype(np.uint64), packs.stream_positions.astype(np.uint64))
+    slots = np.arange(len(packs.sequence_ids), dtype=np.uint64) - starts.astype(np.uint64).repeat(sizes)
+    hashes = hash64(hash64(pack_keys.repeat(sizes) ^ slots) ^ packs.sequence_ids.astype(np.uint64))
+    return int(hashes.sum(dtype=np.uint64))

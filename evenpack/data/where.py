@@ -1,0 +1,304 @@
+"""What was in a step, and in which steps a document was: questions about a run's order, answered by its inverse.
+
+A step names its draws, a draw its source and pack, a pack its sequences, a sequence the parts of documents in it. Each
+of these has an inverse by arithmetic or by bisection of a mapped array, so both ways take the same time for a thousand
+sequences and for a billion; nothing is searched through but stored pairs (`sequences/pair_origins.py`).
+
+    from evenpack.engine.where import open_where
+
+    where = open_where(config)
+    where.step(1200).sequences          # what the ranks trained on in step 1200
+    where.document(7, "wiki").visits    # in which steps document 7 of source wiki was, in every epoch
+
+`data` alone knows no run: `engine/where.py` opens this for a run file. Steps are numbered from 1, as in metrics.jsonl.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from evenpack.data.order.mixture_schedule import MixtureSchedule
+from evenpack.data.order.selection import PackedSource, order_hash, select_packs
+from evenpack.data.order.skipped_steps import SkippedSteps
+from evenpack.data.sequences.origins import Origins, SequenceOrigins
+from evenpack.errors import ConfigError
+
+Decode = Callable[[Sequence[int]], str]
+"""Tokens -> their text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentPart:
+    """Tokens of a document that follow one another."""
+
+    document: int
+    """Its number in the source, from 0, in the order in which `prepare` read it."""
+    start: int
+    """First token within the document."""
+    tokens: int
+    text: str | None
+    """None where it was not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedSequence:
+    """A sequence where a step has it."""
+
+    pack: int
+    """Within the step, from 0: before balancing, which changes who computes it."""
+    source: str
+    epoch: int
+    """Of its source, from 0."""
+    stream_position: int
+    """Of its pack in the source's endless stream."""
+    slot: int
+    """Within the sequences of its pack."""
+    sequence: int
+    tokens: int
+    """With what fills it up."""
+    parts: tuple[DocumentPart, ...]
+    """Empty where it is not known what it was made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepContent:
+    """All that a step holds, whoever computes it."""
+
+    step: int
+    skipped: bool
+    """Whether nothing is learned from it (`training.skip_steps`)."""
+    packs: int
+    order_hash: str
+    """What metrics.jsonl has for the step if it was trained so."""
+    sequences: tuple[PlacedSequence, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """A part of a document in a step."""
+
+    step: int
+    skipped: bool
+    epoch: int
+    pack: int
+    stream_position: int
+    slot: int
+    sequence: int
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentVisits:
+    """Where a run has a document."""
+
+    source: str
+    document: int
+    tokens: int
+    """Of the whole document."""
+    text: str | None
+    """None where it was not asked for."""
+    absence: str | None
+    """Why no sequence holds a part of it; None where one does."""
+    sequences: tuple[int, ...]
+    """That hold a part of it."""
+    visits: tuple[Visit, ...]
+    """In the order of training, over all epochs of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedSource:
+    """A source of the mixture that knows what its sequences were made of."""
+
+    name: str
+    packed: PackedSource
+    origins: SequenceOrigins
+    is_held_out: Callable[[int], bool]
+    """Whether a document belongs to validation."""
+
+
+class Where:
+    """The order of one run, to be asked both ways."""
+
+    def __init__(
+        self,
+        sources: Sequence[TracedSource],
+        mixture: MixtureSchedule,
+        *,
+        items_per_step: int,
+        steps: int,
+        skipped: SkippedSteps,
+        decode: Decode | None = None,
+    ) -> None:
+        """
+        Args:
+            sources: in the mixture's order.
+            steps: of the whole run.
+            decode: gives each part its text, which costs reading its tokens.
+        """
+        self.sources = tuple(sources)
+        self.mixture = mixture
+        self.items_per_step = items_per_step
+        self.steps = steps
+        self.skipped = skipped
+        self.decode = decode
+
+    def step(self, step: int) -> StepContent:
+        """What step `step` (from 1) holds. Raises: ConfigError for a step that the run does not have."""
+        if not 1 <= step <= self.steps:
+            raise ConfigError(
+                f"step {step} is not of this run, whose steps are 1 to {self.steps}: name one of them, or raise "
+                "training.steps"
+            )
+        first = (step - 1) * self.items_per_step
+        draws = self.mixture.draws(first, first + self.items_per_step)
+        packs = select_packs([source.packed for source in self.sources], *draws)
+        sizes = np.diff(packs.offsets)
+        pack_of_sequence = np.repeat(np.arange(packs.packs), sizes)
+        slots = np.arange(len(packs.sequence_ids)) - packs.offsets[pack_of_sequence]
+        parts = self._parts(packs.sources[pack_of_sequence], packs.sequence_ids)
+        sequences = []
+        for index, pack in enumerate(pack_of_sequence.tolist()):
+            source = self.sources[int(packs.sources[pack])]
+            position = int(packs.stream_positions[pack])
+            sequences.append(
+                PlacedSequence(
+                    pack=pack,
+                    source=source.name,
+                    epoch=position // source.packed.plan.packs,
+                    stream_position=position,
+                    slot=int(slots[index]),
+                    sequence=int(packs.sequence_ids[index]),
+                    tokens=int(packs.lengths[index]),
+                    parts=parts[index],
+                )
+            )
+        return StepContent(
+            step=step,
+            skipped=step in self.skipped,
+            packs=packs.packs,
+            order_hash=f"{order_hash(packs):016x}",
+            sequences=tuple(sequences),
+        )
+
+    def document(self, document: int, source: str | None = None) -> DocumentVisits:
+        """Where the run has a document of a source, which may be left out if there is but one.
+
+        Raises: ConfigError for a document or source that there is not; DataError if that is not known.
+        """
+        index = self._index_of(source, document)
+        traced = self.sources[index]
+        file = traced.origins.document_file
+        if not 0 <= document < file.documents:
+            raise ConfigError(
+                f"source '{traced.name}' has the documents 0 to {file.documents - 1}, in the order in which they were "
+                f"prepared; there is no document {document}"
+            )
+        sequence_ids = traced.origins.sequences_of(document)
+        tokens = _span(traced, document)[1]
+        return DocumentVisits(
+            source=traced.name,
+            document=document,
+            tokens=tokens,
+            text=self._text(traced, document, 0, tokens),
+            absence=None if len(sequence_ids) else _absence(traced, document),
+            sequences=tuple(sequence_ids.tolist()),
+            visits=tuple(self._visits(index, document, sequence_ids)),
+        )
+
+    def _visits(self, index: int, document: int, sequence_ids: Int64[np.ndarray, " K"]) -> list[Visit]:
+        """Of the sequences of source number `index` that hold the document, in the order of training."""
+        traced = self.sources[index]
+        plan = traced.packed.plan
+        end = self.mixture.drawn_before(index, self.steps * self.items_per_step)
+        count = max(1, -(-end // plan.packs))
+        epochs = np.repeat(np.arange(count), len(sequence_ids))
+        members = np.tile(np.arange(len(sequence_ids)), count)
+        lengths = _lengths(traced.packed, sequence_ids)
+        found = [plan.find(sequence_ids, lengths, epoch) for epoch in range(count)]
+        positions, slots = (np.concatenate([one[part] for one in found]) for part in (0, 1))
+        draws = self.mixture.draws_of(index, positions)
+        order = np.argsort(draws, kind="stable")
+        parts = _by_sequence(traced.origins.origins(sequence_ids).of_document(document))
+        visits = []
+        for place in order[positions[order] < end].tolist():
+            member, draw, position = int(members[place]), int(draws[place]), int(positions[place])
+            step = draw // self.items_per_step + 1
+            visits += [
+                Visit(
+                    step=step,
+                    skipped=step in self.skipped,
+                    epoch=int(epochs[place]),
+                    pack=draw % self.items_per_step,
+                    stream_position=position,
+                    slot=int(slots[place]),
+                    sequence=int(sequence_ids[member]),
+                    start=start,
+                    tokens=tokens,
+                )
+                for _, start, tokens in parts[member]
+            ]
+        return visits
+
+    def _parts(
+        self, sources: Int64[np.ndarray, " M"], sequence_ids: Int64[np.ndarray, " M"]
+    ) -> list[tuple[DocumentPart, ...]]:
+        """Of each sequence of a step."""
+        parts: list[tuple[DocumentPart, ...]] = [()] * len(sequence_ids)
+        for index, traced in enumerate(self.sources):
+            (members,) = np.nonzero(sources == index)
+            found = _by_sequence(traced.origins.origins(sequence_ids[members]))
+            for member, triples in zip(members.tolist(), found, strict=True):
+                parts[member] = tuple(self._part(traced, *triple) for triple in triples)
+        return parts
+
+    def _part(self, traced: TracedSource, document: int, start: int, tokens: int) -> DocumentPart:
+        text = self._text(traced, document, start, tokens)
+        return DocumentPart(document=document, start=start, tokens=tokens, text=text)
+
+    def _text(self, traced: TracedSource, document: int, start: int, tokens: int) -> str | None:
+        if self.decode is None:
+            return None
+        begin = _span(traced, document)[0] + start
+        return self.decode(traced.origins.document_file.read(begin, begin + tokens).tolist())
+
+    def _index_of(self, source: str | None, document: int) -> int:
+        names = [traced.name for traced in self.sources]
+        if source is None and len(names) > 1:
+            raise ConfigError(
+                f"each source numbers its own documents, so document {document} may be of any of {', '.join(names)}: "
+                "name one of them (--source)"
+            )
+        if source is not None and source not in names:
+            raise ConfigError(f"the run has no source '{source}': its sources are {', '.join(names)}")
+        return 0 if source is None else names.index(source)
+
+
+def _span(traced: TracedSource, document: int) -> tuple[int, int]:
+    """First token in the file, and number of tokens, of a document."""
+    offsets, lengths = traced.origins.document_file.spans(np.array([document]))
+    return int(offsets[0]), int(lengths[0])
+
+
+def _absence(traced: TracedSource, document: int) -> str:
+    """Why no sequence to train on holds a part of the document."""
+    if traced.is_held_out(document):
+        return "it is held out for validation"
+    return "the recipe leaves it out: it is too short or too long for it, or of too few sentences"
+
+
+def _lengths(source: PackedSource, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+    """Tokens of each sequence, by which its plan knows it."""
+    segments, counts = source.view.segments(sequence_ids)
+    ends = np.concatenate([[0], np.cumsum(segments)])[np.cumsum(counts)]
+    lengths: Int64[np.ndarray, " K"] = np.diff(ends, prepend=0)
+    return lengths
+
+
+def _by_sequence(origins: Origins) -> list[list[tuple[int, int, int]]]:
+    """(document, start, tokens) of each part of each sequence."""
+    triples = list(zip(origins.documents.tolist(), origins.starts.tolist(), origins.tokens.tolist(), strict=True))
+    ends = np.cumsum(origins.per_sequence).tolist()
+    return [triples[end - count : end] for end, count in zip(ends, origins.per_sequence.tolist(), strict=True)]

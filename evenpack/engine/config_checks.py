@@ -1,0 +1,66 @@
+"""What sections of a run file must agree on that name steps or sources of one another."""
+
+from collections.abc import Mapping
+
+from evenpack.config import nearest
+from evenpack.data.config import DataConfig
+from evenpack.engine.run_length import RunLengthSection
+
+
+def check_named_steps(training: RunLengthSection, data: DataConfig, denominators: str) -> None:
+    """Raises: ValueError for steps that the run does not have, or a schedule by steps whose numbers are not settled.
+
+    Args:
+        denominators: of the model's losses.
+    """
+    if data.mixture_schedule:
+        _check_length_is_in_steps(training, denominators)
+    steps = training.steps
+    if steps is None:
+        return  # `resolve` validates the run again with its steps
+    if training.skipped and training.skipped.spans[-1][1] > steps:
+        raise ValueError(
+            f"training.skip_steps names step {training.skipped.spans[-1][1]}, above training.steps ({steps})"
+        )
+    if next(training.skipped.gaps(1, steps), None) is None:
+        raise ValueError(f"training.skip_steps leaves none of the {steps} steps to be trained")
+    if data.mixture_schedule and data.mixture_schedule[-1].step > steps:
+        raise ValueError(
+            f"data.mixture_schedule has an entry of step {data.mixture_schedule[-1].step}, above training.steps "
+            f"({steps})"
+        )
+
+
+def _check_length_is_in_steps(training: RunLengthSection, denominators: str) -> None:
+    """What follows from an average over the mixture cannot be settled before its steps are."""
+    if training.steps is None:
+        raise ValueError(
+            "data.mixture_schedule is by steps, and how many a length in epochs, samples or tokens comes to depends on "
+            "it: give training.steps"
+        )
+    others = {"training.tokens_per_step": None, "training.packing_adjustment": "none"}
+    for key, off in others.items():
+        found = getattr(training, key.rpartition(".")[2], off)
+        if found != off:
+            raise ValueError(
+                f"data.mixture_schedule is by steps, and {key} ({found}) makes other steps of them by the average of "
+                f"a mixture that changes: set {key}={'null' if off is None else off}"
+            )
+    if denominators == "expected":
+        raise ValueError(
+            "model.loss_balancing expected divides by what a step of an unchanging mixture holds, and "
+            "data.mixture_schedule changes it: set model.loss_balancing=exact"
+        )
+
+
+def check_validation_weights(weights: Mapping[str, float] | None, data: DataConfig) -> None:
+    """Raises: ValueError for a name that is no source, or weights of none."""
+    if weights is None:
+        return
+    if not weights:
+        raise ValueError("training.validation_weights names no source: name those that count, or set it to null")
+    for name in weights:
+        if name not in data.sources:
+            raise ValueError(
+                f"training.validation_weights: there is no source '{name}'; {nearest(name, list(data.sources))}"
+            )

@@ -1,0 +1,77 @@
+"""summary.json: what a run has come to, from all that its metrics.jsonl holds."""
+
+import statistics
+from collections import Counter
+from typing import Any
+
+import torch
+
+from evenpack.engine.build import Run
+
+
+def run_summary(
+    run: Run, records: list[dict[str, Any]], *, state: str, step: int, reached_accuracy: float | None
+) -> dict[str, Any]:
+    """The whole run in a few numbers, earlier processes included; rates leave evaluation and saving out.
+
+    `reached_accuracy`: that reached the run's target; None if none did.
+    """
+    tokens = sum(record["tokens"] for record in records)
+    slots = sum(record["slots"] for record in records)
+    skipped = [record["skipped"] for record in records if "skipped" in record]
+    trained = [record for record in records if "skipped" not in record]
+    evaluated = [record for record in records if "validation" in record]
+    return {
+        "name": run.config.run.name,
+        "state": state,
+        "step": step,
+        "steps": run.config.training.planned_steps,
+        "first_loss": trained[0]["loss"] if trained else None,
+        "last_loss": trained[-1]["loss"] if trained else None,
+        "validation_step": evaluated[-1]["step"] if evaluated else None,
+        "validation": evaluated[-1]["validation"] if evaluated else None,
+        "validation_aggregate": evaluated[-1].get("validation_aggregate") if evaluated else None,
+        "source_tokens": _added(trained, "source_tokens"),
+        "source_epochs": run.resolved.epochs(step),
+        "tokens": tokens,
+        "sequences": sum(record["sequences"] for record in records),
+        "skipped": {"steps": len(skipped)}
+        | {name: sum(step[name] for step in skipped) for name in ("packs", "sequences", "tokens")},
+        "padding_share": 1.0 - tokens / slots if slots else 0.0,
+        "tokens_per_second": _median(trained, "tokens_per_second"),
+        "step_seconds_median": _median(trained, "step_seconds"),
+        "parameters": sum(parameter.numel() for parameter in run.engine.model.parameters()),
+        "ranks": run.world.size,
+        "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
+        "fingerprint": run.resolved.fingerprint(step),
+        "target": _target(run, records, reached_accuracy),
+    }
+
+
+def _added(records: list[dict[str, Any]], name: str) -> dict[str, int]:
+    """The sum of what each record has of each source; logs of earlier versions may not have it."""
+    totals: Counter[str] = Counter()
+    for record in records:
+        totals.update(record.get(name, {}))
+    return dict(totals)
+
+
+def _median(records: list[dict[str, Any]], name: str) -> float:
+    """0 without records: all steps so far were skipped."""
+    return statistics.median(record[name] for record in records) if records else 0.0
+
+
+def _target(run: Run, records: list[dict[str, Any]], reached_accuracy: float | None) -> dict[str, Any] | None:
+    """What came of `training.target_accuracy`; None where there is none. Seconds leave saving out."""
+    target = run.config.training.target_accuracy
+    if target is None:
+        return None
+    seconds = sum(record.get("step_seconds", 0.0) + (record.get("evaluation_seconds") or 0.0) for record in records)
+    is_reached = reached_accuracy is not None
+    return {
+        "accuracy": target,
+        "reached": is_reached,
+        "reached_accuracy": reached_accuracy,
+        "samples": records[-1].get("samples") if is_reached else None,
+        "seconds": seconds if is_reached else None,
+    }

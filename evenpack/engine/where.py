@@ -1,0 +1,91 @@
+"""`evenpack.data.where` for a run file: what was in a step, and in which steps a document was.
+
+Without torch, for the answer should not wait for it.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from evenpack.data.packed_sources import packed_sources
+from evenpack.data.prepared import PreparedData
+from evenpack.data.sequences import SentencePairsView
+from evenpack.data.sequences.origins import SequenceOrigins
+from evenpack.data.sequences.pair_origins import PairOrigins, PairsAsDocuments, UnknownOrigins
+from evenpack.data.sources.held_out import held_out
+from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.data.tokens.file import DOCUMENT_HASHES, TokenFile
+from evenpack.data.where import Decode, StepContent, TracedSource, Where
+from evenpack.engine.config import RunConfig
+from evenpack.engine.reporting.metrics import METRICS, find_record
+from evenpack.engine.settle_over import settle_over
+from evenpack.errors import ConfigError
+
+
+def open_where(config: RunConfig, *, with_text: bool = False) -> Where:
+    """The order of the run over its prepared data, in time that does not grow with them.
+
+    Raises: NotPreparedError or DataError if the data are not there, or not whole; ConfigError for text where tokens
+    came ready made.
+    """
+    prepared = PreparedData.open(config.prepared_dir, config.data)
+    config, _ = settle_over(config, prepared)
+    training = config.training
+    packed = packed_sources(prepared, "train", seed=config.run.seed, batching=training.batching)
+    return Where(
+        [
+            TracedSource(
+                name=name,
+                packed=source,
+                origins=open_origins(prepared, name),
+                is_held_out=partial(_is_held_out, prepared, name),
+            )
+            for name, source in zip(prepared.source_names, packed, strict=True)
+        ],
+        prepared.mixture(training.items_per_step),
+        items_per_step=training.items_per_step,
+        steps=training.planned_steps,
+        skipped=training.skipped,
+        decode=_decoder(prepared) if with_text else None,
+    )
+
+
+def open_origins(prepared: PreparedData, source: str) -> SequenceOrigins:
+    """What knows which documents the training sequences of a source were made of."""
+    view = prepared.view(source, "train")
+    if not isinstance(view, SentencePairsView):
+        return view
+    if prepared.config.recipe.kind == "masked_pairs":
+        return PairsAsDocuments(view=view)
+    documents = TokenFile(prepared.token_file_prefix(source), verify=False)
+    return PairOrigins.open(view, documents) or UnknownOrigins(view=view, document_file=documents)
+
+
+def differs_from_trained(content: StepContent, output_dir: Path) -> str | None:
+    """What to say if metrics.jsonl has the step with another order hash; None if not, or if it does not have it."""
+    record = find_record(output_dir / METRICS, step=content.step)
+    trained = None if record is None else record.get("order_hash")
+    if trained is None or trained == content.order_hash:
+        return None
+    return (
+        f"{output_dir / METRICS} has step {content.step} with order hash {trained}, this run file and its prepared "
+        f"data make it {content.order_hash}: the run was trained with another seed, step size or data than these, so "
+        "this is not what the step held. Ask with the run file of its checkpoint"
+    )
+
+
+def _is_held_out(prepared: PreparedData, source: str, document: int) -> bool:
+    """Of a source that is split by the hash of its documents."""
+    record = prepared.manifest.files[f"sources/{source}/{DOCUMENT_HASHES}.npy"]
+    identity = np.array(np.load(prepared.directory / record.path, mmap_mode="r")[document : document + 1])
+    return bool(held_out(identity, prepared.config.validation_fraction)[0])
+
+
+def _decoder(prepared: PreparedData) -> Decode:
+    if not prepared.tokenizer_dir.is_dir():
+        raise ConfigError(
+            f"{prepared.directory} holds no tokenizer, for its tokens came ready made, so there is no text to show: "
+            "leave --text out"
+        )
+    return Tokenizer.load(prepared.tokenizer_dir).decode

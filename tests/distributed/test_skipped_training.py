@@ -1,0 +1,144 @@
+"""Skipped steps on ranks: they move the step and the learning rate, nothing else, and a resume falls where it will."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import changed, never, prepare_run
+
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.train import train_in
+from evenpack.engine.where import open_where
+from evenpack.errors import CheckpointError
+from evenpack.files import read_json_object
+from evenpack.testing import run_ranks
+
+STEPS = 5
+SKIPPED = {2, 3, 5}
+EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "samples", "order_hash", "skipped")
+LATER_WEIGHTS = {"mixture_schedule": [{"step": 3, "weights": {"words": 9}}]}
+RUNS = {"plain": ("adamw", 0), "skipping": ("adamw", 0), "stopped": ("adamw", 0), "lamb": ("lamb", 0)}
+SHARDED = {"sharded": ("adamw", 1), "sharded_stopped": ("adamw", 1)}
+"""Optimizer and ZeRO stage."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
+    """A run without skipped steps, and some with them, of which two are stopped within them and go on."""
+    folder = tmp_path_factory.mktemp("skipped")
+    texts = {
+        "lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(40)],
+        "words": [f"word {number * 7919}" for number in range(30)],
+    }
+    config = prepare_run(folder, texts, steps=STEPS, checkpoint_every_steps=1, keep_checkpoints=STEPS)
+    runs = {
+        name: changed(
+            config,
+            run={"output_dir": folder / name},
+            optimizer={"kind": kind, "learning_rate": 3e-3},
+            deepspeed={"zero_stage": stage},
+            training={"skip_steps": [] if name == "plain" else [(2, 3), 5]},
+            data={"mixture_schedule": [{"step": 3, "weights": {"words": 4}}]},
+        )
+        for name, (kind, stage) in (RUNS | SHARDED).items()
+    }
+    run_ranks(train_all, 2, runs)
+    return runs
+
+
+def train_all(world: World, runs: dict[str, RunConfig]) -> None:
+    for name, config in runs.items():
+        if name.endswith("stopped"):  # between two skipped steps, and before other weights than are planned there
+            begun = changed(config, data=LATER_WEIGHTS, training={"stop_after_steps": 2})
+            train_in(world, begun, stop_requested=never)
+        train_in(world, config, stop_requested=never)
+    with pytest.raises(CheckpointError, match="entry of step 3 was words 4, and is words 9 now"):
+        train_in(world, changed(config, data=LATER_WEIGHTS), stop_requested=never)
+    with pytest.raises(CheckpointError, match="skipped already, but not named now: 5"):
+        train_in(world, changed(config, training={"skip_steps": [(2, 3)]}), stop_requested=never)
+
+
+def records(config: RunConfig) -> list[dict[str, Any]]:
+    return read_metrics(config.run.output_dir / "metrics.jsonl")
+
+
+def saved(config: RunConfig, step: int) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint by its place: weights and the optimizer's state, whatever the sharding."""
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted((config.run.output_dir / "checkpoints" / f"step_{step:06d}").glob("*.pt")):
+        collect(torch.load(path, weights_only=False), path.name, found)
+    return found
+
+
+def collect(value: Any, place: str, found: dict[str, torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        found[place] = value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            collect(inner, f"{place}.{key}", found)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            collect(inner, f"{place}.{index}", found)
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[place], other[place]) for place in one)
+
+
+@pytest.mark.parametrize("name", ["skipping", "lamb", "sharded"])
+def test_nothing_is_learned_from_skipped_steps_and_the_schedule_goes_on(trained: dict[str, RunConfig], name: str):
+    plain, skipping = trained["plain"], trained[name]
+    whole, found = records(plain), records(skipping)
+    assert [record["step"] for record in found] == list(range(1, STEPS + 1))
+    assert [record["learning_rate"] for record in found] == [record["learning_rate"] for record in whole]
+    for record, with_all in zip(found, whole, strict=True):
+        if record["step"] in SKIPPED:
+            assert record["loss"] is None
+            assert record["skipped"] == {"packs": 8, **{name: with_all[name] for name in ("sequences", "tokens")}}
+        else:
+            assert "skipped" not in record
+            assert record["order_hash"] == with_all["order_hash"]
+    assert found[0]["loss"] == whole[0]["loss"]
+    assert found[3]["loss"] != whole[3]["loss"]
+    for step in range(2, STEPS + 1):
+        assert are_equal(saved(skipping, step), saved(skipping, step - 1)) == (step in SKIPPED)
+    counts = [tensor.item() for place, tensor in saved(skipping, STEPS).items() if place.endswith(".step")]
+    assert set(counts) == {float(STEPS - len(SKIPPED))}
+
+
+@pytest.mark.parametrize(("name", "stopped_name"), [("skipping", "stopped"), ("sharded", "sharded_stopped")])
+def test_a_run_that_stops_within_skipped_steps_goes_on_bit_for_bit(
+    trained: dict[str, RunConfig], name: str, stopped_name: str
+):
+    skipping, stopped = trained[name], trained[stopped_name]
+    straight, gone_on = ([[one.get(name) for name in EXACT] for one in records(run)] for run in (skipping, stopped))
+    assert straight == gone_on
+    assert are_equal(saved(skipping, STEPS), saved(stopped, STEPS))
+
+
+def test_the_summary_adds_up_what_was_skipped_and_what_was_trained_on(trained: dict[str, RunConfig]):
+    config = trained["skipping"]
+    found = records(config)
+    summary = read_json_object(Path(config.run.output_dir) / "summary.json")
+    assert summary is not None
+    skipped = [record["skipped"] for record in found if "skipped" in record]
+    totals = {name: sum(one[name] for one in skipped) for name in ("packs", "sequences", "tokens")}
+    assert summary["skipped"] == {"steps": len(SKIPPED), **totals}
+    assert summary["tokens"] == sum(record["tokens"] for record in found) > 0
+    assert summary["sequences"] == found[-1]["samples"]
+    assert summary["last_loss"] == found[3]["loss"]
+    assert summary["tokens_per_second"] > 0
+
+
+def test_what_the_ranks_trained_on_is_what_where_tells(trained: dict[str, RunConfig]):
+    for name in ("plain", "skipping"):
+        where = open_where(trained[name])
+        for record in records(trained[name]):
+            content = where.step(record["step"])
+            assert content.skipped == ("skipped" in record)
+            assert record.get("order_hash") in (None, content.order_hash)
+            assert len(content.sequences) == record["sequences"] or content.skipped
