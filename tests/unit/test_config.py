@@ -60,6 +60,15 @@ def test_overrides_replace_values_and_are_read_as_yaml(run_file: Path) -> None:
     assert several.data.sources["wiki"].path == (Path("b.jsonl"), Path("a/*.jsonl"))
 
 
+def test_what_one_reading_overrides_is_in_the_next_as_the_file_has_it(run_file: Path) -> None:
+    before = load_run_file(run_file, RunConfig)
+    assert load_run_file(run_file, RunConfig, ["training.steps=77"]).training.steps == 77
+    assert load_run_file(run_file, RunConfig) == before
+    sources = "data.sources={own: {kind: text, path: here.txt}}"
+    assert load_run_file(run_file, RunConfig, [sources, "data.sources.own.weight=3"]).data.sources["own"].weight == 3
+    assert load_run_file(run_file, RunConfig, [sources]).data.sources["own"].weight == 1
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
