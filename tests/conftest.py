@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from jaxtyping import install_import_hook
 
 # Small tensors gain nothing from threads, and several test processes share the cores. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-install_import_hook("evenpack", "beartype.beartype")
+import checked_types  # noqa: F401 - before anything of evenpack
 
-from evenpack.testing import preload  # noqa: E402 - nothing of evenpack before the hook
+from evenpack.testing import preload
 
-preload("conftest")  # ranks that tests start check shapes and types, too
+preload("checked_types")  # ranks that tests start check shapes and types, too
 
 
 @pytest.fixture(autouse=True, scope="session")

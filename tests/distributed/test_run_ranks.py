@@ -17,6 +17,10 @@ def speak(world: World, word: str) -> tuple[str, list[int], str, float]:
     return (f"{word} {world.rank}", world.all_gather(world.rank), world.broadcast(f"from {world.rank}"), total.item())
 
 
+def sum_the_wrong_type(world: World) -> None:
+    world.all_sum(torch.ones(2, dtype=torch.float32))
+
+
 def raise_on_rank_1(world: World) -> None:
     if world.rank == 1:
         raise ValueError("the reason")
@@ -42,6 +46,11 @@ def leave_traces(world: World) -> tuple[int, str | None, str | None, int]:
     before = os.environ.get("A_TRACE")
     os.environ["A_TRACE"] = "left"
     return os.getpid(), before, os.environ.get("OF_THE_CALLER"), torch.get_num_threads()
+
+
+def test_types_and_shapes_are_checked_in_ranks_too() -> None:
+    with pytest.raises(RanksFailed, match=r"(?s)rank 0: Traceback.*TypeCheckError.*parameter 'vector'"):
+        run_ranks(sum_the_wrong_type, 1)
 
 
 def test_ranks_talk_to_each_other_and_results_come_back_in_order() -> None:
@@ -80,6 +89,6 @@ def test_a_result_that_cannot_be_sent_is_reported() -> None:
 
 def test_modules_to_begin_with_are_refused_once_ranks_were_started() -> None:
     run_ranks(speak, 1, "a")
-    preload("conftest")  # known already
+    preload("checked_types")  # known already
     with pytest.raises(EvenpackError, match=r"preload\('json'\) must come before the first start"):
         preload("json")

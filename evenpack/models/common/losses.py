@@ -67,7 +67,7 @@ class LossDenominators:
     tokens: float
     next_sentence: float
 
-    def times(self, factor: float) -> "LossDenominators":
+    def times(self, factor: int) -> "LossDenominators":
         """Both multiplied."""
         return LossDenominators(tokens=factor * self.tokens, next_sentence=factor * self.next_sentence)
 
