@@ -16,8 +16,6 @@ from random import Random
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from scipy import sparse
-from scipy.optimize import linprog
 
 from evenpack.data.packing.certificate import Certificate
 from evenpack.data.packing.histogram import LengthHistogram
@@ -76,6 +74,8 @@ class _Program:
     """
 
     def __init__(self, histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int) -> None:
+        from scipy import sparse  # 0.3 s, which only who solves shall wait
+
         self._histogram = histogram
         self._pack_length = pack_length
         self._max_sequences = max_sequences_per_pack
@@ -134,6 +134,9 @@ class _Program:
             yield best.near_best(index + 1, float(gains[index]) * _GIVEN_UP, self._random)
 
     def _solve_once(self) -> _Solution:
+        from scipy import sparse
+        from scipy.optimize import linprog
+
         depths = [len(strategy) for strategy in self._strategies]
         slots = np.fromiter((length for strategy in self._strategies for length in strategy), dtype=np.int64)
         columns = np.repeat(np.arange(len(depths)), depths)

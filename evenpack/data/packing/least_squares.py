@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from scipy.optimize import nnls
 
 from evenpack.data.packing.histogram import LengthHistogram
 from evenpack.data.packing.longest_pack_first import longest_pack_first
@@ -179,6 +178,8 @@ def packing_matrix(strategies: Sequence[Strategy], pack_length: int) -> Float64[
 def _solve(
     matrix: Float64[np.ndarray, "equations unknowns"], target: Float64[np.ndarray, " equations"]
 ) -> Float64[np.ndarray, " unknowns"]:
+    from scipy.optimize import nnls
+
     try:
         solution: Float64[np.ndarray, " unknowns"] = nnls(matrix, target)[0]
     except RuntimeError as error:
