@@ -1,4 +1,7 @@
-"""BERT through the whole command line: pairs, two ranks with LAMB, evaluation, and what transformers makes of it."""
+"""BERT through the commands, around two ranks with LAMB: pairs, evaluation, and what transformers makes of it.
+
+How a command starts ranks depends on no family: test_commands.py has that.
+"""
 
 import json
 import math
@@ -9,36 +12,41 @@ import pytest
 import torch
 from masked_batches import MaskedPair, build_masked_batch
 from pair_sources import pair_run_values
-from small_run import evenpack, evenpack_process, metrics
+from prepared_files import sentence_documents, write_jsonl
+from small_run import evenpack, metrics, train_on
 from transformers import AutoTokenizer, BertForPreTraining
 
+from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.huggingface import from_huggingface
-from evenpack.testing import write_run_file
+from evenpack.testing import run_ranks, write_run_file
 
 STEPS = 4
-TEXTS = ("return the value", "import a module")
-VOCABULARY = 400
+TEXTS = ("late pillow dunk", "tad coven kad")
+VOCABULARY = 120
 
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared run over the built-in corpus, trained on two ranks."""
+    """A prepared run, trained on two ranks."""
     folder = tmp_path_factory.mktemp("bert")
+    write_jsonl(folder / "sentences.jsonl", sentence_documents(200, seed=1))
     values = pair_run_values(
         folder,
         data={
-            "sources": {"builtin": {"kind": "builtin"}},
-            "validation_fraction": 0.02,
+            "sources": {"sentences": {"kind": "jsonl", "path": str(folder / "sentences.jsonl")}},
+            "validation_fraction": 0.2,
             "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": VOCABULARY},
             "recipe": {"kind": "sentence_pairs", "max_sequence_length": 64, "duplication_factor": 1},
             "pack_length": 64,
         },
         training={"steps": STEPS, "evaluate_every_steps": STEPS, "evaluation_packs": 20},
+        optimizer={"learning_rate": 0.05},
     )
     path = write_run_file(folder / "run.yaml", values)
     evenpack("prepare", path)
-    evenpack_process("train", path, options=["--cpu-ranks", "2"])
+    run_ranks(train_on, 2, load_run_file(path, RunConfig))
     return path
 
 
@@ -63,8 +71,8 @@ def test_a_run_tells_of_both_losses_from_the_first_step(run_file: Path) -> None:
 
 
 def test_evaluate_finds_what_training_has_seen_and_shows_next_sentences(run_file: Path) -> None:
-    seen = metrics(run_file.parent / "out")[-1]["validation"]["builtin"]
-    found = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)["sources"]["builtin"]
+    seen = metrics(run_file.parent / "out")[-1]["validation"]["sentences"]
+    found = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)["sources"]["sentences"]
     assert found == pytest.approx(seen, rel=1e-5)
     assert found["packs"] == 20
     shown = evenpack("evaluate", run_file).stdout
@@ -115,14 +123,12 @@ def test_transformers_gives_our_logits_and_knows_the_padding(exported: Path) -> 
 
 def test_what_is_exported_is_the_model_that_was_trained(run_file: Path, exported: Path) -> None:
     """Not only alike there and here: its loss on the held-out pairs is that of the run."""
-    from evenpack.config import load_run_file
-    from evenpack.engine.config import RunConfig
     from evenpack.engine.distributed import World
     from evenpack.engine.evaluate import evaluate_model
     from evenpack.engine.resolve import open_run
 
     config = load_run_file(run_file, RunConfig, [])
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    found = evaluate_model(from_huggingface(exported), open_run(config), world)["builtin"]
-    seen = metrics(run_file.parent / "out")[-1]["validation"]["builtin"]
+    found = evaluate_model(from_huggingface(exported), open_run(config), world)["sentences"]
+    seen = metrics(run_file.parent / "out")[-1]["validation"]["sentences"]
     assert found.to_json() == pytest.approx(seen, rel=1e-5)

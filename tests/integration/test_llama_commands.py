@@ -1,4 +1,7 @@
-"""Llama through the whole command line: two ranks with LAMB, evaluation, and what transformers makes of it."""
+"""Llama through the commands, around two ranks with LAMB: evaluation, and what transformers makes of it.
+
+How a command starts ranks depends on no family: test_commands.py has that.
+"""
 
 import json
 import math
@@ -7,30 +10,37 @@ from pathlib import Path
 import pytest
 import torch
 from batches import build_batch
-from small_run import evenpack, evenpack_process, metrics
+from small_run import evenpack, metrics, train_on, write_corpus
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
 from evenpack.models.huggingface import from_huggingface
-from evenpack.testing import run_values, write_run_file
+from evenpack.testing import run_ranks, run_values, write_run_file
 
 STEPS, VOCABULARY = 4, 300
 
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared run over the built-in corpus, trained on two ranks."""
+    """A prepared run, trained on two ranks."""
     folder = tmp_path_factory.mktemp("llama")
+    write_corpus(folder / "words.jsonl", documents=600, first=0)
     values = run_values(
         "llama",
         folder,
-        data={"validation_fraction": 0.02, "tokenizer": {"kind": "train", "vocabulary_size": VOCABULARY}},
+        data={
+            "sources": {"words": {"kind": "jsonl", "path": str(folder / "words.jsonl")}},
+            "validation_fraction": 0.1,
+            "tokenizer": {"kind": "train", "vocabulary_size": VOCABULARY},
+        },
         model={"hidden_size": 32, "heads": 4, "key_value_heads": 2, "feed_forward_size": 48},
         training={"steps": STEPS, "evaluate_every_steps": STEPS, "evaluation_packs": 20},
         optimizer={"kind": "lamb", "learning_rate": 0.1},
     )
     path = write_run_file(folder / "run.yaml", values)
     evenpack("prepare", path)
-    evenpack_process("train", path, options=["--cpu-ranks", "2"])
+    run_ranks(train_on, 2, load_run_file(path, RunConfig))
     return path
 
 
@@ -39,8 +49,8 @@ def test_two_ranks_learn_and_evaluate_finds_what_training_has_seen(run_file: Pat
     losses = [record["loss"] for record in records]
     assert losses[0] == pytest.approx(math.log(VOCABULARY), rel=0.05)
     assert losses[-1] < losses[0]
-    seen = records[-1]["validation"]["builtin"]
-    found = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)["sources"]["builtin"]
+    seen = records[-1]["validation"]["words"]
+    found = json.loads(evenpack("evaluate", run_file, options=["--json"]).stdout)["sources"]["words"]
     assert found == pytest.approx(seen, rel=1e-5)
 
 
