@@ -60,7 +60,7 @@ def small_run_values(folder: Path) -> RunValues:
             "pack_length": 64,
         },
         model={"dropout": 0.1},
-        training={"steps": STEPS, "evaluate_every_steps": 4, "checkpoint_every_steps": 4},
+        training={"steps": STEPS, "evaluate_every_steps": 4, "evaluation_packs": 12, "checkpoint_every_steps": 4},
         schedule={"warmup_steps": 2},
     )
 

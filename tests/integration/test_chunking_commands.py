@@ -79,7 +79,7 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     del values["data"]["prepared_dir"]
     values["model"] |= {"positions": "alibi"}
     values["training"] |= {"steps": None, "epochs": 1, "evaluate_every_steps": 100, "checkpoint_every_steps": None}
-    values["training"] |= {"packs_per_micro_batch": 32, "packs_per_step": 64}
+    values["training"] |= {"packs_per_micro_batch": 32, "packs_per_step": 64, "evaluation_packs": None}
     write_run_file(folder / "run.yaml", values)
     study = {
         "study": {"name": "tiny", "output_dir": str(folder / "study")},

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pair_sources import pair_run_values
-from small_run import evenpack, metrics, train_on
+from small_run import EXACT, evenpack, metrics, steps, train_on
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.testing import run_ranks, write_run_file
+from evenpack.testing import changed, run_ranks, write_run_file
 
 STEPS = 3
 
@@ -33,7 +33,10 @@ MASKS = ("data.recipe.static_masks.share=0.25", "data.recipe.static_masks.max_pr
 def test_prepare_train_and_evaluate_with_masks_drawn_once(run_file: Path) -> None:
     out = run_file.parent
     evenpack("prepare", run_file, *MASKS)
-    run_ranks(train_on, 2, load_run_file(run_file, RunConfig, MASKS))
+    config = load_run_file(run_file, RunConfig, MASKS)
+    without_loaders = changed(config, run={"output_dir": out / "alone"}, training={"loader_workers": 0})
+    run_ranks(train_on, 2, config, without_loaders)
+    assert steps(out / "out", *EXACT) == steps(out / "alone", *EXACT)
     records = metrics(out / "out")
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     assert records[0]["token_loss"] == pytest.approx(math.log(120), rel=0.05)

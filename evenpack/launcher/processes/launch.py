@@ -98,7 +98,8 @@ def plan_launch(
         devices = hosts_of(hostfile, num_gpus)
         _refuse_shell_characters([str(run_file), *overrides])
     else:
-        devices = local_devices(num_gpus, cpu_ranks, cuda_count=cuda_devices(), environment=os.environ)
+        cuda_count = cuda_devices() if cpu_ranks is None else 0  # counting them imports torch
+        devices = local_devices(num_gpus, cpu_ranks, cuda_count=cuda_count, environment=os.environ)
         extra = [*_local_options(extra), *extra]
     if devices.kind == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"

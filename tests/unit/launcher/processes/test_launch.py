@@ -48,6 +48,15 @@ def test_a_cpu_gets_two_ranks_unless_another_number_is_asked_for_and_the_choice_
     assert asked.devices.choice == "5 ranks on the CPU (as asked), 1 of 8 cores each"
 
 
+def test_ranks_on_the_cpu_do_not_wait_until_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[None] = []
+    monkeypatch.setattr(launch, "cuda_devices", lambda: counted.append(None) or 0)
+    plan_launch(RUN, [], num_gpus=None, cpu_ranks=2, hostfile=None)
+    assert counted == []
+    plan_launch(RUN, [], num_gpus=None, hostfile=None)
+    assert counted == [None]
+
+
 def test_gpus_that_are_asked_for_are_never_taken_for_cpu_ranks() -> None:
     with pytest.raises(ConfigError, match=r"--num-gpus 8: PyTorch sees no CUDA device .* say --cpu-ranks 8"):
         local_devices(8, cuda_count=0, environment={})
