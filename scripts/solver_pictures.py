@@ -1,6 +1,5 @@
 """Pictures of the packers that ask a solver: it is listened to while the real algorithm runs."""
 
-import importlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from packing_example import (
     packed,
     picture,
 )
+from scipy import optimize
 from svg import FAINT, INK, rectangle, text
 
 from evenpack.data.packing import Packing, Strategy
@@ -46,23 +46,22 @@ class _Round:
 
 
 @contextmanager
-def _listening(module: str, solver: str) -> Iterator[list[tuple[tuple[Any, ...], dict[str, Any], Any]]]:
-    """Collects (arguments, keywords, answer) of each call of a module's solver."""
+def _listening(solver: str) -> Iterator[list[tuple[tuple[Any, ...], dict[str, Any], Any]]]:
+    """Collects (arguments, keywords, answer) of each call of a solver of SciPy, which packers import to solve."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
-    owner = importlib.import_module(f"evenpack.data.packing.{module}")
-    solve = getattr(owner, solver)
+    solve = getattr(optimize, solver)
 
     def listen(*arguments: Any, **keywords: Any) -> Any:
         answer = solve(*arguments, **keywords)
         calls.append((arguments, keywords, answer))
         return answer
 
-    with mock.patch.object(owner, solver, listen):
+    with mock.patch.object(optimize, solver, listen):
         yield calls
 
 
 def draw_cutting_stock() -> str:
-    with _listening("cutting_stock", "linprog") as calls:
+    with _listening("linprog") as calls:
         packing = packed("cutting_stock")
     rounds = [_round(*call) for call in calls]
     first, last = rounds[0], rounds[-1]
@@ -168,7 +167,7 @@ class _Mixture:
 
 
 def draw_least_squares(algorithm: str, aim: str) -> str:
-    with _listening("least_squares", "nnls") as calls:
+    with _listening("nnls") as calls:
         packing = packed(algorithm)
     (matrix, _), _, (answer, _) = calls[0]
     mixture = _mixture(matrix[:PACK_LENGTH], answer)

@@ -1,8 +1,75 @@
 """Importing this lets shapes and types in the package's signatures be checked, in whichever process imports it.
 
-A module with a name of its own: ranks import it by that, and several folders of tests have a `conftest`.
+A module with a name of its own: ranks import it by that, and several folders of tests have a `conftest`. jaxtyping's
+hook puts its decorator on each function; the one that it finds here checks parameters once, not twice for the sake of
+messages, and asks jaxtyping alone about signatures with shapes. The tests would take half as long again with the other.
 """
 
-from jaxtyping import install_import_hook
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
 
-install_import_hook("evenpack", "beartype.beartype")
+import jaxtyping
+from beartype import beartype
+
+_scope = functools.partial(jaxtyping.jaxtyped, "context")
+"""Of one call, within which axes of one name have one size."""
+
+
+def checked(target: Any = None, **_: Any) -> Any:
+    """Decorates what `jaxtyping.jaxtyped` does: functions, methods, properties, and of dataclasses `__init__`."""
+    if target is None:
+        return checked
+    if inspect.isclass(target):
+        if dataclasses.is_dataclass(target) and "__init__" in vars(target):
+            target.__init__ = checked(target.__init__)
+        return target
+    if isinstance(target, classmethod | staticmethod):
+        return type(target)(checked(target.__func__))
+    if isinstance(target, property):
+        return property(*(part and _checked_function(part) for part in (target.fget, target.fset, target.fdel)))
+    return _checked_function(target)
+
+
+def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    written = getattr(function, "__annotations__", {})
+    if not written or hasattr(function, "__wrapped__"):
+        return function
+    hints = {name: _resolved(hint, function) for name, hint in written.items()}
+    function.__annotations__ = hints
+    by_type: Callable[..., Any] = beartype(function)
+    function.__annotations__ = by_type.__annotations__ = written
+    if not any(map(_has_shape, hints.values())):
+        return by_type
+
+    @functools.wraps(function)
+    def by_type_and_shape(*arguments: Any, **named: Any) -> Any:
+        with _scope():
+            return by_type(*arguments, **named)
+
+    return by_type_and_shape
+
+
+def _resolved(hint: Any, function: Callable[..., Any]) -> Any:
+    """What a quoted hint names; anything, where that is imported for type checkers alone."""
+
+    def holder(value: Any) -> None: ...
+
+    holder.__annotations__ = {"value": hint}
+    try:
+        return typing.get_type_hints(holder, function.__globals__, include_extras=True)["value"]
+    except Exception:  # whatever the name's evaluation raises
+        return Any
+
+
+def _has_shape(hint: Any) -> bool:
+    if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
+        return True
+    return any(map(_has_shape, typing.get_args(hint)))
+
+
+jaxtyping.jaxtyped = checked
+jaxtyping.install_import_hook("evenpack", "beartype.beartype")

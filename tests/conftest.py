@@ -15,7 +15,8 @@ import checked_types  # noqa: F401 - before anything of evenpack
 
 from evenpack.testing import preload
 
-preload("checked_types")  # ranks that tests start check shapes and types, too
+# Ranks that tests start check shapes and types, too; the others are what nearly all of them import.
+preload("checked_types", "pytest", "evenpack.launcher.cli.app")
 
 
 @pytest.fixture(autouse=True, scope="session")

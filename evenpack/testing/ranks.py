@@ -4,6 +4,7 @@ Importing torch and DeepSpeed takes each rank seconds, so one process of this ma
 is forked from it: new processes with a state of their own, in a tenth of a second.
 """
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 _HEAVY = (
+    "evenpack.testing",
     "evenpack.engine.train",
     "deepspeed",
     "torch._dynamo",  # every optimizer of torch imports it when it is built
@@ -146,6 +148,7 @@ def _collect(answers: list[Connection], deadline: float) -> list[tuple[bool, Any
 def _rank_main(
     answer: Connection, environment: dict[str, str], preloaded: Sequence[str], call: tuple[str, str, tuple[Any, ...]]
 ) -> None:
+    gc.freeze()  # or each collection would go through all that was imported, half a second each, and copy it
     os.environ.clear()
     os.environ.update(environment)
     try:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from batches import build_batch, random_sequences
@@ -50,6 +51,10 @@ class Report:
     """Relative error."""
     update: float
     """Relative error of what the updates changed, all parameters together."""
+
+
+Reference = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
+"""The first gradient of each parameter; its norm before clipping; the last weights, all parameters together."""
 
 
 def make_packs() -> list[list[list[int]]]:
@@ -124,13 +129,10 @@ def unpacked_batches() -> list[PackedBatch]:
     ]
 
 
-def compare(world: World, config: RunConfig, setting: Setting) -> Report:
+def compare(world: World, config: RunConfig, setting: Setting, reference: Reference) -> Report:
     """One engine against torch alone: the gradient, its norm, and updates."""
-    precision = config.training.precision
-    accumulation = setting.accumulation
-    mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=accumulation)
-    split = (1, 1) if precision == "fp32" else (world.size, accumulation)
-    gradients, norm, updated = train_reference(precision, setting.clipping, *split)
+    mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=setting.accumulation)
+    gradients, norm, updated = (list(map(torch.from_numpy, arrays)) for arrays in reference)
     start = make_model()
     engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
     seen = spy_on_gradients(engine)
@@ -141,8 +143,8 @@ def compare(world: World, config: RunConfig, setting: Setting) -> Report:
         setting=setting,
         tokens=tuple(world.all_gather(sum(batch.local_counts.tokens for batch in mine))),
         gradient=max(relative(ours, theirs) for ours, theirs in zip(seen, gradients, strict=True)),
-        gradient_norm=relative(result.gradient_norm, norm),
-        update=relative(flat(engine.model) - flat(start), updated - flat(start)),
+        gradient_norm=relative(result.gradient_norm, norm[0]),
+        update=relative(flat(engine.model) - flat(start), updated[0] - flat(start)),
     )
     engine.deepspeed.destroy()
     return report
@@ -169,11 +171,14 @@ def updates(config: RunConfig) -> int:
     return 3 if config.training.precision == "fp32" else 1
 
 
+def reference_of(setting: Setting, *, ranks: int) -> Reference:
+    split = (1, 1) if setting.precision == "fp32" else (ranks, setting.accumulation)
+    return train_reference(setting.precision, setting.clipping, *split)
+
+
 @cache
-def train_reference(
-    precision: str, clipping: float | None, ranks: int, accumulation: int
-) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Updates by torch's AdamW and torch's clipping: the first gradient, its norm before clipping, the last weights.
+def train_reference(precision: str, clipping: float | None, ranks: int, accumulation: int) -> Reference:
+    """Updates by torch's AdamW and torch's clipping.
 
     In FP32 every sequence of the step is computed by itself. In bfloat16 other shapes would round otherwise, so only
     the split may differ: the micro-batches of all ranks follow one another.
@@ -203,7 +208,8 @@ def train_reference(
         for group in optimizer.param_groups:
             group["lr"] = section.learning_rate * (1.0 - 0.9 * update / config.training.steps)
         optimizer.step()
-    return first, torch.nn.utils.get_total_norm(first), flat(model)
+    norm, last = torch.nn.utils.get_total_norm(first), flat(model)
+    return [gradient.numpy() for gradient in first], [norm.numpy()], [last.numpy()]
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -255,15 +261,18 @@ def seeds_of_two_steps(world: World) -> list[int]:
     return seen
 
 
-def measure(world: World) -> tuple[list[Report], float, list[int]]:
+def measure(world: World, references: list[Reference]) -> tuple[list[Report], float, list[int]]:
     """Everything about one number of ranks, in one process group."""
-    reports = [compare(world, run_config(setting, ranks=world.size), setting) for setting in settings()]
+    reports = [
+        compare(world, run_config(setting, ranks=world.size), setting, reference)
+        for setting, reference in zip(settings(), references, strict=True)
+    ]
     return reports, naive_mean(world), seeds_of_two_steps(world)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_any_split_gives_the_gradient_and_the_updates_of_one_unpacked_batch(ranks: int):
-    measured = run_ranks(measure, ranks)
+    measured = run_ranks(measure, ranks, [reference_of(setting, ranks=ranks) for setting in settings()])
     for reports, naive_error, _ in measured:
         assert len(reports) == len(settings())
         assert naive_error > 0.05, "a mean of means would pass as well"
