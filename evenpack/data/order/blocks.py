@@ -128,7 +128,9 @@ def open_blocks(directory: Path) -> tuple[Blocks, Integer[np.ndarray, " sequence
     """
     try:
         description: dict[str, Any] = json.loads((directory / _DESCRIPTION).read_bytes())
-        arrays = {name: np.load(directory / f"block_{name}.npy") for name in _array_names()}
+        arrays = {
+            name: np.load(directory / f"block_{name}.npy", mmap_mode="r").view(np.ndarray) for name in _array_names()
+        }
         blocks = Blocks(pack_length=description["pack_length"], algorithms=tuple(description["algorithms"]), **arrays)
         return blocks, np.load(directory / _SORTED, mmap_mode="r").view(np.ndarray)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -65,6 +65,7 @@ class Meter:
         self._progress = progress
         self._total_bytes = dict(total_bytes)
         self._latest: dict[str, PrepareState] = {}
+        self._shuffle: PrepareState | None = None
         self._pairs: PrepareState | None = None
         """Of the source whose pairs are being made."""
 
@@ -72,6 +73,7 @@ class Meter:
         if state.stage in ("tokens", "shards"):
             self._latest[state.source] = state
         self._pairs = state if state.stage == "pairs" else None
+        self._shuffle = state if state.stage == "shuffle" else None
         self._progress.update(state)
 
     def note(self, message: str) -> None:
@@ -80,8 +82,11 @@ class Meter:
     def needed_bytes(self) -> int | None:
         """What is still to be written, if it goes on as before; None before anything was.
 
-        While pairs are made it is what this source's still take: of pairs to come after them nothing is known.
+        While pairs are made, or sequences shuffled, it is what this source's still take: of what comes after them
+        nothing is known.
         """
+        if self._shuffle is not None:  # each byte that is read is written once, with a length, an id and an index
+            return (self._shuffle.total_bytes - self._shuffle.bytes_read) * 9 // 8
         states = list(self._latest.values()) if self._pairs is None else [self._pairs]
         total = sum(self._total_bytes.values()) if self._pairs is None else self._pairs.total_bytes
         read = sum(state.bytes_read for state in states)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from evenpack.data.prepare.progress import PrepareState, Progress
 from evenpack.data.sequences import SequenceView
 from evenpack.data.sequences.shuffled import SHUFFLED, SOURCE_IDS, OrderedView, ShuffledView
 from evenpack.data.shuffle.config import GridShuffle
-from evenpack.data.shuffle.grid import choose_grid
-from evenpack.data.shuffle.shuffle import GridShuffler
+from evenpack.data.shuffle.grid import Grid, choose_grid
+from evenpack.data.shuffle.shuffle import GridShuffler, remove_shuffle
 from evenpack.data.tokens.file import TokenFile, column_path, read_journal
 from evenpack.data.tokens.index import bin_path, index_path
 
 
-def shuffled(
+def in_training_order(
     view: SequenceView,
     folder: Path,
     config: DataConfig,
@@ -30,7 +31,8 @@ def shuffled(
     tokens_checksum: str,
     progress: Progress,
 ) -> SequenceView:
-    """The sequences of the view as a shuffle has written them to `folder`, that of the source.
+    """The sequences of the view as a grid shuffle has written them to `folder`, that of the source; the view itself
+    where there is none to be made, and what an earlier call left of one is removed.
 
     Args:
         tokens_checksum: of the documents' tokens, which tells one token file from another.
@@ -38,8 +40,10 @@ def shuffled(
     Raises: DataError if the grid cannot keep its memory limit, or if what an earlier call left is damaged; RunError if
     the disk is full.
     """
+    if not isinstance(config.shuffle, GridShuffle) or view.count == 0:
+        remove_shuffle(folder)
+        return view
     assert isinstance(view, OrderedView), "the configuration takes no other recipes"
-    assert isinstance(config.shuffle, GridShuffle), "the caller asks before"
     tokens = view.accounting.tokens_kept
     token_bytes = tokens * view.token_file.dtype.itemsize
     grid = choose_grid(
@@ -72,7 +76,7 @@ def shuffled(
         grid=grid,
         folder=folder,
         vocabulary_size=vocabulary.vocabulary_size,
-        origin=_origin(config, tokens_checksum),
+        origin=_origin(config, tokens_checksum, grid),
         told=told,
     ).run()
     return ShuffledView(view, TokenFile(folder / SHUFFLED))
@@ -90,13 +94,12 @@ def shuffled_files(folder: Path, directory: Path) -> dict[str, FileRecord]:
     return {name: FileRecord.of(path, name, checksums[path.name]) for name, path in zip(names, paths, strict=True)}
 
 
-def _origin(config: DataConfig, tokens_checksum: str) -> dict[str, Any]:
+def _origin(config: DataConfig, tokens_checksum: str, grid: Grid) -> dict[str, Any]:
     """What decides which sequences there are and where each goes."""
     section = data_section(config)
-    del section["shuffle"]["block_tokens"]
     return {
         "tokens": tokens_checksum,
         "recipe": section["recipe"],
         "validation_fraction": section["validation_fraction"],
-        "shuffle": section["shuffle"],
+        "grid": asdict(grid),
     }

@@ -27,13 +27,12 @@ from evenpack.data.prepare.origins import Origin, input_files, sentence_language
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
 from evenpack.data.prepare.progress import Progress
 from evenpack.data.prepare.shared_tokens import SharedTokens, recorded_path
-from evenpack.data.prepare.shuffling import shuffled, shuffled_files
+from evenpack.data.prepare.shuffling import in_training_order, shuffled_files
 from evenpack.data.prepare.splits import split_files, store_split
 from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
-from evenpack.data.sequences import PAIRS, SequenceView, build_view
+from evenpack.data.sequences import PAIRS, SequenceView, build_view, open_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
 from evenpack.data.sequences.sentences import SentenceIndex
-from evenpack.data.shuffle.config import GridShuffle
 from evenpack.data.sources.config import MegatronSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.held_out import held_out
@@ -180,8 +179,8 @@ class SourcePreparation:
         splits = {}
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
             view = make_view(split, written.token_file, np.flatnonzero(chosen))
-            if split == "train" and isinstance(self.config.shuffle, GridShuffle):
-                view = self._shuffled(view, written)
+            if split == "train":
+                view = self._in_training_order(view, written)
             splits[split] = store_split(self.folder / split, view, self.config, split=split)
         if splits["train"].packing is None:
             accounting = splits["train"].accounting
@@ -206,9 +205,9 @@ class SourcePreparation:
         )
         return record, self._files(written)
 
-    def _shuffled(self, view: SequenceView, written: _WrittenTokens) -> SequenceView:
+    def _in_training_order(self, view: SequenceView, written: _WrittenTokens) -> SequenceView:
         tokens = written.checksums.get(bin_path(written.token_file.prefix).name)
-        return shuffled(
+        return in_training_order(
             view,
             self.folder,
             self.config,
@@ -226,9 +225,8 @@ class SourcePreparation:
         assert isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe), "pairs have a maker of their own"
         if folder.exists():
             shutil.rmtree(folder)  # an interrupted call may have had another recipe
-        view = build_view(recipe, token_file, documents)
-        view.save(folder)
-        return view
+        build_view(recipe, token_file, documents).save(folder)
+        return open_view(folder, token_file)  # mapped, so that no document takes memory from here on
 
     def _pairs_view(
         self,

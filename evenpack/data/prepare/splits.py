@@ -34,7 +34,7 @@ def _store_blocks(folder: Path, view: SequenceView, config: DataConfig, *, block
         return packed(histogram, config.packing, pack_length=config.pack_length)
 
     tokens = view.accounting.tokens_kept
-    bounds = equal_parts(length_chunks(view), tokens=tokens, parts=max(1, round(tokens / block_tokens)))
+    bounds = equal_parts(length_chunks(view), total=tokens, parts=max(1, round(tokens / block_tokens)))
     return store_blocks(folder, view, sorted(set(bounds)), packer)
 
 

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from evenpack.data.config import OF_THE_LOSS, Recipe
 from evenpack.data.sequences.accounting import TokenAccounting
+from evenpack.data.tokens.array_file import release_mapped_pages
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 from evenpack.files import atomic_open, fsync_directory, write_json
@@ -117,6 +118,12 @@ class StoredView:
 
     def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
         return None
+
+    def release_pages(self) -> None:
+        """Takes what was read of the view's and the tokens' files out of this process' memory; it can be read again."""
+        self.token_file.release_pages()
+        for name in _array_names(type(self)):
+            release_mapped_pages(getattr(self, name))
 
     def save(self, directory: Path) -> None:
         """Stores the view. The description goes first and comes last, so that a folder with one is whole."""

@@ -62,14 +62,17 @@ class ColumnFolder:
     id_type: np.dtype
     buffer: TokenBuffer
 
-    def read(self, column: int) -> Column | None:
-        """None unless the column is whole."""
+    def read(self, column: int, *, rows: int) -> Column | None:
+        """None unless the column is whole. Raises: DataError if its record is not one of so many rows."""
         path = self._path(column, "json")
         if not path.is_file():
             return None
         try:
             values = json.loads(path.read_bytes())
-            return Column(shards=tuple(Shard(**shard) for shard in values["shards"]), content=values["content"])
+            found = Column(shards=tuple(Shard(**shard) for shard in values["shards"]), content=values["content"])
+            if len(found.shards) != rows:
+                raise ValueError(f"{len(found.shards)} shards, expected {rows}")
+            return found
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(
                 f"{path} is no record of a column ({error}); remove {self.folder} and prepare again"
@@ -121,7 +124,7 @@ class ColumnFolder:
             tokens[place : place + len(read)] = read
             place += len(read)
             if index % _CHUNKS_MAPPED == 0:
-                view.token_file.release_pages()
+                view.release_pages()
             told(place * tokens.itemsize)
         return Sequences(tokens=tokens, lengths=lengths, ids=np.arange(first, stop).astype(self.id_type))
 
@@ -144,13 +147,16 @@ def _write_shard(sequences: Sequences, order: np.ndarray, files: tuple[IO[Any], 
 
 
 def _read(path: Path, offset: int, into: memoryview) -> None:
-    """Raises: DataError if the file ends before."""
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while into:
-            read = file.readinto(into)
-            if not read:
-                raise DataError(
-                    f"{path} ends after {path.stat().st_size} bytes: remove {path.parent} and prepare again"
-                )
-            into = into[read:]
+    """Raises: DataError if the file is not there, or ends before."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while into:
+                read = file.readinto(into)
+                if not read:
+                    raise DataError(
+                        f"{path} ends after {path.stat().st_size} bytes: remove {path.parent} and prepare again"
+                    )
+                into = into[read:]
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is gone: remove {path.parent} and prepare again") from error

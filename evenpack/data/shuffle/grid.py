@@ -92,19 +92,19 @@ def choose_grid(
     return Grid(rows=rows or least, columns=columns or least, seed=seed)
 
 
-def equal_parts(lengths: Iterable[Integer[np.ndarray, " chunk"]], *, tokens: int, parts: int) -> list[int]:
-    """Cuts sequences, whose lengths come array by array, into parts of nearly equal tokens.
+def equal_parts(sizes: Iterable[Integer[np.ndarray, " chunk"]], *, total: int, parts: int) -> list[int]:
+    """Cuts sequences, whose sizes come array by array and sum to `total`, into parts of nearly equal sizes.
 
-    Returns: the first sequence of each part, and the number of sequences; parts may be empty only where there are more
-    of them than sequences.
+    Returns: the first sequence of each part, and the number of sequences. A part is empty where a sequence before it is
+    as large as several parts.
     """
     bounds = [0]
-    seen_tokens = seen_sequences = 0
-    for chunk in lengths:
-        ends = seen_tokens + np.cumsum(chunk, dtype=np.int64)
-        while len(bounds) < parts and (goal := tokens * len(bounds) // parts) <= (ends[-1] if len(ends) else 0):
+    seen = seen_sequences = 0
+    for chunk in sizes:
+        ends = seen + np.cumsum(chunk, dtype=np.int64)
+        while len(bounds) < parts and (goal := total * len(bounds) // parts) <= (ends[-1] if len(ends) else 0):
             bounds.append(seen_sequences + int(np.searchsorted(ends, goal)) + 1)
-        seen_tokens = int(ends[-1]) if len(ends) else seen_tokens
+        seen = int(ends[-1]) if len(ends) else seen
         seen_sequences += len(chunk)
     return [*bounds, *[seen_sequences] * (parts + 1 - len(bounds))]
 
@@ -116,4 +116,5 @@ def _least_memory(corpus: int) -> int:
 
 
 def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB"
+    """Rounded up, so that what is advised is enough."""
+    return f"{math.ceil(100 * size / (1 << 30)) / 100:.2f} GiB"

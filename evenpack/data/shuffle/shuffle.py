@@ -12,20 +12,31 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evenpack.data.order.plan import sequence_id_type
 from evenpack.data.sequences.shuffled import SHUFFLED, SOURCE_IDS, OrderedView
 from evenpack.data.sequences.view import length_chunks
 from evenpack.data.shuffle.columns import Column, ColumnFolder
-from evenpack.data.shuffle.grid import Grid, equal_parts
+from evenpack.data.shuffle.grid import BYTES_PER_SEQUENCE, Grid, equal_parts
 from evenpack.data.shuffle.rows import append_row
 from evenpack.data.shuffle.sequences import TokenBuffer, add_contents
 from evenpack.data.tokens.file import Journal, TokenFileWriter, read_journal
-from evenpack.errors import RunError
+from evenpack.data.tokens.journal import journal_path
+from evenpack.errors import DataError, RunError
 
 _COLUMNS = "shuffle_columns"
 
 Told = Callable[[int, int], None]
 """Called with the sequences written and the bytes read so far, of twice the bytes of all sequences."""
+
+
+def remove_shuffle(folder: Path) -> None:
+    """Removes what a shuffle has left or finished in the folder of a source, the journal that vouches for it first."""
+    journal_path(folder / SHUFFLED).unlink(missing_ok=True)
+    for path in folder.glob(f"{SHUFFLED}*"):
+        path.unlink()
+    shutil.rmtree(folder / _COLUMNS, ignore_errors=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,19 +83,19 @@ class GridShuffler:
     def _clear_unless_begun(self, prefix: Path) -> None:
         journal = read_journal(prefix)
         if journal is None or journal.state.get("origin") != self.origin:
-            shutil.rmtree(self.folder / _COLUMNS, ignore_errors=True)
-            for path in self.folder.glob(f"{SHUFFLED}*"):
-                path.unlink()
+            remove_shuffle(self.folder)
 
     def _write_columns(self) -> tuple[Column, ...]:
-        tokens = self.view.accounting.tokens_kept
-        bounds = equal_parts(length_chunks(self.view), tokens=tokens, parts=self.grid.columns)
         folder = self._column_folder
         token_bytes = self.view.token_file.dtype.itemsize
+        # What a column takes in memory is to be equal, also where short sequences lie together.
+        sizes = (chunk.astype(np.int64) * token_bytes + BYTES_PER_SEQUENCE for chunk in length_chunks(self.view))
+        total = token_bytes * self.view.accounting.tokens_kept + BYTES_PER_SEQUENCE * self.view.count
+        bounds = equal_parts(sizes, total=total, parts=self.grid.columns)
         columns: list[Column] = []
         bytes_before = 0
         for index in range(self.grid.columns):
-            column = folder.read(index) or folder.write(
+            column = folder.read(index, rows=self.grid.rows) or folder.write(
                 index,
                 self.view,
                 self.grid,
@@ -94,6 +105,11 @@ class GridShuffler:
             )
             columns.append(column)
             bytes_before += column.tokens * token_bytes
+        if sum(column.sequences for column in columns) != self.view.count:
+            raise DataError(
+                f"{folder.folder} holds columns of another grid: remove it and {self.folder / SHUFFLED}.* and prepare "
+                "again"
+            )
         return tuple(columns)
 
     def _tell_read(self, before: int, of_column: int) -> None:

@@ -92,6 +92,8 @@ def check_run(config: RunConfig) -> None:
             f"a shuffle study looks at the order of one source, found {', '.join(config.data.sources)}: give one "
             "source with several files"
         )
+    if config.training.skip_steps:
+        raise ConfigError("a shuffle study looks at the loss of every step: leave training.skip_steps out")
     if config.training.packs_per_step is None:
         raise ConfigError("a shuffle study needs training.packs_per_step: it looks at steps of packs")
 

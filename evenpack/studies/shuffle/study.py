@@ -56,7 +56,7 @@ def run_study(
 def _report(study: ShuffleStudyConfig, ended: Sequence[EndedRun], plot: Path | None) -> Report:
     finished = _finished(study, ended)
     orders = _orders(study, finished)
-    borders = max((one.borders for one in orders), key=len, default=())
+    borders = _borders_of_corpus(orders, finished)
     losses = {arm: {run.seed: read_losses(run.config) for run in runs} for arm, runs in finished.items()}
     around = study.shuffle.steps_around_border
     jumps = {arm: jumps_at(of_seed, borders, around=around) for arm, of_seed in losses.items()}
@@ -104,6 +104,14 @@ def _orders(study: ShuffleStudyConfig, finished: dict[str, list[StudyRun]]) -> l
     orders = [measure_order(arm, runs[0].config, study.shuffle) for arm, runs in finished.items() if runs]
     reference = finished[study.shuffle.reference]
     return [*orders, *(measure_simulated(reference[0].config, study.shuffle) if reference else ())]
+
+
+def _borders_of_corpus(orders: Sequence[ArmOrder], finished: dict[str, list[StudyRun]]) -> tuple[int, ...]:
+    """Where the blocks of the corpus in its own order begin: in the first arm of the kind `blocks`; else nowhere."""
+    for one in orders:
+        if one.borders and finished[one.arm][0].config.data.shuffle.kind == "blocks":
+            return one.borders
+    return ()
 
 
 def _devices(finished: dict[str, list[StudyRun]]) -> list[str]:

@@ -117,6 +117,34 @@ def test_a_call_that_was_interrupted_between_the_passes_ends_up_with_the_same_fi
     assert contents(directory) == contents(shuffled)
 
 
+@pytest.mark.parametrize("finished_one", [False, True])
+def test_a_shuffle_that_is_given_up_leaves_nothing_behind(
+    corpus: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, finished_one: bool
+) -> None:
+    directory, append_row = tmp_path / "data", shuffle.append_row
+
+    def stop(*arguments: object) -> int:
+        if arguments[-1] == 1 and (not finished_one or list(directory.rglob("wiki/shuffled.idx"))):
+            raise StoppedRowError
+        return append_row(*arguments)
+
+    monkeypatch.setattr(shuffle, "append_row", stop)
+    with pytest.raises(StoppedRowError):
+        prepare(two_sources(corpus, shuffle=GRID), directory)
+    assert bool(list(directory.rglob("wiki/shuffled.idx"))) == finished_one
+    prepare(two_sources(corpus), directory)
+    assert contents(directory) == contents(finished)
+
+
+@pytest.mark.parametrize("kind", ["permutation", "grid", "blocks"])
+def test_a_source_that_leaves_no_sequence_is_refused_whatever_the_shuffle(
+    corpus: Path, tmp_path: Path, kind: str
+) -> None:
+    recipe = {"kind": "documents", "max_sequence_length": 64, "minimum_document_length": 100_000}
+    with pytest.raises(DataError, match="leaves no sequence to train on"):
+        prepare(two_sources(corpus, shuffle=kind, recipe=recipe), tmp_path / "data")
+
+
 def test_blocks_alone_leave_the_files_and_their_order(corpus: Path, tmp_path: Path, finished: Path) -> None:
     config = two_sources(corpus, shuffle={"kind": "blocks", "block_tokens": 2000})
     prepare(config, tmp_path / "data")

@@ -28,14 +28,15 @@ def test_rows_and_columns_of_a_great_corpus_keep_the_limit_and_are_no_smaller_th
     assert held / (grid.columns - 1) * grid.columns > 0.8 * (memory - PROGRAM_BYTES)
 
 
-def test_a_limit_that_no_grid_can_keep_is_refused_with_one_that_can() -> None:
-    corpus = {"token_bytes": 2 * 10**12, "sequences": 2 * 10**9, "seed": 1}
+@pytest.mark.parametrize("token_bytes", [2 * 10**12, 7 * 10**12, 10**12])
+def test_a_limit_that_no_grid_can_keep_is_refused_with_one_that_can(token_bytes: int) -> None:
+    corpus = {"token_bytes": token_bytes, "sequences": token_bytes // 1000, "seed": 1}
     with pytest.raises(DataError, match=r"set data.shuffle.memory to (\d+\.\d+) GiB or more") as caught:
         choose_grid(memory=GIB, **corpus)
     enough = float(str(caught.value).split("memory to ")[1].split()[0])
-    choose_grid(memory=int((enough + 0.01) * GIB), **corpus)
+    choose_grid(memory=int(enough * GIB), **corpus)
     with pytest.raises(DataError, match="of memory cannot hold a row of"):
-        choose_grid(memory=int((enough - 0.1) * GIB), **corpus)
+        choose_grid(memory=int((enough - 0.02) * GIB), **corpus)
 
 
 @pytest.mark.parametrize("asked", ["rows", "columns"])
@@ -71,7 +72,7 @@ def test_rows_columns_and_seeds_have_orders_of_their_own() -> None:
 def test_parts_follow_one_another_and_differ_by_a_sequence_at_most(lengths: list[int], parts: int, chunk: int) -> None:
     array = np.array(lengths)
     arrays = [array[start : start + chunk] for start in range(0, len(array), chunk)]
-    bounds = equal_parts(iter(arrays), tokens=int(array.sum()), parts=parts)
+    bounds = equal_parts(iter(arrays), total=int(array.sum()), parts=parts)
     assert (bounds[0], bounds[-1], len(bounds)) == (0, len(lengths), parts + 1)
     assert bounds == sorted(bounds)
     ends = np.concatenate([[0], np.cumsum(array)])

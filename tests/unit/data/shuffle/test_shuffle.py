@@ -1,6 +1,7 @@
 """Two passes over a grid: the same sequences in random order, whatever interrupted them."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from evenpack.data.config import DocumentsRecipe
 from evenpack.data.sequences.documents import DocumentsView, build_documents
 from evenpack.data.sequences.shuffled import SHUFFLED, ShuffledView
 from evenpack.data.shuffle import sequences as sequences_module
-from evenpack.data.shuffle.grid import Grid, equal_parts
+from evenpack.data.shuffle.columns import ColumnFolder
+from evenpack.data.shuffle.grid import BYTES_PER_SEQUENCE, Grid, equal_parts
 from evenpack.data.shuffle.shuffle import GridShuffler
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError, RunError
@@ -82,7 +84,7 @@ def test_every_sequence_comes_once_whole_and_with_its_id(view: DocumentsView, tm
 def test_each_row_holds_equal_shares_of_all_columns_and_no_order_is_left(view: DocumentsView, tmp_path: Path) -> None:
     shuffler(view, tmp_path).run()
     ids = opened(view, tmp_path).source_ids.astype(np.int64)
-    bounds = np.array(equal_parts([view.lengths()], tokens=view.accounting.tokens_kept, parts=GRID.columns))
+    bounds = np.array(column_bounds(view))
     places = np.searchsorted(bounds, ids, side="right") - 1
     for row in np.array_split(np.arange(view.count), GRID.rows):
         counts = np.bincount(places[row], minlength=GRID.columns)
@@ -147,9 +149,15 @@ def test_damage_between_the_passes_is_found_and_named(view: DocumentsView, tmp_p
         shuffler(view, tmp_path).run()
 
 
+def column_bounds(view: DocumentsView) -> list[int]:
+    """The first sequence of each column: equal in the memory that they take."""
+    sizes = view.lengths().astype(np.int64) * 2 + BYTES_PER_SEQUENCE
+    return equal_parts([sizes], total=int(sizes.sum()), parts=GRID.columns)
+
+
 def reports_of_columns(view: DocumentsView) -> int:
     """How often the first pass tells of itself."""
-    bounds = equal_parts([view.lengths()], tokens=view.accounting.tokens_kept, parts=GRID.columns)
+    bounds = column_bounds(view)
     return sum(len(list(sequences_module.chunks(view.lengths(a, b)))) for a, b in pairwise(bounds))
 
 
@@ -167,3 +175,45 @@ def test_sequences_that_changed_on_the_way_are_told_from_those_that_were_read(
     with pytest.raises(RunError, match=r"hashes sum to [0-9a-f]{16} and written others"):
         shuffler(view, tmp_path).run()
     assert not (tmp_path / "shuffled.idx").exists()
+
+
+def test_columns_are_equal_in_memory_where_short_sequences_lie_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By tokens alone the short half of this corpus would be one column."""
+    documents = [np.full(100, 7)] * 40 + [np.array([1, 2])] * 2000
+    token_file = write(tmp_path / "tokens", documents, vocabulary_size=VOCABULARY)
+    recipe = DocumentsRecipe(kind="documents", max_sequence_length=128)
+    skewed = build_documents(recipe, token_file, np.arange(len(documents)))
+    held = []
+    load = ColumnFolder._load
+
+    def measured(self: ColumnFolder, view: DocumentsView, first: int, stop: int, told: object) -> object:
+        loaded = load(self, view, first, stop, told)  # type: ignore[arg-type]
+        held.append(loaded.tokens.nbytes + BYTES_PER_SEQUENCE * (stop - first))
+        return loaded
+
+    monkeypatch.setattr(ColumnFolder, "_load", measured)
+    shuffler(skewed, tmp_path / "out").run()
+    assert len(held) == GRID.columns
+    assert max(held) < 1.05 * sum(held) / GRID.columns
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "00001.tokens").unlink(), r"00001.tokens is gone: remove .* and prepare again"),
+        (
+            lambda folder: (folder / "00001.json").write_text('{"shards": [], "content": 1}'),
+            "00001.json is no record of a column .0 shards, expected 3.",
+        ),
+    ],
+)
+def test_columns_that_are_not_whole_are_named(
+    view: DocumentsView, tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    with pytest.raises(StoppedShuffleError):
+        shuffler(view, tmp_path, stop_after=reports_of_columns(view) + 1).run()
+    spoil(tmp_path / "shuffle_columns")
+    with pytest.raises(DataError, match=message):
+        shuffler(view, tmp_path).run()
