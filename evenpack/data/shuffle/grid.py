@@ -29,6 +29,8 @@ _ROOM_TO_SPARE = 0.9
 _LEAST_SHARD_BYTES = 1 << 18
 """Smaller reads would make the second pass one of random access."""
 _MOST_SHARDS_OF_A_ROW = 1 << 16
+_BYTES_PER_SHARD = 256
+"""Of its record, which is kept until the end."""
 
 _COLUMN_ORDER = 0
 _ROW_ORDER = 1
@@ -77,12 +79,16 @@ def choose_grid(
     """
     corpus = token_bytes + BYTES_PER_SEQUENCE * sequences
     room = int(_ROOM_TO_SPARE * (memory - PROGRAM_BYTES))
-    if corpus > 0 and (room <= 0 or corpus > room * min(room // _LEAST_SHARD_BYTES, _MOST_SHARDS_OF_A_ROW)):
+    most = _most_columns(corpus)
+    least = next(
+        (count for count in range(max(1, corpus // max(room, 1)), most + 1) if _held(corpus, count) <= room), 0
+    )
+    if corpus > 0 and not least:
         raise DataError(
             f"a shuffle of {_gib(corpus)} needs shards of {_LEAST_SHARD_BYTES >> 10} KiB or more, which {_gib(memory)} "
             f"of memory cannot hold a row of: set data.shuffle.memory to {_gib(_least_memory(corpus))} or more"
         )
-    least = max(1, math.ceil(corpus / max(room, 1)))
+    least = max(least, 1)
     for name, asked in (("rows", rows), ("columns", columns)):
         if asked is not None and asked < least and least > 1:
             raise DataError(
@@ -109,10 +115,21 @@ def equal_parts(sizes: Iterable[Integer[np.ndarray, " chunk"]], *, total: int, p
     return [*bounds, *[seen_sequences] * (parts + 1 - len(bounds))]
 
 
+def _held(corpus: int, count: int) -> int:
+    """Bytes of a row or column in a grid of `count` x `count`, and of the records of all shards."""
+    return corpus // count + _BYTES_PER_SHARD * count**2
+
+
+def _most_columns(corpus: int) -> int:
+    """With more, shards would be too small, or too many."""
+    return max(1, min(math.isqrt(corpus // _LEAST_SHARD_BYTES), _MOST_SHARDS_OF_A_ROW))
+
+
 def _least_memory(corpus: int) -> int:
-    """Bytes with which a grid of the smallest shards is possible."""
-    room = max(math.isqrt(corpus * _LEAST_SHARD_BYTES) + _LEAST_SHARD_BYTES, math.ceil(corpus / _MOST_SHARDS_OF_A_ROW))
-    return math.ceil(room / _ROOM_TO_SPARE) + PROGRAM_BYTES
+    """Bytes with which some grid is possible: that in which rows and records together are smallest."""
+    best = round((corpus / (2 * _BYTES_PER_SHARD)) ** (1 / 3))
+    count = min(max(best, 1), _most_columns(corpus))
+    return math.ceil((_held(corpus, count) + 1) / _ROOM_TO_SPARE) + PROGRAM_BYTES + 1
 
 
 def _gib(size: int) -> str:
