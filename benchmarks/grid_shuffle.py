@@ -119,7 +119,7 @@ def shuffle_once(prefix: Path, memory: int) -> dict[str, float]:
 @contextmanager
 def _measured() -> Iterator[dict[str, float]]:
     found: dict[str, float] = {}
-    Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak of resident memory
     before, began = _counters(), time.perf_counter()
     yield found
     found |= {name: value - before[name] for name, value in _counters().items()}

@@ -10,3 +10,9 @@ Clock = Annotated[
     str,
     typer.Option(help="wall, or cpu: seconds of this process alone, on a busy machine with OMP_NUM_THREADS=1."),
 ]
+DevicesPerRun = Annotated[
+    int | None,
+    typer.Option(help="GPUs, or cores of the CPU, of each run; as many at once as fit. Default: all for one run."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs, and stop.")]
+OnlyReport = Annotated[bool, typer.Option("--only-report", help="Start nothing: report what has finished so far.")]

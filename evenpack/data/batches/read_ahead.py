@@ -7,14 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64
 
 from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.order.selection import PackedSource, PackSelection
-from evenpack.data.tokens.file import TokenFile
+from evenpack.data.sequences.view import LocatedSequences
 from evenpack.data.tokens.index import bin_path
 
 _READ_BYTES = 1 << 22
@@ -24,24 +22,12 @@ _BLOCKS_AHEAD = 2
 ByteRange = tuple[Path, int, int]
 
 
-@runtime_checkable
-class LocatedView(Protocol):
-    """A view whose sequences lie in the token file in their order."""
-
-    @property
-    def token_file(self) -> TokenFile: ...
-
-    def locate(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]: ...
-
-
 @dataclass
 class _Followed:
     """A source that has blocks."""
 
     index: int
-    view: LocatedView
+    view: LocatedSequences
     plan: BlockedPlan
     asked: list[tuple[int, int]] = field(default_factory=list)
     """The ranges of sequences that were asked for last."""
@@ -54,7 +40,7 @@ class ReadAhead:
         self._sources = [
             _Followed(index=index, view=source.view, plan=source.plan)
             for index, source in enumerate(sources)
-            if isinstance(source.plan, BlockedPlan) and isinstance(source.view, LocatedView)
+            if isinstance(source.plan, BlockedPlan) and isinstance(source.view, LocatedSequences)
         ]
         self._queue: SimpleQueue[ByteRange] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -80,7 +66,7 @@ class ReadAhead:
         self._queue.put(wanted)
 
 
-def byte_range(view: LocatedView, first: int, stop: int) -> ByteRange:
+def byte_range(view: LocatedSequences, first: int, stop: int) -> ByteRange:
     """Where the sequences `first` to `stop` lie."""
     starts, lengths = view.locate(np.array([first, stop - 1]))
     size = view.token_file.dtype.itemsize

@@ -10,7 +10,7 @@ from evenpack.data.sequences.accounting import TokenAccounting
 from evenpack.data.sequences.concat import ConcatView
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.origins import NO_SEQUENCES, Origins
-from evenpack.data.sequences.view import PaddingCounts
+from evenpack.data.sequences.view import LocatedSequences, PaddingCounts
 from evenpack.data.tokens.file import TokenFile, column_path
 from evenpack.errors import DataError
 
@@ -26,7 +26,7 @@ _SCANNED = 1 << 20
 """Sequences looked at together."""
 
 
-class ShuffledView:
+class ShuffledView(LocatedSequences):
     """A view of sequences that are the documents of `token_file`, each one segment.
 
     Pickled, it is the view and the paths.
@@ -73,22 +73,6 @@ class ShuffledView:
         self._check_ids(sequence_ids)
         return self.token_file.spans(sequence_ids)
 
-    def segments(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        _, lengths = self.locate(sequence_ids)
-        return lengths, np.ones_like(lengths)
-
-    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        return self.token_file.gather(*self.locate(sequence_ids))
-
-    def statistics(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        self._check_ids(sequence_ids)
-        lengths = lengths.astype(np.int64)
-        return np.ones_like(lengths), lengths**2
-
     def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> PaddingCounts | None:
         return None
 
@@ -109,12 +93,6 @@ class ShuffledView:
         chunks = range(0, self.count if len(wanted) else 0, _SCANNED)
         found = [np.flatnonzero(np.isin(self.source_ids[start : start + _SCANNED], wanted)) + start for start in chunks]
         return np.concatenate([NO_SEQUENCES, *found])
-
-    def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
-        if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:
-            raise IndexError(
-                f"sequence ids {sequence_ids.min()} to {sequence_ids.max()} asked for, there are {self.count}"
-            )
 
 
 def _reopen(view: OrderedView, prefix: Path) -> ShuffledView:

@@ -91,11 +91,52 @@ def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
         yield view.lengths(start, min(start + _CHUNK_SEQUENCES, view.count))
 
 
+class NumberedSequences:
+    """Sequences numbered from 0."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many there are."""
+
+    def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
+        if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:
+            raise IndexError(
+                f"sequence ids {sequence_ids.min()} to {sequence_ids.max()} asked for, there are {self.count}"
+            )
+
+
+class LocatedSequences(NumberedSequences):
+    """Sequences that each lie in one piece in the token file and are one segment."""
+
+    token_file: TokenFile
+
+    @abstractmethod
+    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        """Where in the token file each sequence begins, and its length in tokens."""
+
+    def segments(
+        self, sequence_ids: Int64[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
+        _, lengths = self.locate(sequence_ids)
+        return lengths, np.ones_like(lengths)
+
+    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
+        return self.token_file.gather(*self.locate(sequence_ids))
+
+    def statistics(
+        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
+    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
+        self._check_ids(sequence_ids)
+        lengths = lengths.astype(np.int64)
+        return np.ones_like(lengths), lengths**2
+
+
 ViewT = TypeVar("ViewT", bound="StoredView")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StoredView:
+class StoredView(NumberedSequences):
     """What the views share, and their place on disk. The fields that a subclass adds are arrays, one file each."""
 
     recipe: Recipe
@@ -149,36 +190,10 @@ class StoredView:
             return super().__reduce_ex__(protocol)
         return open_stored, (type(self), self.directory, self.token_file)
 
-    def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
-        if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:
-            raise IndexError(
-                f"sequence ids {sequence_ids.min()} to {sequence_ids.max()} asked for, there are {self.count}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WholeSequencesView(StoredView):
-    """A view whose sequences each lie in one piece in the token file and are one segment."""
-
-    @abstractmethod
-    def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Where in the token file each sequence begins, and its length in tokens."""
-
-    def segments(
-        self, sequence_ids: Int64[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        _, lengths = self.locate(sequence_ids)
-        return lengths, np.ones_like(lengths)
-
-    def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        return self.token_file.gather(*self.locate(sequence_ids))
-
-    def statistics(
-        self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
-    ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        self._check_ids(sequence_ids)
-        lengths = lengths.astype(np.int64)
-        return np.ones_like(lengths), lengths**2
+class WholeSequencesView(LocatedSequences, StoredView):
+    """A stored view whose sequences each lie in one piece in the token file."""
 
 
 def read_description(directory: Path) -> dict[str, Any]:

@@ -9,6 +9,8 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,13 +47,23 @@ class Column:
     content: int
     """Of all its sequences, as they were read."""
 
+    @cached_property
+    def first_tokens(self) -> tuple[int, ...]:
+        """Where the tokens of each row's shard begin in the column, and where the last one ends."""
+        return tuple(accumulate((shard.tokens for shard in self.shards), initial=0))
+
+    @cached_property
+    def first_sequences(self) -> tuple[int, ...]:
+        """The same, in sequences."""
+        return tuple(accumulate((shard.sequences for shard in self.shards), initial=0))
+
     @property
     def tokens(self) -> int:
-        return sum(shard.tokens for shard in self.shards)
+        return self.first_tokens[-1]
 
     @property
     def sequences(self) -> int:
-        return sum(shard.sequences for shard in self.shards)
+        return self.first_sequences[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +113,14 @@ class ColumnFolder:
 
     def load_shard(self, column: int, record: Column, row: int, into: Sequences) -> None:
         """Fills arrays of the right sizes with one shard. Raises: DataError if it is not as it was written."""
-        before, shard = record.shards[:row], record.shards[row]
-        first_sequence, first_token = sum(one.sequences for one in before), sum(one.tokens for one in before)
+        first_token, first_sequence = record.first_tokens[row], record.first_sequences[row]
         digest = xxhash.xxh3_128()
         arrays = (into.tokens, into.lengths, into.ids)
         for suffix, first, array in zip(_SUFFIXES, (first_token, first_sequence, first_sequence), arrays, strict=True):
             content = array.view(np.uint8).data
             _read(self._path(column, suffix), first * array.itemsize, content)
             digest.update(content)
-        if digest.hexdigest() != shard.checksum:
+        if digest.hexdigest() != record.shards[row].checksum:
             raise DataError(
                 f"row {row} of {self._path(column, 'tokens')} and the files beside it is not as it was written: "
                 f"remove {self.folder} and prepare again"
