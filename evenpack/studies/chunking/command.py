@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenpack.console import Report
+from evenpack.studies.shared_options import DevicesPerRun, DryRun, OnlyReport
 
 if TYPE_CHECKING:
     from evenpack.studies.runs.machine import Machine
@@ -28,14 +29,9 @@ class ChunkingCommand:
       evenpack study chunking STUDY.yaml study.output_dir=runs/other training.epochs=1
     """
 
-    devices_per_run: Annotated[
-        int | None,
-        typer.Option(help="GPUs, or cores of the CPU, of each run; as many at once as fit. Default: all for one run."),
-    ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and stop.")] = False
-    only_report: Annotated[
-        bool, typer.Option("--only-report", help="Start nothing: report what has finished so far.")
-    ] = False
+    devices_per_run: DevicesPerRun = None
+    dry_run: DryRun = False
+    only_report: OnlyReport = False
     corpus_tokens: Annotated[
         int | None,
         typer.Option(

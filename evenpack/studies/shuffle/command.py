@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from evenpack.console import Report
-from evenpack.studies.shared_options import Plot
+from evenpack.studies.shared_options import DevicesPerRun, DryRun, OnlyReport, Plot
 
 if TYPE_CHECKING:
     from evenpack.studies.runs.machine import Machine
@@ -27,14 +25,9 @@ class ShuffleCommand:
       evenpack study shuffle STUDY.yaml --devices-per-run 1 --plot shuffle.png --save shuffle.json
     """
 
-    devices_per_run: Annotated[
-        int | None,
-        typer.Option(help="GPUs, or cores of the CPU, of each run; as many at once as fit. Default: all for one run."),
-    ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and stop.")] = False
-    only_report: Annotated[
-        bool, typer.Option("--only-report", help="Start nothing: report what has finished so far.")
-    ] = False
+    devices_per_run: DevicesPerRun = None
+    dry_run: DryRun = False
+    only_report: OnlyReport = False
     plot: Plot = None
 
     def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
