@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from prepared_files import sentences, two_sources, write_jsonl
 
-from evenpack.data.prepare import tokenise
 from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.tokenising import batches, encoding
 
 
 @pytest.fixture(scope="session")
@@ -37,5 +37,5 @@ def own_corpus(corpus: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many batches, each committed."""
-    monkeypatch.setattr(tokenise, "BATCH_TEXT_BYTES", 4000)
-    monkeypatch.setattr(tokenise, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(batches, "BATCH_TEXT_BYTES", 4000)
+    monkeypatch.setattr(encoding, "COMMIT_SECONDS", 0.0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.manifest import Manifest, refuse_changed_inputs
+from evenpack.data.sources.config import Source
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.kinds import source_inputs
 from evenpack.data.tokenizers.tokenizer import tokenizer_inputs
@@ -25,6 +26,17 @@ def refuse_changed_sources(config: DataConfig, manifest: Manifest, directory: Pa
         except DataError:
             continue
         refuse_changed_inputs(before, now, directory)
+
+
+def refuse_changes_meanwhile(name: str, source: Source, before: _Inputs) -> None:
+    """Raises: DataError if the files of a source are not those that they were before they were read."""
+    now = source_inputs(name, source)
+    changed = sorted({file.path for file in {*before, *now} - ({*before} & {*now})})
+    if changed:
+        raise DataError(
+            f"source '{name}' changed while it was read: {changed[0]} is new, gone, or of another size or time (first "
+            f"of {len(changed)}); what was written of it is removed. Prepare again when nobody writes to its files"
+        )
 
 
 def _inputs(config: DataConfig, manifest: Manifest) -> Iterator[tuple[_Inputs, Callable[[], _Inputs]]]:

@@ -21,7 +21,7 @@ from jaxtyping import Int64, Integer
 from evenpack.data.config import SentencePairsRecipe
 from evenpack.data.prepare.in_order import mapped
 from evenpack.data.prepare.pair_columns import PAIR_COLUMNS, begin_masks, open_pairs
-from evenpack.data.prepare.tokenise import SourceReporter
+from evenpack.data.prepare.progress import SourceReporter
 from evenpack.data.sequences import PAIRS, MaskedPairsView, SentencePairsView, TokenAccounting
 from evenpack.data.sequences.mask_drawing import DrawnMasks, MaskDrawing
 from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing, PairSpans

@@ -34,11 +34,13 @@ from evenpack.data.prepare.manifest import (
     data_section,
     refuse_differences,
 )
-from evenpack.data.prepare.progress import Meter, NoProgress, Progress
+from evenpack.data.prepare.origins import sentence_language
+from evenpack.data.prepare.progress import Meter, NoProgress, Progress, SourceReporter
 from evenpack.data.prepare.shards import ShardPreparation
 from evenpack.data.prepare.shared_tokens import SharedTokens
 from evenpack.data.prepare.source import SourcePreparation
-from evenpack.data.prepare.tokenise import SourceReporter
+from evenpack.data.prepare.tokenising.workers import Workers
+from evenpack.data.prepare.tokenising.write import Tokenising
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
 from evenpack.data.prepare.verification import Verifier
 from evenpack.data.sequences.sentences import LANGUAGES_WITH_RULES
@@ -52,8 +54,20 @@ from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from evenpack.errors import DataError
 
 
-def prepare(config: DataConfig, directory: Path, *, progress: Progress | None = None) -> Manifest:
-    """Prepares `directory`, goes on with it, or finds that it is done.
+def prepare(
+    config: DataConfig,
+    directory: Path,
+    *,
+    progress: Progress | None = None,
+    workers: Workers | None = None,
+    part_bytes: int | None = None,
+) -> Manifest:
+    """Prepares `directory`, resumes an interrupted call, or finds that it is done.
+
+    Args:
+        workers: who tokenises text; None: this process. What is written does not depend on it.
+        part_bytes: the target size of the parts of a source that workers share; None: `default_part_bytes`. A resumed
+            call keeps that of the call which began.
 
     Raises: DataError for sources, tokenizers and directories that are wrong, where the directory belongs to other
     data, and where the disk is full; PackingError for limits that cannot be packed.
@@ -62,7 +76,7 @@ def prepare(config: DataConfig, directory: Path, *, progress: Progress | None = 
     progress = progress or NoProgress()
     if (directory / MANIFEST).is_file():
         return _confirm(config, directory, progress)
-    preparation = _Preparation.begin(config, directory, progress)
+    preparation = _Preparation.begin(config, directory, progress, workers, part_bytes)
     with hold_lock(directory):
         if (directory / MANIFEST).is_file():  # whoever held the lock before has finished it
             return _confirm(config, directory, progress)
@@ -100,9 +114,13 @@ class _Preparation:
     """None where it is still to be trained, or where tokens come ready made."""
     shared: SharedTokens | None
     """None where the directory has tokens of its own."""
+    workers: Workers | None
+    part_bytes: int | None
 
     @classmethod
-    def begin(cls, config: DataConfig, directory: Path, progress: Progress) -> "_Preparation":
+    def begin(
+        cls, config: DataConfig, directory: Path, progress: Progress, workers: Workers | None, part_bytes: int | None
+    ) -> "_Preparation":
         _check_packing(config)
         inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}
         corpora = {
@@ -123,6 +141,8 @@ class _Preparation:
             corpora=corpora,
             tokenizer=tokenizer,
             shared=_shared_tokens(config, directory, meter),
+            workers=workers,
+            part_bytes=part_bytes,
         )
 
     def run(self) -> Manifest:
@@ -194,8 +214,15 @@ class _Preparation:
             return preparation.from_token_file(source)
         assert tokenizer is not None, "text sources and external vocabularies exclude each other"
         corpus = self.corpora[name]
-        reporter = SourceReporter.begin(self.meter, name, "tokens", corpus)
-        return preparation.from_text(corpus, tokenizer, reporter)
+        tokenising = Tokenising(
+            tokenizer=tokenizer,
+            tokenizer_folder=self.directory / TOKENIZER_FOLDER,
+            language=sentence_language(self.config),
+            workers=self.workers,
+            part_bytes=self.part_bytes,
+        )
+        reporter = SourceReporter.begin(self.meter, name, "tokens", corpus.total_bytes)
+        return preparation.from_text(corpus, tokenising, reporter)
 
     def _refuse_other_sources(self) -> None:
         folder = self.directory / "sources"

@@ -1,5 +1,6 @@
 """What `prepare` tells while it works; who calls it decides how that looks."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -94,3 +95,39 @@ class Meter:
             return None
         written = sum(_BYTES_PER_TOKEN * state.tokens + _BYTES_PER_DOCUMENT * state.documents for state in states)
         return written * (total - read) // read
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceReporter:
+    """Turns the counts of one source into progress."""
+
+    progress: Progress
+    source: str
+    stage: Stage
+    total_bytes: int
+    start_seconds: float
+
+    @classmethod
+    def begin(cls, progress: Progress, source: str, stage: Stage, total_bytes: int) -> "SourceReporter":
+        """A reporter whose clock starts now."""
+        return cls(
+            progress=progress,
+            source=source,
+            stage=stage,
+            total_bytes=total_bytes,
+            start_seconds=time.monotonic(),
+        )
+
+    def report(self, *, documents: int, tokens: int, bytes_read: int, bytes_resumed: int) -> None:
+        self.progress.update(
+            PrepareState(
+                stage=self.stage,
+                source=self.source,
+                documents=documents,
+                tokens=tokens,
+                bytes_read=bytes_read,
+                bytes_resumed=bytes_resumed,
+                total_bytes=self.total_bytes,
+                elapsed_seconds=time.monotonic() - self.start_seconds,
+            )
+        )

@@ -25,9 +25,8 @@ from evenpack.data.prepare.manifest import (
     refuse_differences,
 )
 from evenpack.data.prepare.pair_columns import PAIR_COLUMNS, begin_masks, open_pairs
-from evenpack.data.prepare.progress import Progress
+from evenpack.data.prepare.progress import Progress, SourceReporter
 from evenpack.data.prepare.splits import split_files, store_split
-from evenpack.data.prepare.tokenise import SourceReporter
 from evenpack.data.sequences import PAIRS, MaskedPairsView, TokenAccounting
 from evenpack.data.sequences.static_masks import MASK_COLUMNS
 from evenpack.data.shards.checks import RowLimits, check_limits

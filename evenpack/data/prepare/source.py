@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int64
 
-from evenpack.data.checksums import Checksums
 from evenpack.data.config import ConcatRecipe, DataConfig, DocumentsRecipe, PaddingRecipe, SentencePairsRecipe
+from evenpack.data.prepare.changed_inputs import refuse_changes_meanwhile
 from evenpack.data.prepare.manifest import (
     SPLITS,
     FileRecord,
@@ -23,13 +23,15 @@ from evenpack.data.prepare.manifest import (
     refuse_changed_inputs,
     refuse_differences,
 )
-from evenpack.data.prepare.origins import Origin, input_files, sentence_language, tokens_origin
+from evenpack.data.prepare.origins import Origin, input_files, tokens_origin
 from evenpack.data.prepare.pairs import PairSettings, write_pairs
-from evenpack.data.prepare.progress import Progress
+from evenpack.data.prepare.progress import Progress, SourceReporter
 from evenpack.data.prepare.shared_tokens import SharedTokens, recorded_path
 from evenpack.data.prepare.shuffling import in_training_order, shuffled_files
 from evenpack.data.prepare.splits import split_files, store_split
-from evenpack.data.prepare.tokenise import SourceReporter, write_tokens
+from evenpack.data.prepare.tokenising.encoding import columns
+from evenpack.data.prepare.tokenising.write import Tokenising, write_tokens
+from evenpack.data.prepare.tokenising.written_tokens import WrittenTokens
 from evenpack.data.sequences import PAIRS, SequenceView, build_view, open_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
 from evenpack.data.sequences.sentences import SentenceIndex
@@ -38,13 +40,10 @@ from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.megatron import check_ends, megatron_prefix
-from evenpack.data.sources.rows import RowAccounting
-from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.array_file import write_array
 from evenpack.data.tokens.file import (
-    DOCUMENT_HASHES,
     TokenFile,
-    column_path,
     hash_documents,
     hashes_path,
     read_journal,
@@ -55,22 +54,6 @@ from evenpack.files import file_checksum
 
 ViewMaker = Callable[[str, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
 """Split, token file, documents -> their sequences, stored in the split's folder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _WrittenTokens:
-    """A finished token file and what is known of it beside its tokens."""
-
-    token_file: TokenFile
-    columns: tuple[Path, ...]
-    """What is stored of each document beside its tokens."""
-    identities: UInt64[np.ndarray, " documents"]
-    text_bytes: int
-    unknown_tokens: int
-    rows: RowAccounting | None
-    """Of the rows that were cut and filtered before tokenising; None where documents were taken as they are."""
-    checksums: Mapping[str, Checksums]
-    """Of those files whose checksums are known already, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,36 +76,34 @@ class SourcePreparation:
         return self.directory / "sources" / self.name
 
     def from_text(
-        self, corpus: Corpus, tokenizer: Tokenizer, reporter: SourceReporter
+        self, corpus: Corpus, tokenising: Tokenising, reporter: SourceReporter
     ) -> tuple[SourceRecord, dict[str, FileRecord]]:
-        """Tokenises the corpus, or goes on with it.
+        """Tokenises the corpus, or resumes that.
 
-        Raises: DataError if the source is wrong (what was written of it is removed), or if what an earlier call began
-        came from another source or tokenizer. RunError if the disk is full.
+        Raises: DataError if the source is wrong or changes meanwhile (what was written of it is removed), or if what
+        an earlier call began came from another source or tokenizer. RunError if the disk is full.
         """
-        origin, language = self._origin(), sentence_language(self.config)
+        origin, language = self._origin(), tokenising.language
         with self._tokens_folder(origin) as folder:
             prefix = folder / "tokens"
             self._refuse_other_origin(prefix, origin)
             try:
                 journal = write_tokens(
-                    corpus, tokenizer, prefix, sentence_language=language, origin=origin, reporter=reporter
+                    corpus,
+                    prefix,
+                    tokenising,
+                    origin=origin,
+                    reporter=reporter,
+                    check_inputs=partial(
+                        refuse_changes_meanwhile, self.name, self.config.sources[self.name], self.inputs
+                    ),
                 )
             except DataError:
                 self._remove_if_empty()
                 raise
-        columns = [DOCUMENT_HASHES] if language is None else [DOCUMENT_HASHES, SENTENCE_LENGTHS]
         return self._finish(
-            _WrittenTokens(
-                token_file=TokenFile(prefix),
-                columns=tuple(column_path(prefix, name) for name in columns),
-                identities=np.load(hashes_path(prefix), mmap_mode="r"),
-                text_bytes=journal.state["text_bytes"],
-                unknown_tokens=journal.state["unknown_tokens"],
-                rows=RowAccounting(**journal.state["rows"]) if "rows" in journal.state else None,
-                checksums=journal.checksums,
-            ),
-            self._documents_view if language is None else partial(self._pairs_view, tokenizer, reporter),
+            WrittenTokens.of_text(prefix, journal, columns(language)),
+            self._documents_view if language is None else partial(self._pairs_view, tokenising.tokenizer, reporter),
         )
 
     def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
@@ -140,18 +121,7 @@ class SourcePreparation:
         self.folder.mkdir(parents=True, exist_ok=True)
         hashes = hashes_path(self.folder / "tokens")
         write_array(hashes, hash_documents(token_file))
-        return self._finish(
-            _WrittenTokens(
-                token_file=token_file,
-                columns=(hashes,),
-                identities=np.load(hashes, mmap_mode="r"),
-                text_bytes=0,
-                unknown_tokens=0,
-                rows=None,
-                checksums={},
-            ),
-            self._documents_view,
-        )
+        return self._finish(WrittenTokens.ready_made(token_file, hashes), self._documents_view)
 
     def _origin(self) -> Origin:
         return tokens_origin(self.config, self.name, self.inputs, tokenizer_checksum=self.vocabulary.checksum)
@@ -173,7 +143,7 @@ class SourcePreparation:
         refuse_differences(begun["data"], origin["data"], self.folder)
         refuse_changed_inputs(input_files(begun), self.inputs, self.folder)
 
-    def _finish(self, written: _WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
+    def _finish(self, written: WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Splits, sequences and strategies; then the accounts."""
         is_held_out = held_out(np.asarray(written.identities), self.config.validation_fraction)
         splits = {}
@@ -205,7 +175,7 @@ class SourcePreparation:
         )
         return record, self._files(written)
 
-    def _in_training_order(self, view: SequenceView, written: _WrittenTokens) -> SequenceView:
+    def _in_training_order(self, view: SequenceView, written: WrittenTokens) -> SequenceView:
         tokens = written.checksums.get(bin_path(written.token_file.prefix).name)
         return in_training_order(
             view,
@@ -281,7 +251,7 @@ class SourcePreparation:
         if folder.exists() and (journal is None or journal.state.get("origin") != origin):
             shutil.rmtree(folder)
 
-    def _files(self, written: _WrittenTokens) -> dict[str, FileRecord]:
+    def _files(self, written: WrittenTokens) -> dict[str, FileRecord]:
         """Every file by a name that does not depend on where it lies."""
         prefix = written.token_file.prefix
         paths = {f"tokens{path.suffix}": path for path in (bin_path(prefix), index_path(prefix))}

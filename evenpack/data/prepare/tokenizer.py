@@ -16,9 +16,9 @@ from evenpack.data.prepare.manifest import (
     refuse_differences,
 )
 from evenpack.data.prepare.origins import Origin, input_files, training_origin
-from evenpack.data.prepare.progress import Progress
+from evenpack.data.prepare.progress import Progress, SourceReporter
 from evenpack.data.prepare.shared_tokens import SharedTokens
-from evenpack.data.prepare.tokenise import SourceReporter, training_texts
+from evenpack.data.prepare.tokenising.batches import training_texts
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
@@ -71,7 +71,7 @@ def _train(
         training_texts(
             corpus,
             validation_fraction=config.validation_fraction,
-            reporter=SourceReporter.begin(progress, name, "tokenizer", corpus),
+            reporter=SourceReporter.begin(progress, name, "tokenizer", corpus.total_bytes),
         )
         for name, corpus in corpora.items()
     )

@@ -37,6 +37,12 @@ class RowAccounting:
         if self.words_read != self.words_kept + self.words_dropped:
             raise ValueError(f"words read are not those kept and dropped: {self}")
 
+    def __add__(self, other: "RowAccounting") -> "RowAccounting":
+        """The accounting of two parts of a source together."""
+        return RowAccounting(
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowChoice:
@@ -137,7 +143,7 @@ class RowCorpus:
         """
         yield from self._whole.documents(start)
         assert self._whole.accounting is not None, "the pass has come to its end"
-        self._refuse_none_kept(self._whole.accounting, self._whole.longest_row_words)
+        self.refuse_none_kept(self._whole.accounting, self._whole.longest_row_words)
 
     def parts(self, target_bytes: int) -> tuple[RowPart, ...]:
         """The rows of the corpus' parts: documents are whole, so no row lies in two. With `maximum_rows` it is one."""
@@ -145,19 +151,8 @@ class RowCorpus:
             return (RowPart(self._name, WholeCorpus(name=f"source '{self._name}'", corpus=self._corpus), self._choice),)
         return tuple(RowPart(self._name, part, self._choice) for part in self._corpus.parts(target_bytes))
 
-    def joined(self, parts: Iterable[tuple[RowAccounting, int]]) -> RowAccounting:
-        """The accounting of the whole source, of that of each part and the words of its longest row.
-
-        Raises: DataError if there are rows and none is kept.
-        """
-        counted = tuple(parts)
-        total = RowAccounting(
-            **{field.name: sum(getattr(part, field.name) for part, _ in counted) for field in fields(RowAccounting)}
-        )
-        self._refuse_none_kept(total, max((longest for _, longest in counted), default=0))
-        return total
-
-    def _refuse_none_kept(self, accounting: RowAccounting, longest: int) -> None:
+    def refuse_none_kept(self, accounting: RowAccounting, longest: int) -> None:
+        """Raises: DataError if the source has rows and none is kept. `longest`: the words of its longest row."""
         if accounting.rows_kept or not accounting.rows_read:
             return
         key = f"data.sources.{self._name}"

@@ -24,10 +24,10 @@ from prepared_files import (
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import pairs as prepare_pairs
-from evenpack.data.prepare import tokenise
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.progress import Meter, PrepareState, Stage
+from evenpack.data.prepare.tokenising import batches, encoding
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.sentences import SentenceIndex
@@ -406,8 +406,8 @@ def test_a_vocabulary_without_the_special_tokens_is_refused_before_anything_is_r
 def test_a_token_file_without_sentences_is_not_taken_for_one_with_them(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenise, "BATCH_TEXT_BYTES", 4000)
-    monkeypatch.setattr(tokenise, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(batches, "BATCH_TEXT_BYTES", 4000)
+    monkeypatch.setattr(encoding, "COMMIT_SECONDS", 0.0)
 
     class StopAtTokens(Recorder):
         def update(self, state: Any) -> None:

@@ -155,14 +155,14 @@ def test_a_second_call_at_the_same_time_is_told(corpus: Path, tmp_path: Path) ->
 _LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from evenpack.data.prepare import tokenise
+from evenpack.data.prepare.tokenising import batches, encoding
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 from evenpack.errors import DataError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
-tokenise.BATCH_TEXT_BYTES, tokenise.COMMIT_SECONDS = 4_000, 0.0
+batches.BATCH_TEXT_BYTES, encoding.COMMIT_SECONDS = 4_000, 0.0
 try:
     prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 except DataError as error:

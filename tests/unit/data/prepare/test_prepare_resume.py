@@ -53,7 +53,7 @@ def test_an_interrupted_call_is_gone_on_with_where_it_was(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from evenpack.data.prepare import tokenise
+from evenpack.data.prepare.tokenising import batches, encoding
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.prepare import prepare
 
@@ -67,7 +67,7 @@ def kill_at(descriptor):
     flush(descriptor)
 
 os.fsync = kill_at
-tokenise.BATCH_TEXT_BYTES, tokenise.COMMIT_SECONDS = 10_000, 0.0
+batches.BATCH_TEXT_BYTES, encoding.COMMIT_SECONDS = 10_000, 0.0
 prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 

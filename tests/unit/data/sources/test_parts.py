@@ -3,6 +3,8 @@
 import json
 import pickle
 from collections.abc import Iterable
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +247,7 @@ def test_the_accounting_of_rows_is_joined_from_that_of_the_parts(folder: Path) -
         counted.append((part.accounting, part.longest_row_words))
     assert any(not accounting.rows_kept for accounting, _ in counted), "no mistake while other parts keep some"
     list(found.documents())
-    assert found.joined(counted) == found.accounting
+    assert reduce(add, (accounting for accounting, _ in counted)) == found.accounting
 
 
 def test_rows_that_no_part_keeps_are_refused_as_in_one_pass(folder: Path) -> None:
@@ -257,8 +259,10 @@ def test_rows_that_no_part_keeps_are_refused_as_in_one_pass(folder: Path) -> Non
         list(part.documents())
         assert part.accounting is not None
         counted.append((part.accounting, part.longest_row_words))
+    total = reduce(add, (accounting for accounting, _ in counted))
+    longest = max(words for _, words in counted)
     messages = []
-    for attempt in (lambda: found.joined(counted), lambda: list(found.documents())):
+    for attempt in (lambda: found.refuse_none_kept(total, longest), lambda: list(found.documents())):
         with pytest.raises(DataError) as caught:
             attempt()
         messages.append(str(caught.value))

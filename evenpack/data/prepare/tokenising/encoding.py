@@ -1,0 +1,140 @@
+"""Parts of a corpus -> their tokens, in order, by a thread that reads and several that encode."""
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import NamedTuple
+
+from evenpack.data.prepare.in_order import mapped
+from evenpack.data.prepare.tokenising.batches import Batch, batches, read_ahead
+from evenpack.data.prepare.tokenising.state import TokenisingState
+from evenpack.data.sequences.sentences import split_sentences
+from evenpack.data.sources.corpus import CorpusPart
+from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, EncodedDocuments, Tokenizer
+from evenpack.data.tokens.file import DOCUMENT_HASHES
+from evenpack.data.tokens.writer import HASH_COLUMN, TokenFileWriter
+from evenpack.errors import DataError
+
+COMMIT_SECONDS = 5.0
+"""The work that a kill costs at most."""
+_MOST_ENCODERS = 4
+
+Encoder = Callable[[Sequence[str]], EncodedDocuments]
+"""Documents -> their tokens."""
+
+
+class EncodedBatch(NamedTuple):
+    """A batch and its tokens."""
+
+    batch: Batch
+    encoded: EncodedDocuments
+
+
+class EndOfPart(NamedTuple):
+    """Follows the last batch of a part."""
+
+    part: CorpusPart
+
+
+def encoder(tokenizer: Tokenizer, language: str | None) -> Encoder:
+    """Encodes whole documents, or sentence by sentence where there is a language by whose rules they are split."""
+    if language is None:
+        return tokenizer.encode_batch
+    rules = language
+
+    def encode(texts: Sequence[str]) -> EncodedDocuments:
+        return tokenizer.encode_sentences([split_sentences(text, rules) for text in texts])
+
+    return encode
+
+
+def columns(language: str | None) -> dict[str, str]:
+    """What the token file keeps beside the tokens, with numpy's names of the types."""
+    return {**HASH_COLUMN, **({} if language is None else {SENTENCE_LENGTHS: "<i4"})}
+
+
+def append_parts(
+    parts: Sequence[CorpusPart],
+    encode: Encoder,
+    writer: TokenFileWriter,
+    state: TokenisingState,
+    *,
+    source: str,
+    threads: int,
+    report: Callable[[TokenisingState], None],
+) -> TokenisingState:
+    """Tokenises what the writer does not have yet of `parts`, which are all parts of the corpus.
+
+    It commits every few seconds; what comes after the last commit is lost by a kill.
+
+    Args:
+        state: that of the writer's last commit, or the first one.
+        source: its name, for messages.
+        threads: how many encode.
+        report: is given the state after each batch.
+
+    Returns: the state at the end.
+    Raises: DataError for a part that cannot be read, or a text that the vocabulary cannot express.
+    """
+    bytes_before = sum(part.total_bytes for part in parts[: state.parts])
+    committed = time.monotonic()
+    begin = writer.documents - state.part_documents
+    # Closed at once, so that a traceback that holds the frame does not keep the threads alive.
+    with closing(_encoded(parts[state.parts :], begin, encode, threads=threads)) as steps:
+        for step in steps:
+            if isinstance(step, EndOfPart):
+                bytes_before += step.part.total_bytes
+                state = state.with_end_of_part(step.part, documents=writer.documents, bytes_read=bytes_before)
+                continue
+            batch, encoded = step
+            if writer.documents == 0 and batch.text_bytes and encoded.says_nothing:
+                raise nothing_encoded(source)
+            writer.append(encoded.tokens, encoded.lengths, {DOCUMENT_HASHES: batch.identities, **encoded.columns})
+            state = state.with_batch(
+                text_bytes=batch.text_bytes,
+                unknown_tokens=encoded.unknown_tokens,
+                bytes_read=bytes_before + batch.bytes_read,
+            )
+            if time.monotonic() - committed >= COMMIT_SECONDS:
+                writer.commit(state.to_json())
+                committed = time.monotonic()
+            report(state)
+    return state
+
+
+def encoding_threads() -> int:
+    """How many threads of Python encode: several, so that Rust's threads have work while the last long document of a
+    batch is encoded, and while ids become arrays; no more than the cores that a worker is allowed."""
+    return max(1, min(_MOST_ENCODERS, int(os.environ.get("RAYON_NUM_THREADS") or _MOST_ENCODERS)))
+
+
+def nothing_encoded(source: str) -> DataError:
+    """The error of a source whose text is not of the vocabulary."""
+    return DataError(
+        f"the text of source '{source}' encodes to nothing but unknown tokens, or to no token at all: "
+        "the tokenizer's vocabulary is not of this text, or the text is empty"
+    )
+
+
+def _encoded(
+    parts: Sequence[CorpusPart], begin: int, encode: Encoder, *, threads: int
+) -> Generator[EncodedBatch | EndOfPart, None, None]:
+    """Batches in order, read and encoded in the background, from document `begin` of the first part on."""
+
+    def encode_texts(step: Batch | EndOfPart) -> EncodedBatch | EndOfPart:
+        return step if isinstance(step, EndOfPart) else EncodedBatch(step, encode(step.texts))
+
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="reader") as reader,
+        ThreadPoolExecutor(threads, thread_name_prefix="encoder") as encoders,
+    ):
+        yield from mapped(encode_texts, read_ahead(_steps(parts, begin), reader), encoders, threads=threads)
+
+
+def _steps(parts: Sequence[CorpusPart], begin: int) -> Iterator[Batch | EndOfPart]:
+    for part in parts:
+        yield from batches(part.documents(begin))
+        yield EndOfPart(part)
+        begin = 0

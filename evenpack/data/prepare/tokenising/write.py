@@ -1,0 +1,194 @@
+"""A corpus -> its token file, by this process alone or by workers; the bytes are the same."""
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from evenpack.data.prepare.origins import Origin, origin_hash
+from evenpack.data.prepare.progress import SourceReporter
+from evenpack.data.prepare.tokenising.batches import no_document
+from evenpack.data.prepare.tokenising.encoding import append_parts, columns, encoder, encoding_threads, nothing_encoded
+from evenpack.data.prepare.tokenising.part_files import PartTask
+from evenpack.data.prepare.tokenising.state import TokenisingState
+from evenpack.data.prepare.tokenising.workers import Workers
+from evenpack.data.sources.corpus import Corpus, CorpusPart
+from evenpack.data.sources.rows import RowCorpus
+from evenpack.data.tokenizers.tokenizer import Tokenizer
+from evenpack.data.tokens.file import Journal
+from evenpack.data.tokens.writer import TokenFileWriter
+from evenpack.errors import DataError
+
+_MOST_PARTS = 1 << 10
+_SMALLEST_PART_BYTES = 1 << 24
+_LARGEST_PART_BYTES = 1 << 30
+
+
+def default_part_bytes(total_bytes: int) -> int:
+    """A thousandth of a source, within 16 MiB and 1 GiB: work for many, and little lost with a worker."""
+    return min(max(total_bytes // _MOST_PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenising:
+    """How text becomes tokens, for all sources."""
+
+    tokenizer: Tokenizer
+    tokenizer_folder: Path
+    """Where workers read it."""
+    language: str | None
+    """With a language, text is tokenised sentence by sentence, and their lengths are kept in a column."""
+    workers: Workers | None
+    """None: this process tokenises, with several threads."""
+    part_bytes: int | None
+    """The target size of a part of a source; None: `default_part_bytes`."""
+
+
+def write_tokens(
+    corpus: Corpus,
+    prefix: Path,
+    tokenising: Tokenising,
+    *,
+    origin: Origin,
+    reporter: SourceReporter,
+    check_inputs: Callable[[], None],
+) -> Journal:
+    """Writes the token file of a source, or resumes it.
+
+    Args:
+        origin: goes into the journal's state.
+        check_inputs: is called when all is read. Raises: DataError if a file is not what it was.
+
+    Raises: DataError for a source that cannot be read or whose text is not of this vocabulary: then what was written
+    of it is removed. RunError if the disk is full, or if workers die again and again: then it is kept.
+    """
+    vocabulary_size = tokenising.tokenizer.vocabulary_size
+    with TokenFileWriter.resume(
+        prefix, vocabulary_size=vocabulary_size, columns=columns(tokenising.language)
+    ) as writer:
+        if writer.complete:
+            reporter.progress.note(f"source '{reporter.source}': {prefix.parent} holds its tokens already")
+            total = corpus.total_bytes
+            reporter.report(documents=writer.documents, tokens=writer.tokens, bytes_read=total, bytes_resumed=total)
+            return writer.finish()
+        try:
+            state = _SourceWriting(corpus, writer, tokenising, origin=origin, reporter=reporter).run()
+            check_inputs()
+            _check_content(corpus, reporter.source, writer, state)
+        except DataError:
+            writer.abandon()
+            shutil.rmtree(_parts_folder(prefix), ignore_errors=True)
+            raise
+        shutil.rmtree(_parts_folder(prefix), ignore_errors=True)
+        return writer.finish(state.to_json())
+
+
+class _SourceWriting:
+    """One source on its way into its token file."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        writer: TokenFileWriter,
+        tokenising: Tokenising,
+        *,
+        origin: Origin,
+        reporter: SourceReporter,
+    ) -> None:
+        self._writer = writer
+        self._how = tokenising
+        self._reporter = reporter
+        part_bytes = tokenising.part_bytes or default_part_bytes(corpus.total_bytes)
+        self._state = TokenisingState.read(writer) or TokenisingState(origin=origin, part_bytes=part_bytes)
+        self._bytes_resumed = self._state.bytes_read
+        self._parts: Sequence[CorpusPart] = corpus.parts(self._state.part_bytes)
+
+    def run(self) -> TokenisingState:
+        """Appends what is missing. Returns: the state at the end."""
+        workers = self._how.workers
+        if workers is None or len(self._parts) - self._state.parts < 2:
+            self._append_here(self._parts)
+            return self._state
+        if self._writer.documents > self._state.part_documents:  # begun by a process that worked alone
+            self._append_here(self._parts[: self._state.parts + 1])
+        self._append_files_of(workers)
+        return self._state
+
+    def _append_here(self, parts: Sequence[CorpusPart]) -> None:
+        self._state = append_parts(
+            parts,
+            encoder(self._how.tokenizer, self._how.language),
+            self._writer,
+            self._state,
+            source=self._reporter.source,
+            threads=encoding_threads(),
+            report=self._report,
+        )
+
+    def _append_files_of(self, workers: Workers) -> None:
+        """Joins the parts' files in their order while later ones are written."""
+        seconds: defaultdict[str, float] = defaultdict(float)
+        tasks = [self._task(number) for number in range(self._state.parts, len(self._parts))]
+        with closing(workers.files(tasks, self._reporter.progress.note)) as files:
+            for file in files:
+                before = self._state
+                file.append_to(self._writer)
+                part = file.state
+                self._state = replace(
+                    before,
+                    parts=before.parts + 1,
+                    part_documents=self._writer.documents,
+                    bytes_read=before.bytes_read + part.bytes_read,
+                    text_bytes=before.text_bytes + part.text_bytes,
+                    unknown_tokens=before.unknown_tokens + part.unknown_tokens,
+                )
+                if part.rows is not None:
+                    self._state = self._state.with_rows(part.rows, part.longest_row_words)
+                self._writer.commit(self._state.to_json())
+                shutil.rmtree(file.prefix.parent)
+                seconds[file.worker] += file.cpu_seconds
+                self._report(self._state)
+        self._note_seconds(seconds)
+
+    def _task(self, number: int) -> PartTask:
+        tokenizer = self._how.tokenizer
+        return PartTask(
+            number=number,
+            part=self._parts[number],
+            source=self._reporter.source,
+            prefix=_parts_folder(self._writer.prefix) / f"{number:06d}" / "tokens",
+            identity={"tokens": origin_hash(self._state.origin), "part": number, "part_bytes": self._state.part_bytes},
+            part_bytes=self._state.part_bytes,
+            tokenizer_folder=self._how.tokenizer_folder,
+            tokenizer_checksum=tokenizer.checksum,
+            language=self._how.language,
+        )
+
+    def _report(self, state: TokenisingState) -> None:
+        self._reporter.report(
+            documents=self._writer.documents,
+            tokens=self._writer.tokens,
+            bytes_read=state.bytes_read,
+            bytes_resumed=self._bytes_resumed,
+        )
+
+    def _note_seconds(self, seconds: Mapping[str, float]) -> None:
+        each = ", ".join(f"{worker}: {spent:.1f}" for worker, spent in sorted(seconds.items()))
+        self._reporter.progress.note(f"source '{self._reporter.source}': CPU seconds of its workers: {each}")
+
+
+def _parts_folder(prefix: Path) -> Path:
+    """Where the parts' files lie until they are joined."""
+    return prefix.with_name(f"{prefix.name}.parts")
+
+
+def _check_content(corpus: Corpus, source: str, writer: TokenFileWriter, state: TokenisingState) -> None:
+    """Raises: DataError for a source without documents, or without a known token."""
+    if isinstance(corpus, RowCorpus) and state.rows is not None:
+        corpus.refuse_none_kept(state.rows, state.longest_row_words)
+    if writer.documents == 0:
+        raise no_document(source)
+    if writer.tokens - writer.documents == state.unknown_tokens:
+        raise nothing_encoded(source)
