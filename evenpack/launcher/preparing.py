@@ -4,17 +4,20 @@ from evenpack import console
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.shown import PrepareProgress
+from evenpack.data.prepare.tokenising.workers import Workers
 from evenpack.engine.config import RunConfig
 
 
-def prepare_run(config: RunConfig) -> Manifest:
+def prepare_run(config: RunConfig, *, workers: Workers | None = None, part_bytes: int | None = None) -> Manifest:
     """Turns the run's text into tokens and packs; what is prepared already is only verified.
+
+    `workers` and `part_bytes` are those of `prepare`.
 
     Raises: DataError or ConfigError for sources that cannot be read; KeyboardInterrupt, after which it can go on.
     """
     with PrepareProgress(console.messages()) as progress:
         try:
-            return prepare(config.data, config.prepared_dir, progress=progress)
+            return prepare(config.data, config.prepared_dir, progress=progress, workers=workers, part_bytes=part_bytes)
         except KeyboardInterrupt:
-            progress.note("interrupted; the same command goes on from here")
+            progress.note("interrupted; the same command resumes from here")
             raise

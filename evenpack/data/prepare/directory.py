@@ -71,6 +71,8 @@ def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | Non
         yield
     except (OSError, RunError) as error:
         cause = error.__cause__ if isinstance(error, RunError) else error
+        if not isinstance(cause, OSError):
+            raise
         needed = needed_bytes()
         estimate = "unknown as yet" if needed is None else f"about {needed:,} bytes more"
         raise DataError(

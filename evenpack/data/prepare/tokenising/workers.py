@@ -77,9 +77,12 @@ class LocalWorkers:
         )
         try:
             yield pool
-        finally:
+        except BaseException:
             end.close()
+            raise
+        finally:
             pool.shutdown(cancel_futures=True)
+            end.close()
             lifeline.close()
 
 
@@ -96,6 +99,12 @@ class MpiWorkers:
 
     def files(self, tasks: Iterable[PartTask], note: Callable[[str], None]) -> Generator[PartFile, None, None]:
         yield from _in_order(self._executor, tasks, ahead=_ahead(self.count))
+
+
+def local_workers(count: int | None) -> LocalWorkers | None:
+    """Workers of this machine; None for 1, which this process is itself. By default one for each two cores."""
+    count = count or max(1, len(os.sched_getaffinity(0)) // 2)
+    return None if count == 1 else LocalWorkers(count)
 
 
 def _ahead(workers: int) -> int:

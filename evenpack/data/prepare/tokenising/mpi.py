@@ -1,0 +1,56 @@
+"""Workers on many machines: the ranks that `mpirun -n N evenpack prepare RUN.yaml` starts."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import cast
+
+from evenpack.data.prepare.tokenising.workers import MpiWorkers
+from evenpack.errors import ConfigError
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""How many ranks Open MPI and the MPICH family (also Intel's and Cray's) say that they have started."""
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def started_ranks() -> int:
+    """How many MPI ranks this process was started as one of; 1 without MPI."""
+    return _number(_SIZES)
+
+
+@contextmanager
+def mpi_workers() -> Iterator[MpiWorkers | None]:
+    """In rank 0, all other ranks as workers; they work until it leaves its block, and enter theirs then, with None.
+
+    Raises: ConfigError if mpi4py, or the MPI library that it needs, is not there.
+    """
+    try:
+        from mpi4py import MPI
+        from mpi4py.futures import MPICommExecutor
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"started as one of {started_ranks()} MPI ranks, but mpi4py cannot be imported ({error}): install "
+            "evenpack[mpi], or mpi4py for the MPI of this cluster, on every host; or start without mpirun and use "
+            "--workers"
+        ) from error
+    os.environ.setdefault("RAYON_NUM_THREADS", str(_cores_of_a_rank()))
+    ranks = MPI.COMM_WORLD.Get_size()
+    if ranks != started_ranks():
+        raise ConfigError(
+            f"mpirun has started {started_ranks()} ranks, but mpi4py sees {ranks}: it was built for another MPI than "
+            "that of this mpirun; install mpi4py for it, or use the mpirun of evenpack[mpi]"
+        )
+    with MPICommExecutor(MPI.COMM_WORLD, root=0) as entered:
+        executor = cast("Executor | None", entered)  # its stub names another class
+        yield None if executor is None else MpiWorkers(executor, ranks - 1)
+
+
+def _cores_of_a_rank() -> int:
+    """Those that it is bound to, or its share of the machine's."""
+    allowed = len(os.sched_getaffinity(0))
+    return allowed if allowed < (os.cpu_count() or 1) else max(1, allowed // _number(_LOCAL_SIZES))
+
+
+def _number(names: tuple[str, ...]) -> int:
+    return next((int(os.environ[name]) for name in names if name in os.environ), 1)

@@ -1,0 +1,60 @@
+"""Parts of a corpus whose reader dies, for tests of workers; importable where a worker is."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from evenpack.data.sources.corpus import Corpus, CorpusPart, Document
+
+
+@dataclass(frozen=True, kw_only=True)
+class DyingPart:
+    """Kills its process in the middle, the first times that it is read."""
+
+    part: CorpusPart
+    deaths: Path
+    """A file that grows by a byte with each."""
+    times: int
+
+    @property
+    def name(self) -> str:
+        return self.part.name
+
+    @property
+    def total_bytes(self) -> int:
+        return self.part.total_bytes
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        documents = self.part.documents(start)
+        yield from islice(documents, 20)
+        with self.deaths.open("ab") as file:
+            if file.tell() < self.times:
+                file.write(b".")
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        yield from documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class DyingCorpus:
+    """A corpus with one part, number `part`, whose reader dies."""
+
+    corpus: Corpus
+    part: int
+    deaths: Path
+    times: int = 1
+
+    @property
+    def total_bytes(self) -> int:
+        return self.corpus.total_bytes
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        return self.corpus.documents(start)
+
+    def parts(self, target_bytes: int) -> tuple[CorpusPart, ...]:
+        parts = list(self.corpus.parts(target_bytes))
+        parts[self.part] = DyingPart(part=parts[self.part], deaths=self.deaths, times=self.times)
+        return tuple(parts)

@@ -1,0 +1,301 @@
+"""Preparation by several processes: the same bytes for any number of them, and little lost with one that dies."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from dying_parts import DyingCorpus
+from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences, two_sources, write_jsonl
+
+from evenpack.data.config import DataConfig
+from evenpack.data.prepare import prepare as prepare_module
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.tokenising.part_files import PartFile, PartTask, write_part
+from evenpack.data.prepare.tokenising.workers import LocalWorkers, MpiWorkers
+from evenpack.data.sources.config import BuiltinSource
+from evenpack.data.sources.corpus import Corpus
+from evenpack.data.sources.kinds import open_corpus
+from evenpack.errors import DataError, RunError
+
+PART_BYTES = 15_000
+"""The corpus of `two_sources` has 12 such parts."""
+
+
+class HereWorkers:
+    """Writes parts in this process, one after another, so that a test can look at them and change them."""
+
+    count = 2
+
+    def __init__(self, after: Callable[[PartFile], None] = lambda _: None) -> None:
+        self.after = after
+        self.numbers: list[int] = []
+
+    def files(self, tasks: Iterable[PartTask], note: Callable[[str], None]) -> Generator[PartFile, None, None]:
+        for task in tasks:
+            self.numbers.append(task.number)
+            file = write_part(task)
+            self.after(file)
+            yield file
+
+
+@pytest.fixture(scope="module")
+def in_parts(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two sources prepared by this process alone, part by part; not to be changed."""
+    directory = tmp_path_factory.mktemp("in_parts") / "data"
+    prepare(two_sources(corpus), directory, part_bytes=PART_BYTES)
+    return directory
+
+
+def without_journals(directory: Path) -> dict[str, bytes]:
+    return {name: content for name, content in contents(directory).items() if not name.endswith(".journal.json")}
+
+
+def test_the_size_of_parts_does_not_show(finished: Path, in_parts: Path) -> None:
+    assert without_journals(in_parts) == without_journals(finished)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers_writes_the_same_bytes(
+    workers: int, corpus: Path, in_parts: Path, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    prepare(
+        two_sources(corpus),
+        tmp_path / "data",
+        workers=LocalWorkers(workers),
+        part_bytes=PART_BYTES,
+        progress=recorder,
+    )
+    assert contents(tmp_path / "data") == contents(in_parts)
+    told = [note for note in recorder.notes if "CPU seconds of its workers" in note]
+    assert len(told) == 2
+    assert all(1 <= note.count("process") <= workers for note in told)
+    states = [state for state in recorder.states if state.stage == "tokens" and state.source == "wiki"]
+    assert len(states) > 5, "a report for each part"
+    assert states[-1].bytes_read == states[-1].total_bytes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"rows": "lines", "minimum_words": 30}, id="rows"),
+        pytest.param({"rows": "lines", "minimum_words": 30, "maximum_rows": 40}, id="first rows, one part"),
+    ],
+)
+def test_rows_and_their_accounting_do_not_depend_on_workers(changes: dict[str, Any], tmp_path: Path) -> None:
+    texts = ["\n \n".join(sentences(n % 9, seed=n)) for n in range(150)]
+    path = write_jsonl(tmp_path / "articles.jsonl", [*texts, *["a short line\nanother"] * 60])
+    config = data_config({"wiki": {"kind": "jsonl", "path": path, **changes}})
+    alone = prepare(config, tmp_path / "alone", part_bytes=PART_BYTES)
+    together = prepare(config, tmp_path / "together", workers=HereWorkers(), part_bytes=PART_BYTES)
+    assert contents(tmp_path / "alone") == contents(tmp_path / "together")
+    assert alone.sources["wiki"].rows == together.sources["wiki"].rows is not None
+
+
+def test_sentences_do_not_depend_on_workers(corpus: Path, tmp_path: Path) -> None:
+    config = two_sources(
+        corpus,
+        tokenizer={"kind": "train_word_pieces", "vocabulary_size": 300},
+        recipe={"kind": "sentence_pairs", "max_sequence_length": 64},
+    )
+    for name, workers in (("alone", None), ("together", HereWorkers())):
+        prepare(config, tmp_path / name, workers=workers, part_bytes=PART_BYTES)
+    assert contents(tmp_path / "alone") == contents(tmp_path / "together")
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **settings: Any) -> Path:
+    """The readers of one part of each corpus die. Returns: the file that counts the deaths."""
+    deaths = tmp_path / "deaths"
+
+    def open_dying(name: str, source: Any) -> Corpus:
+        return DyingCorpus(corpus=open_corpus(name, source), part=2, deaths=deaths, **settings)
+
+    monkeypatch.setattr(prepare_module, "open_corpus", open_dying)
+    return deaths
+
+
+def test_a_worker_that_is_killed_costs_its_part_and_no_more(
+    corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, recorder = _loaded(two_sources(corpus), in_parts), Recorder()
+    deaths = dying(monkeypatch, tmp_path)
+    prepare(config, tmp_path / "data", workers=LocalWorkers(2), part_bytes=PART_BYTES, progress=recorder)
+    assert deaths.stat().st_size == 1
+    assert [note for note in recorder.notes if "a worker died; parts" in note]
+    for name in ("tokens.bin", "tokens.idx", "document_hashes.npy"):
+        for source in config.sources:
+            written = tmp_path / "data" / "sources" / source / name
+            assert written.read_bytes() == (in_parts / "sources" / source / name).read_bytes()
+
+
+def test_a_part_that_kills_every_worker_ends_the_call_and_names_it(
+    corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _loaded(two_sources(corpus), in_parts)
+    deaths = dying(monkeypatch, tmp_path, times=4)
+    with pytest.raises(RunError, match=r"workers died 3 times while they tokenised parts \d to \d of source 'wiki'"):
+        prepare(config, tmp_path / "data", workers=LocalWorkers(2), part_bytes=PART_BYTES)
+    assert 3 <= deaths.stat().st_size <= 4
+    deaths.write_bytes(b"." * 9)
+    prepare(config, tmp_path / "data", workers=LocalWorkers(2), part_bytes=PART_BYTES)
+    assert not list((tmp_path / "data").rglob("tokens.parts"))
+
+
+_SLOW = """
+import sys, time
+from pathlib import Path
+from evenpack.data.config import DataConfig
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.tokenising.workers import LocalWorkers
+
+class Slow:
+    def update(self, state):
+        if state.stage == "tokens":
+            print(state.documents, flush=True)
+            time.sleep(0.5)
+    def note(self, message):
+        pass
+
+if __name__ == "__main__":
+    config = DataConfig.model_validate_json(sys.argv[1])
+    prepare(config, Path(sys.argv[2]), workers=LocalWorkers(2), part_bytes=int(sys.argv[3]), progress=Slow())
+"""
+
+
+def test_a_killed_call_takes_its_workers_along_and_any_other_number_resumes(
+    corpus: Path, in_parts: Path, tmp_path: Path
+) -> None:
+    config, directory, script = two_sources(corpus), tmp_path / "data", tmp_path / "slow.py"
+    script.write_text(_SLOW)
+    arguments = [config.model_dump_json(), str(directory), str(PART_BYTES)]
+    with subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert [run.stdout.readline() for _ in range(2)][1].strip()
+        workers = psutil.Process(run.pid).children(recursive=True)
+        assert len(workers) >= 2
+        run.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive, "orphans would write into what the next call resumes"
+    assert list(directory.rglob("tokens.parts")), "parts that are finished and not joined"
+    recorder = Recorder()
+    prepare(config, directory, workers=LocalWorkers(3), part_bytes=PART_BYTES, progress=recorder)
+    assert recorder.states[0].bytes_resumed > 0
+    assert contents(directory) == contents(in_parts)
+
+
+def test_what_one_process_began_workers_resume_and_the_other_way_round(
+    corpus: Path, in_parts: Path, tmp_path: Path, small_batches: None
+) -> None:
+    config, directory = two_sources(corpus), tmp_path / "data"
+    with pytest.raises(StoppedError):
+        prepare(config, directory, progress=StopAfter(6), part_bytes=PART_BYTES)
+    workers, recorder = HereWorkers(), StopAfter(5)
+    with pytest.raises(StoppedError):
+        prepare(config, directory, progress=recorder, workers=workers, part_bytes=1)
+    assert recorder.states[0].bytes_resumed > 0
+    assert workers.numbers[0] >= 1, "what the process had begun it has finished itself"
+    prepare(config, directory, part_bytes=PART_BYTES)
+    assert contents(directory) == contents(in_parts), "the parts are those of the call that began"
+
+
+def test_a_finished_part_that_was_damaged_is_tokenised_again(corpus: Path, in_parts: Path, tmp_path: Path) -> None:
+    config, directory = two_sources(corpus), tmp_path / "data"
+
+    def interrupt(file: PartFile) -> None:
+        if file.number == 2:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=PART_BYTES)
+    (part,) = directory.rglob("tokens.parts/000002/tokens.bin")
+    content = bytearray(part.read_bytes())
+    content[100] ^= 1
+    part.write_bytes(content)
+    prepare(config, directory, workers=HereWorkers(), part_bytes=PART_BYTES)
+    assert contents(directory) == contents(in_parts)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "document_hashes.npy"])
+def test_a_part_that_changes_between_worker_and_joining_is_refused(name: str, corpus: Path, tmp_path: Path) -> None:
+    def damage(file: PartFile) -> None:
+        path = file.prefix.with_name(name)
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    with pytest.raises(RunError, match=rf"{name} is not as .*, process \d+ wrote it"):
+        prepare(two_sources(corpus), tmp_path / "data", workers=HereWorkers(damage), part_bytes=PART_BYTES)
+
+
+def test_a_mistake_in_a_part_reads_as_without_workers_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "bad.jsonl", sentences(400, seed=1))
+    lines = path.read_text().splitlines()
+    lines[300] = '{"text": 5}'
+    path.write_text("\n".join(lines) + "\n")
+    config = _loaded(data_config({"wiki": {"kind": "jsonl", "path": path}}), _prepared_tokenizer(corpus, tmp_path))
+    messages = []
+    for name, workers in (("alone", None), ("together", LocalWorkers(2))):
+        with pytest.raises(DataError) as caught:
+            prepare(config, tmp_path / name, workers=workers, part_bytes=PART_BYTES)
+        messages.append(str(caught.value))
+        assert not list((tmp_path / name).rglob("tokens*"))
+    assert messages[0] == messages[1]
+    assert f"{path}, line 301: 'text' must be a string, found int" in messages[0]
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused_and_leaves_nothing(own_corpus: Path, tmp_path: Path) -> None:
+    def touch(file: PartFile) -> None:
+        with (own_corpus / "wiki.jsonl").open("a") as lines:
+            lines.write('{"text": "another document"}\n')
+
+    directory = tmp_path / "data"
+    with pytest.raises(DataError, match=r"source 'wiki' changed while it was read: .*wiki\.jsonl is new, gone, or"):
+        prepare(two_sources(own_corpus), directory, workers=HereWorkers(touch), part_bytes=PART_BYTES)
+    assert not list(directory.rglob("tokens*"))
+    prepare(two_sources(own_corpus), directory)
+
+
+def test_parts_are_taken_a_bounded_number_ahead_and_cancelled_at_a_mistake() -> None:
+    submitted: list[Future[PartFile]] = []
+
+    class Refusing(Executor):
+        def submit(self, function: Any, task: PartTask) -> Future[PartFile]:  # type: ignore[override]
+            assert function is write_part
+            future: Future[PartFile] = Future()
+            submitted.append(future)
+            if len(submitted) == 1:
+                future.set_exception(RunError("no"))
+            return future
+
+    corpus = open_corpus("wiki", BuiltinSource(kind="builtin"))
+    task = PartTask(
+        number=0,
+        part=corpus.parts(1)[0],
+        source="wiki",
+        prefix=Path("tokens"),
+        identity={},
+        part_bytes=1,
+        tokenizer_folder=Path("tokenizer"),
+        tokenizer_checksum="",
+        language=None,
+    )
+    with pytest.raises(RunError, match="no"):
+        list(MpiWorkers(Refusing(), 2).files([task] * 100, print))
+    assert len(submitted) == 8
+    assert all(future.cancelled() for future in submitted[1:])
+
+
+def _prepared_tokenizer(corpus: Path, tmp_path: Path) -> Path:
+    directory = tmp_path / "with_tokenizer"
+    prepare(two_sources(corpus), directory)
+    return directory
+
+
+def _loaded(config: DataConfig, prepared: Path) -> DataConfig:
+    """The config with the tokenizer that another directory has trained."""
+    changes = {"kind": "hub", "name": str(prepared / "tokenizer")}
+    return DataConfig.model_validate({**config.model_dump(), "tokenizer": changes})
