@@ -3,8 +3,9 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from prepared_files import Recorder, StopAfter, StoppedError, contents, data_con
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import prepare as prepare_module
 from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.tokenising import encoding, part_files
 from evenpack.data.prepare.tokenising.part_files import PartFile, PartTask, write_part
 from evenpack.data.prepare.tokenising.workers import LocalWorkers, MpiWorkers
 from evenpack.data.sources.config import BuiltinSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.kinds import open_corpus
+from evenpack.data.tokens.file import Journal
 from evenpack.errors import DataError, RunError
 
 PART_BYTES = 15_000
@@ -221,6 +224,31 @@ def test_a_finished_part_that_was_damaged_is_tokenised_again(corpus: Path, in_pa
     assert contents(directory) == contents(in_parts)
 
 
+def test_a_finished_part_is_taken_over(
+    corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, directory = two_sources(corpus), tmp_path / "data"
+
+    def interrupt(file: PartFile) -> None:
+        if file.number == 2:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=PART_BYTES)
+    tokenised = []
+
+    def append_parts(parts: Any, *arguments: Any, **settings: Any) -> Any:
+        tokenised.append(parts[0].name)
+        return encoding.append_parts(parts, *arguments, **settings)
+
+    monkeypatch.setattr(part_files, "append_parts", append_parts)
+    workers = HereWorkers()
+    prepare(config, directory, workers=workers, part_bytes=PART_BYTES)
+    assert workers.numbers[0] == 2
+    assert len(tokenised) == len(workers.numbers) - 1
+    assert contents(directory) == contents(in_parts)
+
+
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "document_hashes.npy"])
 def test_a_part_that_changes_between_worker_and_joining_is_refused(name: str, corpus: Path, tmp_path: Path) -> None:
     def damage(file: PartFile) -> None:
@@ -271,11 +299,52 @@ def test_parts_are_taken_a_bounded_number_ahead_and_cancelled_at_a_mistake() -> 
                 future.set_exception(RunError("no"))
             return future
 
-    corpus = open_corpus("wiki", BuiltinSource(kind="builtin"))
-    task = PartTask(
-        number=0,
-        part=corpus.parts(1)[0],
-        source="wiki",
+    with pytest.raises(RunError, match="no"):
+        list(MpiWorkers(Refusing(), 2).files([a_task(0)] * 100, print))
+    assert len(submitted) == 8
+    assert all(future.cancelled() for future in submitted[1:])
+
+
+def test_deaths_with_progress_in_between_end_nothing() -> None:
+    died: set[int] = set()
+
+    class Dying(Executor):
+        def submit(self, function: Any, task: PartTask) -> Future[PartFile]:  # type: ignore[override]
+            future: Future[PartFile] = Future()
+            if task.number in died:
+                journal = Journal(
+                    complete=True,
+                    vocabulary_size=2,
+                    documents=0,
+                    tokens=0,
+                    column_values={},
+                    content={},
+                    checksums={},
+                    state={},
+                )
+                file = PartFile(number=task.number, prefix=task.prefix, journal=journal, worker="", cpu_seconds=0.0)
+                future.set_result(file)
+            else:
+                died.add(task.number)
+                future.set_exception(BrokenExecutor())
+            return future
+
+    class Fragile(LocalWorkers):
+        @contextmanager
+        def _pool(self) -> Iterator[Any]:
+            yield Dying()
+
+    notes: list[str] = []
+    files = Fragile(1).files([a_task(number) for number in range(40)], notes.append)
+    assert [file.number for file in files] == list(range(40))
+    assert len(notes) >= 9, "each new executor has four tasks at work"
+
+
+def a_task(number: int) -> PartTask:
+    return PartTask(
+        number=number,
+        part=open_corpus("text", BuiltinSource(kind="builtin")).parts(1)[0],
+        source="text",
         prefix=Path("tokens"),
         identity={},
         part_bytes=1,
@@ -283,10 +352,6 @@ def test_parts_are_taken_a_bounded_number_ahead_and_cancelled_at_a_mistake() -> 
         tokenizer_checksum="",
         language=None,
     )
-    with pytest.raises(RunError, match="no"):
-        list(MpiWorkers(Refusing(), 2).files([task] * 100, print))
-    assert len(submitted) == 8
-    assert all(future.cancelled() for future in submitted[1:])
 
 
 def _prepared_tokenizer(corpus: Path, tmp_path: Path) -> Path:

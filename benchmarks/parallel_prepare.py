@@ -1,0 +1,137 @@
+"""What several processes cost and save in `prepare`: CPU time of the longest worker, wall time, and the bytes written.
+
+    python benchmarks/parallel_prepare.py --corpus wiki.jsonl --tokenizer gpt2/ --rounds 3
+
+Prepares one corpus by this process alone, by 1 and 2 local workers and by 1 and 2 MPI workers, in turn, and prints a
+table and a line of JSON with medians. MPI takes evenpack[mpi].
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from evenpack.data.config import DataConfig
+from evenpack.data.prepare.prepare import prepare
+from evenpack.data.prepare.progress import PrepareState
+from evenpack.data.prepare.tokenising.mpi import mpi_workers, started_ranks
+from evenpack.data.prepare.tokenising.workers import LocalWorkers, Workers
+
+WAYS = {"alone": 0, "1 local": 1, "2 local": 2, "1 MPI": 1, "2 MPI": 2}
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+class _WorkerSeconds:
+    """Progress that keeps the CPU seconds of workers."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def update(self, state: PrepareState) -> None:
+        """Ignores it."""
+
+    def note(self, message: str) -> None:
+        """Takes the seconds out of the note at the end of a source."""
+        if "CPU seconds of its workers: " in message:
+            told = message.split("CPU seconds of its workers: ")[1]
+            self.seconds = [float(worker.rsplit(": ", 1)[1]) for worker in told.split(", ") if ": " in worker]
+
+
+def main() -> None:
+    """Prints the measurement."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpus", type=Path, required=True, help="a jsonl file with the key 'text', not compressed")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="GPT-2's vocab.json and merges.txt")
+    parser.add_argument("--part-bytes", type=int, default=1 << 22)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        _child(arguments)
+        return
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for _ in range(arguments.rounds):
+        for way in WAYS:
+            found[way].append(_run(way))
+    print(json.dumps({"part_bytes": arguments.part_bytes, "rounds": arguments.rounds, **_summary(found)}))
+
+
+def _run(way: str) -> dict[str, Any]:
+    launcher = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(WAYS[way] + 1)] if "MPI" in way else []
+    done = subprocess.run(
+        [*launcher, sys.executable, *sys.argv, "--child", way],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | _AS_ROOT,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{way}: {found}", file=sys.stderr)
+    return found
+
+
+def _child(arguments: argparse.Namespace) -> None:
+    if started_ranks() > 1:
+        with mpi_workers() as workers:
+            if workers is not None:
+                _measure(arguments, workers)
+        return
+    with nullcontext(LocalWorkers(WAYS[arguments.child]) if WAYS[arguments.child] else None) as local:
+        _measure(arguments, local)
+
+
+def _measure(arguments: argparse.Namespace, workers: Workers | None) -> None:
+    source = {"kind": "jsonl", "path": str(arguments.corpus)}
+    config = DataConfig.model_validate(
+        {
+            "sources": {"text": source},
+            "tokenizer": {"kind": "gpt2", "path": str(arguments.tokenizer)},
+            "recipe": {"kind": "documents", "max_sequence_length": 1024},
+            "pack_length": 1024,
+        }
+    )
+    progress = _WorkerSeconds()
+    with tempfile.TemporaryDirectory() as folder:
+        begun, begun_cpu = time.monotonic(), time.process_time()
+        manifest = prepare(
+            config, Path(folder) / "data", progress=progress, workers=workers, part_bytes=arguments.part_bytes
+        )
+        found = {
+            "wall_seconds": time.monotonic() - begun,
+            "parent_cpu_seconds": time.process_time() - begun_cpu,
+            "longest_worker_cpu_seconds": max(progress.seconds, default=0.0),
+            "worker_cpu_seconds": sum(progress.seconds),
+            "tokens": manifest.sources["text"].tokens,
+            "files": sorted((name, file.content.whole) for name, file in manifest.files.items()),
+        }
+    print(json.dumps(found))
+
+
+def _summary(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    assert len({json.dumps(run.pop("files")) for runs in found.values() for run in runs}) == 1, (
+        "the same bytes in every way"
+    )
+    names = ("wall_seconds", "parent_cpu_seconds", "longest_worker_cpu_seconds", "worker_cpu_seconds")
+    medians = {
+        way: {name: round(statistics.median(run[name] for run in runs), 2) for name in names}
+        for way, runs in found.items()
+    }
+    longest = {way: values["longest_worker_cpu_seconds"] for way, values in medians.items()}
+    return {
+        "tokens": found["alone"][0]["tokens"],
+        "medians": medians,
+        "longest_of_two_over_one_local": round(longest["2 local"] / longest["1 local"], 3),
+        "longest_of_two_over_one_mpi": round(longest["2 MPI"] / longest["1 MPI"], 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
