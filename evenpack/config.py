@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from evenpack.errors import ConfigError
+from evenpack.shipped import shipped_run_files
 from evenpack.yaml_text import cut, read_yaml, shown
 
 RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weights": "training.cost_model"}
@@ -79,9 +88,14 @@ class SectionByKind:
 
     find: Callable[[str], type[Section]]
     """The schema of a kind. Raises: ConfigError if there is none."""
+    known: Callable[[], Sequence[str]]
+    """All kinds."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_wrap_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"oneOf": [handler(self.find(kind).__pydantic_core_schema__) for kind in self.known()]}
 
     def schema_of(self, section: Any) -> type[Section]:
         """Raises: ConfigError if the section names no kind that there is."""
@@ -102,11 +116,13 @@ class SectionByKind:
 def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] = ()) -> SectionT:
     """Reads a run file, applies `section.key=value` overrides and checks everything.
 
+    Args:
+        path: of a file, or the name of one that comes with evenpack; see `find_run_file`.
+
     Raises: ConfigError with the place, what was expected and what came.
     """
     try:
-        if not path.is_file():
-            raise ConfigError(f"run file {path} {'is no file' if path.exists() else 'does not exist'}")
+        path = find_run_file(path)
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not readable YAML: {error}") from error
@@ -118,6 +134,27 @@ def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] =
     for override in overrides:
         _apply_override(values, override, schema)
     return validate(values, schema, origin=str(path))
+
+
+def find_run_file(path: Path) -> Path:
+    """The file at `path`; where there is none, the one of this name that comes with evenpack.
+
+    Raises: ConfigError with the nearest names if there is neither.
+    """
+    shipped, name = shipped_run_files(), path.as_posix().removesuffix(".yaml")
+    if path.is_file():
+        return path
+    if name in shipped:
+        return shipped[name]
+    if path.exists():
+        raise ConfigError(f"run file {path} is no file")
+    endings = {known.rpartition("/")[2]: known for known in shipped}
+    near = difflib.get_close_matches(name.rpartition("/")[2], endings, n=3)
+    hint = f"did you mean {', '.join(endings[ending] for ending in near)}? " if near else ""
+    raise ConfigError(
+        f"run file {cut(str(path))} does not exist, and none of this name comes with evenpack; {hint}"
+        "`evenpack config list` shows those that do"
+    )
 
 
 def validate(values: dict[str, Any], schema: type[SectionT], *, origin: str) -> SectionT:

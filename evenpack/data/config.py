@@ -11,6 +11,7 @@ from evenpack.data.order.weight_change import WeightChange
 from evenpack.data.shuffle.config import PermutationShuffle, Shuffle
 from evenpack.data.sources.config import Source
 from evenpack.data.tokenizers.config import TokenizerConfig
+from evenpack.units import Passes, Sequences, Share, Slots, Tokens
 
 OF_THE_LOSS = {"padding_in_loss"}
 """Keys of a recipe that decide what is predicted and nothing of the prepared files."""
@@ -23,28 +24,31 @@ class DocumentsRecipe(Section):
     """Each document is a sequence; what is too long follows `long_documents`."""
 
     kind: Literal["documents"]
-    max_sequence_length: int = Field(ge=2, le=MOST_SLOTS)
-    """Tokens, end-of-text included."""
+    max_sequence_length: Tokens = Field(ge=2, le=MOST_SLOTS)
+    """Most tokens of a sequence, end-of-text included."""
     long_documents: Literal["split", "truncate", "drop", "error"] = "split"
-    minimum_document_length: int = Field(default=2, ge=1)
-    """Tokens, end-of-text included; shorter documents are dropped and counted."""
+    """What becomes of a longer document: it is split into several sequences, cut off, dropped, or refused as an error;
+    the tokens that are lost are counted."""
+    minimum_document_length: Tokens = Field(default=2, ge=1)
+    """Fewest tokens of a document, end-of-text included; shorter ones are dropped and counted."""
 
 
 class ConcatRecipe(Section):
     """All documents one after another in one stream, cut exactly at `max_sequence_length`."""
 
     kind: Literal["concat"]
-    max_sequence_length: int = Field(ge=2, le=MOST_SLOTS)
-    atom: int | None = Field(default=None, ge=1, le=MOST_SLOTS)
+    max_sequence_length: Tokens = Field(ge=2, le=MOST_SLOTS)
+    """Tokens of a row of the stream."""
+    atom: Tokens | None = Field(default=None, ge=1, le=MOST_SLOTS)
     """Tokens that are shuffled together, once, before rows are made of them: a divisor or a multiple of
     max_sequence_length. Rows are then trained in that order. Null: rows, in an order that each epoch draws again."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
-    """Of the order of atoms; null is 42."""
+    """Seed of the order of atoms; null is 42."""
     isolate_documents: bool = True
-    """Documents within a cut do not see each other and positions restart, and neither do atoms that were no
-    neighbours; false is GPT-2's own way."""
-    minimum_document_length: int = Field(default=2, ge=1)
-    """Tokens, end-of-text included; shorter documents are dropped and counted."""
+    """Whether documents within a row are kept apart: they do not see each other and positions restart, and neither do
+    atoms that were no neighbours; false is GPT-2's own way."""
+    minimum_document_length: Tokens = Field(default=2, ge=1)
+    """Fewest tokens of a document, end-of-text included; shorter ones are dropped and counted."""
 
     @model_validator(mode="before")
     @classmethod
@@ -72,23 +76,23 @@ class PaddingRecipe(Section):
     """Documents cut into pieces of `atom` - 1 tokens that an end-of-text closes; what is left is filled up with it."""
 
     kind: Literal["padding"]
-    max_sequence_length: int = Field(ge=2, le=MOST_SLOTS)
+    max_sequence_length: Slots = Field(ge=2, le=MOST_SLOTS)
     """Slots of a row."""
-    atom: int = Field(ge=1, le=MOST_SLOTS)
+    atom: Slots = Field(ge=1, le=MOST_SLOTS)
     """Slots that are shuffled together, once, before rows are made of them: a divisor or a multiple of
     max_sequence_length. Rows are trained in that order."""
     seed: int = Field(default=_DEFAULT_SEED, ge=0, lt=1 << 63)
-    """Of the order of atoms."""
+    """Seed of the order of atoms."""
     pad_tails_to: Literal["row", "atom"] = "row"
     """What the rest of a document is filled up to where an atom is longer than a row: whole rows, or the atom, which
     leaves rows of padding alone."""
     padding_in_loss: bool = True
     """Whether end-of-text that only fills up is predicted like other tokens; the first one behind a text always is."""
     isolate_documents: bool = True
-    """Atoms of a row do not see each other and positions restart, unless they were neighbours; false is the way of the
-    paper that this recipe is from (docs/chunking.md)."""
-    minimum_document_length: int = Field(default=2, ge=2)
-    """Tokens, end-of-text included; shorter documents are dropped and counted."""
+    """Whether atoms of a row are kept apart: they do not see each other and positions restart, unless they were
+    neighbours; false is the way of the paper that this recipe is from (docs/chunking.md)."""
+    minimum_document_length: Tokens = Field(default=2, ge=2)
+    """Fewest tokens of a document, end-of-text included; shorter ones are dropped and counted."""
 
     @model_validator(mode="after")
     def _check(self) -> "PaddingRecipe":
@@ -116,16 +120,16 @@ def check_atom(atom: int, max_sequence_length: int, *, smallest: int) -> None:
 class MaskingConfig(Section):
     """How many tokens are masked, and what becomes of them."""
 
-    share: float = Field(default=0.15, gt=0.0, le=1.0)
-    """Of a sequence's tokens, special ones counted."""
-    max_predictions: int = Field(default=76, ge=1, le=1 << 16)
-    """Most masked tokens of a sequence."""
-    mask_share: float = Field(default=0.8, ge=0.0, le=1.0)
-    """Of the masked tokens, how many become [MASK]."""
-    random_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    """How many become a random token; the rest stay as they are."""
+    share: Share = Field(default=0.15, gt=0.0, le=1.0)
+    """Masked tokens among those of a sequence, special ones counted."""
+    max_predictions: Tokens = Field(default=76, ge=1, le=1 << 16)
+    """Most tokens of a sequence that are masked."""
+    mask_share: Share = Field(default=0.8, ge=0.0, le=1.0)
+    """Masked tokens that become [MASK]."""
+    random_share: Share = Field(default=0.1, ge=0.0, le=1.0)
+    """Masked tokens that become a random token; the rest stay as they are."""
     whole_words: bool = False
-    """Mask the pieces of a word together, as far as the count allows."""
+    """Whether the pieces of a word are masked together, as far as the count allows."""
 
     @model_validator(mode="after")
     def _check(self) -> "MaskingConfig":
@@ -138,22 +142,23 @@ class SentencePairsRecipe(Section):
     """[CLS] A [SEP] B [SEP] with next-sentence labels, made of sentences in the way of BERT's own data."""
 
     kind: Literal["sentence_pairs"]
-    max_sequence_length: int = Field(ge=5, le=1 << 16)
-    """Tokens, the three special ones included."""
-    duplication_factor: int = Field(default=10, ge=1, le=1000)
+    max_sequence_length: Tokens = Field(ge=5, le=1 << 16)
+    """Most tokens of a pair, the three special ones included."""
+    duplication_factor: Passes = Field(default=10, ge=1, le=1000)
     """How often training documents are gone through, each time with other draws. Validation documents: once."""
-    short_target_probability: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Share of passes over a document that fill pairs up to a random shorter length only."""
-    random_next_probability: float = Field(default=0.5, ge=0.0, le=1.0)
+    short_target_probability: Share = Field(default=0.1, ge=0.0, le=1.0)
+    """Passes over a document that fill pairs up to a random shorter length only."""
+    random_next_probability: Share = Field(default=0.5, ge=0.0, le=1.0)
     """How often B is taken from another document where A could go on."""
     single_sentence_documents: Literal["random_next", "drop", "error"] = "random_next"
-    """Such a document has no next sentence: its only pair ends in another document, or it is left out or refused."""
+    """What becomes of a document of one sentence, which has no next one: its only pair ends in another document, or it
+    is left out, or refused as an error."""
     language: str = Field(default="en", pattern="^[a-z]{2,3}$")
-    """Whose rules split sentences (ISO 639); `sentencex` takes a related language's where it has none."""
+    """Language whose rules split sentences (ISO 639); `sentencex` takes a related language's where it has none."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Of the pairs and their stored masks; the run's seed orders them."""
+    """Seed of the pairs and their stored masks; the run's seed orders them."""
     static_masks: MaskingConfig | None = None
-    """Draw the masks once, with the pairs, and store them, each of the duplicates with its own; the run's section
+    """How masks are drawn once, with the pairs, and stored, each of the duplicates with its own; the run's section
     `masking` is left out then. Null: each epoch has masks of its own."""
 
 
@@ -161,9 +166,9 @@ class MaskedPairsRecipe(Section):
     """Pairs that come ready made with their masks, from HDF5 shards."""
 
     kind: Literal["masked_pairs"]
-    max_sequence_length: int = Field(ge=5, le=1 << 16)
+    max_sequence_length: Tokens = Field(ge=5, le=1 << 16)
     """Most tokens of a row, special ones counted; a longer row is refused."""
-    max_predictions: int = Field(default=76, ge=1, le=1 << 16)
+    max_predictions: Tokens = Field(default=76, ge=1, le=1 << 16)
     """Most masked tokens of a row; a row with more is refused."""
 
 
@@ -177,40 +182,45 @@ class PackingConfig(Section):
     """How sequences are put into packs."""
 
     algorithm: str = "auto"
-    """`auto` or a name of `evenpack.data.packing.ALGORITHMS`."""
-    max_sequences_per_pack: int | None = Field(default=None, ge=1, le=MOST_SLOTS)
+    """`auto` or the name of an algorithm of docs/packing.md: `longest_pack_first`, `cutting_stock`, `least_squares`,
+    ..."""
+    max_sequences_per_pack: Sequences | None = Field(default=None, ge=1, le=MOST_SLOTS)
+    """Most sequences of a pack; null: no limit."""
     options: dict[str, int | float | str] = Field(default_factory=dict)
-    """Of the algorithm, e.g. {weight: 0.09} of `least_squares`; docs/packing.md lists them."""
+    """Options of the algorithm, such as {weight: 0.09} of `least_squares`; docs/packing.md lists them."""
 
 
 class DataConfig(Section):
     """From documents to packs."""
 
     prepared_dir: UserPath | None = None
-    """Where `prepare` writes and `train` reads; null is OUTPUT_DIR/data. Runs may share one."""
+    """Folder where `prepare` writes and `train` reads; null is OUTPUT_DIR/data. Runs may share one."""
     tokens_dir: UserPath | None = None
-    """Where `prepare` keeps the tokens of text, and a tokenizer trained for them: runs share them whose sources and
-    tokenizer are the same, whatever their recipes. Null: each prepared directory has its own."""
+    """Folder where `prepare` keeps the tokens of text, and a tokenizer trained for them: runs share them whose sources
+    and tokenizer are the same, whatever their recipes. Null: each prepared directory has its own."""
     sources: dict[str, Source] = Field(min_length=1)
-    validation_fraction: float = Field(default=0.02, ge=0.0, lt=1.0)
-    """Share of documents held out, chosen by a hash of the document."""
+    """Where documents come from: a section for each source, by a name of your own."""
+    validation_fraction: Share = Field(default=0.02, ge=0.0, lt=1.0)
+    """Documents of each source that are held out for validation, chosen by a hash of the document."""
     tokenizer: TokenizerConfig
+    """What turns text into tokens."""
     recipe: Recipe
-    pack_length: int = Field(ge=2, le=MOST_SLOTS)
+    """How documents become the sequences that are packed."""
+    pack_length: Slots = Field(ge=2, le=MOST_SLOTS)
     """Slots of a pack."""
     packing: PackingConfig = PackingConfig()
     shuffle: Shuffle = PermutationShuffle()
     """How training sequences come into random order: `permutation`, `grid` or `blocks`, or a section with its
     settings."""
     order: Literal["shuffled", "by_length"] = "shuffled"
-    """For study, by_length: each epoch of a source goes from its shortest sequences to its longest, or from the packs
-    whose longest sequence is shortest to the others. Preparation is the same for both."""
+    """Order of an epoch. For study, by_length: each epoch of a source goes from its shortest sequences to its longest,
+    or from the packs whose longest sequence is shortest to the others. Preparation is the same for both."""
     verify_in_training: bool = True
-    """`train` reads all prepared files beside its first steps, each rank a share, and compares their checksums before
-    it saves a checkpoint; false: sizes alone are compared."""
+    """Whether `train` reads all prepared files beside its first steps, each rank a share, and compares their checksums
+    before it saves a checkpoint; false: sizes alone are compared."""
     mixture_schedule: tuple[MixtureChange, ...] = ()
-    """Other weights from steps on; before the first entry, and where an entry leaves a source out, sources keep their
-    weight. Each source's stream goes on where it was. The entries of steps to come may be edited."""
+    """Other weights of sources from given steps on; before the first entry, and where an entry leaves a source out,
+    sources keep their weight. Each source's stream goes on where it was. The entries of steps to come may be edited."""
     on_maximum_epochs: Literal["error", "warn"] = "error"
     """What `train` does where a run goes through a source more often than its `maximum_epochs`."""
     on_changed_sources: Literal["warn", "error", "ignore"] = "warn"

@@ -17,25 +17,27 @@ from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
+from evenpack.units import Checkpoints, Packs, Processes, Sequences, Steps, Tokens
 
 
 class RunSection(Section):
     """Name, place and seed."""
 
     name: str = Field(min_length=1)
+    """Name of the run, as it stands in messages and on plots."""
     output_dir: UserPath
-    """Metrics, summary and checkpoints; on several nodes a folder that all of them see."""
+    """Folder for metrics, summary and checkpoints; on several nodes a folder that all of them see."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
-    """Of the order of packs, the weights and dropout."""
+    """Seed of the order of packs, the initial weights and dropout."""
 
 
 class DeepSpeedSection(Section):
     """What goes to DeepSpeed beyond what is derived from the rest."""
 
     zero_stage: int = 0
-    """0: every rank holds everything; 1: the optimizer's state is split over the ranks."""
+    """ZeRO stage. 0: every rank holds everything; 1: the optimizer's state is split over the ranks."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Passed through; a key that evenpack derives itself is refused."""
+    """Keys that are passed to DeepSpeed as they are; a key that evenpack derives itself is refused."""
 
     @field_validator("zero_stage")
     @classmethod
@@ -55,31 +57,32 @@ class TrainingSection(RunLengthSection):
     assignment: AssignmentPolicy | None = None
     """How a step's packs or sequences are divided among ranks and micro-batches: it says who computes what, and
     changes no step. Null: cost_balanced, or arrival for padded sequences."""
-    packs_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
+    packs_per_step: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs of one optimizer update over all ranks; never changes with the world size."""
-    packs_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
+    packs_per_micro_batch: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs that a rank computes at once: the memory knob. Accumulation is derived. Divides packs_per_step, or what
     fewer_accumulations makes of it."""
-    sequences_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
-    """The same where batching is sequences."""
-    sequences_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
-    """The same where batching is sequences; on average, where assignment is max_tokens."""
-    tokens_per_step: int | None = Field(default=None, ge=1)
+    sequences_per_step: Sequences | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
+    """Sequences of one optimizer update over all ranks, in place of packs_per_step where batching is sequences."""
+    sequences_per_micro_batch: Sequences | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
+    """Sequences that a rank computes at once, in place of packs_per_micro_batch where batching is sequences; on
+    average, where assignment is max_tokens."""
+    tokens_per_step: Tokens | None = Field(default=None, ge=1)
     """Real tokens of one optimizer update over all ranks, on average, in place of packs_per_step (or
     sequences_per_step): rounded to whole micro-batches, as `--dry-run` shows."""
-    evaluation_packs: int | None = Field(default=None, ge=1)
-    """At most this many validation packs of each source; null: all."""
+    evaluation_packs: Packs | None = Field(default=None, ge=1)
+    """How many validation packs of each source an evaluation takes at most; null: all."""
     validation_weights: dict[str, Annotated[float, Field(gt=0.0)]] | None = None
-    """By which the validation losses of sources are averaged into one, whatever the mixture that is trained on; sources
-    that are not named do not count. Null: each source's loss stands alone."""
-    checkpoint_every_steps: int | None = Field(default=200, ge=1)
-    """Null: only at the end or when stopped."""
-    keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints kept."""
+    """Weights, by the source's name, with which the validation losses of sources are averaged into one, whatever the
+    mixture that is trained on; sources that are not named do not count. Null: each source's loss stands alone."""
+    checkpoint_every_steps: Steps | None = Field(default=200, ge=1)
+    """Steps from one checkpoint to the next. Null: a checkpoint is saved only at the end or when stopped."""
+    keep_checkpoints: Checkpoints = Field(default=2, ge=1)
+    """How many of the newest checkpoints are kept; older ones are removed."""
     precision: Literal["fp32", "bf16_autocast"] = "bf16_autocast"
-    """bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
+    """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
     gradient_clipping: float | None = Field(default=1.0, gt=0.0)
-    """Largest global gradient norm; null: off."""
+    """Norm of all gradients together at which they are clipped; null: they are not."""
     packing_adjustment: Literal["none", "fewer_accumulations", "lamb_betas"] = "none"
     """What is done about a step of packs holding more sequences than one of single sequences, for which packs_per_step,
     steps, warm-up and betas were chosen (PackedBERT, section 3.3). fewer_accumulations: packs_per_step falls by the
@@ -95,9 +98,9 @@ class TrainingSection(RunLengthSection):
     """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
     checkpoint), one checkpoint (step_...), a folder of transformers, a checkpoint of TensorFlow (model.ckpt-28252) or a
     state dict of PyTorch (.pt); docs/starting_weights.md. Of no effect once the run has a checkpoint."""
-    loader_workers: int = Field(default=1, ge=0, le=64)
-    """Processes a rank that prepare batches ahead; 0: in the training process."""
-    log_rank_times_every_steps: int | None = Field(default=100, ge=1)
+    loader_workers: Processes = Field(default=1, ge=0, le=64)
+    """Processes of each rank that prepare batches ahead; 0: batches are made in the training process."""
+    log_rank_times_every_steps: Steps | None = Field(default=100, ge=1)
     """How often, and at the end, the ranks' own times and work since the last time go to metrics.jsonl; null: never."""
 
     @property
@@ -175,15 +178,17 @@ class RunConfig(Section):
     run: RunSection
     data: DataConfig
     model: ModelConfig
+    """The model: its family, a preset of sizes, and what differs from it."""
     attention: AttentionConfig = AttentionConfig()
     masking: MaskingConfig = MaskingConfig()
-    """Of a model that learns from masked tokens, for masks that are drawn again in each epoch."""
+    """Masking for a model that learns from masked tokens, where masks are drawn again in each epoch."""
     training: TrainingSection
     optimizer: OptimizerSection
+    """The optimizer and its learning rate."""
     schedule: ScheduleSection = ScheduleSection()
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     mlperf: MlperfSection | None = None
-    """Null: no log for MLPerf is written."""
+    """What the log of an MLPerf run says of it; null: no log for MLPerf is written."""
 
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":

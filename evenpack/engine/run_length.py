@@ -16,6 +16,7 @@ from evenpack.config import Section
 from evenpack.data.limits import MOST_STEPS
 from evenpack.data.order.skipped_steps import SkippedSteps
 from evenpack.errors import ConfigError
+from evenpack.units import Epochs, Sequences, Share, Steps, Tokens, TokensPerParameter
 
 LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
 """Keys of `training:` of which a run file has one."""
@@ -30,28 +31,29 @@ StepSpan = int | tuple[int, int]
 class RunLengthSection(Section):
     """The part of `training:` that says when a run ends and when it is evaluated."""
 
-    steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    steps: Steps | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Length of the learning-rate schedule, in optimizer updates. Exactly one of steps, epochs, max_samples, tokens and
     chinchilla_ratio is given; the steps of the others follow from the prepared data, and `--dry-run` shows them."""
-    epochs: float | None = Field(default=None, gt=0.0, le=MOST_STEPS)
+    epochs: Epochs | None = Field(default=None, gt=0.0, le=MOST_STEPS)
     """Passes over all sources together; the last step is filled from the next pass. With several sources, their
     weights decide how often each is gone through, which `--dry-run` shows."""
-    max_samples: int | None = Field(default=None, ge=1)
+    max_samples: Sequences | None = Field(default=None, ge=1)
     """Sequences to train on, on average at most: steps are rounded down."""
-    tokens: int | None = Field(default=None, ge=1)
+    tokens: Tokens | None = Field(default=None, ge=1)
     """Real tokens to train on, on average at least: steps are rounded up."""
-    chinchilla_ratio: float | None = Field(default=None, gt=0.0, le=1e9)
-    """The same in tokens for each parameter of the model, all parameters counted. About 20 give the lowest loss for the
-    operations of training (Hoffmann et al. 2022, arXiv:2203.15556)."""
-    stop_after_steps: int | None = Field(default=None, ge=1)
+    chinchilla_ratio: TokensPerParameter | None = Field(default=None, gt=0.0, le=1e9)
+    """Real tokens to train on for each parameter of the model, all parameters counted. About 20 give the lowest loss
+    for the operations of training (Hoffmann et al. 2022, arXiv:2203.15556)."""
+    stop_after_steps: Steps | None = Field(default=None, ge=1)
     """Stop at this absolute step and go on later; null: at the schedule's end."""
-    target_accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
+    target_accuracy: Share | None = Field(default=None, gt=0.0, le=1.0)
     """Stop as soon as an evaluation finds this share of all held-out targets predicted correctly; null: never."""
-    evaluate_every_steps: int | None = Field(default=200, ge=1)
-    """Null: never. Of no effect where evaluate_every_samples is given."""
-    evaluate_every_samples: Annotated[int, Field(strict=True, ge=1)] | Literal["mlperf"] | None = None
-    """Evaluate after the step that completes each further so many samples; `mlperf`: by MLPerf's rule for BERT, from
-    the samples of a step. Null: by evaluate_every_steps."""
+    evaluate_every_steps: Steps | None = Field(default=200, ge=1)
+    """Steps from one evaluation to the next; null: the model is never evaluated. Of no effect where
+    evaluate_every_samples is given."""
+    evaluate_every_samples: Annotated[Sequences, Field(strict=True, ge=1)] | Literal["mlperf"] | None = None
+    """Sequences from one evaluation to the next, which comes after the step that completes them; `mlperf`: by MLPerf's
+    rule for BERT, from the samples of a step. Null: by evaluate_every_steps."""
 
     skip_steps: tuple[StepSpan, ...] = ()
     """Steps from which nothing is learned, for batches that are found to be bad: single ones and [first, last],

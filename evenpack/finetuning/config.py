@@ -11,18 +11,21 @@ from evenpack.data.order.step_shape import Batching, Layout
 from evenpack.data.tokenizers.config import EncoderTokenizer
 from evenpack.finetuning.tasks import TASKS, AnyTask
 from evenpack.kernels.config import AttentionConfig
+from evenpack.units import Packs, Passes, Sequences, Share, Tokens
 
 
 class FinetuneRunSection(Section):
     """Name, place and seeds."""
 
     name: str = Field(min_length=1)
+    """Name of the run, as it stands in messages and results."""
     output_dir: UserPath
-    """settings.json, a result for each seed (where an interrupted command goes on), and results.json."""
+    """Folder for settings.json, a result for each seed (where an interrupted command goes on), and results.json."""
     seeds: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
-    """One training each, one after another: of the order of sequences, the new head's weights and dropout."""
+    """Seeds, with one training each, one after another: of the order of sequences, the new head's weights and
+    dropout."""
     save_models: Literal["median", "all"] | None = None
-    """Which seeds' models are written for transformers, to seed_N/ in output_dir: that of the median, or every one.
+    """Whose models are written for transformers, to seed_N/ in output_dir: that of the median, or every one.
     Until the median is known, all of them take up room."""
 
     @field_validator("seeds")
@@ -37,20 +40,20 @@ class FinetuneDataSection(Section):
     """The task and how its texts become sequences."""
 
     task: str
-    """A name of docs/finetuning.md's table."""
+    """Name of the task, of docs/finetuning.md's table."""
     folder: UserPath | None = None
-    """Where the task's files lie, by the names that its publisher gave them."""
+    """Folder of the task's files, by the names that its publisher gave them."""
     tokenizer: EncoderTokenizer | None = None
-    """Null: the one that the weights were trained with, from where they lie."""
-    max_sequence_length: int = Field(default=128, ge=8, le=1 << 16)
-    """Tokens, special ones included; longer sentences are cut, longer contexts become several windows. Slots of a pack
-    and columns of a padded row, too."""
-    max_question_length: int = Field(default=64, ge=1, le=1 << 15)
-    """Of spans: tokens of a question; longer ones are cut."""
-    window_stride: int = Field(default=128, ge=1, le=1 << 15)
-    """Of spans: tokens from the start of one window of a context to the start of the next."""
-    max_answer_length: int = Field(default=30, ge=1, le=1 << 15)
-    """Of spans: tokens of an answer that is given."""
+    """The tokenizer. Null: the one that the weights were trained with, from where they lie."""
+    max_sequence_length: Tokens = Field(default=128, ge=8, le=1 << 16)
+    """Most tokens of a sequence, special ones included; longer sentences are cut, longer contexts become several
+    windows. Slots of a pack and columns of a padded row, too."""
+    max_question_length: Tokens = Field(default=64, ge=1, le=1 << 15)
+    """Most tokens of a question, where spans are predicted; longer ones are cut."""
+    window_stride: Tokens = Field(default=128, ge=1, le=1 << 15)
+    """Where spans are predicted, tokens from the start of one window of a context to the start of the next."""
+    max_answer_length: Tokens = Field(default=30, ge=1, le=1 << 15)
+    """Most tokens of an answer that is given, where spans are predicted."""
 
     @field_validator("task")
     @classmethod
@@ -83,26 +86,28 @@ class FinetuneTrainingSection(Section):
     """Pretrained weights: a run's output_dir (the newest whole checkpoint), one checkpoint, or a folder of
     transformers."""
     layout: Layout = "packed"
-    """packed, un-padded (sequences one behind another) or padded (each a row of max_sequence_length)."""
-    packs_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
+    """How a micro-batch is laid out: packed, un-padded (sequences concatenated) or padded (each a row of
+    max_sequence_length)."""
+    packs_per_step: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs of one update, packed once for all epochs. Either this or sequences_per_step."""
-    sequences_per_step: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
+    sequences_per_step: Sequences | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Sequences of one update; the packed layout packs those of each step."""
-    packs_per_micro_batch: int | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
+    packs_per_micro_batch: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Packs (of steps of sequences that are not packed: sequences) computed at once; null: the whole step."""
-    epochs: int = Field(default=3, ge=1, le=1000)
+    epochs: Passes = Field(default=3, ge=1, le=1000)
+    """Passes over the task's training set."""
     learning_rate: float = Field(default=5e-5, gt=0.0)
-    """At the end of warm-up; falls linearly to 0 from there."""
-    warmup_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Of all steps."""
+    """Learning rate at the end of warm-up; it falls linearly to 0 from there."""
+    warmup_fraction: Share = Field(default=0.1, ge=0.0, lt=1.0)
+    """Steps of warm-up among all steps."""
     weight_decay: float = Field(default=0.01, ge=0.0)
-    """Spares biases and norms."""
+    """Weight decay, multiplied by the learning rate of the step; it spares biases and norms."""
     gradient_clipping: float | None = Field(default=1.0, gt=0.0)
-    """Largest global gradient norm; null: off."""
-    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """In the encoder, whatever it was pretrained with, and before the new head."""
+    """Norm of all gradients together at which they are clipped; null: they are not."""
+    dropout: Share = Field(default=0.1, ge=0.0, lt=1.0)
+    """Dropout in the encoder, whatever it was pretrained with, and before the new head."""
     precision: Literal["fp32", "bf16_autocast"] = "fp32"
-    """bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
+    """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
 
     @model_validator(mode="after")
     def _check_step(self) -> "FinetuneTrainingSection":

@@ -9,6 +9,8 @@ class AttentionConfig(Section):
     """Which kernel computes attention over packs, and who attends to whom."""
 
     backend: Literal["auto", "reference", "sdpa", "varlen", "flash"] = "auto"
-    """`auto` takes the fastest that can serve and says which; a named one that cannot serve is an error."""
+    """Kernel that computes attention. `auto` takes the fastest that can serve and says which; a named one that cannot
+    serve is an error."""
     isolate: bool = True
-    """For study: false makes all sequences of a pack one segment, its padding still another; packed layout only."""
+    """Whether sequences of a pack are kept apart. For study: false makes all sequences of a pack one segment, its
+    padding still another; packed layout only."""

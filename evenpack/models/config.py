@@ -7,9 +7,9 @@ from pydantic import SerializeAsAny
 from evenpack.config import SectionByKind
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.common.section import TransformerConfig
-from evenpack.models.families import config_of
+from evenpack.models.families import config_of, known_families
 
-ModelConfig = Annotated[SerializeAsAny[TransformerConfig], SectionByKind(find=config_of)]
+ModelConfig = Annotated[SerializeAsAny[TransformerConfig], SectionByKind(find=config_of, known=known_families)]
 """Checked against the section of the family that `kind` names."""
 
 

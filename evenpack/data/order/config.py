@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from evenpack.config import Section, nearest
 from evenpack.data.limits import MOST_STEPS
 from evenpack.data.order.weight_change import WeightChange
+from evenpack.units import StepNumber
 
 HIGHEST_WEIGHT = 1_000_000
 
@@ -16,10 +17,10 @@ HIGHEST_WEIGHT = 1_000_000
 class MixtureChange(Section):
     """Other weights from a step on."""
 
-    step: int = Field(ge=2, le=MOST_STEPS)
+    step: StepNumber = Field(ge=2, le=MOST_STEPS)
     """The first step that is drawn by them; steps count from 1, as in metrics.jsonl."""
     weights: dict[str, int] = Field(min_length=1)
-    """Of sources by name; one that is not named keeps the weight that it had before."""
+    """Weights of sources by name; one that is not named keeps the weight that it had before."""
 
     @model_validator(mode="before")
     @classmethod

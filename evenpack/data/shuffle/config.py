@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ByteSize, Field
 
 from evenpack.config import Section
+from evenpack.units import Shards, Tokens
 
 _BLOCK_TOKENS = 1 << 26
 
@@ -26,7 +27,7 @@ class BlockShuffle(Section):
     """
 
     kind: Literal["blocks"]
-    block_tokens: int = Field(default=_BLOCK_TOKENS, ge=1)
+    block_tokens: Tokens = Field(default=_BLOCK_TOKENS, ge=1)
     """Tokens of a block, as nearly as whole sequences allow."""
 
 
@@ -38,15 +39,15 @@ class GridShuffle(Section):
 
     kind: Literal["grid"]
     memory: Annotated[ByteSize, Field(ge=1)] = ByteSize(4 << 30)
-    """What the process may hold in memory while it shuffles, for example 4GiB; it decides the grid."""
-    rows: int | None = Field(default=None, ge=1, le=1 << 16)
-    """Shards of a column; null is as few as the memory allows."""
-    columns: int | None = Field(default=None, ge=1, le=1 << 16)
-    """Shards of a row; null is as few as the memory allows."""
-    block_tokens: int = Field(default=_BLOCK_TOKENS, ge=1)
+    """Memory that the process may fill while it shuffles, for example 4GiB; it decides the grid."""
+    rows: Shards | None = Field(default=None, ge=1, le=1 << 16)
+    """Rows of the grid, the shards of a column; null is as few as the memory allows."""
+    columns: Shards | None = Field(default=None, ge=1, le=1 << 16)
+    """Columns of the grid, the shards of a row; null is as few as the memory allows."""
+    block_tokens: Tokens = Field(default=_BLOCK_TOKENS, ge=1)
     """Tokens of a block, as nearly as whole sequences allow."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
-    """Of the order in the files; the run's seed decides the order of each epoch within and among blocks."""
+    """Seed of the order in the files; the run's seed decides the order of each epoch within and among blocks."""
 
 
 def _kind_alone(value: Any) -> Any:
@@ -54,7 +55,9 @@ def _kind_alone(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
+_ShuffleSection = Annotated[PermutationShuffle | BlockShuffle | GridShuffle, Field(discriminator="kind")]
+
 Shuffle = Annotated[
-    Annotated[PermutationShuffle | BlockShuffle | GridShuffle, Field(discriminator="kind")],
-    BeforeValidator(_kind_alone),
+    _ShuffleSection,
+    BeforeValidator(_kind_alone, json_schema_input_type=_ShuffleSection | Literal["permutation", "blocks", "grid"]),
 ]

@@ -5,12 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from evenpack.config import Section, UserPath, UserPaths
+from evenpack.units import Epochs, Rows, Words
 
 
 class _SourceBase(Section):
     weight: int = Field(default=1, ge=1, le=1_000_000)
-    """Packs of this source among the sum of all weights."""
-    maximum_epochs: float | None = Field(default=None, gt=0.0)
+    """Weight of this source in the mixture: of all packs, this over the sum of all weights is drawn from it."""
+    maximum_epochs: Epochs | None = Field(default=None, gt=0.0)
     """Most passes over this source in a run, which its weight may exceed (`data.on_maximum_epochs`); null: no bound."""
 
 
@@ -18,13 +19,13 @@ class SourceOfText(_SourceBase):
     """What all sources have in common whose documents are text."""
 
     rows: Literal["lines", "paragraphs"] | None = None
-    """Make a document of each line of the source's documents, or of what blank lines separate in them; blank ones are
-    passed over. Null: their documents stay whole."""
-    minimum_words: int | None = Field(default=None, ge=1)
-    """Drop rows (documents, where `rows` is null) of fewer words, white space between two words, before tokenising;
-    they are counted. Null: keep them all."""
-    maximum_rows: int | None = Field(default=None, ge=1)
-    """Take so many of the rows that are kept, the first ones, and read no further. Null: take them all."""
+    """What a row is, which becomes a document of its own: each line of the source's documents, or what blank lines
+    separate in them; blank ones are passed over. Null: documents stay whole."""
+    minimum_words: Words | None = Field(default=None, ge=1)
+    """Fewest words, separated by white space, of a row (of a document, where `rows` is null): shorter ones are dropped
+    before tokenising, and counted. Null: all are kept."""
+    maximum_rows: Rows | None = Field(default=None, ge=1)
+    """How many of the rows that are kept are taken, from the first one; nothing is read after them. Null: all."""
 
     @property
     def changes_rows(self) -> bool:
@@ -68,7 +69,7 @@ class ArrowSource(SourceOfText):
     text_key: str = "text"
     """The column whose string is the document."""
     split: str | None = None
-    """Which split of a folder that holds a `DatasetDict`; null for all other files and folders."""
+    """Name of a split of a folder that holds a `DatasetDict`; null for all other files and folders."""
 
 
 class TextSource(SourceOfText):
@@ -95,11 +96,13 @@ class HubSource(SourceOfText):
 
     kind: Literal["hub"]
     name: str
-    """For example `allenai/c4`, or a folder."""
+    """Name of the dataset, for example `allenai/c4`, or a folder."""
     subset: str | None = None
-    """Configuration name, for example `en`."""
+    """Name of the dataset's configuration, for example `en`; null: it has but one."""
     split: str = "train"
+    """Name of the split that is read."""
     text_key: str = "text"
+    """The column whose string is the document."""
 
 
 class MegatronSource(_SourceBase):
@@ -109,7 +112,7 @@ class MegatronSource(_SourceBase):
     path: UserPath | None = None
     """The common prefix of the two files."""
     require_end_of_text: bool = True
-    """Refuse documents that do not end in the tokenizer's end-of-text id (Megatron's `--append-eod`)."""
+    """Whether documents are refused that do not end in the tokenizer's end-of-text id (Megatron's `--append-eod`)."""
 
 
 class Hdf5Source(_SourceBase):
@@ -122,7 +125,7 @@ class Hdf5Source(_SourceBase):
     """Shards of the evaluation set, given in the same way. It is fixed then: nothing is split off by
     `validation_fraction`."""
     allow_validation_overlap: bool = False
-    """Train on rows that are in the evaluation set too; false refuses the first one."""
+    """Whether rows may be trained on that are in the evaluation set too; false refuses the first one."""
 
 
 Source = Annotated[

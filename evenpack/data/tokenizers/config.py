@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from evenpack.config import Section, UserPath
 from evenpack.data.limits import MOST_VOCABULARY
+from evenpack.units import Entries
 
 
 class Gpt2Tokenizer(Section):
@@ -21,14 +22,15 @@ class HubTokenizer(Section):
 
     kind: Literal["hub"]
     name: str
+    """Name on the hub, for example `openai-community/gpt2`, or a folder."""
 
 
 class TrainedTokenizer(Section):
     """A byte-level BPE trained on the training documents of this run's sources."""
 
     kind: Literal["train"]
-    vocabulary_size: int = Field(default=8192, ge=258, le=1_000_000)
-    """Entries, the 256 bytes and the end-of-text token included."""
+    vocabulary_size: Entries = Field(default=8192, ge=258, le=1_000_000)
+    """Entries of the vocabulary, the 256 bytes and the end-of-text token included."""
 
 
 class BertTokenizer(Section):
@@ -38,9 +40,9 @@ class BertTokenizer(Section):
     path: UserPath | None = None
     """A folder with tokenizer.json, or with vocab.txt."""
     name: str | None = None
-    """Of the hub, for example `google-bert/bert-base-uncased`; instead of `path`."""
+    """Name on the hub, for example `google-bert/bert-base-uncased`; instead of `path`."""
     lower_case: bool = True
-    """For vocab.txt, which does not say it: text is turned to lower case and accents are stripped."""
+    """Whether text is turned to lower case and accents are stripped; for vocab.txt, which does not say it."""
 
     @model_validator(mode="after")
     def _check(self) -> "BertTokenizer":
@@ -53,18 +55,20 @@ class TrainedWordPieces(Section):
     """A WordPiece vocabulary in BERT's form, trained on the training documents of this run's sources."""
 
     kind: Literal["train_word_pieces"]
-    vocabulary_size: int = Field(default=8192, ge=64, le=1_000_000)
-    """Entries; [PAD], [UNK], [CLS], [SEP], [MASK] and every letter of the text included."""
+    vocabulary_size: Entries = Field(default=8192, ge=64, le=1_000_000)
+    """Entries of the vocabulary; [PAD], [UNK], [CLS], [SEP], [MASK] and every letter of the text included."""
     lower_case: bool = True
-    """Text is turned to lower case and accents are stripped."""
+    """Whether text is turned to lower case and accents are stripped."""
 
 
 class ExternalTokenizer(Section):
     """Tokens come ready made (Megatron and HDF5 sources): only their vocabulary is known."""
 
     kind: Literal["external"]
-    vocabulary_size: int = Field(ge=2, le=MOST_VOCABULARY)
+    vocabulary_size: Entries = Field(ge=2, le=MOST_VOCABULARY)
+    """Entries of the vocabulary; every id of the files is below it."""
     end_of_text_id: int = Field(ge=0, lt=MOST_VOCABULARY)
+    """Id of the token that ends a document."""
 
 
 TokenizerConfig = Annotated[

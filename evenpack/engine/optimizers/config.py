@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from evenpack.config import Section
+from evenpack.units import Share, Steps
 
 
 class OptimizerBase(Section):
@@ -16,35 +17,45 @@ class OptimizerBase(Section):
     """FP32 numbers a parameter beside weight and gradient, those of a moment included: for estimates of memory."""
 
     kind: str
+    """The optimizer's name."""
     learning_rate: float = Field(gt=0.0)
-    """At the end of warm-up."""
+    """Learning rate at the end of warm-up, the highest of the run."""
     weight_decay: float = Field(ge=0.0)
+    """Weight decay, multiplied by the learning rate of the step; it spares biases and norms."""
 
 
 class AdamWSection(OptimizerBase):
-    """AdamW; decay spares biases and norms."""
+    """AdamW (Loshchilov and Hutter 2019); decay spares biases and norms."""
 
     needs_whole_tensors = False
     fp32_states = 2
 
     kind: Literal["adamw"] = "adamw"
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Decay of the mean of gradients, from one step to the next."""
     beta2: float = Field(default=0.95, ge=0.0, lt=1.0)
+    """Decay of the mean of squared gradients, from one step to the next."""
     epsilon: float = Field(default=1e-8, gt=0.0)
+    """What is added to the denominator of an update, so that it is never zero."""
     weight_decay: float = Field(default=0.1, ge=0.0)
+    """Weight decay, multiplied by the learning rate of the step; it spares biases and norms."""
 
 
 class LambSection(OptimizerBase):
-    """LAMB; decay and trust ratios spare biases and norms."""
+    """LAMB (You et al. 2020); decay and trust ratios spare biases and norms."""
 
     needs_whole_tensors = True
     fp32_states = 3
 
     kind: Literal["lamb"]
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Decay of the mean of gradients, from one step to the next."""
     beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    """Decay of the mean of squared gradients, from one step to the next."""
     epsilon: float = Field(default=1e-6, gt=0.0)
+    """What is added to the denominator of an update, so that it is never zero."""
     weight_decay: float = Field(default=0.01, ge=0.0)
+    """Weight decay, as a part of the update before its trust ratio; it spares biases and norms."""
     bias_correction: bool = True
     """Divide the moments by 1 - beta**t, as MLPerf's submissions do."""
 
@@ -68,11 +79,13 @@ class ScheduleSection(Section):
     """Linear warm-up from zero, then a fall to `final_fraction` of the learning rate."""
 
     kind: Literal["cosine", "linear", "constant", "polynomial"] = "cosine"
-    """`polynomial` is MLPerf's for BERT."""
-    warmup_steps: int = Field(default=0, ge=0)
-    final_fraction: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Form of the fall after warm-up; `polynomial` is MLPerf's for BERT."""
+    warmup_steps: Steps = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly from zero."""
+    final_fraction: Share = Field(default=0.1, ge=0.0, le=1.0)
+    """Learning rate at the last step, as a share of the highest one."""
     degree: float = Field(default=1.0, gt=0.0)
-    """Of `polynomial`; the others have none."""
+    """Degree of `polynomial`; the others have none."""
 
     @model_validator(mode="after")
     def _check(self) -> "ScheduleSection":

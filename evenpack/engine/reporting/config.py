@@ -13,7 +13,7 @@ class MlperfSection(Section):
     """Write OUTPUT_DIR/mlperf.log, as MLPerf Training's rules ask for it. Needs the extra `evenpack[mlperf]`."""
 
     submission_org: str | None = Field(default=None, min_length=1)
-    """Who submits; training asks for it."""
+    """Who submits; training asks for it, though null is read."""
     submission_platform: str = Field(min_length=1)
     """The system, for example `8xH100`."""
     submission_division: Literal["closed", "open"] = "open"

@@ -42,7 +42,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 
 app = typer.Typer(
     help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no document sees "
-    "another.\n\n\b\nA first run:\n  evenpack prepare configs/demo.yaml\n  evenpack train configs/demo.yaml",
+    "another.\n\n\b\nA first run:\n  evenpack prepare demo\n  evenpack train demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 """Of every group of commands."""
 
-RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.", show_default=False)]
+RunFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN.yaml",
+        help="The run file, or the name of one that comes with evenpack (evenpack config list).",
+        show_default=False,
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from evenpack.models.common.section import TransformerConfig
+from evenpack.units import Rows, Share
 
 
 class BertConfig(TransformerConfig):
@@ -20,20 +21,26 @@ class BertConfig(TransformerConfig):
 
     kind: Literal["bert"]
     preset: Literal["tiny", "mini", "base", "large"] = "base"
+    """Sizes of Devlin et al. 2019, section 3; tiny and mini are of Turc et al. 2019."""
     positions: Literal["learned"] = "learned"
-    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """After embeddings, attention probabilities, and each residual branch."""
-    token_types: int = Field(default=2, ge=2, le=1 << 16)
+    """How the model is told where a token stands: a learned table."""
+    dropout: Share = Field(default=0.1, ge=0.0, lt=1.0)
+    """Dropout after embeddings, attention probabilities, and each residual branch."""
+    token_types: Rows = Field(default=2, ge=2, le=1 << 16)
     """Rows of the token-type table: the first and the second half of a pair."""
     mlm_reduction: Literal["token", "sequence"] = "token"
-    """token: mean over all masked tokens; sequence: mean over each sequence's masked tokens, then over sequences."""
+    """What the loss of masked tokens is a mean over. token: mean over all masked tokens; sequence: mean over each
+    sequence's masked tokens, then over sequences."""
     loss_balancing: Literal["exact", "expected", "micro_batch"] = "exact"
-    """exact: losses are divided by what a step holds; expected: by what a step holds on average, the same each time.
-    For study, micro_batch: each micro-batch's losses by what that one holds, and then the plain mean is taken."""
+    """What the losses of a step are divided by. exact: losses are divided by what a step holds; expected: by what a
+    step holds on average, the same each time. For study, micro_batch: each micro-batch's losses by what that one holds,
+    and then the plain mean is taken."""
     next_sentence_reduction: Literal["sequence", "pack"] = "sequence"
-    """For study, pack: each pack's next sentences together weigh as much as another's, however many it holds."""
+    """What the loss of next sentences is a mean over. sequence: all sequences of the step. For study, pack: each pack's
+    next sentences together weigh as much as another's, however many it holds."""
     next_sentence: bool = True
-    """For study: false leaves out the pooler, the next-sentence head and its loss."""
+    """Whether the model learns next sentences. For study: false leaves out the pooler, the next-sentence head and its
+    loss."""
 
     @property
     def predicts_next_sentence(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from evenpack.config import Section
+from evenpack.units import Channels, Heads, Layers, Positions, Share
 
 FEED_FORWARD_RATIO = 4
 """Width of the feed-forward layer in hidden sizes, where a family has no key for it."""
@@ -25,20 +26,26 @@ class TransformerConfig(Section):
     kind: str
     """The family's name."""
     preset: str
+    """Name of a set of sizes."""
     positions: str
-    max_positions: int | None = Field(default=None, ge=1, le=1 << 24)
+    """How the model is told where a token stands."""
+    max_positions: Positions | None = Field(default=None, ge=1, le=1 << 24)
     """Rows of the learned position table; null: as many as the data needs (`positions_needed`). At most as many as the
     longest sequence there can be has tokens."""
-    layers: int | None = Field(default=None, ge=1, le=1 << 12)
-    hidden_size: int | None = Field(default=None, ge=8, le=1 << 17)
-    heads: int | None = Field(default=None, ge=1, le=1 << 12)
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """After embeddings, attention probabilities, and each residual branch."""
+    layers: Layers | None = Field(default=None, ge=1, le=1 << 12)
+    """Transformer blocks; null: those of the preset."""
+    hidden_size: Channels | None = Field(default=None, ge=8, le=1 << 17)
+    """Width of the residual stream, a multiple of heads; null: that of the preset."""
+    heads: Heads | None = Field(default=None, ge=1, le=1 << 12)
+    """Attention heads of a layer; null: those of the preset."""
+    dropout: Share = Field(default=0.0, ge=0.0, lt=1.0)
+    """Dropout after embeddings, attention probabilities, and each residual branch."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more work."""
     reset_positions: bool = True
-    """For study: false counts positions through the pack instead of from 0 in each sequence; packed layout only.
-    Positions that are distances between tokens (alibi, rotary) tell that apart only where sequences see each other."""
+    """Whether positions restart in each sequence. For study: false counts positions through the pack instead of from 0
+    in each sequence; packed layout only. Positions that are distances between tokens (alibi, rotary) tell that apart
+    only where sequences see each other."""
 
     @model_validator(mode="after")
     def _check(self) -> "TransformerConfig":
@@ -97,8 +104,8 @@ class DecoderConfig(TransformerConfig):
     """What decoders have beside it."""
 
     rotary_base: float = Field(default=ROTARY_BASE, gt=0.0)
-    """Of `positions: rotary`, where pair i of a head's channels turns by base^(-2i / head_dim) from one position to the
-    next; other positions have none."""
+    """Base of `positions: rotary`, where pair i of a head's channels turns by base^(-2i / head_dim) from one position
+    to the next; other positions have none."""
 
     @model_validator(mode="after")
     def _check_positions(self) -> "DecoderConfig":

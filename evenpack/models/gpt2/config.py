@@ -20,4 +20,7 @@ class Gpt2Config(DecoderConfig):
 
     kind: Literal["gpt2"]
     preset: Literal["tiny", "mini", "small", "medium", "large", "xl"] = "small"
+    """Sizes of Radford et al. 2019, table 2; tiny and mini are small enough for CPUs."""
     positions: Literal["learned", "alibi", "rotary"] = "learned"
+    """How the model is told where a token stands: a learned table, ALiBi's biases of attention scores, or rotations of
+    queries and keys."""

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from evenpack.models.common.section import DecoderConfig
+from evenpack.units import Channels, Heads
 
 
 class LlamaConfig(DecoderConfig):
@@ -20,13 +21,15 @@ class LlamaConfig(DecoderConfig):
 
     kind: Literal["llama"]
     preset: Literal["tiny", "160m", "1.1b"] = "160m"
+    """Sizes of JackFram/llama-160m and of TinyLlama (1.1b); tiny is small enough for CPUs."""
     positions: Literal["rotary"] = "rotary"
-    key_value_heads: int | None = Field(default=None, ge=1)
-    """A divisor of heads; as many query heads share keys and values as it goes into them."""
-    feed_forward_size: int | None = Field(default=None, ge=1)
-    """Width inside the feed-forward layer."""
+    """How the model is told where a token stands: rotations of queries and keys."""
+    key_value_heads: Heads | None = Field(default=None, ge=1)
+    """Heads of keys and values, a divisor of heads: groups of query heads share them. Null: those of the preset."""
+    feed_forward_size: Channels | None = Field(default=None, ge=1)
+    """Width inside the feed-forward layer; null: that of the preset."""
     norm_epsilon: float = Field(default=1e-5, gt=0.0)
-    """Of RMSNorm; 1e-6 in the first Llama, 1e-5 since the second."""
+    """What RMSNorm adds to the mean square; 1e-6 in the first Llama, 1e-5 since the second."""
     tied_head: bool = False
     """Whether the LM head is the token embedding."""
 

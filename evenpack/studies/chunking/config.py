@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from evenpack.config import Section
 from evenpack.studies.chunking.grid import GridSection
 from evenpack.studies.runs.config import RunsStudyConfig
+from evenpack.units import Packs, Share, StepNumber
 
 
 class ChunkingSection(Section):
@@ -16,14 +17,15 @@ class ChunkingSection(Section):
     """Arms of the last phase, before those that stand there."""
     reference: str = "concat_{msl}_atom_{msl}"
     """The arm that those of the same length are compared with; {msl} stands for the length."""
-    significance: float = Field(default=0.05, gt=0.0, lt=0.5)
-    """Intervals of differences have confidence 1 - 2 x significance."""
-    perplexity_at_steps: list[int] | None = None
-    """Null: at a quarter, a half, three quarters and the end of the shortest run of each length."""
+    significance: Share = Field(default=0.05, gt=0.0, lt=0.5)
+    """Significance level: intervals of differences have confidence 1 - 2 x significance."""
+    perplexity_at_steps: list[StepNumber] | None = None
+    """Steps at which perplexities are compared. Null: at a quarter, a half, three quarters and the end of the shortest
+    run of each length."""
     documents_alone: bool = True
-    """Evaluate each finished run on held-out documents, one by one, the same for all arms of a length."""
-    documents_packs: int | None = Field(default=None, ge=1)
-    """At most this many packs of them, from each source; null: all."""
+    """Whether each finished run is evaluated on held-out documents, one by one, the same for all arms of a length."""
+    documents_packs: Packs | None = Field(default=None, ge=1)
+    """How many packs of held-out documents are taken at most, from each source; null: all."""
     smoothing: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Alpha of the curves that are drawn; 0 draws them as they are. No table depends on it."""
     smoothing_weighs: Literal["old", "new"] = "old"

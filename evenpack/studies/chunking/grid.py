@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from evenpack.config import Section
 from evenpack.data.config import check_atom
 from evenpack.studies.runs.config import Name, Settings
+from evenpack.units import Rows, Tokens
 
 _KEYS = ("data.recipe.max_sequence_length", "data.recipe.atom", "data.pack_length", "training.packs_per_step")
 """That a grid sets in each of its arms."""
@@ -17,14 +18,14 @@ _KEYS = ("data.recipe.max_sequence_length", "data.recipe.atom", "data.pack_lengt
 class GridLength(Section):
     """The arms of one maximum sequence length (MSL)."""
 
-    max_sequence_length: int = Field(ge=2)
+    max_sequence_length: Tokens = Field(ge=2)
     """Tokens of a row."""
-    rows_per_step: int = Field(ge=1)
-    """The batch."""
-    atoms: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    rows_per_step: Rows = Field(ge=1)
+    """Rows of one optimizer update."""
+    atoms: list[Annotated[Tokens, Field(ge=1)]] = Field(min_length=1)
     """Tokens that stay together when the corpus is shuffled: each divides the MSL, or is a multiple of it."""
     settings: Settings = Field(default_factory=dict)
-    """Of all arms of this length."""
+    """What is changed in all arms of this length: dotted keys with their values."""
 
     @model_validator(mode="after")
     def _check_atoms(self) -> "GridLength":
@@ -40,10 +41,12 @@ class GridSection(Section):
     """Arms for each length, instead of a list of them."""
 
     lengths: list[GridLength] = Field(min_length=1)
+    """Lengths of rows, each with its atoms."""
     recipes: dict[Name, Settings] = Field(default_factory=dict)
-    """What makes a recipe, run with each atom: arms RECIPE_MSL_atom_ATOM."""
+    """Recipes by name, each with the dotted keys and values that make it, run with each atom: arms
+    RECIPE_MSL_atom_ATOM."""
     recipes_without_atoms: dict[Name, Settings] = Field(default_factory=dict)
-    """The same, run once for each length: arms RECIPE_MSL."""
+    """Recipes without atoms, run once for each length: arms RECIPE_MSL."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "GridSection":

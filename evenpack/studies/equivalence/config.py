@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from evenpack.config import Section
 from evenpack.studies.runs.config import Name, RunsStudyConfig, beside
 from evenpack.studies.runs.finetunings import FinetuneSection
+from evenpack.units import MeasureValue, Share
 
 Measure = Literal["loss", "accuracy"]
 
@@ -18,12 +19,14 @@ class EquivalenceSection(Section):
     reference: str
     """The arm that the others are compared with."""
     measure: Measure = "loss"
-    """Of held-out targets at the last evaluation: loss in nats a target, or the share that is predicted."""
-    margin: float = Field(gt=0.0)
+    """What is measured on held-out targets at the last evaluation: the loss in nats/target, or the share that is
+    predicted correctly."""
+    margin: MeasureValue = Field(gt=0.0)
     """The largest difference that counts as none, in the unit of the measure."""
-    significance: float = Field(default=0.05, gt=0.0, lt=0.5)
-    """Of each of the two one-sided tests; the interval shown is that of confidence 1 - 2 x significance."""
-    target: float | None = None
+    significance: Share = Field(default=0.05, gt=0.0, lt=0.5)
+    """Significance level of each of the two one-sided tests; the interval shown is that of confidence 1 - 2 x
+    significance."""
+    target: MeasureValue | None = None
     """Value of the measure to which time and samples are counted; null: the worst of the reference's last values."""
 
 
@@ -32,7 +35,7 @@ class EquivalenceConfig(RunsStudyConfig):
 
     equivalence: EquivalenceSection
     finetune: dict[Name, FinetuneSection] = Field(default_factory=dict)
-    """By a name of the user's: what each finished run of the last phase is fine-tuned for."""
+    """What each finished run of the last phase is fine-tuned for, by a name of your own."""
 
     @model_validator(mode="after")
     def _check_reference(self) -> "EquivalenceConfig":

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from evenpack.config import Section, UserPath, load_run_file
+from evenpack.config import Section, UserPath, find_run_file, load_run_file
 from evenpack.errors import ConfigError
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -30,8 +30,9 @@ class StudySection(Section):
     """Name and place."""
 
     name: str = Field(min_length=1)
+    """Name of the study, which opens the names of its runs."""
     output_dir: UserPath
-    """A folder for each run, PHASE/ARM/seed_N, and data/ for what the runs share."""
+    """Folder of the study: in it one for each run, PHASE/ARM/seed_N, and data/ for what the runs share."""
 
 
 class RunFileSection(Section):
@@ -40,7 +41,7 @@ class RunFileSection(Section):
     base: UserPath
     """The run file, relative to the study file."""
     settings: Settings = Field(default_factory=dict)
-    """Of every run that is made of it here."""
+    """What is changed in every run that is made of it here: dotted keys with their values."""
 
 
 class PhaseSection(RunFileSection):
@@ -52,7 +53,7 @@ class PhaseSection(RunFileSection):
     """An earlier phase, whose last checkpoints these runs begin with: that of the same arm, or else of its first arm;
     of the same seed, or else of its first one. Null: initial weights, or training.initialize_from of the run file."""
     arms: dict[Name, Settings] = Field(default_factory=dict)
-    """What makes each arm differ."""
+    """Arms by name, each with the dotted keys and values in which it differs."""
 
 
 class RunsStudyConfig(Section):
@@ -63,7 +64,7 @@ class RunsStudyConfig(Section):
 
     study: StudySection
     phases: dict[Name, PhaseSection] = Field(min_length=1)
-    """In the order in which they are run; the last one is compared."""
+    """Phases by name, in the order in which they are run; the last one is compared."""
 
     @model_validator(mode="after")
     def _check_starts(self) -> "RunsStudyConfig":
@@ -120,6 +121,7 @@ def load_study(path: Path, schema: type[StudyT], words: Sequence[str]) -> tuple[
     Raises: ConfigError with the place, what was expected and what came.
     """
     own = [word for word in words if word.partition("=")[0].partition(".")[0] in schema.model_fields]
+    path = find_run_file(path)
     study = load_run_file(path, schema, own)
     if not study.study.output_dir.parts:
         raise ConfigError(f"{path}: study.output_dir must be a folder of the study's own, not the current directory")

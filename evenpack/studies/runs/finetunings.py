@@ -26,7 +26,7 @@ class FinetuneSection(RunFileSection):
     """Fine-tuning of every run of the last phase for one task; the run file is one of `evenpack finetune`."""
 
     folder: UserPath | None = None
-    """Where the task's files lie; null: data.folder of the run file."""
+    """Folder of the task's files; null: data.folder of the run file."""
     seeds: Seeds
     """Trainings from each run's weights; their median counts."""
 

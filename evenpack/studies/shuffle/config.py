@@ -4,6 +4,7 @@ from pydantic import Field, model_validator
 
 from evenpack.config import Section
 from evenpack.studies.runs.config import Name, RunsStudyConfig
+from evenpack.units import Sequences, Steps, Stretches, Windows
 
 
 class ShuffleSection(Section):
@@ -11,15 +12,15 @@ class ShuffleSection(Section):
 
     reference: Name
     """The arm whose order counts as random: that of a permutation."""
-    buffer: int = Field(default=10_000, ge=2)
+    buffer: Sequences = Field(default=10_000, ge=2)
     """Sequences of the rolling buffer that is measured beside the arms and not trained."""
-    windows: int = Field(default=10, ge=2, le=1000)
+    windows: Windows = Field(default=10, ge=2, le=1000)
     """Equal parts of the first epoch whose composition is compared with that of the whole."""
-    stretches: int = Field(default=100, ge=2, le=100_000)
+    stretches: Stretches = Field(default=100, ge=2, le=100_000)
     """Equal parts of the corpus; sequences of one of them are neighbours."""
-    steps_around_border: int = Field(default=10, ge=1)
-    """Steps before the border of two blocks, and after it, whose mean losses are compared."""
-    steps_read: int = Field(default=50, ge=1)
+    steps_around_border: Steps = Field(default=10, ge=1)
+    """Steps before the border of two blocks, and as many after it, whose mean losses are compared."""
+    steps_read: Steps = Field(default=50, ge=1)
     """Steps whose sequences are read, from a file of which nothing is cached, to measure the rate."""
 
 

@@ -1,0 +1,63 @@
+"""Finds keys by their place, and the nearest ones to a place that does not exist."""
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from evenpack.config import RENAMED_KEYS
+from evenpack.errors import ConfigError
+from evenpack.launcher.reference.keys import ENTRY, NAME, Key
+from evenpack.yaml_text import shown
+
+_MOST_HINTS = 4
+
+
+def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
+    """The keys at `place`: several where kinds of its section have a key of one name that means different things.
+
+    Args:
+        place: dotted; a name of the user's, as that of a source, stands for any.
+
+    Raises: ConfigError with the nearest places if there is none.
+    """
+    if place in RENAMED_KEYS:
+        raise ConfigError(f"{place} is the name of earlier versions: it is now {RENAMED_KEYS[place]}")
+    asked = _parts(place)
+    found = tuple(key for key in keys if _matches(asked, key.place) or _matches(asked, key.inside))
+    if not found:
+        raise ConfigError(f"there is no key {shown(place)}; {_hint(keys, asked)}")
+    return found
+
+
+def keys_at(keys: Sequence[Key], place: str | None) -> tuple[Key, ...]:
+    """What `find_keys` finds, with the keys directly in it where it is a section; None: all keys.
+
+    Raises: ConfigError with the nearest places if there is none.
+    """
+    if place is None:
+        return tuple(keys)
+    return tuple(one for key in find_keys(keys, place) for one in (key, *keys_below(keys, key)))
+
+
+def keys_below(keys: Sequence[Key], section: Key) -> tuple[Key, ...]:
+    """The keys that stand directly in a section."""
+    return tuple(key for key in keys if key.parent == section.inside)
+
+
+def _parts(place: str) -> list[str]:
+    return re.sub(r"\[\d*\]", "", place).split(".")
+
+
+def _matches(asked: Sequence[str], place: str) -> bool:
+    parts = _parts(place)
+    return len(parts) == len(asked) and all(part in (given, NAME) for part, given in zip(parts, asked, strict=True))
+
+
+def _hint(keys: Sequence[Key], asked: Sequence[str]) -> str:
+    """Places that end alike, then those that are spelt alike."""
+    places = list(dict.fromkeys(key.place for key in keys))
+    name = difflib.get_close_matches(asked[-1], {place.rpartition(".")[2] for place in places}, n=1, cutoff=0.7)
+    alike = [place for place in places if place.rpartition(".")[2] in name]
+    near = difflib.get_close_matches(".".join(asked), places, n=_MOST_HINTS, cutoff=0.6)
+    hints = [place.replace(ENTRY, "") for place in dict.fromkeys([*alike, *near])][:_MOST_HINTS]
+    return f"did you mean {', or '.join(hints)}?" if hints else "`evenpack config explain` lists all keys"

@@ -1,0 +1,113 @@
+"""The reference of keys as pages of documentation (Markdown)."""
+
+from collections.abc import Iterator, Sequence
+
+from evenpack.launcher.reference.files import schema_of
+from evenpack.launcher.reference.keys import Key, keys_of
+from evenpack.launcher.reference.lookup import keys_below
+from evenpack.launcher.reference.views import REQUIRED, type_and_limits
+
+_RUN_FILE = """\
+# The run file
+
+One YAML file is one run. Every key is listed here, in the order of the file, with its type, unit and default. The same
+is shown by
+
+```
+evenpack config explain                          all keys
+evenpack config explain data.recipe              a section
+evenpack config explain training.packs_per_step  a key
+```
+
+and any key can be given on the command line: `evenpack train RUN.yaml training.steps=100`.
+
+Editors complete and check keys by the JSON schema, which is written by
+
+```
+evenpack config schema > run_file.schema.json
+```
+
+and named in the first line of a run file:
+
+```yaml
+# yaml-language-server: $schema=run_file.schema.json
+```
+
+*NAME* stands for a name of your own. A section with a `kind` has other keys for each kind; "of" says which kinds have a
+key, and is empty where all do. A default of `{}` is a section whose keys have their defaults.
+"""
+
+_OTHER_FILES = """\
+# Files of fine-tunings and studies
+
+`evenpack finetune` and the studies of runs read YAML files of their own. Their keys are shown by
+`evenpack config explain --file KIND`, and `evenpack config schema --file KIND` writes the JSON schema for editors. In
+files of studies, `settings` and `arms` hold [keys of the run file](run_file.md) as on the command line,
+`training.steps: 100`.
+"""
+
+_TITLES = {
+    "finetune": "Fine-tuning (`--file finetune`)",
+    "equivalence": "Study of equivalence (`--file equivalence`)",
+    "chunking": "Study of chunking (`--file chunking`)",
+    "shuffle": "Study of shuffles (`--file shuffle`)",
+}
+
+
+def pages() -> dict[str, str]:
+    """The pages by their names in the folder docs/."""
+    return {"run_file.md": _run_file(), "other_files.md": _other_files()}
+
+
+def _run_file() -> str:
+    return "\n".join([_RUN_FILE, *_sections(keys_of(schema_of("run")), heading="##")])
+
+
+def _other_files() -> str:
+    parts = [_OTHER_FILES]
+    for file, title in _TITLES.items():
+        parts += [f"## {title}\n", *_sections(keys_of(schema_of(file)), heading="###")]
+    return "\n".join(parts)
+
+
+def _sections(keys: Sequence[Key], *, heading: str) -> Iterator[str]:
+    """A heading and a table for each section, those inside another one level below."""
+    for key in keys:
+        if key.is_section:
+            yield f"{heading}{'#' if '.' in key.place else ''} `{key.inside}`\n"
+            yield f"{_code_safe(key.meaning)} {_state(key)}\n"
+            if key.variants:
+                yield _table(["kind", "what it is"], [[f"`{kind.name}`", kind.about] for kind in key.variants])
+            yield _keys_table(keys_below(keys, key))
+
+
+def _state(key: Key) -> str:
+    kinds = f"Of {', '.join(f'`{kind}`' for kind in key.kinds)}. " if key.kinds else ""
+    return f"{kinds}Required." if key.default is None else f"{kinds}Default: `{key.default}`."
+
+
+def _keys_table(keys: Sequence[Key]) -> str:
+    has_kinds = any(key.kinds for key in keys)
+    names = ["key", *(["of"] if has_kinds else []), "type", "unit", "default", "meaning"]
+    rows = [
+        [
+            f"`{key.name}`",
+            *([", ".join(f"`{kind}`" for kind in key.kinds)] if has_kinds else []),
+            type_and_limits(key),
+            key.unit or "",
+            f"`{key.default}`" if key.default else REQUIRED,
+            key.meaning,
+        ]
+        for key in keys
+    ]
+    return _table(names, rows)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *([_code_safe(cell) for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _code_safe(text: str) -> str:
+    """Characters that Markdown would read as something else."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,38 @@
+"""Units of the numbers in a run file. They annotate its keys, and `evenpack config explain` shows them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Annotation of a number: what it counts, or what it is a share of."""
+
+    name: str
+
+
+Channels = Annotated[int, Unit("channels")]
+Checkpoints = Annotated[int, Unit("checkpoints")]
+Entries = Annotated[int, Unit("entries")]
+Heads = Annotated[int, Unit("heads")]
+Layers = Annotated[int, Unit("layers")]
+Packs = Annotated[int, Unit("packs")]
+Passes = Annotated[int, Unit("passes")]
+Positions = Annotated[int, Unit("positions")]
+Processes = Annotated[int, Unit("processes")]
+Rows = Annotated[int, Unit("rows")]
+Sequences = Annotated[int, Unit("sequences")]
+Shards = Annotated[int, Unit("shards")]
+Slots = Annotated[int, Unit("slots")]
+Steps = Annotated[int, Unit("steps")]
+Stretches = Annotated[int, Unit("stretches")]
+Tokens = Annotated[int, Unit("tokens")]
+Windows = Annotated[int, Unit("windows")]
+Words = Annotated[int, Unit("words")]
+StepNumber = Annotated[int, Unit("step, from 1")]
+"""A place in a run, and no count."""
+
+Epochs = Annotated[float, Unit("epochs")]
+MeasureValue = Annotated[float, Unit("nats/target, or share")]
+Share = Annotated[float, Unit("share, 0 to 1")]
+TokensPerParameter = Annotated[float, Unit("tokens/parameter")]

@@ -1,0 +1,108 @@
+"""`evenpack config list`, `explain` and `schema`, and run files that are found by name."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evenpack.config import find_run_file, load_run_file
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.launcher.cli import app as cli
+from evenpack.shipped import shipped_run_files
+from evenpack.studies.equivalence.config import EquivalenceConfig
+from evenpack.studies.runs.config import load_study
+
+Evenpack = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def evenpack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evenpack:
+    """Runs a command in an empty folder. Returns: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evenpack", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_a_shipped_run_file_is_found_by_its_name_from_anywhere(evenpack: Evenpack) -> None:
+    for name in ("demo", "demo.yaml"):
+        code, shown, _ = evenpack("config", "show", name, "training.packs_per_step=32")
+        assert code == 0
+        assert "packs_per_step: 32" in shown
+    assert load_run_file(Path("mlperf/bert_large_packed"), RunConfig).mlperf is not None
+
+
+def test_a_file_of_that_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_run_file(Path("demo")) == shipped_run_files()["demo"]
+    Path("demo").mkdir()
+    assert find_run_file(Path("demo")) == shipped_run_files()["demo"]
+    Path("demo.yaml").touch()
+    assert find_run_file(Path("demo.yaml")) == Path("demo.yaml")
+
+
+def test_the_runs_of_a_shipped_study_are_found_beside_it() -> None:
+    study, _ = load_study(Path("studies/equivalence_mini"), EquivalenceConfig, [])
+    assert all(phase.base.is_file() for phase in study.phases.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("dmo", r"dmo does not exist, and none of this name comes with evenpack; did you mean demo\?"),
+        ("configs/gpt2_smal.yaml", "did you mean gpt2_small,"),
+        ("bert_large_packed", "did you mean mlperf/bert_large_packed"),
+        ("zzz.yaml", "evenpack; `evenpack config list` shows those that do"),
+        (".", "run file . is no file"),
+    ],
+)
+def test_a_run_file_that_is_nowhere_is_refused_with_the_nearest_names(path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_run_file(Path(path))
+
+
+def test_list_names_every_shipped_run_file_with_what_it_is(evenpack: Evenpack) -> None:
+    code, shown, _ = evenpack("config", "list")
+    assert code == 0
+    assert "A GPT-2 that two CPU cores can train on a Wikipedia sample." in shown
+    rows = json.loads(evenpack("config", "list", "--json")[1])
+    assert [row["name"] for row in rows] == list(shipped_run_files())
+    assert all(Path(row["path"]).is_file() for row in rows)
+
+
+def test_explain_shows_all_keys_a_section_or_a_key(evenpack: Evenpack) -> None:
+    _, shown, _ = evenpack("config", "explain")
+    assert len(shown.splitlines()) > 150
+    _, shown, _ = evenpack("config", "explain", "data.recipe")
+    for words in ("All documents one after another", "sentence_pairs", "minimum_document_length", "required"):
+        assert words in shown
+    assert "static_masks.share" not in shown
+    _, shown, _ = evenpack("config", "explain", "training.packs_per_step")
+    lines = [line.split(maxsplit=1) for line in shown.splitlines()[1:]]
+    assert [name for name, _ in lines] == ["type", "unit", "default", "meaning"]
+    assert lines[1][1].strip() == "packs"
+    value = json.loads(evenpack("config", "explain", "training.packs_per_step", "--json")[1])
+    assert [(key["place"], key["unit"]) for key in value] == [("training.packs_per_step", "packs")]
+    assert "The largest difference" in evenpack("config", "explain", "equivalence.margin", "--file", "equivalence")[1]
+
+
+def test_explain_of_an_unknown_key_ends_with_2_and_the_nearest_one(evenpack: Evenpack) -> None:
+    code, shown, message = evenpack("config", "explain", "training.packs_per_stp")
+    assert (code, shown) == (2, "")
+    assert "did you mean training.packs_per_step" in message
+    assert evenpack("config", "explain", "run.name", "--file", "rnu")[0] == 2
+
+
+def test_schema_prints_one_json_document_with_and_without_json(evenpack: Evenpack) -> None:
+    plain, as_json = json.loads(evenpack("config", "schema")[1]), json.loads(evenpack("config", "schema", "--json")[1])
+    assert plain == as_json
+    assert set(plain["properties"]) == set(RunConfig.model_fields)

@@ -1,0 +1,245 @@
+"""The reference of keys: what it says of a schema, that it is whole, and that its pages are those of today."""
+
+import re
+from typing import Annotated, Any, Literal
+
+import pytest
+from json_schemas import accepts
+from pydantic import Field
+from repository import ROOT
+
+from evenpack.config import Section
+from evenpack.errors import ConfigError
+from evenpack.launcher.reference.files import FILES, json_schema, schema_of
+from evenpack.launcher.reference.keys import Key, keys_of
+from evenpack.launcher.reference.lookup import find_keys, keys_at
+from evenpack.launcher.reference.page import pages
+from evenpack.shipped import first_comment, shipped_run_files
+from evenpack.units import Tokens
+from evenpack.yaml_text import read_yaml
+
+WITHOUT_UNIT = {
+    "seed",
+    "seeds",
+    "weight",
+    "weights",
+    "learning_rate",
+    "weight_decay",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "norm_epsilon",
+    "degree",
+    "rotary_base",
+    "gradient_clipping",
+    "zero_stage",
+    "end_of_text_id",
+    "smoothing",
+    "validation_weights",
+    "skip_steps",
+    "options",
+}
+"""Numbers that count nothing, or each of its own kind."""
+
+
+class Plain(Section):
+    """A section alone."""
+
+    name: str = Field(min_length=1)
+    """What it is called."""
+    size: Tokens | None = Field(default=None, ge=1, le=1 << 22)
+    """How large it is,
+    in a docstring of two lines."""
+
+
+class Round(Plain):
+    """One that is round."""
+
+    kind: Literal["round"] = "round"
+    radius: float = Field(default=0.5, gt=0.0)
+    """From the middle to the edge."""
+
+
+class Square(Plain):
+    """One that has corners."""
+
+    kind: Literal["square"]
+    corners: tuple[Plain, ...] = ()
+    """All of them."""
+
+
+class Whole(Section):
+    """A file."""
+
+    shapes: dict[str, Annotated[Round | Square, Field(discriminator="kind")]] = Field(min_length=1)
+    """What there is."""
+    best: Plain = Plain(name="x")
+
+
+KEYS = {key.place: key for key in keys_of(Whole)}
+
+
+@pytest.fixture(scope="module", params=FILES)
+def keys(request: pytest.FixtureRequest) -> tuple[Key, ...]:
+    """Of each kind of file."""
+    return keys_of(schema_of(request.param))
+
+
+def test_keys_come_in_the_order_of_the_file_and_those_of_several_kinds_once() -> None:
+    assert list(KEYS) == [
+        "shapes",
+        "shapes.NAME.kind",
+        "shapes.NAME.name",
+        "shapes.NAME.size",
+        "shapes.NAME.radius",
+        "shapes.NAME.corners",
+        "shapes.NAME.corners[].name",
+        "shapes.NAME.corners[].size",
+        "best",
+        "best.name",
+        "best.size",
+    ]
+    assert len(KEYS) == len(keys_of(Whole))
+
+
+def test_a_key_says_type_limits_unit_default_and_meaning() -> None:
+    size = KEYS["shapes.NAME.size"]
+    assert (size.type, size.limits, size.unit, size.default) == (
+        "whole number",
+        "at least 1, at most 2^22",
+        "tokens",
+        "null",
+    )
+    assert size.meaning == "How large it is, in a docstring of two lines."
+    radius = KEYS["shapes.NAME.radius"]
+    assert (radius.type, radius.limits, radius.unit, radius.default) == ("number", "above 0", None, "0.5")
+    assert KEYS["shapes.NAME.name"].default is None
+    assert KEYS["shapes"].type == "sections by name"
+    assert (KEYS["best"].default, KEYS["best"].meaning) == ("{}", "A section alone.")
+
+
+def test_a_union_lists_its_kinds_and_each_key_the_kinds_that_have_it() -> None:
+    assert [(kind.name, kind.about) for kind in KEYS["shapes"].variants] == [
+        ("round", "One that is round."),
+        ("square", "One that has corners."),
+    ]
+    assert (KEYS["shapes.NAME.kind"].type, KEYS["shapes.NAME.kind"].default) == ("one of round, square", "round")
+    assert KEYS["shapes.NAME.name"].kinds == ()
+    assert KEYS["shapes.NAME.radius"].kinds == ("round",)
+    assert KEYS["shapes.NAME.corners[].size"].kinds == ("square",)
+
+
+def test_a_key_is_found_below_a_name_of_the_users_and_below_an_entry_of_a_list() -> None:
+    whole = keys_of(Whole)
+    for asked, found in {
+        "shapes.mine.radius": "shapes.NAME.radius",
+        "shapes.mine": "shapes",
+        "shapes.mine.corners.name": "shapes.NAME.corners[].name",
+        "shapes.mine.corners[0].name": "shapes.NAME.corners[].name",
+    }.items():
+        assert [key.place for key in find_keys(whole, asked)] == [found]
+    assert [key.name for key in keys_at(whole, "best")] == ["best", "name", "size"]
+
+
+def test_keys_of_one_name_that_mean_different_things_are_all_found() -> None:
+    found = find_keys(keys_of(schema_of("run")), "data.recipe.max_sequence_length")
+    assert [key.kinds for key in found] == [
+        ("documents",),
+        ("concat",),
+        ("padding",),
+        ("sentence_pairs",),
+        ("masked_pairs",),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("training.stepps", "did you mean training.steps"),
+        ("packs_per_step", "did you mean training.packs_per_step"),
+        ("data.sources.wiki.pth", r"did you mean .*data\.sources\.NAME\.path"),
+        ("data.mixture_schedule.setp", r"data\.mixture_schedule\.step"),
+        ("training.dealing", "it is now training.assignment"),
+        ("qqq", "`evenpack config explain` lists all keys"),
+        ("", "there is no key ''"),
+        ("run.name.first", "there is no key"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_ones(place: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_keys(keys_of(schema_of("run")), place)
+
+
+def test_an_unknown_kind_of_file_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'finetune'"):
+        schema_of("finetunes")
+
+
+def test_every_key_says_what_it_means_in_words_that_can_stand_alone(keys: tuple[Key, ...]) -> None:
+    for key in keys:
+        assert re.match(r"[A-Z\[`].*[.)]$", key.meaning), (key.place, key.meaning)
+        assert not re.match(r"(Of|The same|Null|False|True|By which)\b", key.meaning), (key.place, key.meaning)
+        assert all(kind.about for kind in key.variants), key.place
+
+
+def test_every_number_has_a_unit_unless_it_counts_nothing(keys: tuple[Key, ...]) -> None:
+    numbers = [key for key in keys if "number" in key.type]
+    assert numbers
+    for key in numbers:
+        assert (key.unit is None) == (key.name in WITHOUT_UNIT), key.place
+
+
+def test_all_kinds_of_sources_and_all_families_are_there() -> None:
+    of_run = {key.place: key for key in keys_of(schema_of("run"))}
+    assert {kind.name for kind in of_run["model"].variants} >= {"gpt2", "bert", "llama"}
+    assert of_run["model.token_types"].kinds == ("bert",)
+    assert {kind.name for kind in of_run["data.sources"].variants} >= {"jsonl", "text", "hdf5", "hub"}
+
+
+@pytest.mark.parametrize("name", pages())
+def test_the_page_of_the_documentation_is_that_of_todays_schema(name: str) -> None:
+    stale = f"docs/{name} is stale: run `python scripts/write_run_file_pages.py`"
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == pages()[name], stale
+
+
+def shipped(name: str) -> Any:
+    return read_yaml(shipped_run_files()[name].read_text(encoding="utf-8"), name)
+
+
+def test_the_json_schema_accepts_every_shipped_file() -> None:
+    kinds = {"finetune": "finetune", "studies": "equivalence"}
+    schemas = {kind: json_schema(kind) for kind in FILES}
+    for name in shipped_run_files():
+        values = shipped(name)
+        own = next((kind for kind in ("chunking", "shuffle") if kind in values), None)
+        assert accepts(schemas[own or kinds.get(name.partition("/")[0], "run")], values), name
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("training", {"stepps": 3}),
+        ("training", {"steps": "many"}),
+        ("run", {"name": None}),
+        ("model", {"kind": "gpt3"}),
+        ("model", {"token_types": 2}),
+        ("data", {"shuffle": "gird"}),
+        ("data", {"sources": {"builtin": {"kind": "builtin", "path": "x"}}}),
+    ],
+)
+def test_the_json_schema_refuses_what_the_run_file_may_not_hold(section: str, values: dict[str, Any]) -> None:
+    file = shipped("demo")
+    assert accepts(json_schema("run"), file)
+    assert not accepts(json_schema("run"), {**file, section: {**file[section], **values}})
+
+
+def test_the_json_schema_accepts_the_short_form_of_a_shuffle_and_sizes_with_their_unit() -> None:
+    file = shipped("demo")
+    for shuffle in ("grid", {"kind": "grid", "memory": "4GiB"}):
+        assert accepts(json_schema("run"), {**file, "data": {**file["data"], "shuffle": shuffle}})
+
+
+def test_every_shipped_file_says_what_it_is() -> None:
+    for name, path in shipped_run_files().items():
+        assert len(first_comment(path)) > 5, name
+        assert first_comment(path)[0].isupper(), name
