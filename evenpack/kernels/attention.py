@@ -1,4 +1,4 @@
-"""The one attention function: softmax(q k^T / sqrt(D)) v within each segment of a pack, whatever computes it.
+"""The one attention function: softmax(q k^T / sqrt(D)) v within each segment of a pack, on any backend.
 
 Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, S = segments.
 
@@ -20,7 +20,7 @@ __all__ = ["BACKENDS", "AttentionRequest", "packed_attention", "resolve_backend"
 
 
 class AttentionBackend(Protocol):
-    """What each backend's `attend` looks like."""
+    """The signature of each backend's `attend`."""
 
     def __call__(
         self,
@@ -56,23 +56,23 @@ def packed_attention(
     dropout: float = 0.0,
     backend: str = "auto",
 ) -> Float[Tensor, " T H D"]:
-    """Attends within segments; nothing crosses a border of `cu_seqlens`.
+    """Computes attention within segments; no slot attends across a boundary of `cu_seqlens`.
 
     Under autocast q, k and v are computed in the autocast dtype, as in any matrix product.
 
     Args:
         q: queries.
         k, v: keys and values, of as many heads or fewer: neighbouring query heads then share one (grouped queries).
-        cu_seqlens: where segments begin and end, from 0 to T, never falling. Repeated values are empty segments.
-        max_sequence_length: no segment is longer; a fixed number keeps the kernels' launches the same.
+        cu_seqlens: boundaries of the segments, from 0 to T, ascending. Repeated values are empty segments.
+        max_sequence_length: upper bound of a segment's length; a fixed number keeps kernel launches the same.
         causal: position i sees j <= i only.
         alibi_slopes: one per head; -slope * |i - j| is added to the scores (Press et al. 2022, arXiv:2108.12409).
-        dropout: share of attention probabilities set to zero; the caller passes 0 when it evaluates.
+        dropout: fraction of attention probabilities set to zero; the caller passes 0 when it evaluates.
         backend: `auto`, or a name in `BACKENDS`.
 
     Raises:
         BackendError: the named backend cannot serve.
-        ValueError: shapes or borders do not fit. Borders are checked on CPU only: on a GPU that would wait for it.
+        ValueError: shapes or boundaries do not fit. Boundaries are checked only on a CPU: a GPU would have to wait.
     """
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
@@ -88,7 +88,7 @@ def packed_attention(
         dropout=dropout > 0,
     )
     attend = BACKENDS[resolve_backend(backend, request)]
-    # Autocast has chosen the dtype. Left on it would round the oracle's FP32 and the ALiBi bias to 8 bits.
+    # Autocast has chosen the dtype. If left on, it would round the oracle's FP32 and the ALiBi bias to 8 bits.
     with torch.autocast(device_type, enabled=False):
         return attend(
             q, k, v, cu_seqlens, max_sequence_length, causal=causal, alibi_slopes=alibi_slopes, dropout=dropout

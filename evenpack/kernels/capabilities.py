@@ -7,7 +7,7 @@
 | varlen    | CUDA, sm_80 and up | fp16, bf16 | multiple of 8, at most 256   | no    | no      |
 | flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     |
 
-Nothing here asks the device or imports flash-attn before a request comes.
+The device is queried and flash-attn imported only when a request is made.
 """
 
 import logging
@@ -23,17 +23,17 @@ from evenpack.kernels import flash
 _LOGGER = logging.getLogger("evenpack")
 
 _PREFERENCE = ("flash", "varlen", "sdpa")
-"""What `auto` tries, fastest first. `reference` is an oracle and has to be asked for by name."""
+"""The order in which `auto` tries backends, fastest first. `reference` is an oracle and must be requested by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRequest:
-    """What a call of attention needs of its backend."""
+    """The properties of an attention call on which the choice of a backend depends."""
 
     device_type: str
     """As in `torch.device.type`: cpu, cuda, ..."""
     dtype: torch.dtype
-    """Of q, k and v as the kernel gets them, after autocast."""
+    """Type of q, k and v as the kernel receives them, after autocast."""
     head_dim: int
     causal: bool
     alibi: bool
@@ -53,7 +53,7 @@ class Capability:
 
     backend: str
     reason: str | None
-    """Why it cannot; None: it can."""
+    """The reason why it cannot; None if it can."""
 
     @property
     def available(self) -> bool:
@@ -61,12 +61,12 @@ class Capability:
 
 
 def capabilities(request: AttentionRequest) -> tuple[Capability, ...]:
-    """Every backend's answer to `request`, in the order of the table above."""
+    """Returns every backend's answer to `request`, in the order of the table above."""
     return tuple(Capability(backend=name, reason=why_not(name, request)) for name in _RULES)
 
 
 def why_not(backend: str, request: AttentionRequest) -> str | None:
-    """The reason why `backend` cannot serve `request`; None: it can.
+    """Returns the reason why `backend` cannot serve `request`; None if it can.
 
     Raises:
         BackendError: no backend has this name.
@@ -82,10 +82,10 @@ def why_not(backend: str, request: AttentionRequest) -> str | None:
 
 @lru_cache(maxsize=256)
 def resolve_backend(name: str, request: AttentionRequest) -> str:
-    """The backend that serves `request`: the one named, or for `auto` the fastest that can.
+    """Returns the backend that serves `request`: the one named, or for `auto` the fastest that can.
 
-    The answer is remembered, so that asking in every layer costs a dictionary look-up and `auto` tells the log once
-    per kind of request what it took and why nothing faster could be had.
+    The answer is cached, so that a call in every layer costs a dictionary look-up, and `auto` logs once per kind of
+    request what it chose and why nothing faster can serve.
 
     Raises:
         BackendError: the named backend does not exist or cannot serve; the message says why, and which ones can.
@@ -104,7 +104,7 @@ def resolve_backend(name: str, request: AttentionRequest) -> str:
         reason = why_not(candidate, request)
         if reason is None:
             refused = "".join(f"; not {other}: {why}" for other, why in reasons.items())
-            _LOGGER.info("attention backend auto took %s for (%s)%s", candidate, request, refused)
+            _LOGGER.info("attention backend auto chose %s for (%s)%s", candidate, request, refused)
             return candidate
         reasons[candidate] = reason
     refused = "; ".join(f"{other}: {why}" for other, why in reasons.items())
@@ -135,7 +135,7 @@ def _why_not_flash(request: AttentionRequest) -> str | None:
 
 
 def _why_not_fused(request: AttentionRequest) -> str | None:
-    """The limits of FlashAttention 2, which is inside both `varlen` and `flash`."""
+    """Returns the reason by the limits of FlashAttention 2, which both `varlen` and `flash` use."""
     if request.device_type != "cuda":
         return f"it needs a CUDA device, not {request.device_type}"
     if request.dtype not in (torch.float16, torch.bfloat16):

@@ -1,9 +1,9 @@
-"""The LM head and its loss in one, a chunk of tokens at a time, so that the logits of all tokens never exist.
+"""LM head and cross-entropy computed together, one chunk of tokens at a time, so that all logits never exist at once.
 
 8192 tokens x 50,257 entries are 1.6 GB of FP32 logits, and as much again for their gradient. The loss is a weighted
-sum over tokens, so the gradient of its logits is known as soon as the loss is: the forward pass turns each chunk's
-logits into the chunk's share of both gradients in place and forgets them; the backward pass only scales. The idea is
-known from Liger Kernel (Hsu et al. 2024, arXiv:2410.10989).
+sum over tokens, so the gradient of its logits is known as soon as the loss is: the forward pass converts each chunk's
+logits in place into the chunk's part of both gradients and frees them; the backward pass only scales. The idea is known
+from Liger Kernel (Hsu et al. 2024, arXiv:2410.10989).
 
 Shapes: T = tokens, C = hidden size, V = vocabulary, N = tokens of a chunk.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_BYTES = 1 << 28
-"""FP32 logits of one chunk; with half-precision matrix products half as much again is held beside them.
+"""Bytes of one chunk's FP32 logits; with half-precision matrix products half as much again is held in addition.
 
 Enough rows for the matrix products to run at full speed: at V = 50,257 it makes chunks of up to 1335 tokens. On one
 core of an AMD EPYC (2048 tokens, C = 768, forward and backward) chunks of 256, 512 and 1024 tokens take 4.9, 4.8 and
@@ -35,17 +35,17 @@ def linear_cross_entropy(
     bias: Float[Tensor, " V"] | None = None,
     chunk_tokens: int | None = None,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-    """Sum over t of weights[t] * cross_entropy(hidden[t] @ weight.T + bias, labels[t]), and how many were right.
+    """Returns the sum of weights[t] * cross_entropy(hidden[t] @ weight.T + bias, labels[t]) and the number correct.
 
     Under autocast the matrix products run in the autocast dtype, else in that of `hidden`; bias, softmax, loss and the
-    sums of the gradients over chunks are FP32 (FP64 for FP64 input). Where gradients are not wanted none is computed.
+    sums of the gradients over chunks are FP32 (FP64 for FP64 input). Gradients are computed only if they are needed.
 
     Args:
         hidden: final hidden states.
         weight: the output matrix, often tied to the token embedding.
         labels: within [0, V), also where the weight is zero.
-        weights: of each token in the sum; zero for what is no target. No gradient flows into them.
-        bias: added to the logits; None: there is none.
+        weights: weight of each token in the sum; zero if it is no target. No gradient flows into them.
+        bias: added to the logits; None for no bias.
         chunk_tokens: tokens whose logits exist at once; None: as many as fit into `CHUNK_BYTES`.
 
     Returns:
@@ -73,7 +73,7 @@ def linear_cross_entropy(
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    """All but the tensors that gradients flow into."""
+    """The arguments into which no gradients flow."""
 
     labels: Tensor
     weights: Tensor
@@ -97,14 +97,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # Not in place, though `weight`'s is large: a second backward pass over a retained graph must find them whole.
+        # Not in place, though `weight`'s is large: a second backward pass over a retained graph must find them intact.
         return (*(None if saved is None else saved * loss_gradient for saved in ctx.saved_tensors), None)
 
 
 def _walk(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, task: _Task
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Loss sum, correct predictions and the gradients that are wanted, chunk by chunk."""
+    """Returns the loss sum, the correct predictions and the gradients that are needed, chunk by chunk."""
     sum_dtype = torch.promote_types(task.matmul_dtype, torch.float32)
     matmul_weight = weight.to(task.matmul_dtype)
     loss_sum = torch.zeros((), dtype=sum_dtype, device=hidden.device)
@@ -137,7 +137,7 @@ def _walk(
 def _loss_(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Turns `logits` [N, V] into exp(logits - largest); `labels` and `weights` are [N, 1].
 
-    Returns the sums of the exponentials [N, 1], the loss sum and the number of right predictions.
+    Returns the sums of the exponentials [N, 1], the loss sum and the number of correct predictions.
     """
     largest, predicted = logits.max(dim=1, keepdim=True)
     correct = ((predicted == labels) & (weights > 0)).sum()
@@ -155,7 +155,7 @@ def _logit_gradient_(exponentials: Tensor, totals: Tensor, labels: Tensor, weigh
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, without a temporary where the dtypes agree."""
+    """Adds left @ right to `total`, without a temporary where the dtypes agree."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:
@@ -163,7 +163,7 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _even_chunks(tokens: int, chunk_tokens: int) -> list[slice]:
-    """As few chunks as `chunk_tokens` allows, of nearly equal size."""
+    """Returns as few chunks as `chunk_tokens` allows, of nearly equal size."""
     count = max(1, -(-tokens // chunk_tokens))
     borders = [tokens * index // count for index in range(count + 1)]
     return [slice(start, stop) for start, stop in pairwise(borders)]

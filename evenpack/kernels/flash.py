@@ -1,6 +1,6 @@
 """Attention through the flash-attn package: the only varlen kernel that has both ALiBi and dropout.
 
-The package is optional. A missing or broken installation is a reason not to take this backend, never a crash:
+The package is optional. A missing or broken installation is a reason not to use this backend, never a crash:
 compiled against another PyTorch it fails at import with an OSError or an undefined symbol.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def import_failure() -> str | None:
-    """Why flash-attn cannot be used here, in a line; None: it can."""
+    """Returns the reason why flash-attn cannot be used here, in a line; None if it can."""
     try:
         package = importlib.import_module("flash_attn")
     except ModuleNotFoundError as error:
@@ -38,7 +38,7 @@ def attend(
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
-    """FlashAttention 2 over the segments; its backward is deterministic when PyTorch is told to be."""
+    """Runs FlashAttention 2 over the segments; its backward is deterministic if PyTorch is told to be."""
     flash_attn_varlen_func = importlib.import_module("flash_attn").flash_attn_varlen_func
     output: Tensor = flash_attn_varlen_func(
         q,

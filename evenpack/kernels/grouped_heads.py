@@ -10,6 +10,6 @@ from torch import Tensor
 
 
 def repeat_heads(keys_or_values: Float[Tensor, " T G D"], query_heads: int) -> Float[Tensor, " T H D"]:
-    """Each head as often as query heads share it, for kernels that want as many of both; with as many, no copy."""
+    """Returns each key/value head repeated for the query heads that share it; no copy if they are as many."""
     group = query_heads // keys_or_values.shape[1]
     return keys_or_values if group == 1 else keys_or_values.repeat_interleave(group, dim=1)

@@ -1,9 +1,9 @@
-"""The probe for isolation: what happens in one segment must not be felt in any other.
+"""The isolation probe: changes inside one segment must not affect any other segment.
 
-One segment after another gets new q, k and v, eight times as large so that a single leaked position shows. Then
-the outputs of all other segments, and the gradients of a loss over these outputs, must be as they were, and the
-replaced segment's own gradients must be zero. The same probe with isolation off (one segment over everything) is
-the control: where it finds no leak, the probe has proved nothing.
+One segment after another gets new q, k and v, eight times as large so that a single leaked position is visible. Then
+the outputs of all other segments, and the gradients of a loss over these outputs, must be unchanged, and the replaced
+segment's own gradients must be zero. The same probe with isolation off (one segment over everything) is the control:
+where it finds no leak, the probe has proved nothing.
 """
 
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ _SEGMENT_LENGTHS = (37, 1, 0, 130, 5, 64, 11, 0, 0, 0)
 _HEADS = 2
 _REPLACED_SCALE = 8.0
 _TOLERATED_EPSILONS = 4.0
-"""Isolated kernels agree bit by bit, save those that sum gradients in a changing order."""
+"""Tolerance in epsilons of the dtype: isolated kernels agree bit for bit, unless they sum gradients in any order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IsolationResult:
-    """What the probe found; deviations are relative to the largest value of the tensor that deviates."""
+    """The result of the probe; deviations are relative to the largest value of the tensor that deviates."""
 
     max_deviation: float
-    """With isolation: of any output or gradient that should not have changed."""
+    """Largest change, with isolation, of any output or gradient that should not have changed."""
     control_deviation: float
-    """Without isolation, by the same measure."""
+    """Largest change without isolation, by the same measure."""
     tolerance: float
-    """How much rounding may make of it, from the dtype's precision."""
+    """Largest deviation that rounding explains, by the dtype's precision."""
 
     @property
     def control_leaks(self) -> bool:
@@ -46,7 +46,7 @@ class IsolationResult:
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """How attention is called throughout one probe."""
+    """The arguments of all attention calls in one probe."""
 
     backend: str
     causal: bool
@@ -101,7 +101,7 @@ def probe_isolation(
 
 
 def _deviation(call: _Call, original: Tensor, replacement: Tensor, replaced: slice) -> Tensor:
-    """Largest change outside of `replaced`, and largest gradient inside of it."""
+    """Returns the larger of the largest change outside of `replaced` and the largest gradient inside of it."""
     changed = original.clone()
     changed[:3, replaced] = replacement[:3, replaced]
     loss_gradient = original[3].clone()
@@ -121,7 +121,7 @@ def _deviation(call: _Call, original: Tensor, replacement: Tensor, replaced: sli
 
 
 def _run(call: _Call, qkv: Tensor, loss_gradient: Tensor) -> tuple[Tensor, ...]:
-    """Output and the gradients of q, k and v, in FP64 for comparing."""
+    """Returns the output and the gradients of q, k and v, in FP64 for comparison."""
     q, k, v = (tensor.requires_grad_() for tensor in qkv.clone().unbind())
     output = packed_attention(
         q,

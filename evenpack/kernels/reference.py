@@ -1,4 +1,4 @@
-"""Attention as the formula says: dense, in FP32 or better, one mask. Slow, and what the others are held against."""
+"""Attention computed directly by its formula: dense, in FP32 or better, one mask. Slow; the oracle for all others."""
 
 import math
 
@@ -21,7 +21,7 @@ def attend(
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
-    """softmax(q k^T / sqrt(D) - slope |i - j|) v within each segment.
+    """Returns softmax(q k^T / sqrt(D) - slope |i - j|) v within each segment.
 
     Scores of all H x T x T pairs are held in at least float32; the output has q's dtype. `max_sequence_length` is
     not needed.

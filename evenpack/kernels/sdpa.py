@@ -1,8 +1,8 @@
 """Attention through `F.scaled_dot_product_attention`: every device, every dtype, ALiBi and dropout.
 
 The segments are taken in *windows*, one call each: a long segment is a window of its own and needs no mask, short
-neighbours share one whose block mask keeps them apart. A call has a price of its own and a masked window computes
-scores that it throws away; `WINDOW_TOKENS` is where the two meet.
+neighbours share one whose block mask keeps them apart. A call has a fixed overhead and a masked window computes scores
+that it discards; `WINDOW_TOKENS` is the best trade-off of the two.
 """
 
 import math
@@ -39,7 +39,7 @@ Repeated, the 12-head rows of 4 x 10 differ by up to a tenth from run to run; wi
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Whole neighbouring segments that go into one call."""
+    """Whole neighbouring segments that one call computes."""
 
     tokens: int
     mask: Tensor | None
@@ -58,12 +58,12 @@ def attend(
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
-    """SDPA window by window.
+    """Computes SDPA window by window.
 
-    Lengths and slopes are read on the host, for which a CUDA device is waited for in every call. `max_sequence_length`
+    Lengths and slopes are read on the host, which synchronises with a CUDA device in every call. `max_sequence_length`
     is not needed.
     """
-    if q.device.type != "cpu":  # CUDA's one fused kernel for FP32 and for masks takes no groups, those of CPUs do
+    if q.device.type != "cpu":  # CUDA's only fused kernel for FP32 and masks takes no groups; CPU kernels do
         k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     windows = plan_windows(
         tuple(cu_seqlens.diff().tolist()),
@@ -87,7 +87,7 @@ def attend_windows(
     causal: bool,
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
-    """One SDPA call a window, the windows concatenated."""
+    """Returns the outputs of one SDPA call per window, concatenated."""
     sizes = [window.tokens for window in windows]
     outputs = []
     # split and not slices: the backward of a slice fills a whole [T, H, D] with zeros, for every window again
@@ -127,7 +127,7 @@ def plan_windows(
 
 
 def _group(lengths: list[int], window_tokens: int) -> list[list[int]]:
-    """Cuts the row of segments into windows, each filled as far as it goes."""
+    """Cuts the row of segments into windows, each filled as far as possible."""
     groups: list[list[int]] = []
     filled = 0
     for length in lengths:
@@ -141,7 +141,7 @@ def _group(lengths: list[int], window_tokens: int) -> list[list[int]]:
 
 
 def _window_mask(group: list[int], bias: Tensor | None, causal: bool, device: torch.device) -> Tensor | None:
-    """The mask of one window; within a segment distances are those of the window, so all windows share `bias`."""
+    """Returns the mask of one window; distances within a segment are those of the window, so windows share `bias`."""
     tokens = sum(group)
     if len(group) == 1:
         return None if bias is None else bias[..., :tokens, :tokens]
@@ -155,8 +155,8 @@ def _window_mask(group: list[int], bias: Tensor | None, causal: bool, device: to
 def _alibi_bias(
     tokens: int, slopes: tuple[float, ...], *, causal: bool, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, " 1 H rows rows"]:
-    """-slope * |i - j|, and -inf where causality forbids; at least `tokens` rows."""
-    rows = -(-tokens // 16) * 16  # rows of whole 16s keep the views that windows take aligned for CUDA's kernels
+    """Returns -slope * |i - j|, and -inf where causality forbids it; at least `tokens` rows."""
+    rows = -(-tokens // 16) * 16  # rows of whole 16s keep the windows' views aligned for CUDA's kernels
     positions = torch.arange(rows, device=device)
     distances = positions[:, None] - positions[None, :]
     bias = -torch.tensor(slopes, device=device)[:, None, None] * distances.abs()

@@ -1,4 +1,4 @@
-"""Attention through `torch.nn.attention.varlen`, FlashAttention 2 as PyTorch carries it. CUDA only.
+"""Attention through `torch.nn.attention.varlen`, PyTorch's own FlashAttention 2. CUDA only.
 
 It has neither ALiBi nor dropout, and its backward is deterministic only under
 `torch.use_deterministic_algorithms(True)`.
@@ -16,14 +16,14 @@ from evenpack.kernels.grouped_heads import repeat_heads
 
 @cache
 def _parameters() -> frozenset[str]:
-    """Of varlen_attn in this version of PyTorch."""
+    """Returns the parameters of varlen_attn in this version of PyTorch."""
     from torch.nn.attention.varlen import varlen_attn
 
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def _causal_arguments(causal: bool) -> dict[str, Any]:
-    """The first releases had `is_causal`, later ones a window."""
+    """Returns the argument that makes attention causal: `is_causal` in the first releases, a window in later ones."""
     if "is_causal" in _parameters():
         return {"is_causal": causal}
     return {"window_size": (-1, 0) if causal else (-1, -1)}
@@ -40,7 +40,7 @@ def attend(
     alibi_slopes: Float[Tensor, " H"] | None,
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
-    """FlashAttention 2 over the segments, without ALiBi and dropout."""
+    """Runs FlashAttention 2 over the segments, without ALiBi and dropout."""
     from torch.nn.attention.varlen import varlen_attn
 
     if alibi_slopes is not None or dropout:

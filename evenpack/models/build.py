@@ -1,4 +1,4 @@
-"""From a `model:` section to the model that it describes."""
+"""Builds the model that a `model:` section describes."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from evenpack.models.common.transformer import PackedTransformer
 from evenpack.models.families import family_of
 
 Model = PackedTransformer[Any]
-"""Of any family."""
+"""The model of any family."""
 
 Encoder = PackedEncoder[Any]
-"""Of any family that can be fine-tuned."""
+"""The model of any family that can be fine-tuned."""
 
 
 def new_model(
@@ -23,7 +23,7 @@ def new_model(
     attention_backend: str = "auto",
     seed: int = 0,
 ) -> Model:
-    """The model on torch's default device; the arguments are those of `PackedTransformer`.
+    """Returns the model on torch's default device; the arguments are those of `PackedTransformer`.
 
     Raises: ConfigError if the family's model is not one.
     """

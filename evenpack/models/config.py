@@ -1,4 +1,4 @@
-"""The `model:` section of a run file: that of any family."""
+"""The `model:` section of a run file, of any family."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ ModelConfig = Annotated[SerializeAsAny[TransformerConfig], SectionByKind(find=co
 
 
 def study_switches(model: TransformerConfig, attention: AttentionConfig) -> dict[str, str]:
-    """The keys of a run file, with their values, that make it one for study alone, each with what that means."""
+    """Returns the keys of a run file, with their values, that make it one for study alone, each with its meaning."""
     isolation = (
         {} if attention.isolate else {"attention.isolate is false": "sequences of one pack attend to one another"}
     )

@@ -1,8 +1,8 @@
-"""The registry of model families: which there are, and what each says about itself.
+"""The registry of model families: which families there are, and how each describes itself.
 
-A family is a folder here with a `family.py` and a line in `_SHIPPED`; or a package of somebody else's with an entry
-point in the group `evenpack.model_families`, which has the same form. Nothing of a family is imported before its name
-comes up, and its model and weights, which need torch, not before one is built.
+A family is a folder here with a `family.py` and a line in `_SHIPPED`, or a third-party package with an entry point in
+the group `evenpack.model_families`, which has the same form. A family is imported when its name is first used; its
+model and weights, which need torch, are imported when a model is built.
 """
 
 import importlib.metadata
@@ -30,33 +30,33 @@ ObjectiveKind = Literal["next_tokens", "masked_tokens"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
-    """All that the rest of evenpack knows of one kind of model.
+    """The description of one kind of model, which is all that other packages know of it.
 
-    What depends on a run's numbers (the loss's denominators, next-sentence prediction, switches for study) the section
-    says itself: `TransformerConfig`.
+    Properties that depend on a run's values (the loss's denominators, next-sentence prediction, switches for study)
+    belong to the section: `TransformerConfig`.
     """
 
     name: str
     """`model.kind` in a run file."""
     config: type[TransformerConfig]
-    """Schema of the `model:` section; its `kind` takes the name and nothing else."""
+    """Schema of the `model:` section, whose `kind` accepts only the name."""
     causal: bool
     """Whether a token sees only itself and those before it."""
     objective: ObjectiveKind
-    """What it learns to predict."""
+    """The quantity that the model learns to predict."""
     recipes: tuple[str, ...]
-    """`data.recipe.kind` of the data it can learn from."""
+    """Values of `data.recipe.kind` whose data it can learn from."""
     cost: ModelCost
-    """Parameters, operations and activations by formula."""
+    """Formulas for parameters, operations and activations."""
     load_model: Callable[[], type[Any]]
-    """The model's class, a `PackedTransformer`; called when one is built."""
+    """Returns the model's class, a `PackedTransformer`; called when one is built."""
     load_huggingface: Callable[[], Any] | None
-    """A `HuggingFaceMapping`, called when weights come or go; None: transformers has no such model."""
+    """Returns a `HuggingFaceMapping`; called when weights are read or written; None: transformers has no such model."""
     load_foreign: Callable[[], Any] | None
-    """`ForeignNames`, called when weights of TensorFlow or NVIDIA come; None: those of such a model are not read."""
+    """Returns `ForeignNames`; called when weights of TensorFlow or NVIDIA are read; None: they cannot be read."""
 
     def __post_init__(self) -> None:
-        """Raises: ConfigError for parts that are missing or do not fit together."""
+        """Checks the parts. Raises: ConfigError for parts that are missing or do not fit together."""
         missing = [field.name for field in fields(self) if _is_missing(field.name, getattr(self, field.name))]
         if missing:
             raise ConfigError(f"model family '{self.name}' lacks {', '.join(missing)}")
@@ -74,21 +74,21 @@ class ModelFamily:
 
 
 def family_of(config: TransformerConfig) -> ModelFamily:
-    """The family of a `model:` section."""
+    """Returns the family of a `model:` section."""
     return find_family(config.kind)
 
 
 def config_of(name: str) -> type[TransformerConfig]:
-    """The schema of the `model:` section of the family called `name`. Raises: as `find_family`."""
+    """Returns the schema of the `model:` section of the family called `name`. Raises: as `find_family`."""
     return find_family(name).config
 
 
 @cache
 def find_family(name: str) -> ModelFamily:
-    """The family called `name`.
+    """Returns the family called `name`.
 
-    Raises: ConfigError if there is none, if two packages bring one of this name, or if it cannot be loaded or lacks a
-    part.
+    Raises: ConfigError if there is none, if two packages register one of this name, or if it cannot be loaded or lacks
+    a part.
     """
     entries = _entry_points()
     if name not in entries:
@@ -98,12 +98,12 @@ def find_family(name: str) -> ModelFamily:
 
 
 def known_families() -> tuple[str, ...]:
-    """Names of all families, evenpack's own and others'; none of them is loaded."""
+    """Returns the names of all families, both shipped and third-party, without loading them."""
     return tuple(sorted(_entry_points()))
 
 
 def register(entries: Iterable[EntryPoint]) -> Mapping[str, EntryPoint]:
-    """The entry points by name. Raises: ConfigError if two of them have the same."""
+    """Returns the entry points by name. Raises: ConfigError if two have the same name."""
     found: dict[str, EntryPoint] = {}
     for entry in entries:
         if entry.name in found:
@@ -116,10 +116,10 @@ def register(entries: Iterable[EntryPoint]) -> Mapping[str, EntryPoint]:
 
 
 def load_family(entry: EntryPoint) -> ModelFamily:
-    """Imports what an entry point names. Raises: ConfigError if that fails or is no whole family of this name."""
+    """Imports the family of an entry point. Raises: ConfigError if that fails or is no complete family of this name."""
     try:
         family = entry.load()
-    except Exception as error:  # somebody else's module raises whatever it likes when it is imported
+    except Exception as error:  # a third-party module may raise anything when it is imported
         known = isinstance(error, ImportError | AttributeError | TypeError | ConfigError)
         problem = str(error) if known else f"{type(error).__name__}: {error}"
         raise ConfigError(f"model family '{entry.name}' ({_origin(entry)}) cannot be loaded: {problem}") from error

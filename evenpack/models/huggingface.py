@@ -1,8 +1,8 @@
-"""Weights to and from checkpoint directories of transformers.
+"""Reads weights from, and writes them to, checkpoint directories of transformers.
 
     directory  ->  config.json + weights  ->  FAMILY/huggingface.py: names, section  ->  common/tensors.py
 
-The numbers are the same there and here; names and layout differ.
+The numbers are the same in both; names and layout differ.
 """
 
 import json
@@ -40,15 +40,14 @@ _TOKENIZER_FILES = (
 def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None, special_token_id: int) -> None:
     """Writes a directory that transformers loads, with equal logits.
 
-    The class there is named in config.json (`architectures`). The directory takes its name once it is whole and on
-    disk.
+    config.json names the class to load (`architectures`). The directory is renamed to its final name once it is
+    complete and on disk.
 
     Args:
         model: on any device. Weights are written in FP32.
         directory: must not exist yet, or be empty.
-        tokenizer_dir: its tokenizer files are copied along, and told which inputs the model takes; None leaves them
-            out.
-        special_token_id: what config.json names: the id of the mapping's `special_token`.
+        tokenizer_dir: its tokenizer files are copied, and list the inputs that the model takes; None leaves them out.
+        special_token_id: the id of the mapping's `special_token`, written to config.json.
 
     Raises: ConfigError if transformers has no such model, the id is outside the vocabulary, the directory has content,
     or there is no tokenizer in `tokenizer_dir`.
@@ -80,7 +79,7 @@ def task_model_to_huggingface(
 ) -> None:
     """Writes an encoder with a task's head as a directory that transformers loads, with equal logits.
 
-    What was there before is replaced once the new directory is whole and on disk.
+    An existing directory is replaced once the new one is complete and on disk.
 
     Args:
         encoder: on any device; its pretraining heads are left out. Weights are written in FP32.
@@ -88,7 +87,7 @@ def task_model_to_huggingface(
         reads: `sequence` or `span`.
         save_tokenizer: writes the tokenizer's files into a folder.
         special_token_id: as in `to_huggingface`.
-        about_task: what config.json is to say beside the model: labels, kind of problem.
+        about_task: further keys of config.json: labels, kind of problem.
 
     Raises: ConfigError if transformers has no such model.
     """
@@ -107,8 +106,8 @@ def task_model_to_huggingface(
 def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Model:
     """Builds the model that a transformers checkpoint directory describes, weights included, on the CPU in FP32.
 
-    Raises: CheckpointError if files are missing or broken, or no family computes the model there (each differing key
-    is named). ConfigError if several do.
+    Raises: CheckpointError if files are missing or broken, or no family computes this model (each differing key is
+    named). ConfigError if several do.
     """
     path = directory / "config.json"
     values = _read_json(path)
@@ -124,7 +123,7 @@ def from_huggingface(directory: Path, *, attention_backend: str = "auto") -> Mod
 
 
 def huggingface_weights(model: Model) -> dict[str, Tensor]:
-    """The model's weights under transformers' names and in its layout: FP32 copies on the CPU; tied ones come once.
+    """Returns the model's weights under transformers' names and in its layout: FP32 copies on the CPU, tied ones once.
 
     Raises: ConfigError if transformers has no such model.
     """
@@ -132,19 +131,19 @@ def huggingface_weights(model: Model) -> dict[str, Tensor]:
 
 
 def load_huggingface_weights(model: Model, weights: Mapping[str, Tensor]) -> None:
-    """Fills `model` from the state dict of a model of transformers of the same kind.
+    """Fills `model` from the state dict of a model of the same kind in transformers.
 
-    The model's device and dtype stay. What the model has no head for is left out.
+    The model's device and dtype stay. Weights of heads that the model does not have are left out.
 
     Raises: ConfigError if transformers has no such model. CheckpointError if a tensor is missing, of another shape,
-    unknown, or if the output matrix is not the token embedding where it should be; nothing has been loaded then.
+    unknown, or if the output matrix is not the token embedding where it should be; nothing is loaded in that case.
     """
     mapping = mapping_of(model.config)
     load_tensors(model, mapping.tensor_names(model), mapping.plain_weights(model, weights))
 
 
 def mapping_of(config: TransformerConfig) -> HuggingFaceMapping:
-    """What the family says about transformers. Raises: ConfigError if that has no such model."""
+    """Returns the family's description of transformers. Raises: ConfigError if transformers has no such model."""
     mapping = _load_mapping(family_of(config))
     if mapping is None:
         raise ConfigError(f"transformers has no model of family '{config.kind}' to exchange weights with")
@@ -152,7 +151,7 @@ def mapping_of(config: TransformerConfig) -> HuggingFaceMapping:
 
 
 def task_model_of(config: TransformerConfig, reads: str) -> TaskModel:
-    """What it is called there with a head that reads sequences, or spans. Raises: ConfigError if there is no such."""
+    """Returns transformers' model with a head that reads sequences, or spans. Raises: ConfigError if there is none."""
     found = mapping_of(config).task_models.get(reads)
     if found is None:
         raise ConfigError(f"transformers has no model of family '{config.kind}' with a head of kind '{reads}'")
@@ -164,7 +163,7 @@ def _load_mapping(family: ModelFamily) -> HuggingFaceMapping | None:
 
 
 def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:
-    """By model_type, which the oldest checkpoints, all GPT-2's, do not have."""
+    """Returns the mapping for model_type, which the oldest checkpoints, all of them GPT-2's, do not have."""
     loaded = {name: _load_mapping(find_family(name)) for name in known_families()}
     mappings = {name: mapping for name, mapping in loaded.items() if mapping is not None}
     model_type = values.get("model_type", "gpt2")
@@ -194,9 +193,9 @@ def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:
 
 
 def _tell_model_inputs(path: Path, model: Model) -> None:
-    """What the tokenizer hands to the model; defaults of transformers differ between versions.
+    """Writes the model's inputs into the tokenizer's files, because defaults of transformers differ between versions.
 
-    Without token types both halves of a pair would be the first one to BERT; GPT-2 would add them up as tokens.
+    Without token types BERT would take both halves of a pair for the first; GPT-2 would add the types up as tokens.
     """
     if path.is_file():
         write_json(path, _read_json(path) | {"model_input_names": list(mapping_of(model.config).input_names)})
@@ -227,7 +226,7 @@ def _read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def _weight_files(directory: Path) -> Iterator[Path]:
-    """One file, or the shards that an index lists."""
+    """Yields one file, or the shards that an index lists."""
     index = directory / "model.safetensors.index.json"
     names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
     return (directory / name for name in names)

@@ -1,10 +1,10 @@
-"""What a training step needs of a GPU's memory: an estimate to choose the size of a micro-batch by.
+"""Estimates the GPU memory of a training step, to choose the size of a micro-batch by.
 
-It counts what must be there: FP32 parameters, gradients and the optimizer's state, and what autograd keeps for the
-backward pass under bf16 autocast. Left out are the framework's own context, fragments, buffers of collectives and
-whatever a kernel borrows for a moment: leave a third of the card free, and measure.
+It counts FP32 parameters, gradients and the optimizer's state, and what autograd keeps for the backward pass under
+bf16 autocast. It leaves out the framework's context, fragmentation, buffers of collectives and temporary memory of
+kernels: leave a third of the device's memory free, and measure.
 
-Shapes: P = parameters, T = slots, R = rows that pass the output head, C = hidden size, V = vocabulary.
+Shapes: P = parameters, T = slots, R = rows that go through the output head, C = hidden size, V = vocabulary.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from evenpack.models.families import family_of
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """Bytes on one rank at ZeRO 0."""
+    """The bytes of a training step on one rank at ZeRO 0."""
 
     parameters: int
-    """FP32 ones, with the bfloat16 copies that autocast makes of them for a pass."""
+    """FP32 parameters, with the bfloat16 copies that autocast makes of them for a pass."""
     gradients: int
     optimizer: int
     activations: int
-    """Of one micro-batch."""
+    """Activations of one micro-batch."""
 
     @property
     def total(self) -> int:
@@ -40,12 +40,12 @@ def estimate_training_memory(
     head_rows: int,
     optimizer_states: int,
 ) -> TrainingMemory:
-    """Of `precision: bf16_autocast` with a varlen attention kernel, which keeps no scores.
+    """Estimates `precision: bf16_autocast` with a varlen attention kernel, which keeps no scores.
 
     Args:
         slots: T of a micro-batch.
         head_rows: R of a micro-batch: its masked tokens, or all slots of a model that predicts the next ones.
-        optimizer_states: FP32 numbers a parameter that the optimizer holds (`fp32_states` of its section).
+        optimizer_states: FP32 numbers per parameter that the optimizer holds (`fp32_states` of its section).
     """
     count = parameter_count(config, vocabulary_size=vocabulary_size, max_positions=max_positions)
     return TrainingMemory(

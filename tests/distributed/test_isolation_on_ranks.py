@@ -113,5 +113,5 @@ def told(world: World, config: RunConfig) -> list[str]:
 
 def test_what_auto_took_is_said_once_by_one_rank(configs: dict[str, RunConfig], tmp_path: Path) -> None:
     first, second = run_ranks(told, 2, changed(configs["gpt2"], run={"output_dir": tmp_path}))
-    assert len([line for line in first if line.startswith("attention backend auto took sdpa")]) == 1
+    assert len([line for line in first if line.startswith("attention backend auto chose sdpa")]) == 1
     assert second == []

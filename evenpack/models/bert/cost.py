@@ -1,4 +1,4 @@
-"""What a BERT costs."""
+"""The parameters, operations and activations of a BERT, by formula."""
 
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.common.cost import (
@@ -14,7 +14,7 @@ from evenpack.models.common.cost import (
 
 
 def parameter_count(config: BertConfig, *, vocabulary_size: int, max_positions: int) -> int:
-    """The decoder of masked tokens is the token embedding, with a bias of its own."""
+    """Returns the number of trained parameters; the decoder is the token embedding with a bias of its own."""
     layers, width = config.shape["layers"], config.shape["hidden_size"]
     norm = layer_norm_parameters(width)
     embeddings = (vocabulary_size + max_positions + config.token_types) * width + norm
@@ -25,7 +25,7 @@ def parameter_count(config: BertConfig, *, vocabulary_size: int, max_positions: 
 
 
 def step_flops(config: BertConfig, *, vocabulary_size: int, work: Work) -> int:
-    """Blocks, bidirectional attention and both heads."""
+    """Returns the operations of the blocks, of bidirectional attention and of both heads."""
     layers, width = config.shape["layers"], config.shape["hidden_size"]
     blocks = 2 * layers * gelu_block_weights(width) * work.slots
     masked_token_head = 2 * width * (width + vocabulary_size) * work.head_slots

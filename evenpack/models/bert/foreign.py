@@ -1,6 +1,6 @@
-"""What Google's code for TensorFlow and NVIDIA's for PyTorch call the parts of a BERT.
+"""The names that Google's code for TensorFlow and NVIDIA's for PyTorch give to the parts of a BERT.
 
-The MLPerf reference has Google's names. NVIDIA's are transformers', but for layers with an activation in them
+The MLPerf reference has Google's names. NVIDIA's are those of transformers, except for layers with an activation
 (`dense_act`).
 
 Source: mlcommons/training, language_model/tensorflow/bert/modeling.py; NVIDIA/DeepLearningExamples,
@@ -22,7 +22,7 @@ _OUTPUT = {"weight": "output_weights", "bias": "output_bias"}
 
 
 def tensorflow_name(name: str) -> str:
-    """Google's name of the variable that transformers calls `name`."""
+    """Returns Google's name of the variable that transformers calls `name`."""
     layer, _, kind = name.rpartition(".")
     path = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", layer).replace(".", "/")
     if path.endswith("_embeddings"):
@@ -33,7 +33,7 @@ def tensorflow_name(name: str) -> str:
 
 
 def from_nvidia(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each trained tensor once, under the names of today's transformers.
+    """Returns each trained tensor once, under the names of today's transformers.
 
     Raises: CheckpointError if one is there under two names, or the decoder is not the token embedding.
     """

@@ -1,4 +1,4 @@
-"""What transformers calls the parts of a BERT.
+"""The names that transformers gives to the parts of a BERT.
 
 `BertForPreTraining` keeps query, key and value apart; ours are one matrix. Its decoder's matrix and bias are the token
 embedding and `cls.predictions.bias`.
@@ -37,7 +37,7 @@ _TASK_MODELS = {
 }
 
 _CONSTANTS = (f"{_EMBEDDINGS}position_ids", f"{_EMBEDDINGS}token_type_ids")
-"""What old checkpoints carry beside the weights."""
+"""Tensors that old checkpoints carry besides the weights."""
 
 _SINGLE_TENSORS = {
     "token_embedding.weight": WORD_EMBEDDINGS,
@@ -75,7 +75,7 @@ _FIXED_ARCHITECTURE = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-"""Keys of config.json that our model has no choice in; transformers' defaults are the same."""
+"""Keys of config.json for which our model has only one value, which is also transformers' default."""
 
 _REQUIRED = {
     "vocab_size",
@@ -89,7 +89,7 @@ _REQUIRED = {
 
 
 def tensor_names(model: Bert) -> list[TensorName]:
-    """Every parameter's name there."""
+    """Returns the name of every parameter in transformers."""
     names = [TensorName(ours=ours, theirs=(theirs,), is_transposed=False) for ours, theirs in _SINGLE_TENSORS.items()]
     layers = _LAYERS if model.next_sentence_head is None else _LAYERS | _NEXT_SENTENCE_LAYERS
     for ours, theirs in layers.items():
@@ -101,7 +101,7 @@ def tensor_names(model: Bert) -> list[TensorName]:
 
 
 def plain_weights(model: Bert, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The trained tensors that have a place in `model`, each once, under the names of today's transformers.
+    """Returns the trained tensors that `model` has, each once, under the names of today's transformers.
 
     Raises: as `each_once`.
     """
@@ -112,7 +112,7 @@ def plain_weights(model: Bert, weights: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def each_once(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The trained tensors, each once, under the names of today's transformers.
+    """Returns the trained tensors, each once, under the names of today's transformers.
 
     Raises: CheckpointError if the decoder is not the token embedding or has two biases.
     """
@@ -125,7 +125,7 @@ def each_once(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def config_values(model: Bert, padding_id: int) -> dict[str, Any]:
-    """The content of config.json."""
+    """Returns the content of config.json."""
     shape, dropout = model.config.shape, model.config.dropout
     architecture = "BertForMaskedLM" if model.next_sentence_head is None else "BertForPreTraining"
     return _FIXED_ARCHITECTURE | {
@@ -146,7 +146,7 @@ def config_values(model: Bert, padding_id: int) -> dict[str, Any]:
 
 
 def read_config(values: Mapping[str, Any], origin: str) -> tuple[BertConfig, dict[str, int]]:
-    """The `model:` section that computes what config.json describes, and the sizes of its tables.
+    """Returns the `model:` section that computes what config.json describes, and the sizes of its tables.
 
     Dropout is the run's choice and is 0 here.
 
@@ -169,7 +169,7 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[BertConfig, dic
 
 
 def config_for_weights(config: BertConfig, names: Collection[str], origin: str) -> BertConfig:
-    """Without next-sentence prediction where the weights have no head for it, of which config.json does not tell.
+    """Returns the section without next-sentence prediction where the weights have no head for it.
 
     Raises: CheckpointError for weights without the head that every BERT here has, such as a bare `BertModel`'s.
     """
@@ -183,7 +183,7 @@ def config_for_weights(config: BertConfig, names: Collection[str], origin: str) 
 
 
 def _name_of_today(name: str) -> str:
-    """Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""
+    """Renames a norm's gamma and beta, as checkpoints converted from TensorFlow have them, to weight and bias."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 

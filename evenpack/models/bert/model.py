@@ -20,11 +20,11 @@ from evenpack.models.common.losses import LossSums
 from evenpack.models.common.positions import LearnedPositions
 
 _NEXT_OR_RANDOM = 2
-"""Classes of next-sentence prediction: 0, the second half follows the first; 1, it comes from elsewhere."""
+"""Classes of next-sentence prediction: 0 if the second half follows the first, 1 if it comes from elsewhere."""
 
 
 class MaskedTokenHead(nn.Module):
-    """What stands between the encoder and the decoder, which is the token embedding with a bias of its own."""
+    """The layers between the encoder and the decoder, which is the token embedding with a bias of its own."""
 
     def __init__(self, hidden_size: int, vocabulary_size: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class MaskedTokenHead(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """The pooler and the two classes it is read for."""
+    """The pooler, and the classifier of two classes that reads it."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class NextSentenceHead(nn.Module):
 
 
 class Bert(PackedEncoder[BertConfig]):
-    """Post-norm transformer encoder with the decoder of masked tokens tied to the token embedding."""
+    """Post-norm transformer encoder whose masked-token decoder is tied to the token embedding."""
 
     def _build(self, attention_backend: str) -> None:
         shape = self.config.shape
@@ -69,7 +69,7 @@ class Bert(PackedEncoder[BertConfig]):
         self.next_sentence_head = NextSentenceHead(hidden_size) if self.config.next_sentence else None
 
     def forward(self, batch: PackedBatch) -> LossSums:
-        """Sums of masked-token and next-sentence losses over the batch's targets.
+        """Returns the sums of the masked-token and next-sentence losses over the batch's targets.
 
         Raises: ValueError for a batch without masked targets; and see `hidden_states`.
         """
@@ -89,12 +89,12 @@ class Bert(PackedEncoder[BertConfig]):
         return sums.with_next_sentence(*_next_sentence_sums(logits, targets))
 
     def masked_token_logits(self, batch: PackedBatch) -> Float[Tensor, " M V"]:
-        """Scores of the token at each of the batch's masked positions, those that fill up included."""
+        """Returns scores of the token at each of the batch's masked positions, unused entries included."""
         rows = self._masked_tokens(self.hidden_states(batch), _masked_targets(batch))
         return F.linear(rows, self.token_embedding.weight, self.masked_token_head.decoder_bias)
 
     def next_sentence_logits(self, batch: PackedBatch) -> Float[Tensor, " N 2"]:
-        """Scores of both classes for each of the batch's sequences, those that fill up included.
+        """Returns scores of both classes for each of the batch's sequences, unused entries included.
 
         Raises: ValueError for a model without this head.
         """
@@ -138,7 +138,7 @@ def _masked_targets(batch: PackedBatch) -> MaskedTargets:
 def _next_sentence_sums(
     logits: Float[Tensor, " N 2"], targets: MaskedTargets
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-    """The weighted loss sum in FP32 and how many sequences of weight above zero were told right."""
+    """Returns the weighted loss sum in FP32, and how many sequences of weight above zero were classified correctly."""
     labels, weights = targets.next_sentence_labels.long(), targets.sequence_weights
     losses = F.cross_entropy(logits.float(), labels, reduction="none")
     correct = ((logits.argmax(dim=1) == labels) & (weights > 0)).sum()

@@ -1,7 +1,7 @@
-"""What a batch puts through a model.
+"""The work that a batch gives a model.
 
-`useful_work` leaves padding out, so a layout that pads more is not rewarded for it; `performed_work` is all that was
-put through the model.
+`useful_work` leaves padding out, so that a layout that pads more is not rewarded for it; `performed_work` counts all
+that went through the model.
 """
 
 import torch
@@ -11,7 +11,7 @@ from evenpack.models.common.cost import Work
 
 
 def useful_work(batch: PackedBatch) -> Work:
-    """Real tokens, what attention has to compute for them, and those and the sequences that count in the loss."""
+    """Returns the work on real tokens: in the blocks, in attention, and in the heads where a loss is taken."""
     return Work(
         slots=batch.local_counts.tokens,
         squared_lengths=batch.squared_lengths,
@@ -21,7 +21,7 @@ def useful_work(batch: PackedBatch) -> Work:
 
 
 def performed_work(batch: PackedBatch) -> Work:
-    """All slots, padding and its segments included, and all rows of the heads; waits for the device if it is there."""
+    """Returns the work on all slots, padding included, and on all rows of the heads; synchronises with the device."""
     lengths = batch.cu_seqlens.diff().to(torch.int64)
     return Work(
         slots=batch.slots,

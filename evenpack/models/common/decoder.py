@@ -1,4 +1,4 @@
-"""What decoders have in common: blocks of causal attention, and the next token predicted at every slot.
+"""The parts that decoders share: blocks of causal attention, and the next token predicted at every slot.
 
 Shapes: T = slots of the micro-batch, C = hidden size, V = vocabulary.
 """
@@ -25,14 +25,14 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
     """Pre-norm transformer decoder; a family's `_build` makes the layers."""
 
     positions: LearnedPositions | None
-    """None for positions without a table."""
+    """The position table; None for positions without one."""
     embedding_dropout: nn.Dropout
     final_norm: nn.Module
     output_head: nn.Linear | None
-    """None: the LM head is the token embedding."""
+    """The matrix of the LM head; None: the LM head is the token embedding."""
 
     def _initial_deviation(self, layer: nn.Module) -> float:
-        """Layers that add to the residual stream have less, so that its variance does not grow with depth.
+        """Returns less for layers that add to the residual stream, so that its variance does not grow with depth.
 
         Source: Radford et al. 2019 (GPT-2), section 2.3.
         """
@@ -45,7 +45,7 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
         return INITIAL_DEVIATION / math.sqrt(2 * len(self.blocks)) if adds_to_stream else INITIAL_DEVIATION
 
     def forward(self, batch: PackedBatch) -> LossSums:
-        """Sum of next-token losses over the batch's targets; logits are never held as a whole.
+        """Returns the sum of next-token losses over the batch's targets; the logits never exist as a whole.
 
         Raises: ValueError for a batch with masked targets; and see `hidden_states`.
         """
@@ -62,15 +62,15 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
 
     @property
     def output_weight(self) -> Float[Tensor, " V C"]:
-        """The LM head's matrix."""
+        """Returns the LM head's matrix."""
         return self.token_embedding.weight if self.output_head is None else self.output_head.weight
 
     def logits(self, batch: PackedBatch) -> Float[Tensor, " T V"]:
-        """Scores of the next token at every slot, padding included: T x V numbers at once."""
+        """Returns scores of the next token at every slot, padding included: T x V numbers at once."""
         return F.linear(self.hidden_states(batch), self.output_weight)
 
     def hidden_states(self, batch: PackedBatch) -> Float[Tensor, " T C"]:
-        """Activations after the final norm: what the LM head reads.
+        """Returns the activations after the final norm, which the LM head reads.
 
         Raises: ValueError if sequences may be longer than the learned position table; BackendError if the attention
         backend cannot serve on this device, dtype, head size, dropout or kind of positions.

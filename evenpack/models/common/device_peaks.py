@@ -13,16 +13,16 @@ class DevicePeak:
     """Dense peaks of one device, in TFLOP/s."""
 
     name: str
-    """By which people ask for it."""
+    """The name that people use for it."""
     words: tuple[str, ...]
-    """All of them stand in the name that the driver gives it."""
+    """Parts of the driver's name for the device, all of which must occur in it."""
     half_precision: float
-    """Of 16-bit tensor cores."""
+    """Peak of the 16-bit tensor cores."""
     single_precision: float
-    """Of FP32 with TF32 off (torch's default)."""
+    """Peak of FP32 with TF32 off (torch's default)."""
 
     def flops(self, dtype: torch.dtype) -> float | None:
-        """Operations a second of matrix products in this type; None if it is not bfloat16, float16 or float32."""
+        """Returns matrix-product operations per second; None unless the type is bfloat16, float16 or float32."""
         by_dtype = {
             torch.bfloat16: self.half_precision,
             torch.float16: self.half_precision,
@@ -45,15 +45,15 @@ DEVICE_PEAKS = (
     _peak("b200", "B200", half=2250.0, single=75.0),
     _peak("a100", "A100", half=312.0, single=19.5),
 )
-"""The first one whose words all stand in a device's name counts.
+"""The known devices; the first entry counts whose words all occur in a device's name.
 
-Sources, sparsity's factor of two taken out: NVIDIA's H100 architecture white paper (table 2), data sheets of H100 NVL,
+Sources, without sparsity's factor of two: NVIDIA's H100 architecture white paper (table 2), data sheets of H100 NVL,
 H200, H200 NVL, GH200, HGX B200 and A100.
 """
 
 
 def device_peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """Dense peak in operations a second of one device, or None where it is not known.
+    """Returns the dense peak of one device in operations per second, or None where it is not known.
 
     Args:
         device_name: as `torch.cuda.get_device_name()` gives it. A slice of a card (MIG) has no known peak.
@@ -69,7 +69,7 @@ def device_peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
 
 
 def find_device_peak(name: str) -> DevicePeak:
-    """The device that people call `name`, in capitals or not. Raises: ConfigError that lists the known ones."""
+    """Returns the device that people call `name`, in any case. Raises: ConfigError that lists the known ones."""
     known = {peak.name: peak for peak in DEVICE_PEAKS}
     found = known.get(name.lower())
     if found is None:

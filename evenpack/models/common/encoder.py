@@ -1,4 +1,4 @@
-"""What encoders have in common: every token sees its whole sequence, so that heads for other tasks can read them.
+"""The parts that encoders share: every token sees its whole sequence, and heads for other tasks can read them.
 
 Shapes: T = slots of the micro-batch, C = hidden size.
 """
@@ -17,11 +17,11 @@ EncoderConfigT = TypeVar("EncoderConfigT", bound=TransformerConfig)
 
 
 class PackedEncoder(PackedTransformer[EncoderConfigT]):
-    """A model that `evenpack finetune` can put a head on."""
+    """A model to which `evenpack finetune` can add a head."""
 
     @abstractmethod
     def hidden_states(self, batch: ModelInputs) -> Float[Tensor, " T C"]:
-        """Activations after the last block: what heads read.
+        """Returns the activations after the last block, which heads read.
 
         Raises: ValueError if positions may lie beyond a learned table; BackendError if the attention backend cannot
         serve on this device, dtype, head size or dropout.
@@ -30,7 +30,7 @@ class PackedEncoder(PackedTransformer[EncoderConfigT]):
     @property
     @abstractmethod
     def pooler(self) -> nn.Linear | None:
-        """The layer from a sequence's first token to what stands for the sequence, to be followed by tanh.
+        """The layer from a sequence's first token to the representation of the sequence, to be followed by tanh.
 
-        None where pretraining had no use for one.
+        None if pretraining did not train one.
         """

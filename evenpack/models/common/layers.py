@@ -22,16 +22,16 @@ BERT_NORM_EPSILON = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """Who attends to whom; the same for each layer of one forward pass."""
+    """The segments of a batch and how attention works within them; the same for each layer of one forward pass."""
 
     cu_seqlens: Int[Tensor, " S_plus_1"]
     max_sequence_length: int
     causal: bool
     """Whether a slot sees only itself and those before it."""
     alibi_slopes: Float[Tensor, " H"] | None
-    """None: positions come from elsewhere."""
+    """Slopes of ALiBi's bias; None for other positions."""
     rotation: Rotation | None
-    """By which queries and keys are turned; None: positions come from elsewhere."""
+    """Rotation of queries and keys; None for other positions."""
 
 
 class MergedLinear(nn.Linear):
@@ -48,13 +48,13 @@ class MergedLinear(nn.Linear):
         self.parts = tuple(parts)
 
     def separately(self, inputs: Float[Tensor, " T C"]) -> tuple[Tensor, ...]:
-        """The output of each layer: [T, part]."""
+        """Returns the output of each layer: [T, part]."""
         outputs: tuple[Tensor, ...] = self(inputs).split_with_sizes(self.parts, dim=1)
         return outputs
 
 
 class SelfAttention(nn.Module):
-    """Each slot reads its own segment: all of it, or itself and what stands before.
+    """Attention in which each slot reads its own segment: all of it, or only itself and earlier slots.
 
     Args:
         hidden_size: C.
@@ -118,7 +118,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU: a linear layer times SiLU of another, and a third one back; no biases.
+    """SwiGLU: a linear layer times SiLU of another, and a third one back to the hidden size; no biases.
 
     Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv:2002.05202), equation 6.
     """
@@ -135,7 +135,7 @@ class GatedFeedForward(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """Attention, then feed-forward, each normalised before and added to what came in."""
+    """Attention, then feed-forward, each with its input normalised and its output added to the residual stream."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class PreNormBlock(nn.Module):
 
 
 class PostNormBlock(nn.Module):
-    """BERT's: attention, then feed-forward, each added to what came in and the sum normalised."""
+    """BERT's block: attention, then feed-forward, each output added to its input and the sum normalised."""
 
     def __init__(self, hidden_size: int, heads: int, *, dropout: float, backend: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Sums in, exact global means out.
+"""Exact global mean losses from the sums that models return.
 
-A model returns the *sum* of its weighted losses. Which share of the step a rank holds is chance, so a mean taken there
-would weigh tokens unequally. Every rank knows the whole step's denominators from the plan instead, and no
-communication is needed to normalise exactly.
+A model returns the *sum* of its weighted losses. Ranks hold unequal parts of a step, so a mean taken on each would
+weigh tokens unequally. Every rank knows the whole step's denominators from the plan instead, and no communication is
+needed to normalise exactly.
 
 The loss of a step is the token loss, over next or masked tokens, plus the next-sentence loss of a model that predicts
 it. Each has its own denominator:
@@ -31,7 +31,7 @@ from evenpack.models.common.section import TransformerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LossSums:
-    """What one micro-batch adds to the step."""
+    """The loss sums and counts that one micro-batch adds to the step."""
 
     loss_sum: Float[Tensor, ""]
     """Sum of weight x cross-entropy over next or masked tokens in nats; FP32, differentiable."""
@@ -46,7 +46,7 @@ class LossSums:
 
     @staticmethod
     def of_tokens(*, loss_sum: Float[Tensor, ""], correct: Int[Tensor, ""], targets: int) -> "LossSums":
-        """Of a model that predicts tokens and nothing else."""
+        """Returns the sums of a model that predicts tokens and nothing else."""
         return LossSums(
             loss_sum=loss_sum,
             correct=correct,
@@ -56,24 +56,24 @@ class LossSums:
         )
 
     def with_next_sentence(self, loss_sum: Float[Tensor, ""], correct: Int[Tensor, ""]) -> "LossSums":
-        """The same with what next-sentence prediction adds."""
+        """Returns these sums with those of next-sentence prediction added."""
         return replace(self, next_sentence_loss_sum=loss_sum, next_sentence_correct=correct)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossDenominators:
-    """What the two loss sums of a whole step over all ranks are divided by; never zero."""
+    """The numbers that divide the two loss sums of a whole step over all ranks; never zero."""
 
     tokens: float
     next_sentence: float
 
     def times(self, factor: int) -> "LossDenominators":
-        """Both multiplied."""
+        """Returns both denominators multiplied."""
         return LossDenominators(tokens=factor * self.tokens, next_sentence=factor * self.next_sentence)
 
 
 def exact_denominators(config: TransformerConfig, step_counts: StepCounts) -> LossDenominators:
-    """The numbers that were really summed over; a step without any target has loss 0 and gradient 0."""
+    """Returns the exact denominators: the counts summed over; a step without a target has loss 0 and gradient 0."""
     return LossDenominators(
         tokens=float(max(step_counts.sequences if _is_mean_of_means(config) else step_counts.targets, 1)),
         next_sentence=float(max(step_counts.packs if config.pair_reduction == "pack" else step_counts.sequences, 1)),
@@ -88,13 +88,13 @@ def expected_denominators(
     token_efficiency: float,
     packing_factor: float,
 ) -> LossDenominators:
-    """The numbers that a step sums over on average (section T.6, equations 25 and 26).
+    """Returns the denominators that a step has on average (section T.6, equations 25 and 26).
 
-    The same in every step, so that a token and a sequence weigh alike in all of them, and the losses' ratio does not
-    follow what a step happens to hold. A loss divided by them means something only when averaged over steps.
+    They are the same in every step, so that tokens and sequences have equal weights in all steps, and the losses' ratio
+    does not depend on the content of a step. A loss divided by them means something only when averaged over steps.
 
     Args:
-        packs: of a step over all ranks (b).
+        packs: number in a step over all ranks (b).
         targets_of_a_full_pack: masked tokens of a pack without padding (m): 76 at 512 slots.
         token_efficiency: real tokens / slots (e), above 0.
         packing_factor: sequences / packs (p), at least 1.
@@ -109,10 +109,10 @@ def expected_denominators(
 def scaled_loss(
     sums: LossSums, denominators: LossDenominators, *, world_size: int, accumulation: int
 ) -> Float[Tensor, ""]:
-    """What a rank hands to the backward pass, so that the gradient is that of the step's mean loss.
+    """Returns the loss that a rank hands to the backward pass, so that the gradient is that of the step's mean loss.
 
     Data parallelism averages gradients over `world_size` ranks and the engine divides each of `accumulation`
-    micro-batches by their number, so both are multiplied back; what remains is the sum over all micro-batches of all
+    micro-batches by their number, so both are multiplied back; the result is the sum over all micro-batches of all
     ranks of loss_sum / denominator of the step. The mean of all scaled losses is therefore the exact global mean loss.
     """
     parts = world_size * accumulation

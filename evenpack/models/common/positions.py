@@ -1,6 +1,6 @@
-"""How a model knows where a token stands: a learned table, ALiBi's bias in attention, or rotated queries and keys.
+"""How a model knows the position of a token: a learned table, ALiBi's bias in attention, or rotated queries and keys.
 
-All restart with each segment: table and rotation go by `PackedBatch.position_ids`, and ALiBi sees only distances
+All restart with each segment: table and rotation use `PackedBatch.position_ids`, and ALiBi sees only distances
 between positions of one segment. ALiBi and rotation have no parameters that depend on the longest sequence.
 
 Shapes: T = slots, C = hidden size, D = head_dim.
@@ -21,10 +21,10 @@ class LearnedPositions(nn.Module):
         self.table = nn.Embedding(rows, hidden_size)
 
     def forward(self, position_ids: Int[Tensor, " T"], rows_needed: int) -> Float[Tensor, " T C"]:
-        """Vectors for `position_ids`, which are below `rows_needed`.
+        """Returns the vectors for `position_ids`, which are below `rows_needed`.
 
         Raises: ValueError if positions may lie beyond the table. The bound is checked instead of the ids: that
-        costs no wait for the device, where an id outside the table would end the process without a message.
+        does not wait for the device, where an id outside the table would end the process without a message.
         """
         rows = self.table.num_embeddings
         if rows_needed > rows:
@@ -37,7 +37,7 @@ class LearnedPositions(nn.Module):
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Float[Tensor, " heads"]:
-    """FP32 slope of each head: it adds -slope * distance to its attention scores.
+    """Returns the FP32 slope of each head, which adds -slope * distance to its attention scores.
 
     For n heads, a power of two, the slopes are 2^(-8/n), 2^(-16/n), ..., 2^-8. For other n they are those of the
     power of two below n, followed by the odd-numbered ones of twice that power until there are n.
@@ -53,26 +53,26 @@ def alibi_slopes(heads: int, device: torch.device) -> Float[Tensor, " heads"]:
 
 
 def _slope_exponents(heads: int, device: torch.device) -> Float[Tensor, " heads"]:
-    """Base-2 logarithms of the slopes for a power of two; FP64, so that FP32 slopes are correctly rounded."""
+    """Returns base-2 logarithms of the slopes for a power of two, in FP64 so that FP32 slopes round correctly."""
     return torch.arange(1, heads + 1, dtype=torch.float64, device=device) * (-8 / heads)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """Rotary positions: pairs of channels (i, i + D/2) of each head, turned by angles that grow with the position.
+    """Rotary positions: pairs of channels (i, i + D/2) of each head, rotated by angles proportional to the position.
 
     Source: Su et al. 2021, RoFormer (arXiv:2104.09864), section 3.2; channels are paired as in transformers' Llama.
     """
 
     cos: Float[Tensor, " T 1 D"]
     sin: Float[Tensor, " T 1 D"]
-    """FP32; its first half negated, for channels that take from those after them."""
+    """Sines in FP32; the first half is negated, for channels that are combined with those after them."""
 
     @staticmethod
     def at(position_ids: Int[Tensor, " T"], *, head_dim: int, base: float) -> "Rotation":
-        """The angle of pair i at position p is p * base^(-2i / D), computed in FP32 as transformers does.
+        """Returns the rotation by p * base^(-2i / D) of pair i at position p, computed in FP32 as transformers does.
 
-        Computed where it is used and never stored in the model: see `alibi_slopes`.
+        It is computed where it is used and never stored in the model: see `alibi_slopes`.
         """
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
         angles = position_ids[:, None].float() * (1.0 / base**exponents)
@@ -80,6 +80,6 @@ class Rotation:
         return Rotation(cos=torch.cat([cos, cos], dim=1)[:, None], sin=torch.cat([-sin, sin], dim=1)[:, None])
 
     def turn(self, heads: Float[Tensor, " T H D"]) -> Float[Tensor, " T H D"]:
-        """Queries or keys, turned; computed in FP32, returned in their own dtype."""
+        """Returns rotated queries or keys, computed in FP32, in their own dtype."""
         swapped = heads.roll(heads.shape[2] // 2, dims=2)
         return (heads * self.cos + swapped * self.sin).to(heads.dtype)

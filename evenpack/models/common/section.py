@@ -1,4 +1,4 @@
-"""What the `model:` section of a run file has in every family."""
+"""The keys that the `model:` section of a run file has in every family."""
 
 from typing import Any, ClassVar, Literal
 
@@ -8,11 +8,11 @@ from evenpack.config import Section
 from evenpack.units import Channels, Heads, Layers, Positions, Share
 
 FEED_FORWARD_RATIO = 4
-"""Width of the feed-forward layer in hidden sizes, where a family has no key for it."""
+"""Ratio of the feed-forward width to the hidden size, where a family has no key for it."""
 
 
 ROTARY_BASE = 10_000.0
-"""Of RoFormer and Llama."""
+"""Base of rotary positions in RoFormer and Llama."""
 
 
 class TransformerConfig(Section):
@@ -57,12 +57,12 @@ class TransformerConfig(Section):
 
     @property
     def shape(self) -> dict[str, int]:
-        """layers, hidden_size, heads, and what else the presets set, with the overrides applied."""
+        """Layers, hidden size, heads and the other keys of the presets, with the overrides applied."""
         preset = self.presets[self.preset]
         return {name: getattr(self, name) or preset[name] for name in preset}
 
     def positions_needed(self, *, max_sequence_length: int, pack_length: int) -> int:
-        """Rows that a learned position table must have for such data, packed."""
+        """Returns the rows that a learned position table must have for such data, packed."""
         return max_sequence_length if self.reset_positions else pack_length
 
     @property
@@ -82,26 +82,27 @@ class TransformerConfig(Section):
 
     @property
     def denominators(self) -> Literal["exact", "expected", "micro_batch"]:
-        """Whether losses are divided by what a step holds, by what a step holds on average, or each micro-batch's by
-        what that one holds, so that tokens of different micro-batches weigh differently.
+        """Whether losses are divided by the counts of the step, of an average step, or of each micro-batch.
+
+        In the last case tokens of different micro-batches have different weights.
         """
         return "exact"
 
     @property
     def unseen_in_weights(self) -> dict[str, Any]:
-        """Keys by which a model computes and that names and shapes of its tensors do not tell, or tell badly."""
+        """Keys that change the computation but do not show in the names and shapes of the tensors."""
         return {"kind": self.kind, "heads": self.shape["heads"]}
 
     @property
     def study_switches(self) -> dict[str, str]:
-        """Keys of this section, with their values, that make it one for study alone, each with what that means."""
+        """Keys of this section, with their values, that make a run one for study alone, each with its meaning."""
         if self.reset_positions:
             return {}
         return {"model.reset_positions is false": "positions run on from one sequence of a pack to the next"}
 
 
 class DecoderConfig(TransformerConfig):
-    """What decoders have beside it."""
+    """The `model:` section of decoders."""
 
     rotary_base: float = Field(default=ROTARY_BASE, gt=0.0)
     """Base of `positions: rotary`, where pair i of a head's channels turns by base^(-2i / head_dim) from one position

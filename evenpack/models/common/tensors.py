@@ -13,38 +13,38 @@ from evenpack.models.common.section import TransformerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TensorName:
-    """What one parameter of ours is called there."""
+    """The name and layout of one of our parameters in another code."""
 
     ours: str
     theirs: tuple[str, ...]
-    """Several: ours holds them concatenated along its first dimension."""
+    """Its names; several if our parameter holds their tensors concatenated along the first dimension."""
     is_transposed: bool
-    """Whether a matrix is stored as input x output there."""
+    """Whether the other code stores the matrix as input x output."""
     rows: tuple[int, ...] | None = None
-    """Of each of theirs in ours; None: equal shares."""
+    """Rows of each of their tensors in ours; None: equal parts."""
 
     def parts_of(self, parameter: Tensor) -> tuple[Tensor, ...]:
-        """What each of theirs is in ours, as it is laid out there."""
+        """Returns the part of our parameter that each of their tensors holds, in their layout."""
         parts = parameter.chunk(len(self.theirs)) if self.rows is None else parameter.split_with_sizes(self.rows)
         return tuple(part.t() if self.is_transposed else part for part in parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedWeights:
-    """Weights that were read for a model, and not yet compared with it."""
+    """Weights that were read for a model and not yet compared with it."""
 
     config: TransformerConfig
     """The `model:` section that computes with them."""
     tensors: Mapping[str, Tensor]
-    """By their names there, on the CPU."""
+    """Tensors by their original names, on the CPU."""
     names: Sequence[TensorName]
-    """What each parameter of the model would be called there."""
+    """Name of each parameter of the model in the other code."""
     notes: tuple[str, ...]
-    """What a log is to say of them."""
+    """Notes for the log."""
 
 
 def renamed(ours: str, *theirs: str) -> list[TensorName]:
-    """Weight and bias of a layer that is laid out alike in both."""
+    """Returns the names of a layer's weight and bias, where both codes have the same layout."""
     return [
         TensorName(ours=f"{ours}.{kind}", theirs=tuple(f"{name}.{kind}" for name in theirs), is_transposed=False)
         for kind in ("weight", "bias")
@@ -52,7 +52,7 @@ def renamed(ours: str, *theirs: str) -> list[TensorName]:
 
 
 def export_tensors(model: nn.Module, names: Sequence[TensorName]) -> dict[str, Tensor]:
-    """Parameters of `model` under their names: FP32 copies on the CPU."""
+    """Returns the parameters of `model` under the other code's names: FP32 copies on the CPU."""
     parameters = dict(model.named_parameters())
     weights = {}
     for name in names:
@@ -65,7 +65,7 @@ def export_tensors(model: nn.Module, names: Sequence[TensorName]) -> dict[str, T
 def load_tensors(model: nn.Module, names: Sequence[TensorName], weights: Mapping[str, Tensor]) -> None:
     """Fills the parameters of `model`, whose device and dtype stay.
 
-    Raises: CheckpointError if a tensor is missing, of another shape or unknown; nothing has been loaded then.
+    Raises: CheckpointError if a tensor is missing, of another shape or unknown; nothing is loaded in that case.
     """
     parameters = dict(model.named_parameters())
     unknown = sorted(weights.keys() - {theirs for name in names for theirs in name.theirs})
@@ -93,9 +93,9 @@ def load_tensors(model: nn.Module, names: Sequence[TensorName], weights: Mapping
 
 
 def untied(weights: dict[str, Tensor], name: str, tied_to: str) -> None:
-    """Takes the tensor called `name` out of `weights`, if it is there.
+    """Removes the tensor called `name` from `weights`, if present.
 
-    Raises: CheckpointError if it is another than the one called `tied_to`.
+    Raises: CheckpointError if it differs from the one called `tied_to`.
     """
     tensor = weights.pop(name, None)
     if tensor is not None and tied_to in weights and not torch.equal(tensor, weights[tied_to]):

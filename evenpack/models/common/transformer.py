@@ -1,4 +1,4 @@
-"""What the models have in common: how they are built and initialised, and the way through their blocks.
+"""The parts that all models share: construction, initialisation, and the pass through the blocks.
 
 Shapes: T = slots of the micro-batch, C = hidden size. There is no batch dimension: `cu_seqlens` says where each segment
 ends, and nothing else in a model mixes slots.
@@ -18,7 +18,7 @@ from evenpack.models.common.losses import LossSums
 from evenpack.models.common.section import TransformerConfig
 
 INITIAL_DEVIATION = 0.02
-"""Standard deviation of initial weights, of GPT-2, BERT and Llama."""
+"""Standard deviation of initial weights in GPT-2, BERT and Llama."""
 
 _INITIALISED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)
 
@@ -29,13 +29,13 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
     """A stack of blocks over packs.
 
     Args:
-        config: shape, dropout, activation checkpointing, and what is the model's own.
+        config: shape, dropout, activation checkpointing, and the family's own keys.
         vocabulary_size: rows of the token embedding, and of the output head.
         max_positions: rows of the learned position table; other kinds of positions have none and ignore it.
         attention_backend: `auto` or a name of `evenpack.kernels`; matched to the device and dtype when called.
         seed: of the initial weights, which depend on nothing else: each rank and each device gets the same.
 
-    Built under `torch.device("meta")` it has shapes only, at no cost of memory; then `to_empty` and `initialize`,
+    Built under `torch.device("meta")` it has only shapes and uses no memory; call `to_empty` and `initialize` next,
     or load weights.
     """
 
@@ -68,15 +68,15 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
 
     @abstractmethod
     def forward(self, batch: PackedBatch) -> LossSums:
-        """Sums over the batch's targets; logits are never held as a whole."""
+        """Returns loss sums over the batch's targets; the logits never exist as a whole."""
 
     def _initial_deviation(self, layer: nn.Module) -> float:
-        """Of the weights of a linear layer or an embedding."""
+        """Returns the standard deviation of the initial weights of a linear layer or an embedding."""
         return INITIAL_DEVIATION
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draws all weights again from `seed`: normal, biases zero, norms one.
+        """Draws all weights again from `seed`: weights from a normal distribution, biases zero, norms one.
 
         Numbers are drawn on the CPU and copied, because devices draw differently from one seed.
 
@@ -95,10 +95,10 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         known = {id(module.weight) for module in self.modules() if isinstance(module, _INITIALISED)}
         for name, parameter in self.named_parameters():
             if not name.endswith("bias") and id(parameter) not in known:
-                raise TypeError(f"{type(self).__name__} says no initial values for {name}: override initialize")
+                raise TypeError(f"{type(self).__name__} defines no initial values for {name}: override initialize")
 
     def _through_blocks(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
-        """All blocks; with activation checkpointing only their inputs are kept for the backward pass."""
+        """Returns the output of all blocks; activation checkpointing keeps only their inputs for the backward pass."""
         recompute = self.config.activation_checkpointing and self.training and torch.is_grad_enabled()
         for block in self.blocks:
             if recompute:

@@ -1,4 +1,4 @@
-"""The checksum CRC-32C (Castagnoli) in a few passes of numpy; Python itself has none.
+"""The checksum CRC-32C (Castagnoli) in a few passes of numpy; Python has none.
 
 A CRC is linear over GF(2), apart from its start and end value: that of two parts is the first one's, moved past as many
 zero bytes as the second has, XOR the second one's. So a long message is folded in rows of 256 KiB, each onto the next
@@ -39,7 +39,7 @@ def crc32c(data: npt.NDArray[np.uint8]) -> int:
 
 
 def _moved(values: Words, level: int) -> Words:
-    """Each value once 2^level zero bytes have followed it."""
+    """Returns each value after 2^level zero bytes have followed it."""
     low, high = _tables(level)
     moved: Words = low.take(values & 0xFFFF) ^ high.take(values >> 16)
     return moved
@@ -47,7 +47,7 @@ def _moved(values: Words, level: int) -> Words:
 
 @cache
 def _tables(level: int) -> tuple[Words, Words]:
-    """What 2^level zero bytes make of the lower and of the upper 16 bits of a value, of all 65,536 each."""
+    """Returns the values that 2^level zero bytes give for all 65,536 lower and all 65,536 upper halves of a word."""
     if level > 0:
         low, high = _tables(level - 1)
         return _moved(low, level - 1), _moved(high, level - 1)

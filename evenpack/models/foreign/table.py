@@ -1,4 +1,4 @@
-"""The sorted table of LevelDB, in which TensorFlow keeps the index of a checkpoint.
+"""The sorted table of LevelDB, in which TensorFlow stores the index of a checkpoint.
 
     file:   blocks ..., index block, footer
     block:  entries, restart points, their count (4 bytes); then whether that is compressed (1 byte) and a checksum (4)
@@ -26,7 +26,7 @@ _MASK_DELTA = 0xA282EAD8
 
 
 def read_table(path: Path) -> dict[bytes, bytes]:
-    """All keys with their values, from the first to the last. It is read whole.
+    """Returns all keys with their values, in order. The table is read whole.
 
     Raises: CheckpointError if the file is missing, no such table, or damaged (by its checksums).
     """
@@ -40,7 +40,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
 
 
 def masked_crc32c(data: bytes | np.ndarray) -> int:
-    """The checksum as LevelDB and TensorFlow store it: rotated, and a constant added."""
+    """Returns the checksum as LevelDB and TensorFlow store it: rotated, with a constant added."""
     value = crc32c(np.frombuffer(data, np.uint8))
     return ((value >> 15 | value << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
@@ -48,14 +48,14 @@ def masked_crc32c(data: bytes | np.ndarray) -> int:
 def _entries(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer = BytesIO(content[-_FOOTER_BYTES:])
     if not content.endswith(_MAGIC) or len(content) < _FOOTER_BYTES:
-        raise ValueError("its last bytes are not a table's")
+        raise ValueError("its last bytes are not those of a table")
     _block(content, footer)
     for _, handle in _block_entries(_block(content, footer)):
         yield from _block_entries(_block(content, BytesIO(handle)))
 
 
 def _block(content: bytes, handle: BytesIO) -> bytes:
-    """The block at the next handle of a stream."""
+    """Returns the block at the next handle of a stream."""
     start = take_varint(handle)
     end = start + take_varint(handle)
     kind, checksum = content[end : end + 1], content[end + 1 : end + 5]
@@ -67,11 +67,11 @@ def _block(content: bytes, handle: BytesIO) -> bytes:
             return block
         case 1:
             return _without_snappy(block)
-    raise ValueError(f"its bytes {start} to {end} are compressed in the unknown way {kind[0]}")
+    raise ValueError(f"its bytes {start} to {end} use the unknown compression {kind[0]}")
 
 
 def _without_snappy(block: bytes) -> bytes:
-    """It begins with the length that it had."""
+    """Decompresses a block, which begins with its uncompressed length."""
     size = take_varint(BytesIO(block))
     plain: bytes = pyarrow.decompress(block, decompressed_size=size, codec="snappy", asbytes=True)
     return plain

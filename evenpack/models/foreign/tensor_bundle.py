@@ -3,7 +3,7 @@
 The index is a table of names; each value says in which data file a tensor lies, where, and with which checksum.
 
     key ""      BundleHeaderProto   1 number of data files, 2 byte order (0: little-endian)
-    key NAME    BundleEntryProto    1 type of the numbers, 2 shape, 3 data file, 4 place in it, 5 bytes, 6 checksum,
+    key NAME    BundleEntryProto    1 type of the numbers, 2 shape, 3 data file, 4 offset in it, 5 bytes, 6 checksum,
                                     7 slices of a partitioned variable, each of which has an entry of its own
 
 Source: TensorFlow, core/protobuf/tensor_bundle.proto, core/framework/types.proto and tensor_shape.proto.
@@ -38,12 +38,12 @@ _TYPES = {
     14: torch.bfloat16,
     19: torch.float16,
 }
-"""By TensorFlow's code; texts, complex and quantised numbers are no weights."""
+"""Number types by TensorFlow's code; texts, complex and quantised numbers are no weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleEntry:
-    """What the index says of one tensor."""
+    """The index's entry of one tensor."""
 
     type_code: int
     shape: tuple[int, ...]
@@ -55,14 +55,14 @@ class BundleEntry:
 
 
 class TensorBundle(Mapping[str, Tensor]):
-    """The tensors of a checkpoint by name. None is read before it is asked for; then it is memory-mapped, and compared
-    with its checksum. What is written to it stays in memory.
+    """The tensors of a checkpoint by name. Each is memory-mapped and compared with its checksum when it is first
+    requested. Changes to it stay in memory.
 
     Args:
         prefix: path without `.index`.
 
-    Raises: CheckpointError that names the file, here if the index, and when a tensor is asked for if a data file, is
-    missing, cut off or damaged; or if the tensor is no array of numbers in one piece.
+    Raises: CheckpointError that names the file if it is missing, cut off or damaged (the index here, a data file when a
+    tensor is requested), or if a tensor is no array of numbers in one piece.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -78,7 +78,7 @@ class TensorBundle(Mapping[str, Tensor]):
             raise CheckpointError(f"{index} is no index of a TensorFlow checkpoint: {error!r}") from error
         self._shards = header.number(1)
         if header.number(2) != 0:
-            raise CheckpointError(f"{index} says that its numbers are big-endian, which is not read here")
+            raise CheckpointError(f"{index} holds big-endian numbers, which cannot be read")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -96,7 +96,7 @@ class TensorBundle(Mapping[str, Tensor]):
         if masked_crc32c(data) != entry.checksum:
             raise CheckpointError(f"{path} is damaged: the checksum of {name} is wrong; copy the file again")
         number_type = _TYPES[entry.type_code]
-        if data.ctypes.data % number_type.itemsize:  # behind a text or bytes
+        if data.ctypes.data % number_type.itemsize:  # after a text or bytes
             data = data.copy()
         return torch.from_numpy(data).view(number_type).view(entry.shape)
 

@@ -1,4 +1,4 @@
-"""Files of `torch.save` with a model's state dict in them, as NVIDIA's code for BERT and many others write them.
+"""Files of `torch.save` that hold a model's state dict, as NVIDIA's code for BERT and many others write them.
 
 {"model": {name: tensor}, "optimizer": ..., "epoch": ...}    or    {name: tensor}
 """
@@ -19,19 +19,19 @@ SUFFIXES = (".pt", ".pth", ".bin")
 
 _MODEL = "model"
 _WRAPPER = "module."
-"""What DistributedDataParallel puts before each name."""
+"""Prefix that DistributedDataParallel adds to each name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateDict:
-    """A model's tensors, and the keys of what else the file holds."""
+    """A model's tensors, and the other keys of the file."""
 
     tensors: dict[str, Tensor]
     beside: tuple[str, ...]
 
 
 def read_state_dict(path: Path) -> StateDict:
-    """The tensors on the CPU, memory-mapped where the file's format allows it (all since torch 1.6).
+    """Returns the tensors on the CPU, memory-mapped where the file's format allows it (all since torch 1.6).
 
     No code in the file is run: it may hold tensors, numbers, texts, lists and dicts, and nothing else.
 
@@ -62,12 +62,12 @@ def _load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as tensors and plain values, which is all that is read of it, as no code in a file "
+            f"{path} cannot be read as tensors and plain values; nothing else is read, because no code in a file "
             f"is run; it may also be cut off: {error}"
         ) from error
 
 
 def _find_damaged(path: Path) -> str | None:
-    """torch itself does not compare checksums."""
+    """Returns the first damaged member of the archive; torch itself does not compare checksums."""
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()

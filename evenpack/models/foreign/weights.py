@@ -23,8 +23,7 @@ from evenpack.models.huggingface import mapping_of
 
 
 def read_tensorflow(prefix: Path, like: Model) -> NamedWeights:
-    """A checkpoint of TensorFlow's graph mode. Moments of optimizers, and single numbers, such as the step, are left
-    aside.
+    """Reads a checkpoint of TensorFlow's graph mode, without optimizer moments and single numbers such as the step.
 
     Args:
         prefix: path without `.index`.
@@ -47,9 +46,9 @@ def read_tensorflow(prefix: Path, like: Model) -> NamedWeights:
 
 
 def read_nvidia(path: Path, like: Model) -> NamedWeights:
-    """A state dict that torch saved, alone or with the optimizer's state beside it, which is left aside.
+    """Reads a state dict that torch saved, and leaves out the optimizer's state if the file has it.
 
-    Rows beyond the vocabulary are left aside where NVIDIA's code puts them: up to the next multiple, and nothing else.
+    Rows beyond the vocabulary are ignored where NVIDIA's code adds them: up to the next multiple, and no further.
 
     Args:
         like: the model that is to be filled.
@@ -58,7 +57,7 @@ def read_nvidia(path: Path, like: Model) -> NamedWeights:
     """
     state = read_state_dict(path)
     foreign = _names_for(like, state.tensors, path, lambda foreign: foreign.vocabulary[0])
-    # An object of its own for each name, by which it is seen which ones were left aside.
+    # A separate object for each name shows which ones were left out.
     apart = {name: tensor.detach() for name, tensor in state.tensors.items()}
     tensors = foreign.from_nvidia(apart)
     kept = {id(tensor) for tensor in tensors.values()}
@@ -76,7 +75,7 @@ def read_nvidia(path: Path, like: Model) -> NamedWeights:
 def _names_for(
     like: Model, names: Collection[str], path: Path, first_name: Callable[[ForeignNames], str]
 ) -> ForeignNames:
-    """Of the family that the names are of, which must be the model's."""
+    """Returns the names of the family to which the tensors belong, which must be the model's family."""
     expected = []
     for kind, foreign in _known_names():
         if first_name(foreign) in names:
@@ -101,8 +100,7 @@ def _known_names() -> Iterator[tuple[str, ForeignNames]]:
 
 
 def _slots(entries: Mapping[str, BundleEntry]) -> dict[str, str]:
-    """What an optimizer keeps for each weight, by name, and its own name for it: TensorFlow stores it as
-    WEIGHT/ITS_NAME, in the weight's shape."""
+    """Returns the optimizer state of each weight, with the optimizer's name for it."""
     found = {}
     for name, entry in entries.items():
         weight, _, slot = name.rpartition("/")
@@ -119,25 +117,25 @@ def _in_tensorflow(name: TensorName, foreign: ForeignNames) -> TensorName:
 def _without_padding(
     tensors: dict[str, Tensor], foreign: ForeignNames, vocabulary_size: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Without rows that only fill the vocabulary up, and a note that names them."""
+    """Returns the weights without rows that only pad the vocabulary, and a note that names these rows."""
     filled_up = vocabulary_size + -vocabulary_size % foreign.nvidia_vocabulary_multiple
     padded = [name for name in foreign.vocabulary if name in tensors and len(tensors[name]) == filled_up]
     if filled_up == vocabulary_size or not padded:
         return tensors, []
     note = (
         f"rows {vocabulary_size} to {filled_up - 1} of {' and '.join(padded)} taken for padding up to a multiple of "
-        f"{foreign.nvidia_vocabulary_multiple} and left aside"
+        f"{foreign.nvidia_vocabulary_multiple} and ignored"
     )
     return tensors | {name: tensors[name][:vocabulary_size] for name in padded}, [note]
 
 
 def _account(tensors: Mapping[str, Tensor], count: int, aside: Sequence[str]) -> str:
-    left = f", {count} left aside: {', '.join(aside)}" if aside else ""
+    left = f", {count} ignored: {', '.join(aside)}" if aside else ""
     return f"{len(tensors)} tensors used{left}"
 
 
 def _section(config_file: Path, like: Model) -> tuple[TransformerConfig, list[str]]:
-    """The `model:` section of the file beside the checkpoint, or the model's own with a note that says so."""
+    """Returns the `model:` section of the file beside the checkpoint, or the model's own with a note that says so."""
     if not config_file.is_file():
         heads = like.config.shape["heads"]
         return like.config, [f"no tensor tells how many heads there are, and no {config_file.name}: {heads}, as here"]

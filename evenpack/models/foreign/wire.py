@@ -6,7 +6,7 @@ from io import BytesIO
 
 
 def take(stream: BytesIO, count: int) -> bytes:
-    """The next `count` bytes. Raises: ValueError if there are fewer."""
+    """Returns the next `count` bytes. Raises: ValueError if there are fewer."""
     data = stream.read(count)
     if len(data) < count:
         raise ValueError("it ends in the middle of an entry")
@@ -14,7 +14,7 @@ def take(stream: BytesIO, count: int) -> bytes:
 
 
 def take_varint(stream: BytesIO) -> int:
-    """An unsigned number of 7 bits a byte, the lowest first. Raises: ValueError if it does not end."""
+    """Returns an unsigned number of 7 bits a byte, the lowest first. Raises: ValueError if it does not end."""
     value = shift = 0
     while True:
         (byte,) = take(stream, 1)
@@ -44,9 +44,9 @@ class Message:
                     raise ValueError(f"field {field} has the unknown type {kind}")
 
     def number(self, field: int) -> int:
-        """A field of a number; 0, the encoding's default, if it is not there."""
+        """Returns a field of a number; 0, the encoding's default, if it is not there."""
         return self._numbers.get(field, 0)
 
     def messages(self, field: int) -> Iterable["Message"]:
-        """A field of messages, none of which need be there."""
+        """Yields a field of messages, none of which need be there."""
         return map(Message, self._messages[field])

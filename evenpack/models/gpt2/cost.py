@@ -1,4 +1,4 @@
-"""What a GPT-2 costs."""
+"""The parameters, operations and activations of a GPT-2, by formula."""
 
 from evenpack.models.common.cost import (
     PASSES,
@@ -14,7 +14,7 @@ from evenpack.models.gpt2.config import Gpt2Config
 
 
 def parameter_count(config: Gpt2Config, *, vocabulary_size: int, max_positions: int) -> int:
-    """The LM head is the token embedding."""
+    """Returns the number of trained parameters; the LM head is the token embedding."""
     layers, width = config.shape["layers"], config.shape["hidden_size"]
     position_rows = max_positions if config.positions == "learned" else 0
     embeddings = (vocabulary_size + position_rows) * width
@@ -22,7 +22,7 @@ def parameter_count(config: Gpt2Config, *, vocabulary_size: int, max_positions: 
 
 
 def step_flops(config: Gpt2Config, *, vocabulary_size: int, work: Work) -> int:
-    """Blocks, causal attention and the LM head."""
+    """Returns the operations of the blocks, of causal attention and of the LM head."""
     layers, width = config.shape["layers"], config.shape["hidden_size"]
     blocks = 2 * layers * gelu_block_weights(width) * work.slots
     head = 2 * width * vocabulary_size * work.head_slots

@@ -1,4 +1,4 @@
-"""What transformers calls the parts of a GPT-2.
+"""The names that transformers gives to the parts of a GPT-2.
 
 `GPT2LMHeadModel` keeps its matrices as input x output, the transpose of ours. Only learned positions have a
 counterpart there.
@@ -21,7 +21,7 @@ from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
 
 _PREFIX = "transformer."
-"""Of each tensor of GPT2LMHeadModel; checkpoints of the bare GPT2Model, OpenAI's own among them, leave it out."""
+"""Prefix of each tensor of GPT2LMHeadModel; checkpoints of the bare GPT2Model, such as OpenAI's own, leave it out."""
 
 _LM_HEAD = "lm_head.weight"
 
@@ -35,7 +35,7 @@ _BLOCK_PARTS = {
 }
 
 _CAUSAL_MASKS = (".attn.bias", ".attn.masked_bias")
-"""Endings of constants that old checkpoints carry beside the weights."""
+"""Endings of constants that old checkpoints carry besides the weights."""
 
 _FIXED_ARCHITECTURE = {
     "model_type": "gpt2",
@@ -46,11 +46,11 @@ _FIXED_ARCHITECTURE = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-"""Keys of config.json that our model has no choice in; transformers' defaults are the same."""
+"""Keys of config.json for which our model has only one value, which is also transformers' default."""
 
 
 def tensor_names(model: Gpt2) -> list[TensorName]:
-    """Every parameter's name there.
+    """Returns the name of every parameter in transformers.
 
     Raises: ConfigError if the model has other positions than learned ones.
     """
@@ -72,7 +72,7 @@ def tensor_names(model: Gpt2) -> list[TensorName]:
 
 
 def plain_weights(model: Gpt2, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The trained tensors under their full names, each once.
+    """Returns the trained tensors under their full names, each once.
 
     Raises: CheckpointError if the LM head is not the token embedding.
     """
@@ -82,7 +82,7 @@ def plain_weights(model: Gpt2, weights: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def config_values(model: Gpt2, end_of_text_id: int) -> dict[str, Any]:
-    """The content of config.json."""
+    """Returns the content of config.json."""
     shape, dropout = model.config.shape, model.config.dropout
     return _FIXED_ARCHITECTURE | {
         "architectures": ["GPT2LMHeadModel"],
@@ -103,7 +103,7 @@ def config_values(model: Gpt2, end_of_text_id: int) -> dict[str, Any]:
 
 
 def read_config(values: Mapping[str, Any], origin: str) -> tuple[Gpt2Config, dict[str, int]]:
-    """The `model:` section that computes what config.json describes, and the sizes of its tables.
+    """Returns the `model:` section that computes what config.json describes, and the sizes of its tables.
 
     Dropout is the run's choice and stays 0.
 
@@ -126,7 +126,7 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[Gpt2Config, dic
 
 
 def config_for_weights(config: Gpt2Config, names: Collection[str], origin: str) -> Gpt2Config:
-    """config.json tells all."""
+    """Returns the section as it is: config.json describes the model completely."""
     return config
 
 

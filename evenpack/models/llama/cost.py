@@ -1,4 +1,4 @@
-"""What a Llama costs."""
+"""The parameters, operations and activations of a Llama, by formula."""
 
 from evenpack.models.common.cost import (
     BF16_BYTES,
@@ -15,14 +15,14 @@ from evenpack.models.llama.config import LlamaConfig
 
 
 def parameter_count(config: LlamaConfig, *, vocabulary_size: int, max_positions: int) -> int:
-    """No position has a parameter; the LM head has its own matrix unless it is tied."""
+    """Returns the number of trained parameters; positions have none, and an untied LM head has a matrix of its own."""
     layers, width = config.shape["layers"], config.shape["hidden_size"]
     matrices = vocabulary_size * width * (1 if config.tied_head else 2)
     return matrices + layers * (_block_weights(config) + 2 * width) + width
 
 
 def step_flops(config: LlamaConfig, *, vocabulary_size: int, work: Work) -> int:
-    """Blocks, causal attention, which costs the same however many heads share keys, and the LM head."""
+    """Returns the operations of the blocks, of causal attention and of the LM head; shared key heads save none."""
     layers, width = config.shape["layers"], config.shape["hidden_size"]
     blocks = 2 * layers * _block_weights(config) * work.slots
     head = 2 * width * vocabulary_size * work.head_slots
@@ -30,10 +30,10 @@ def step_flops(config: LlamaConfig, *, vocabulary_size: int, work: Work) -> int:
 
 
 def activation_bytes(config: LlamaConfig, *, slots: int, head_rows: int) -> int:
-    """Of blocks of SwiGLU, and of the LM head.
+    """Returns the activations of SwiGLU blocks and of the LM head.
 
-    A slot of a block: into the projections of attention, the three that come out, and what attention makes of them;
-    queries and keys turned; into the feed-forward layer, the gate before and after SiLU, the values, and their
+    A slot of a block keeps the input of attention's projections, their three outputs and attention's output; rotated
+    queries and keys; the input of the feed-forward layer, the gate before and after SiLU, the values, and their
     product; the sums that the two norms read, in FP32; the flags of two dropouts.
     """
     width = config.shape["hidden_size"]
@@ -47,7 +47,7 @@ def activation_bytes(config: LlamaConfig, *, slots: int, head_rows: int) -> int:
 
 
 def _block_weights(config: LlamaConfig) -> int:
-    """Elements of a block's matrices: query and output, key and value, and the three of the feed-forward layer."""
+    """Returns the elements of a block's matrices: four of attention, and three of the feed-forward layer."""
     width = config.shape["hidden_size"]
     return 2 * width * width + 2 * width * config.key_value_size + 3 * width * config.shape["feed_forward_size"]
 

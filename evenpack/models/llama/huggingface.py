@@ -1,4 +1,4 @@
-"""What transformers calls the parts of a Llama.
+"""The names that transformers gives to the parts of a Llama.
 
 `LlamaForCausalLM` keeps query, key and value apart, and gate and values of the feed-forward layer; ours are one matrix
 each.
@@ -31,7 +31,7 @@ _BLOCK_PARTS = {
 }
 
 _CONSTANTS = (".rotary_emb.inv_freq",)
-"""Endings of what old checkpoints carry beside the weights."""
+"""Endings of tensors that old checkpoints carry besides the weights."""
 
 _FIXED_ARCHITECTURE = {
     "model_type": "llama",
@@ -40,7 +40,7 @@ _FIXED_ARCHITECTURE = {
     "mlp_bias": False,
     "rope_scaling": None,
 }
-"""Keys of config.json that our model has no choice in; transformers' defaults are the same."""
+"""Keys of config.json for which our model has only one value, which is also transformers' default."""
 
 _REQUIRED = {
     "vocab_size",
@@ -54,7 +54,7 @@ _REQUIRED = {
 
 
 def tensor_names(model: Llama) -> list[TensorName]:
-    """Every parameter's name there."""
+    """Returns the name of every parameter in transformers."""
     width, key_value_size = model.config.shape["hidden_size"], model.config.key_value_size
     rows = {"attention.query_key_value": (width, key_value_size, key_value_size)}
     names = [_named("token_embedding", (_EMBEDDING,)), _named("final_norm", ("model.norm.weight",))]
@@ -68,7 +68,7 @@ def tensor_names(model: Llama) -> list[TensorName]:
 
 
 def plain_weights(model: Llama, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The trained tensors, each once.
+    """Returns the trained tensors, each once.
 
     Raises: CheckpointError if the LM head is not the token embedding, and the model's is.
     """
@@ -79,7 +79,7 @@ def plain_weights(model: Llama, weights: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def config_values(model: Llama, end_of_text_id: int) -> dict[str, Any]:
-    """The content of config.json; releases before the fifth read `rope_theta`, later ones `rope_parameters`."""
+    """Returns the content of config.json; releases before the fifth read `rope_theta`, later ones `rope_parameters`."""
     config, shape = model.config, model.config.shape
     return _FIXED_ARCHITECTURE | {
         "architectures": ["LlamaForCausalLM"],
@@ -104,7 +104,7 @@ def config_values(model: Llama, end_of_text_id: int) -> dict[str, Any]:
 
 
 def read_config(values: Mapping[str, Any], origin: str) -> tuple[LlamaConfig, dict[str, int]]:
-    """The `model:` section that computes what config.json describes, and the sizes of its tables.
+    """Returns the `model:` section that computes what config.json describes, and the sizes of its tables.
 
     Dropout is the run's choice and stays 0.
 
@@ -131,12 +131,12 @@ def read_config(values: Mapping[str, Any], origin: str) -> tuple[LlamaConfig, di
 
 
 def config_for_weights(config: LlamaConfig, names: Collection[str], origin: str) -> LlamaConfig:
-    """config.json tells all."""
+    """Returns the section as it is: config.json describes the model completely."""
     return config
 
 
 def _rotary_base(values: Mapping[str, Any], origin: str) -> float:
-    """Raises: CheckpointError for angles that are scaled."""
+    """Returns the base of the rotary angles. Raises: CheckpointError for angles that are scaled."""
     rotation = dict(values.get("rope_parameters") or {})
     kind = rotation.pop("rope_type", "default")
     base = rotation.pop("rope_theta", values.get("rope_theta", ROTARY_BASE))

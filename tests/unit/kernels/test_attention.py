@@ -395,7 +395,7 @@ def test_auto_says_once_for_each_kind_of_request_what_it_took_and_why(caplog: py
             packed_attention(q, k, v, borders((10,)), 10, causal=causal)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
-    assert "took sdpa for (cpu, float32, head_dim 16, causal)" in messages[0]
+    assert "chose sdpa for (cpu, float32, head_dim 16, causal)" in messages[0]
     assert "not flash: it needs a CUDA device" in messages[0]
     assert "not varlen: it needs a CUDA device" in messages[0]
     assert "bidirectional" in messages[1]

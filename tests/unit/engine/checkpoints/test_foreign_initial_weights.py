@@ -88,7 +88,7 @@ def test_a_checkpoint_of_tensorflow_fills_the_model_and_each_tensor_is_accounted
     model = make_model()
     begin(model, Path(f"{BERT}{ending}"), tmp_path)
     assert_outputs_are_transformers(model)
-    account = "46 tensors used, 93 left aside: optimizer state (adam_m, adam_v), global_step"
+    account = "46 tensors used, 93 ignored: optimizer state (adam_m, adam_v), global_step"
     assert told_of(caplog) == f"initialised from {BERT} (TensorFlow); {account}; {NO_HEADS}"
 
 
@@ -120,8 +120,8 @@ def of_data_parallel(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("content", "account"),
     [
-        (wrapped, "46 tensors used, 3 left aside: cls.predictions.decoder.weight, optimizer, epoch"),
-        (of_data_parallel, "46 tensors used, 1 left aside: cls.predictions.decoder.weight"),
+        (wrapped, "46 tensors used, 3 ignored: cls.predictions.decoder.weight, optimizer, epoch"),
+        (of_data_parallel, "46 tensors used, 1 ignored: cls.predictions.decoder.weight"),
         (lambda weights: transformers_weights(), "46 tensors used"),
     ],
     ids=["wrapped", "module", "plain"],
@@ -155,7 +155,7 @@ def test_rows_that_fill_the_vocabulary_up_to_a_multiple_of_8_are_named_and_left_
     assert_outputs_are_transformers(model)
     assert (
         "rows 203 to 207 of bert.embeddings.word_embeddings.weight and cls.predictions.bias taken for padding up to a "
-        "multiple of 8 and left aside"
+        "multiple of 8 and ignored"
     ) in told_of(caplog)
 
 

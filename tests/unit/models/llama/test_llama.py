@@ -105,7 +105,7 @@ def test_a_model_that_says_no_initial_values_for_a_weight_is_refused() -> None:
             super()._build(attention_backend)
             self.scale = nn.Parameter(torch.empty(3))
 
-    with pytest.raises(TypeError, match="WithScale says no initial values for scale: override initialize"):
+    with pytest.raises(TypeError, match="WithScale defines no initial values for scale: override initialize"):
         WithScale(section(), vocabulary_size=VOCABULARY, max_positions=64)
 
 
