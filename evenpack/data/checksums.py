@@ -1,4 +1,4 @@
-"""Checksums of files, whole and in chunks: damage is found, and where it begins is known to the chunk."""
+"""Checksums of files, whole and in chunks, which detect damage and locate its start to within a chunk."""
 
 import os
 from dataclasses import dataclass
@@ -7,35 +7,36 @@ from pathlib import Path
 import xxhash
 
 CHUNK_BYTES = 1 << 24
-"""Of a file under one checksum: a terabyte has 60,000 of them, 1.2 MB in a manifest. Another size is another format."""
+"""Bytes of a file under one checksum: a terabyte has 60,000 chunks, 1.2 MB in a manifest. Another size is another
+format."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checksums:
-    """A file's content as it was when it was written."""
+    """The size and checksums of a file as it was written."""
 
     bytes: int
     whole: str
     """XXH3, 128 bits, hexadecimal."""
     chunks: tuple[str, ...]
-    """XXH3, 64 bits, hexadecimal, of each `CHUNK_BYTES` and of what is left."""
+    """XXH3, 64 bits, hexadecimal, of each chunk of `CHUNK_BYTES`, including a shorter last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What is wrong with a file."""
+    """The damage of a file."""
 
     path: Path
     problem: str
     first_bad_byte: tuple[int, int] | None
-    """The first and the last byte that it can be; None where the file cannot be read at all."""
+    """The first and the last byte that it can be; None if the file cannot be read at all."""
 
     def describe(self) -> str:
-        """One line, without a remedy."""
+        """Returns a description in one line, without a remedy."""
         if self.first_bad_byte is None:
             return f"{self.path} {self.problem}"
         first, last = self.first_bad_byte
-        place = f"is byte {first:,}" if first == last else f"lies in bytes {first:,} to {last:,}"
+        place = f"is byte {first:,}" if first == last else f"is within bytes {first:,} to {last:,}"
         return f"{self.path} {self.problem}: the first bad byte {place}"
 
 
@@ -62,11 +63,11 @@ class Digest:
 
     @property
     def whole(self) -> str:
-        """Of all bytes so far."""
+        """Returns the checksum of all bytes so far."""
         return self._whole.hexdigest()
 
     def checksums(self) -> Checksums:
-        """Of all bytes so far."""
+        """Returns the checksums of all bytes so far."""
         rest = [self._chunk.hexdigest()] if self._bytes % CHUNK_BYTES else []
         return Checksums(bytes=self._bytes, whole=self.whole, chunks=(*self._chunks, *rest))
 
@@ -75,12 +76,12 @@ class ChunkReader:
     """Reads files chunk by chunk into one buffer, which each call overwrites."""
 
     def __init__(self, *, leave_cached: bool = True) -> None:
-        """`leave_cached`: false gives the pages that were read back to the system, but for those that others map."""
+        """Prepares a buffer; with `leave_cached` false, pages are returned to the system unless others map them."""
         self._buffer = memoryview(bytearray(CHUNK_BYTES))
         self._leave_cached = leave_cached
 
     def read(self, path: Path, chunk: int) -> memoryview:
-        """Chunk number `chunk`; shorter at the end of the file. Raises: OSError."""
+        """Reads chunk number `chunk`, which is shorter at the end of the file. Raises: OSError."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             begin, filled = chunk * CHUNK_BYTES, 0
@@ -97,7 +98,7 @@ class ChunkReader:
 
 
 def digest_of(path: Path) -> Digest:
-    """The digest of a file's bytes, which can go on with what is appended to it. Raises: OSError."""
+    """Returns the digest of a file's bytes, which appended bytes can extend. Raises: OSError."""
     digest, reader, chunk = Digest(), ChunkReader(), 0
     while block := reader.read(path, chunk):
         digest.update(block)
@@ -106,7 +107,7 @@ def digest_of(path: Path) -> Digest:
 
 
 def find_wrong_size(path: Path, expected: Checksums) -> Damage | None:
-    """What the size of a file says about it."""
+    """Returns the damage that the size of a file shows, or None."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -133,7 +134,7 @@ def find_damage(path: Path, expected: Checksums, reader: ChunkReader, *, chunk: 
 
 
 def find_first_damage(path: Path, expected: Checksums) -> Damage | None:
-    """Reads a file until something is wrong with it."""
+    """Reads a file up to its first damage."""
     reader = ChunkReader()
     found = find_wrong_size(path, expected)
     for chunk in range(len(expected.chunks)):

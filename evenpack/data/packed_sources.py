@@ -1,4 +1,4 @@
-"""The sources of a run as its mixture takes them, without what makes batches of them (and without torch)."""
+"""The sources of a run in the form that its mixture takes, without the code that makes batches (and torch)."""
 
 import xxhash
 
@@ -10,7 +10,7 @@ from evenpack.data.prepared import PreparedData, Split
 def packed_sources(
     prepared: PreparedData, split: Split, *, seed: int, only: str | None = None, batching: Batching = "packs"
 ) -> tuple[PackedSource, ...]:
-    """Views and plans of one split, in the mixture's order."""
+    """Returns views and plans of one split, in the mixture's order."""
     names = prepared.source_names if only is None else (only,)
     return tuple(
         PackedSource(

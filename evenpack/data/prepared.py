@@ -33,18 +33,18 @@ class PreparedData:
     def __init__(
         self, directory: Path, config: DataConfig, manifest: Manifest, *, repacking: PackingConfig | None = None
     ) -> None:
-        """`open` checks what this takes for granted."""
+        """Takes files that `open` has checked."""
         self.directory = directory
         self.config = config
         self.manifest = manifest
         self.repacking = repacking
-        """How plans pack the sequences; None: as they were prepared."""
+        """How plans pack the sequences; None: as prepared."""
 
     @classmethod
     def open(cls, directory: Path, config: DataConfig) -> "PreparedData":
-        """Opens what `prepare` wrote, in time that does not grow with the corpus: sizes are checked, nothing is read.
+        """Opens the output of `prepare`, in time that does not grow with the corpus: it checks sizes and reads no data.
 
-        Raises: NotPreparedError if the directory is not prepared, or not to the end; DataError if it was prepared from
+        Raises: NotPreparedError if the directory is not prepared, or incomplete; DataError if it was prepared from
         another data section, or if files are missing or cut short.
         """
         directory = directory.absolute()
@@ -57,7 +57,7 @@ class PreparedData:
         return _reopen, (self.directory, self.config, self.repacking)
 
     def repacked(self, packing: PackingConfig) -> "PreparedData":
-        """The same sequences in other packs, for studies: solved again each time a plan is opened."""
+        """Returns the same sequences in other packs, for studies: packed again each time a plan is opened."""
         return PreparedData(self.directory, self.config, self.manifest, repacking=packing)
 
     @property
@@ -70,7 +70,7 @@ class PreparedData:
 
     @property
     def tokenizer_dir(self) -> Path:
-        """What `AutoTokenizer.from_pretrained` reads; absent where tokens came ready made."""
+        """The folder for `AutoTokenizer.from_pretrained`; absent if the source holds tokens and no text."""
         return self.directory / TOKENIZER_FOLDER
 
     @cached_property
@@ -85,7 +85,7 @@ class PreparedData:
 
     @cached_property
     def masking_vocabulary(self) -> MaskingVocabulary:
-        """What masks are drawn with. Raises: DataError if the vocabulary has no special tokens for it."""
+        """The vocabulary from which masks are drawn. Raises: DataError if it lacks the special tokens for that."""
         return Tokenizer.load(self.tokenizer_dir).masking_vocabulary()
 
     @property
@@ -95,28 +95,31 @@ class PreparedData:
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """In the mixture's order, which is that of the run file."""
+        """Names in the mixture's order, which is that of the run file."""
         return tuple(self.config.sources)
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Of the sources, in the same order, from the first step on; they may change without another preparation."""
+        """Weights of the sources, in the same order, from the first step on.
+
+        They may change without a new preparation.
+        """
         return tuple(source.weight for source in self.config.sources.values())
 
     def mixture(self, items_per_step: int) -> MixtureSchedule:
-        """Which source each draw of a run comes from, whose steps draw so many packs or sequences."""
+        """Returns the mixture of a run whose steps draw so many packs or sequences."""
         return MixtureSchedule(self.weights, self.config.weight_changes, items_per_step=items_per_step)
 
     def token_file_prefix(self, source: str) -> Path:
-        """Of the token file of a source's documents."""
+        """Returns the prefix of the token file of a source's documents."""
         return self.directory / self.manifest.sources[source].token_file
 
     def source_folder(self, source: str) -> Path:
-        """Where what was prepared of a source lies, but for a token file that is used where it lies."""
+        """Returns the folder of a source's prepared files, except a token file that is used where it was."""
         return self.directory / "sources" / source
 
     def view(self, source: str, split: Split) -> ViewOfDocuments | SentencePairsView | ShuffledView:
-        """The sequences of a split, which may have none."""
+        """Returns the sequences of a split, which may have none."""
         token_file = TokenFile(self.token_file_prefix(source), verify=False)
         view = open_view(self._folder(source, split), token_file)
         if split == "train" and self.config.shuffle.kind == "grid":
@@ -125,10 +128,12 @@ class PreparedData:
         return view
 
     def plan(self, source: str, split: Split, *, seed: int, batching: Batching = "packs") -> PackStream:
-        """The packs of a split. Those for training are drawn by `seed`; those for validation are the same for every
-        run, in an order in which the first few are a fair sample of all. In batches of sequences each is a pack of one.
-        Rows that keep their order (`DataConfig.keeps_order`) are taken in it, whatever the seed. Where training
-        sequences are read block by block (`data.shuffle`), so are the packs.
+        """Opens the plan of the packs of a split.
+
+        Packs for training are drawn by `seed`; those for validation are the same for every run, in an order in which
+        the first few are a fair sample of all. In batches of sequences each sequence is a pack of one. Rows that keep
+        their order (`DataConfig.keeps_order`) are taken in that order, whatever the seed. If training sequences are
+        read block by block (`data.shuffle`), so are the packs.
 
         Raises: DataError if the split has no sequence.
         """
@@ -158,9 +163,10 @@ class PreparedData:
         )
 
     def fingerprint(self, seed: int, batching: Batching = "packs", *, last_step: int | None = None) -> str:
-        """Of all that decides which packs form which step; not of places, times, world size or workers.
+        """Returns a hash of everything that decides which packs form which step.
 
-        `last_step`: of the steps up to this one, whatever the schedule of the mixture has for later ones; None: of all.
+        Paths, times, world size and workers are no part of it. `last_step` leaves out the mixture's schedule for later
+        steps; None includes all steps.
         """
         content = {
             "files": {
@@ -169,13 +175,13 @@ class PreparedData:
                 if Path(name).stem not in ORIGIN_COLUMNS
             },
             "tokenizer": self.manifest.tokenizer.model_dump(exclude={"inputs"}),
-            # What is off is left out, so that a new option of a recipe leaves earlier fingerprints as they are.
+            # Options that are off are left out, so that a new option of a recipe does not change earlier fingerprints.
             "recipe": self.config.recipe.model_dump(exclude_none=True),
             "pack_length": self.pack_length,
             "mixture": self._mixture(self.weights),
             "seed": seed,
         }
-        if batching != "packs":  # which older fingerprints do not name
+        if batching != "packs":  # older fingerprints do not contain it
             content["batching"] = batching
         if self.config.order != "shuffled":
             content["order"] = self.config.order
@@ -187,7 +193,7 @@ class PreparedData:
         return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
     def _mixture(self, weights: tuple[int, ...]) -> list[list[str | int]]:
-        """The weights of all sources as they count: without a common divisor."""
+        """Returns the weights of all sources without a common divisor."""
         common = math.gcd(*weights)
         return [[name, weight // common] for name, weight in zip(self.source_names, weights, strict=True)]
 
@@ -201,7 +207,7 @@ def _reopen(directory: Path, config: DataConfig, repacking: PackingConfig | None
 
 
 def check_sizes(directory: Path, manifest: Manifest) -> None:
-    """Raises: DataError naming each file that is missing or has another size than it was written with."""
+    """Checks sizes. Raises: DataError naming each file that is missing or has another size than it was written with."""
     wrong, shared = [], []
     for record in manifest.files.values():
         path = record.locate(directory)

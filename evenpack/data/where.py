@@ -1,8 +1,8 @@
-"""What was in a step, and in which steps a document was: questions about a run's order, answered by its inverse.
+"""The content of a step, and the steps of a document: queries on a run's order, answered by its inverse.
 
-A step names its draws, a draw its source and pack, a pack its sequences, a sequence the parts of documents in it. Each
-of these has an inverse by arithmetic or by bisection of a mapped array, so both ways take the same time for a thousand
-sequences and for a billion; nothing is searched through but stored pairs (`sequences/pair_origins.py`).
+A step determines its draws, a draw its source and pack, a pack its sequences, a sequence the parts of documents in it.
+Each of these maps has an inverse by arithmetic or by bisection of a mapped array, so both directions take the same time
+for a thousand sequences and for a billion; only stored pairs are searched (`sequences/pair_origins.py`).
 
     from evenpack.engine.where import open_where
 
@@ -10,7 +10,8 @@ sequences and for a billion; nothing is searched through but stored pairs (`sequ
     where.step(1200).sequences          # what the ranks trained on in step 1200
     where.document(7, "wiki").visits    # in which steps document 7 of source wiki was, in every epoch
 
-`data` alone knows no run: `engine/where.py` opens this for a run file. Steps are numbered from 1, as in metrics.jsonl.
+This package knows no run: `engine/where.py` opens this class for a run file. Steps are numbered from 1, as in
+metrics.jsonl.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,52 +27,52 @@ from evenpack.data.sequences.origins import Origins, SequenceOrigins
 from evenpack.errors import ConfigError
 
 Decode = Callable[[Sequence[int]], str]
-"""Tokens -> their text."""
+"""Turns tokens into text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentPart:
-    """Tokens of a document that follow one another."""
+    """Consecutive tokens of a document."""
 
     document: int
-    """Its number in the source, from 0, in the order in which `prepare` read it."""
+    """Number of the document in the source, from 0, in the order in which `prepare` read it."""
     start: int
     """First token within the document."""
     tokens: int
     text: str | None
-    """None where it was not asked for."""
+    """The text; None if it was not requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedSequence:
-    """A sequence where a step has it."""
+    """A sequence and its position in a step."""
 
     pack: int
-    """Within the step, from 0: before balancing, which changes who computes it."""
+    """Index of the pack within the step, from 0, before load balancing assigns it to a rank."""
     source: str
     epoch: int
-    """Of its source, from 0."""
+    """Epoch of its source, from 0."""
     stream_position: int
-    """Of its pack in the source's endless stream."""
+    """Position of its pack in the source's endless stream."""
     slot: int
-    """Within the sequences of its pack."""
+    """Index within the sequences of its pack."""
     sequence: int
     tokens: int
-    """With what fills it up."""
+    """Tokens, including padding."""
     parts: tuple[DocumentPart, ...]
-    """Empty where it is not known what it was made of."""
+    """Parts of documents; empty if its origin is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepContent:
-    """All that a step holds, whoever computes it."""
+    """The content of a step, over all ranks."""
 
     step: int
     skipped: bool
     """Whether nothing is learned from it (`training.skip_steps`)."""
     packs: int
     order_hash: str
-    """What metrics.jsonl has for the step if it was trained so."""
+    """The value that metrics.jsonl has for the step if it was trained in this order."""
     sequences: tuple[PlacedSequence, ...]
 
 
@@ -92,35 +93,35 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentVisits:
-    """Where a run has a document."""
+    """All occurrences of a document in a run."""
 
     source: str
     document: int
     tokens: int
-    """Of the whole document."""
+    """Tokens of the whole document."""
     text: str | None
-    """None where it was not asked for."""
+    """The text; None if it was not requested."""
     absence: str | None
-    """Why no sequence holds a part of it; None where one does."""
+    """The reason why no sequence holds a part of it; None if one does."""
     sequences: tuple[int, ...]
-    """That hold a part of it."""
+    """Ids of the sequences that hold a part of it."""
     visits: tuple[Visit, ...]
-    """In the order of training, over all epochs of the run."""
+    """Visits in the order of training, over all epochs of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedSource:
-    """A source of the mixture that knows what its sequences were made of."""
+    """A source of the mixture with the origins of its sequences."""
 
     name: str
     packed: PackedSource
     origins: SequenceOrigins
     is_held_out: Callable[[int], bool]
-    """Whether a document belongs to validation."""
+    """Tells whether a document belongs to validation."""
 
 
 class Where:
-    """The order of one run, to be asked both ways."""
+    """The order of one run, to be queried in both directions."""
 
     def __init__(
         self,
@@ -132,7 +133,8 @@ class Where:
         skipped: SkippedSteps,
         decode: Decode | None = None,
     ) -> None:
-        """
+        """Takes the sources and the length of a run.
+
         Args:
             sources: in the mixture's order.
             steps: of the whole run.
@@ -146,10 +148,10 @@ class Where:
         self.decode = decode
 
     def step(self, step: int) -> StepContent:
-        """What step `step` (from 1) holds. Raises: ConfigError for a step that the run does not have."""
+        """Returns the content of step `step` (from 1). Raises: ConfigError for a step that the run does not have."""
         if not 1 <= step <= self.steps:
             raise ConfigError(
-                f"step {step} is not of this run, whose steps are 1 to {self.steps}: name one of them, or raise "
+                f"step {step} is not in this run, whose steps are 1 to {self.steps}: give one of them, or raise "
                 "training.steps"
             )
         first = (step - 1) * self.items_per_step
@@ -184,9 +186,9 @@ class Where:
         )
 
     def document(self, document: int, source: str | None = None) -> DocumentVisits:
-        """Where the run has a document of a source, which may be left out if there is but one.
+        """Returns all occurrences of a document of a source, which may be left out if there is only one.
 
-        Raises: ConfigError for a document or source that there is not; DataError if that is not known.
+        Raises: ConfigError for an unknown document or source; DataError if the origins are unknown.
         """
         index = self._index_of(source, document)
         traced = self.sources[index]
@@ -209,7 +211,7 @@ class Where:
         )
 
     def _visits(self, index: int, document: int, sequence_ids: Int64[np.ndarray, " K"]) -> list[Visit]:
-        """Of the sequences of source number `index` that hold the document, in the order of training."""
+        """Returns the visits of the sequences of a source that hold the document, in the order of training."""
         traced = self.sources[index]
         plan = traced.packed.plan
         end = self.mixture.drawn_before(index, self.steps * self.items_per_step)
@@ -245,7 +247,7 @@ class Where:
     def _parts(
         self, sources: Int64[np.ndarray, " M"], sequence_ids: Int64[np.ndarray, " M"]
     ) -> list[tuple[DocumentPart, ...]]:
-        """Of each sequence of a step."""
+        """Returns the parts of each sequence of a step."""
         parts: list[tuple[DocumentPart, ...]] = [()] * len(sequence_ids)
         for index, traced in enumerate(self.sources):
             (members,) = np.nonzero(sources == index)
@@ -277,20 +279,20 @@ class Where:
 
 
 def _span(traced: TracedSource, document: int) -> tuple[int, int]:
-    """First token in the file, and number of tokens, of a document."""
+    """Returns first token in the file, and number of tokens, of a document."""
     offsets, lengths = traced.origins.document_file.spans(np.array([document]))
     return int(offsets[0]), int(lengths[0])
 
 
 def _absence(traced: TracedSource, document: int) -> str:
-    """Why no sequence to train on holds a part of the document."""
+    """Returns the reason why no sequence to train on holds a part of the document."""
     if traced.is_held_out(document):
         return "it is held out for validation"
-    return "the recipe leaves it out: it is too short or too long for it, or of too few sentences"
+    return "the recipe leaves it out: it is too short or too long, or has too few sentences"
 
 
 def _lengths(source: PackedSource, sequence_ids: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-    """Tokens of each sequence, by which its plan knows it."""
+    """Returns the tokens of each sequence, by which its plan finds it."""
     segments, counts = source.view.segments(sequence_ids)
     ends = np.concatenate([[0], np.cumsum(segments)])[np.cumsum(counts)]
     lengths: Int64[np.ndarray, " K"] = np.diff(ends, prepend=0)
@@ -298,7 +300,7 @@ def _lengths(source: PackedSource, sequence_ids: Int64[np.ndarray, " K"]) -> Int
 
 
 def _by_sequence(origins: Origins) -> list[list[tuple[int, int, int]]]:
-    """(document, start, tokens) of each part of each sequence."""
+    """Returns (document, start, tokens) of each part of each sequence."""
     triples = list(zip(origins.documents.tolist(), origins.starts.tolist(), origins.tokens.tolist(), strict=True))
     ends = np.cumsum(origins.per_sequence).tolist()
     return [triples[end - count : end] for end, count in zip(ends, origins.per_sequence.tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Packs -> PackedBatch. The model and the loss are the same for all layouts; only what is done here differs."""
+"""Collation: packs -> PackedBatch. Model and loss are the same for all layouts; only this step differs."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ from evenpack.errors import DataError
 class Collator:
     """Lays out packs of the given sources; shapes depend on the settings alone in the packed layout.
 
-    Index arrays have the size of the fullest micro-batch that there can be. Under `max_tokens` that one would hold
-    nothing but the shortest sequences, dozens of times as many as most, so there sizes follow the micro-batch.
+    Index arrays have the size of the fullest possible micro-batch. Under `max_tokens` that one would hold only the
+    shortest sequences, dozens of times as many as most, so there sizes follow the micro-batch.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Collator:
         padding_token: int,
         vocabulary_size: int,
     ) -> None:
-        """Raises: ConfigError if the sequences of a source do not serve the objective."""
+        """Checks the sources. Raises: ConfigError if the sequences of a source do not suit the objective."""
         for source in sources:
             objective.check(source.view)
         self.sources = tuple(sources)
@@ -95,18 +95,18 @@ class Collator:
         )
 
     def _sizes(self, packs: PackSelection, placement: Placement) -> tuple[int, int | None, int]:
-        """Of the index arrays: sequences, targets (None: as many as there are) and segments."""
+        """Returns the sizes of the index arrays: sequences, targets (None: as many as there are) and segments."""
         if not self.sizes_follow:
             return self.max_sequences, self.max_targets, self.max_segments
         return rounded_size(len(packs.sequence_ids)), None, rounded_size(len(placement.segment_starts))
 
     def _count_tokens(self, content: SequenceContent) -> tuple[int, ...]:
-        """Real ones of each source."""
+        """Returns the real tokens of each source."""
         real = content.lengths - content.padding.tokens
         return tuple(int(real[content.sources == index].sum()) for index in range(len(self.sources)))
 
     def _read(self, packs: PackSelection) -> tuple[SequenceContent, Int64[np.ndarray, " K"], Int64[np.ndarray, " M"]]:
-        """The sequences, the lengths of their segments, and how many each has, whatever source they come from."""
+        """Returns the sequences, the lengths of their segments, and the number of segments of each, for all sources."""
         sizes = np.diff(packs.offsets)
         sequence_sources = np.repeat(packs.sources, sizes)
         epochs = packs.stream_positions // np.array([source.plan.packs for source in self.sources])[packs.sources]
@@ -150,7 +150,10 @@ class Collator:
         return content, segment_lengths, counts
 
     def _checked(self, tokens: Integer[np.ndarray, " tokens"], source: int) -> Integer[np.ndarray, " tokens"]:
-        """Raises: DataError for a token that the model has no embedding of; the file has changed since `prepare`."""
+        """Returns the content if all token ids are in the vocabulary.
+
+        Raises: DataError if the file changed since `prepare`.
+        """
         if len(tokens) and (tokens.max() >= self.vocabulary_size or tokens.min() < 0):
             wrong = tokens.max() if tokens.max() >= self.vocabulary_size else tokens.min()
             raise DataError(
@@ -161,7 +164,7 @@ class Collator:
 
 
 def _filled(values: Int64[np.ndarray, " K"], size: int, filler: int) -> Int64[np.ndarray, " size"]:
-    """`values` followed by `filler` up to `size`."""
+    """Returns `values` followed by `filler` up to `size`."""
     result = np.full(size, filler, dtype=np.int64)
     result[: len(values)] = values
     return result

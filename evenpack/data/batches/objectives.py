@@ -1,8 +1,8 @@
-"""What a model has to predict in the sequences of a batch: the next tokens, or masked ones and the next sentence.
+"""The predictions that a batch asks of a model: the next tokens, or masked ones and the next sentence.
 
-An objective says how many targets a sequence has, from its length and its segments or from a stored column, so that
-every rank counts the targets of a whole step without reading a token; and it makes the targets of a batch, from its
-tokens and their places.
+An objective computes the number of targets of a sequence from its length and its segments or from a stored column, so
+that every rank counts the targets of a whole step without reading a token. It also makes the targets of a batch from
+its tokens and their positions.
 
 Shapes: M = sequences of the batch, T = its slots.
 """
@@ -29,24 +29,27 @@ from evenpack.errors import ConfigError, DataError
 
 @runtime_checkable
 class Objective(TargetCounter, Protocol):
-    """Pickled with a loader's settings; holds nothing of a source."""
+    """What a model learns to predict. It is pickled with a loader's settings and holds nothing of a source."""
 
     @property
     def looks_both_ways(self) -> bool:
-        """Whether the model sees what lies behind a token."""
+        """Whether the model sees the tokens after a token."""
 
     @property
     def leaves_out_padding(self) -> bool:
-        """Whether tokens that only fill a sequence up are no targets."""
+        """Whether tokens that only pad a sequence are no targets."""
 
     def check(self, view: SequenceView) -> None:
-        """Raises: ConfigError if sequences of this kind do not serve."""
+        """Checks the sequences of a source. Raises: ConfigError if they do not suit the objective."""
 
     def most_targets_of_a_pack(self, source: PackedSource) -> int:
-        """A bound for every pack of the source, near the fullest one's; reads neither tokens nor sequences."""
+        """Returns a bound for every pack of the source, near that of the fullest.
+
+        Reads neither tokens nor sequences.
+        """
 
     def for_validation(self) -> "Objective":
-        """The one that every run is judged by, whatever its seed."""
+        """Returns the objective by which every run is evaluated, whatever its seed."""
 
     def make(
         self,
@@ -57,9 +60,9 @@ class Objective(TargetCounter, Protocol):
         max_sequences: int,
         max_targets: int | None,
     ) -> Task:
-        """The task of one batch. The two limits are those of any batch of the run, so that sizes never change.
+        """Returns the task of one batch. The two limits hold for all batches of the run, so that sizes never change.
 
-        `max_targets` None: as many as this batch has, filled up to a `rounded_size`.
+        `max_targets` None: as many as this batch has, padded to a `rounded_size`.
         """
 
 
@@ -92,7 +95,7 @@ class NextTokens:
         return targets if padding is None else targets - padding.targets
 
     def most_targets_of_a_pack(self, source: PackedSource) -> int:
-        """That of sequences of one segment; further segments cost targets."""
+        """Returns the targets of packs whose sequences have one segment each, the largest possible number."""
         return source.plan.max_sum_over_packs(np.arange(1 + source.view.max_sequence_length) - 1)
 
     def for_validation(self) -> "NextTokens":
@@ -113,7 +116,7 @@ class NextTokens:
         if content.left_out is not None:
             is_target[placement.slot_of_token[content.left_out] - 1] = False
         labels = np.zeros(placement.slots, dtype=np.int64)
-        labels[placement.slot_of_token - 1] = content.tokens  # that of slot 0 wraps around to padding or a last slot
+        labels[placement.slot_of_token - 1] = content.tokens  # slot 0's label wraps around to padding or a last slot
         labels[~is_target] = 0
         targets = CausalTargets(labels=torch.from_numpy(labels), weights=torch.from_numpy(is_target.astype(np.float32)))
         return Task(
@@ -126,15 +129,15 @@ class NextTokens:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedTokensAndNextSentence:
-    """Tokens masked again in each epoch, and whether the second half of a pair follows the first (BERT)."""
+    """Masked tokens, drawn again in each epoch, and whether the second half of a pair follows the first (BERT)."""
 
     masking: MaskingConfig
     vocabulary: MaskingVocabulary
     seed: int
     reduction: Literal["token", "sequence"]
-    """Whether each masked token weighs the same, or each sequence."""
+    """Whether each masked token has the same weight, or each sequence."""
     next_sentence_reduction: Literal["sequence", "pack"]
-    """Whether each sequence's next sentence weighs the same, or each pack's together."""
+    """Whether each sequence's next sentence has the same weight, or those of each pack together."""
 
     @property
     def looks_both_ways(self) -> bool:
@@ -142,7 +145,7 @@ class MaskedTokensAndNextSentence:
 
     @property
     def leaves_out_padding(self) -> bool:
-        return False  # pairs are not filled up
+        return False  # pairs have no padding
 
     def check(self, view: SequenceView) -> None:
         _require_pairs(view)
@@ -196,7 +199,7 @@ class MaskedTokensAndNextSentence:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredMasksAndNextSentence:
-    """As above, with masks that were drawn once and lie beside the pairs, each pair with a count of its own."""
+    """The same with masks that were drawn once and stored with the pairs, and a count of masks for each pair."""
 
     vocabulary_size: int
     reduction: Literal["token", "sequence"]
@@ -208,7 +211,7 @@ class StoredMasksAndNextSentence:
 
     @property
     def leaves_out_padding(self) -> bool:
-        return False  # pairs are not filled up
+        return False  # pairs have no padding
 
     def check(self, view: SequenceView) -> None:
         _require_pairs(view)
@@ -253,7 +256,7 @@ class StoredMasksAndNextSentence:
         )
 
     def _take(self, content: SequenceContent, sources: Sequence[PackedSource]) -> MaskedTokens:
-        """Raises: DataError if the stored masks are damaged."""
+        """Reads the stored masks of the sequences. Raises: DataError if they are damaged."""
         taken = {}
         counts = np.empty(len(content.lengths), dtype=np.int64)
         for index, source in enumerate(sources):

@@ -1,4 +1,4 @@
-"""Prepared data -> micro-batches for one rank, prefetched by worker processes without changing their order."""
+"""Micro-batches of prepared data for one rank, prefetched by worker processes in a fixed order."""
 
 import signal
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from evenpack.data.prepared import PreparedData
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """What decides the batches of one rank; the seed and the shape decide which sequences form a step."""
+    """The settings that decide the batches of one rank; seed and shape decide which sequences form a step."""
 
     seed: int
     objective: Objective
@@ -36,38 +36,38 @@ class PipelineSettings:
 
     @property
     def micro_batches(self) -> int:
-        """Of each rank in each step."""
+        """Micro-batches of each rank in each step."""
         return self.shape.micro_batches(self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBatches:
-    """One rank's share of one step."""
+    """One rank's part of one step."""
 
     step: int
-    """From 0."""
+    """The step, counted from 0."""
     micro_batches: tuple[PackedBatch, ...]
 
     @property
     def counts(self) -> StepCounts:
-        """Of the whole step over all ranks."""
+        """Counts of the whole step over all ranks."""
         return self.micro_batches[0].step_counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedStep:
-    """A step of which nothing is read."""
+    """A skipped step, whose data is not read."""
 
     step: int
-    """From 0."""
+    """The step, counted from 0."""
     counts: StepCounts
-    """Of what it would have held over all ranks."""
+    """Counts that the step would have had over all ranks."""
 
 
 class MicroBatchDataset(Dataset[PackedBatch]):
     """Item i is micro-batch i % A of step i // A of one rank, for A micro-batches a step.
 
-    A pure function of the index. Picklable: worker processes map the files again.
+    Items are a pure function of the index. The dataset is picklable: worker processes map the files again.
     """
 
     def __init__(self, prepared: PreparedData, settings: PipelineSettings) -> None:
@@ -106,9 +106,9 @@ def training_batches(
     stop_step: int,
     skipped: SkippedSteps = NO_STEPS,
 ) -> Iterator[StepBatches | SkippedStep]:
-    """The steps from `start_step` up to `stop_step`, in order. Starting anywhere costs the same.
+    """Yields the steps from `start_step` up to `stop_step`, in order. The cost does not depend on the start.
 
-    `skipped` are planned, and nothing of them is read; there, steps count from 1.
+    `skipped` steps are planned but not read; in that argument, steps count from 1.
     """
     per_step = settings.micro_batches
     dataset = MicroBatchDataset(prepared, settings)
@@ -125,7 +125,7 @@ def training_batches(
         prefetch_factor=min(2 * per_step, _MOST_PREFETCHED) if settings.loader_workers else None,
         pin_memory=settings.pin_memory,
     )
-    with _blocked_stop_signals():  # which the workers inherit, until they can answer for themselves
+    with _blocked_stop_signals():  # the workers inherit this until they install their own handlers
         batches = iter(loader)
     for step in range(start_step, stop_step):
         if step + 1 in skipped:
@@ -145,13 +145,13 @@ def evaluation_batches(
     max_packs: int | None,
     seed: int,
 ) -> Iterator[PackedBatch]:
-    """This rank's share of a source's validation packs, each pack once over all ranks, in a fixed order.
+    """Yields this rank's part of a source's validation packs, each pack once over all ranks, in a fixed order.
 
-    What is asked of them is the same for every seed. The last batch may hold fewer packs, and a rank may get fewer
-    batches than another.
+    The targets are the same for every seed. The last batch may hold fewer packs, and a rank may get fewer batches than
+    another.
 
     Args:
-        shape: of batches of packs that are taken as they come; only how a micro-batch is laid out matters.
+        shape: only its layout of micro-batches counts; packs are taken in order.
     """
     index = prepared.source_names.index(source)
     packed = packed_sources(prepared, "validation", seed=seed, only=source)
@@ -168,7 +168,7 @@ def evaluation_batches(
 
 
 _MOST_PREFETCHED = 32
-"""Micro-batches a worker; each holds six shared-memory files open, and 1,024 are a usual limit."""
+"""Micro-batches per worker; each keeps six shared-memory files open, and 1,024 is a usual limit."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
@@ -200,9 +200,9 @@ def _blocked_stop_signals() -> Iterator[None]:
 
 
 def _outlive_stop_signals(_worker: int) -> None:
-    """A run that is asked to stop needs its batches until the end of the step, and `deepspeed` signals loaders too.
+    """Ignores the first stop signal, which `deepspeed` sends to loaders too: a run needs batches until its step ends.
 
-    A second SIGTERM ends the worker: that is how the loader itself ends those that do not leave by themselves.
+    A second SIGTERM ends the worker: this is how the loader itself ends workers that do not exit.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,13 +1,13 @@
-"""Where the sequences of a batch lie, in one of three layouts.
+"""The positions of a batch's sequences, in one of three layouts.
 
     packed      one row of `pack_length` slots for each pack; always rows x pack_length slots
-    unpadded    whole sequences concatenated; slots follow the real tokens, so ranks differ
+    unpadded    whole sequences concatenated; as many slots as real tokens, so ranks differ
     padded      one row for each sequence, as a rectangle of `max_sequence_length` columns, or as many as the longest
-                sequence needs where near lengths were assigned together
+                sequence needs where similar lengths were assigned together
 
-In a rectangle a sequence's padding lies behind it. A causal model cannot see it from the sequence, so there it belongs
-to the sequence's last segment, and costs what it costs in padded training. A model that looks both ways would see it:
-there it is a segment of its own.
+In a rectangle a sequence's padding follows it. A causal model cannot see it from the sequence, so there it belongs to
+the sequence's last segment, and has the cost of padded training. A bidirectional model would see it: there it is a
+segment of its own.
 """
 
 from dataclasses import dataclass
@@ -22,45 +22,45 @@ from evenpack.data.order.step_shape import UNPADDED_SLOT_MULTIPLE, StepShape
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where M sequences lie among T slots: K real segments, and all segments with the padding ones."""
+    """The positions of M sequences among T slots: K real segments, and all segments including padding."""
 
     slots: int
     slot_of_token: Int64[np.ndarray, " tokens"]
-    """Destination of each real token, sequence behind sequence."""
+    """Destination of each real token, sequence after sequence."""
     segment_last_slots: Int64[np.ndarray, " K"]
     """The last real slot of each real segment."""
     segment_starts: Int64[np.ndarray, " segments"]
-    """Of all segments, rising; each ends where the next begins."""
+    """First slot of each segment, ascending; each ends where the next begins."""
     position_ids: Int64[np.ndarray, " T"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placer:
-    """Lays out packs of whole sequences."""
+    """Places packs of whole sequences into rows of slots."""
 
     shape: StepShape
     pack_length: int
     max_sequence_length: int
     looks_both_ways: bool
-    """Whether the model sees what lies behind a token."""
+    """Whether the model sees the tokens after a token."""
 
     @property
     def rows(self) -> int:
-        """Packs of a batch; fewer leave padding."""
+        """Maximum number of packs of a batch; missing ones become padding."""
         return self.shape.items_per_micro_batch
 
     @property
     def max_segment_length(self) -> int:
-        """No segment is longer."""
+        """Upper bound of a segment's length."""
         return self.max_sequence_length if self.shape.isolate else self.pack_length
 
     @property
     def position_rows(self) -> int:
-        """Positions are below it."""
+        """Upper bound of all positions, exclusive."""
         return self.max_sequence_length if self.shape.reset_positions else self.pack_length
 
     def max_padding_segments(self, max_sequences: int) -> int:
-        """Of a batch of up to `max_sequences`."""
+        """Returns the largest number of padding segments of a batch of up to `max_sequences`."""
         if self.shape.layout == "padded":
             return max_sequences
         return self.rows * -(-max(self.pack_length, UNPADDED_SLOT_MULTIPLE) // self.max_sequence_length)
@@ -71,7 +71,7 @@ class Placer:
         segment_lengths: Int64[np.ndarray, " K"],
         segments_per_sequence: Int64[np.ndarray, " M"],
     ) -> Placement:
-        """Puts the packs into rows, or their sequences, in order."""
+        """Places the packs, or their sequences, into rows, in order."""
         ends = np.cumsum(packs.lengths)
         tight_starts = ends - packs.lengths
         starts, slots, padding = self._sequence_starts(packs, tight_starts)
@@ -102,7 +102,7 @@ class Placer:
     def _sequence_starts(
         self, packs: PackSelection, tight_starts: Int64[np.ndarray, " M"]
     ) -> tuple[Int64[np.ndarray, " M"], int, Int64[np.ndarray, " P"]]:
-        """First slot of each sequence, the number of slots, and where segments of padding begin."""
+        """Returns the first slot of each sequence, the number of slots, and the start of each padding segment."""
         if self.shape.layout == "padded":
             width = int(padded_width(self.shape.policy, packs.lengths.max(keepdims=True), self.max_sequence_length)[0])
             starts = np.arange(len(packs.sequence_ids)) * width
@@ -125,7 +125,7 @@ class Placer:
     def _padding_starts(
         self, starts: Int64[np.ndarray, " R"], ends: Int64[np.ndarray, " R"]
     ) -> Int64[np.ndarray, " P"]:
-        """Padding is cut into segments no longer than a sequence, so that static kernel bounds hold for it too."""
+        """Returns starts of padding segments no longer than a sequence, so that static kernel bounds hold."""
         pieces = -(-(ends - starts) // self.max_sequence_length)
         piece = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         padding: Int64[np.ndarray, " P"] = np.repeat(starts, pieces) + piece * self.max_sequence_length

@@ -1,4 +1,4 @@
-"""Blocks are read before they are drawn from, each from front to back, so that no batch waits for a slow disk."""
+"""Reads blocks before they are drawn from, each from front to back, so that no batch waits for a slow disk."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ from evenpack.data.tokens.index import bin_path
 
 _READ_BYTES = 1 << 22
 _BLOCKS_AHEAD = 2
-"""The block that is drawn from, and the next one."""
+"""Blocks to hold: the one that is drawn from, and the next one."""
 
 ByteRange = tuple[Path, int, int]
 
@@ -30,7 +30,7 @@ class _Followed:
     view: LocatedSequences
     plan: BlockedPlan
     asked: list[tuple[int, int]] = field(default_factory=list)
-    """The ranges of sequences that were asked for last."""
+    """The ranges of sequences that were requested last."""
 
 
 class ReadAhead:
@@ -46,7 +46,7 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def follow(self, packs: PackSelection) -> None:
-        """Asks for the blocks of these packs and of those that come next, unless that was done; returns at once."""
+        """Requests the blocks of these packs and the next ones, unless already requested; returns at once."""
         for source in self._sources:
             positions = packs.stream_positions[packs.sources == source.index]
             if not len(positions):
@@ -54,7 +54,7 @@ class ReadAhead:
             ahead = source.plan.sequences_ahead(int(positions.max()), _BLOCKS_AHEAD)
             new = [one for one in ahead if one not in source.asked]
             if new:
-                source.view.token_file.release_pages()  # of the block that is done with
+                source.view.token_file.release_pages()  # those of the previous block
                 source.asked = ahead
                 for first, stop in new:
                     self._ask(byte_range(source.view, first, stop))
@@ -67,7 +67,7 @@ class ReadAhead:
 
 
 def byte_range(view: LocatedSequences, first: int, stop: int) -> ByteRange:
-    """Where the sequences `first` to `stop` lie."""
+    """Returns the byte range of the sequences `first` to `stop` in the token file."""
     starts, lengths = view.locate(np.array([first, stop - 1]))
     size = view.token_file.dtype.itemsize
     return bin_path(view.token_file.prefix), int(starts[0]) * size, int(starts[1] + lengths[1]) * size
@@ -76,13 +76,13 @@ def byte_range(view: LocatedSequences, first: int, stop: int) -> ByteRange:
 def _read_all(queue: "SimpleQueue[ByteRange]") -> None:
     buffer = bytearray(_READ_BYTES)
     while True:
-        # Who needs the bytes meets the same error at a place where it can be told.
+        # The reader that needs these bytes meets the same error where it can report it.
         with suppress(OSError):
             _read(*queue.get(), buffer)
 
 
 def _read(path: Path, start: int, stop: int, buffer: bytearray) -> None:
-    """Reads the range and throws it away: the pages stay in the system's cache as long as there is room."""
+    """Reads the range and discards it: the pages stay in the system's cache as long as there is memory for them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         while start < stop:

@@ -1,4 +1,4 @@
-"""What a batch is made of, and what it asks of the model.
+"""The content of a batch, and the predictions that it asks of the model.
 
 Shapes: M = sequences of the batch, K = values given.
 """
@@ -24,27 +24,27 @@ class SequenceContent:
     """The sequences of a batch, in slot order."""
 
     tokens: Int64[np.ndarray, " tokens"]
-    """Sequence behind sequence."""
+    """Tokens of all sequences, concatenated."""
     lengths: Int64[np.ndarray, " M"]
     sources: Int64[np.ndarray, " M"]
     """Index into the batch's sources."""
     epochs: Int64[np.ndarray, " M"]
-    """Of their source."""
+    """Epoch of each sequence's source."""
     sequence_ids: Int64[np.ndarray, " M"]
     pack_sizes: Int64[np.ndarray, " M"]
-    """Sequences in the pack of each."""
+    """Number of sequences in each one's pack."""
     padding: PaddingCounts
-    """What only fills each of them up."""
+    """Padding inside each sequence."""
     left_out: Bool[np.ndarray, " tokens"] | None
-    """Which of the tokens are not predicted, as they only fill up; None: none."""
+    """Tokens that are not predicted because they are padding; None: none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """What a batch shows the model, and what it asks."""
+    """The inputs that a batch shows the model, and its targets."""
 
     tokens: Int64[np.ndarray, " tokens"]
-    """As the model sees them, in the order of the content."""
+    """Tokens as the model sees them, in the order of the content."""
     token_types: Int64[np.ndarray, " tokens"]
     targets: CausalTargets | MaskedTargets
     target_count: int
@@ -54,7 +54,7 @@ _SIZE_MULTIPLE = 64
 
 
 def rounded_size(count: int) -> int:
-    """Of an index array that follows its micro-batch: few different sizes, friendly to tensor cores."""
+    """Returns the size of an index array that follows its micro-batch: few different sizes, suited to tensor cores."""
     return -(-count // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
 
 
@@ -69,9 +69,9 @@ def masked_task(
     max_sequences: int,
     max_targets: int | None,
 ) -> Task:
-    """Masked tokens and next sentences; `masked` is what became of the content's tokens.
+    """Returns the task of masked tokens and next sentences; `masked` is the masked form of the content's tokens.
 
-    `max_targets` None: as many as this batch has, filled up to a `rounded_size`.
+    `max_targets` None: as many as this batch has, padded to a `rounded_size`.
     """
     max_targets = rounded_size(len(masked.positions)) if max_targets is None else max_targets
     offsets = np.concatenate([[0], np.cumsum(content.lengths)])
@@ -102,7 +102,7 @@ def masked_task(
 def _pair_columns(
     content: SequenceContent, sources: Sequence[PackedSource]
 ) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
-    """Lengths of the first halves, and next-sentence labels."""
+    """Returns the lengths of the first halves, and the next-sentence labels."""
     first_lengths = np.empty(len(content.lengths), dtype=np.int64)
     labels = np.empty(len(content.lengths), dtype=np.int64)
     for index, source in enumerate(sources):
@@ -116,7 +116,7 @@ def _pair_columns(
 
 
 def _filled(values: Integer[np.ndarray, " K"] | np.ndarray, size: int) -> torch.Tensor:
-    """`values` followed by zeros."""
+    """Returns `values` followed by zeros."""
     result = np.zeros(size, dtype=np.float32 if values.dtype.kind == "f" else np.int64)
     result[: len(values)] = values
     return torch.from_numpy(result)

@@ -1,16 +1,16 @@
-"""Divides the items of a step, packs or single sequences, among ranks and their micro-batches: one function a policy.
+"""Assigns the items of a step, packs or single sequences, to ranks and their micro-batches: one function per policy.
 
-    arrival             as they come, equal counts
-    sorted              sorted by length and cut into runs of equal counts, so that a micro-batch holds near lengths
+    arrival             in order of arrival, equal counts
+    sorted              sorted by length and cut into runs of equal counts, so that a micro-batch holds similar lengths
     sorted_serpentine   sorted by length and assigned back and forth over all micro-batches, one each:
-                        near sums of lengths
+                        similar sums of lengths
     cost_balanced       `balance.py`: equal counts, nearly equal cost
     max_tokens          unequal counts, nearly equal slots: arrival cut by cumulated tokens, or, for rectangles, sorted
-                        and cut so that the largest rectangle (of `padded_width`) is as small as it can be
+                        and cut so that the largest rectangle (of `padded_width`) is as small as possible
 
-The items of the step are given; a policy only says who computes which. So fairseq's batches of constant token count
-become `max_tokens`: there the bound is fixed and the number of batches follows, here the number is fixed and the bound
-follows.
+The items of the step are given; a policy only decides which rank computes which. `max_tokens` corresponds to
+fairseq's batches of constant token count: there the bound is fixed and the number of batches follows, here the number
+is fixed and the bound follows.
 """
 
 from bisect import bisect_left
@@ -25,36 +25,36 @@ from evenpack.data.order.step_shape import AssignmentPolicy, StepShape
 from evenpack.errors import ConfigError
 
 PADDED_WIDTH_MULTIPLE = 8
-"""Rectangles that follow their longest sequence are filled up to a multiple of this, for tensor cores."""
+"""Multiple to which rectangles of variable width are padded, for tensor cores."""
 
 _FITTED: tuple[AssignmentPolicy, ...] = ("sorted", "max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shares:
-    """Who computes what in a step: share r * micro_batches + m is micro-batch m of rank r."""
+    """The assignment of a step: share r * micro_batches + m is micro-batch m of rank r."""
 
     items: Int64[np.ndarray, " items"]
     """A permutation of the step's items."""
     offsets: Int64[np.ndarray, " shares_plus_1"]
-    """Share s holds items[offsets[s]:offsets[s + 1]], never nothing."""
+    """Share s holds items[offsets[s]:offsets[s + 1]], and is never empty."""
 
     def share(self, number: int) -> Int64[np.ndarray, " K"]:
-        """The items of one share."""
+        """Returns the items of one share."""
         return self.items[self.offsets[number] : self.offsets[number + 1]]
 
 
 def assign_step(
     shape: StepShape, lengths: Int64[np.ndarray, " items"], costs: Float64[np.ndarray, " items"], *, ranks: int
 ) -> Shares:
-    """Divides one step; the same for the same arguments, on every machine.
+    """Assigns the items of one step; the result depends on the arguments alone, on every machine.
 
     Args:
         lengths: real tokens of each item, 1 or more, in arrival order.
-        costs: of each item, in any one unit; only `cost_balanced` reads them.
+        costs: cost of each item, all in the same unit; only `cost_balanced` reads them.
 
-    Raises: ConfigError where the items do not suffice, or cannot be assigned in equal counts by a policy that does so;
-    ValueError for a length below 1, or a cost that is negative or not finite.
+    Raises: ConfigError if there are too few items, or if they cannot be divided into the equal counts that the policy
+    requires; ValueError for a length below 1, or a cost that is negative or not finite.
     """
     policy, micro_batches = shape.policy, shape.micro_batches(ranks)
     shares = ranks * micro_batches
@@ -82,10 +82,10 @@ def assign_step(
 def padded_width(
     policy: AssignmentPolicy, longest: Int64[np.ndarray, "*shares"], max_sequence_length: int
 ) -> Int64[np.ndarray, "*shares"]:
-    """Slots of each row of a padded micro-batch whose longest sequence has `longest` tokens.
+    """Returns the slots of each row of a padded micro-batch whose longest sequence has `longest` tokens.
 
-    It follows the longest where near lengths are assigned together; else it is `max_sequence_length`, as usual in
-    padded training: the shape is always the same then.
+    It follows the longest sequence where similar lengths are assigned together; else it is `max_sequence_length`, as
+    usual in padded training, which keeps the shape fixed.
     """
     if policy not in _FITTED:
         return np.full_like(longest, max_sequence_length)
@@ -120,7 +120,7 @@ def _longest_first(lengths: Int64[np.ndarray, " items"]) -> Int64[np.ndarray, " 
 
 
 def _back_and_forth(ranks: int, micro_batches: int) -> Int64[np.ndarray, " shares"]:
-    """All shares, micro-batch index by index: over the ranks upwards, then downwards, and so on."""
+    """Returns all shares, micro-batch index by index: over the ranks upwards, then downwards, and so on."""
     rank = np.tile(np.arange(ranks), (micro_batches, 1))
     rank[1::2] = rank[1::2, ::-1].copy()
     shares: Int64[np.ndarray, " shares"] = (rank * micro_batches + np.arange(micro_batches)[:, None]).reshape(-1)
@@ -149,10 +149,10 @@ def _assign_runs(
 
 
 def _cut_by_tokens(lengths: Int64[np.ndarray, " items"], shares: int) -> Int64[np.ndarray, " shares_plus_1"]:
-    """Cuts at the places nearest to equal token counts, an item or more in each share."""
+    """Cuts at the positions nearest to equal token counts, at least one item in each share."""
     ends = np.cumsum(lengths)
     wanted = np.arange(1, shares) * int(ends[-1]) // shares
-    after = np.searchsorted(ends, wanted)  # the item that crosses the wanted place
+    after = np.searchsorted(ends, wanted)  # the item that crosses the target
     cuts = after + (2 * wanted >= 2 * ends[after] - lengths[after])
     numbers = np.arange(1, shares)
     cuts = np.maximum.accumulate(np.maximum(cuts, 1) - numbers) + numbers
@@ -163,7 +163,7 @@ def _cut_by_tokens(lengths: Int64[np.ndarray, " items"], shares: int) -> Int64[n
 def _cut_into_rectangles(falling: Int64[np.ndarray, " items"], shares: int) -> Int64[np.ndarray, " shares_plus_1"]:
     """Cuts falling widths into runs so that the largest count * width is as small as any cut makes it.
 
-    A run that takes all it can within a bound leaves the fewest to come, so the least bound is found by bisection.
+    Runs that are as long as a bound allows are the fewest possible, so the smallest bound is found by bisection.
     """
     count = -(-len(falling) // shares)
     least = max(int(falling[0]), -(-int(falling.sum()) // shares))
@@ -177,9 +177,9 @@ def _cut_into_rectangles(falling: Int64[np.ndarray, " items"], shares: int) -> I
 
 
 def _fullest_runs(falling: Int64[np.ndarray, " items"]) -> Callable[[int], list[int]]:
-    """Where runs start that take all they can within a bound of count * longest.
+    """Returns a function from a bound of count * longest to the starts of runs that are as long as it allows.
 
-    Steps over all runs that start in one length at once: a step may have thousands of runs, but few lengths.
+    It processes all runs that start in one length together: a step may have thousands of runs, but few lengths.
     """
     items = len(falling)
     length_at = np.ascontiguousarray(falling).data  # read faster than the array

@@ -1,11 +1,11 @@
-"""Deals the packs of a step to ranks: equal counts, and nearly equal cost, so that no rank waits for another.
+"""Load balancing: assigns the packs of a step to ranks in equal counts and at nearly equal cost, so that no rank waits.
 
-Packs are laid out by falling cost in a serpentine (to ranks 0, 1, ..., n - 1, n - 1, ..., 1, 0, 0, ...). Then the ranks
-are paired, the most expensive half with the cheapest, and every pair exchanges the two packs that even it out best; a
-few rounds of that, each with other partners and all pairs at once.
+Packs are assigned by descending cost in a serpentine (to ranks 0, 1, ..., n - 1, n - 1, ..., 1, 0, 0, ...). Then the
+ranks are paired, the most expensive half with the least expensive, and every pair swaps the two packs that balance it
+best; a few such rounds follow, each with other partners and all pairs at once.
 
 Over 64 ranks x 8 packs this leaves the most expensive rank 0.2 % above the mean on Wikipedia at 512 slots and 0.1 % at
-2048, where assigning the most expensive pack to the cheapest rank leaves 1.4 % and 0.8 %, and assignment at random 27 %
+2048; assigning the most expensive pack to the least expensive rank leaves 1.4 % and 0.8 %, and random assignment 27 %
 and 46 % (`benchmarks/balance.py`).
 """
 
@@ -15,33 +15,34 @@ from jaxtyping import Float64, Int64
 from evenpack.errors import ConfigError
 
 _ROUNDS = 32
-"""Over 64 ranks x 8 packs 16 leave 0.3 % instead of 0.2 %, 64 still 0.1 % (512 slots)."""
+"""Rounds of swaps. Over 64 ranks x 8 packs 16 leave 0.3 % instead of 0.2 %, 64 still 0.1 % (512 slots)."""
 
 _GOOD_ENOUGH = 10_000
-"""Exchanges end where the most expensive rank is above the mean by one part in this."""
+"""Swaps end where the most expensive rank is above the mean by one part in this."""
 
 _CANDIDATES = 16
-"""Items of a rank that a round looks at, others each time. 32 take longer and are no better for 32 sequences a rank."""
+"""Items of a rank that a round considers, others each time. 32 take longer and are no better for 32 sequences a
+rank."""
 
 _DIFFERENCES_AT_ONCE = 1 << 15
-"""Of costs, that a round compares: 256 KB stay in a core's cache."""
+"""Differences of costs that a round compares at once: 256 KB stay in a core's cache."""
 
 _UNITS = float(1 << 40)
-"""Costs are rounded to this fraction of the most expensive. Sums of whole numbers are the same in any order, so
-that all ranks assign alike, whatever vector units their processors have."""
+"""Fraction of the most expensive cost to which all costs are rounded. Sums of integers are the same in any order, so
+that all ranks compute the same assignment, whatever vector units their processors have."""
 
 _PLACE_BITS = 22
-"""A cost of 40 bits and a place of so many fit into one number: 4 million packs."""
+"""Bits of a pack's index; with a cost of 40 bits it fits into one number: 4 million packs."""
 
 
 def assign_by_cost(
     costs: Float64[np.ndarray, " packs"], *, ranks: int, micro_batches: int, per_micro_batch: bool
 ) -> Int64[np.ndarray, "ranks micro_batches packs_per_micro_batch"]:
-    """Divides the packs 0, 1, ... of a step; a permutation of them, the same for the same arguments.
+    """Assigns the packs 0, 1, ... of a step: a permutation of them that depends on the arguments alone.
 
-    With `per_micro_batch` the ranks' costs are nearly equal in each micro-batch index (they wait for each other there),
-    otherwise over the whole step. A rank computes its most expensive packs first, so that
-    its peak of memory comes first.
+    With `per_micro_batch` the ranks' costs are nearly equal in each micro-batch index (they synchronise there),
+    otherwise over the whole step. A rank computes its most expensive packs first, so that its peak of memory comes
+    first.
 
     Raises: ConfigError where the packs cannot be assigned equally; ValueError for a cost that is negative or not
     finite.
@@ -56,7 +57,7 @@ def assign_by_cost(
     if len(wrong):
         raise ValueError(f"the cost of pack {wrong[0]} must be finite and 0 or more, found {costs[wrong[0]]}")
     units = np.rint(costs / (costs.max() or 1.0) * _UNITS).astype(np.int64)
-    # Packs of neighbouring cost share a micro-batch index: there is the less to even out within each.
+    # Packs of similar cost get the same micro-batch index, so that less is to be balanced within each.
     packs = _most_expensive_first(units)
     groups = micro_batches if per_micro_batch else 1
     by_group: Int64[np.ndarray, "groups ranks share"] = packs[_partition(units[packs], groups, ranks)]
@@ -64,9 +65,9 @@ def assign_by_cost(
 
 
 def _most_expensive_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarray, " packs"]:
-    """The packs by falling cost, those of equal cost in order.
+    """Returns the packs by descending cost, those of equal cost in order.
 
-    Cost and place are sorted as one number, which numpy does several times faster than it sorts places by cost.
+    Cost and index are sorted as one number, which numpy does several times faster than it sorts indices by cost.
     """
     bits = (len(units) - 1).bit_length()
     if bits > _PLACE_BITS:
@@ -78,9 +79,9 @@ def _most_expensive_first(units: Int64[np.ndarray, " packs"]) -> Int64[np.ndarra
 
 
 def _partition(costs: Int64[np.ndarray, " items"], groups: int, ranks: int) -> Int64[np.ndarray, "groups ranks share"]:
-    """Cuts the items into consecutive groups, and each into equal counts for the ranks, sums nearly equal.
+    """Cuts the items into consecutive groups, and each into equal counts for the ranks, with nearly equal sums.
 
-    `costs` fall, and so do those of each rank.
+    `costs` descend, and so do those of each rank.
     """
     layers = np.arange(len(costs)).reshape(groups, -1, ranks)
     layers[:, 1::2] = layers[:, 1::2, ::-1].copy()
@@ -106,10 +107,10 @@ def _exchange(
     number: int,
     worth_it: Int64[np.ndarray, " groups"],
 ) -> None:
-    """One round: pairs of ranks exchange an item each where that brings the more expensive one down; in place.
+    """Runs one round: pairs of ranks swap an item each where that lowers the cost of the more expensive; in place.
 
     Row i holds the items of rank i % ranks in group i // ranks. Of two ranks, the items whose difference is nearest to
-    half the ranks' difference even them out best. Ranks of a group that differ by `worth_it` or less are left alone.
+    half the ranks' difference balance them best. Ranks of a group that differ by `worth_it` or less are not changed.
     """
     share = rows.shape[1]
     ranks = len(rows) // len(worth_it)

@@ -1,7 +1,7 @@
 """A source as blocks that are trained one after another, each drawn by a plan of its own.
 
-What a step reads lies in one block or two, so a file is read from front to back, a block at a time, and only the packs
-of a block are drawn at random. Any position is found directly: a resume goes to its block and to no other.
+A step reads from one or two blocks, so a file is read from front to back, a block at a time, and only the packs of a
+block are drawn at random. Any position is computed directly: a resumed run reads its block and no other.
 """
 
 from functools import lru_cache
@@ -16,14 +16,14 @@ from evenpack.data.order.plan import PackPlan
 from evenpack.errors import DataError
 
 _BLOCK_ORDER = 3
-"""What a key is for; `PackPlan` and fine-tuning have 0, 1 and 2."""
+"""Purpose of a key; `PackPlan` and fine-tuning use 0, 1 and 2."""
 _WITHIN_BLOCK = 4
 _OPEN_BLOCKS = 4
-"""A step lies in two blocks at most, unless it is longer than a block."""
+"""Blocks kept open: a step spans at most two blocks, unless it is longer than a block."""
 
 
 class BlockedPlan:
-    """An endless stream of packs, block by block in each epoch, and back from a sequence to its pack."""
+    """An endless stream of packs, block by block in each epoch, and its inverse from a sequence to its pack."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class BlockedPlan:
         key: int,
         shuffles_blocks: bool,
     ) -> None:
-        """`sorted_sequence_ids`: of each block by (length, id), counted from its first sequence.
+        """Takes `sorted_sequence_ids` of each block by (length, id), counted from its first sequence.
 
-        Raises: DataError where the number of ids is not the number of sequences packed.
+        Raises: DataError if the number of ids is not the number of sequences packed.
         """
         self.sequences = int(blocks.first_sequences[-1])
         if len(sorted_sequence_ids) != self.sequences:
@@ -56,11 +56,11 @@ class BlockedPlan:
         self._epoch = lru_cache(maxsize=2)(self._order_blocks)
 
     def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """The greatest sum, over the sequences of a pack, of what `values` has at their lengths."""
+        """Returns the greatest sum, over the sequences of a pack, of what `values` has at their lengths."""
         return self.blocks.max_sum_over_packs(values)
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
-        """The packs at these positions of the stream, in any order and of any epochs.
+        """Returns the packs at these positions of the stream, in any order and of any epochs.
 
         Raises: ValueError for a negative position.
         """
@@ -82,7 +82,7 @@ class BlockedPlan:
     def find(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Where in the stream each sequence is in `epoch`: (stream position, slot within the pack's sequences).
+        """Returns where in the stream each sequence is in `epoch`: (stream position, slot within the pack's sequences).
 
         Raises: DataError for an id that is no sequence of that length.
         """
@@ -102,9 +102,9 @@ class BlockedPlan:
         return positions, slots
 
     def sequences_ahead(self, stream_position: int, blocks: int) -> list[tuple[int, int]]:
-        """The sequences, first and last plus one, of the block at a position and of those that come after it.
+        """Returns the sequences, first and last plus one, of the block at a position and of the blocks after it.
 
-        The blocks of later epochs follow, as many as are asked for.
+        The blocks of later epochs follow, up to the requested number.
         """
         epoch, place = divmod(stream_position, self.packs)
         order, _, begins = self._epoch(epoch)
@@ -119,7 +119,7 @@ class BlockedPlan:
     def _locate(
         self, stream_positions: Int64[np.ndarray, " N"]
     ) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
-        """The block of each position, and the position in that block's own stream."""
+        """Returns the block of each position, and the position in that block's own stream."""
         epochs, places = np.divmod(stream_positions, self.packs)
         blocks, local = (np.empty(len(places), dtype=np.int64) for _ in range(2))
         for epoch in np.unique(epochs).tolist():
@@ -133,7 +133,7 @@ class BlockedPlan:
     def _order_blocks(
         self, epoch: int
     ) -> tuple[Int64[np.ndarray, " B"], Int64[np.ndarray, " B"], Int64[np.ndarray, " B"]]:
-        """The blocks in the order of an epoch, the place of each in it, and the first pack at each place."""
+        """Returns the blocks in the order of an epoch, the rank of each in it, and the first pack at each rank."""
         count = self.blocks.count
         order = np.arange(count)
         if self._shuffles_blocks:

@@ -1,4 +1,4 @@
-"""Blocks of a source: contiguous ranges of its sequences, each packed by itself, kept in a few arrays.
+"""Blocks of a source: contiguous ranges of its sequences, each packed separately, stored in a few arrays.
 
 blocks.json                      pack length, and the algorithm that packed each block
 block_first_sequences.npy        int64[B + 1]
@@ -37,11 +37,11 @@ Packer = Callable[[LengthHistogram], Packing]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Blocks:
-    """The packings of all blocks. A block's `Packing` is made where it is asked for."""
+    """The packings of all blocks. A block's `Packing` is built on request."""
 
     pack_length: int
     algorithms: tuple[str, ...]
-    """By block."""
+    """Algorithm of each block."""
     first_sequences: Int64[np.ndarray, " B_plus_1"]
     first_strategies: Int64[np.ndarray, " B_plus_1"]
     strategy_counts: Int64[np.ndarray, " strategies"]
@@ -50,7 +50,7 @@ class Blocks:
 
     @classmethod
     def of(cls, packings: list[Packing]) -> "Blocks":
-        """Blocks that follow one another, at least one."""
+        """Builds the blocks from the packings of consecutive blocks, at least one."""
         return cls(
             pack_length=packings[0].pack_length,
             algorithms=tuple(packing.algorithm for packing in packings),
@@ -77,12 +77,12 @@ class Blocks:
         return int(self.strategy_depths.max())
 
     def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """The greatest sum, over the sequences of a pack of any block, of what `values` has at their lengths."""
+        """Returns the greatest sum of `values` at the lengths of a pack's sequences, over the packs of all blocks."""
         begins = np.cumsum(self.strategy_depths, dtype=np.int64) - self.strategy_depths
         return int(np.add.reduceat(values[self.slot_lengths], begins).max())
 
     def packing(self, block: int) -> Packing:
-        """The strategies of one block."""
+        """Returns the strategies of one block."""
         first, last = self.first_strategies[block : block + 2].tolist()
         depths, counts = self.strategy_depths[first:last], np.array(self.strategy_counts[first:last])
         begin = int(self.strategy_depths[:first].sum(dtype=np.int64))
@@ -100,7 +100,7 @@ class Blocks:
 
 
 def store_blocks(directory: Path, view: SequenceView, bounds: list[int], packer: Packer) -> Packing:
-    """Packs the blocks of a view, which begin at `bounds[:-1]`, and stores them, one block's lengths in memory.
+    """Packs and stores the blocks of a view, which begin at `bounds[:-1]`, one block's lengths in memory at a time.
 
     Returns: all blocks' packs as one packing of the view.
 
@@ -122,7 +122,7 @@ def store_blocks(directory: Path, view: SequenceView, bounds: list[int], packer:
 
 
 def open_blocks(directory: Path) -> tuple[Blocks, Integer[np.ndarray, " sequences"]]:
-    """Stored blocks and the sorted ids of each, memory-mapped.
+    """Opens stored blocks and the sorted ids of each, memory-mapped.
 
     Raises: DataError if a file is missing or broken.
     """
@@ -138,7 +138,7 @@ def open_blocks(directory: Path) -> tuple[Blocks, Integer[np.ndarray, " sequence
 
 
 def _merged(packings: list[Packing]) -> Packing:
-    """The packs of all blocks together."""
+    """Returns the packs of all blocks as one packing."""
     counts: Counter[tuple[int, ...]] = Counter()
     for packing in packings:
         counts.update(dict(zip(packing.strategies, packing.counts.tolist(), strict=True)))

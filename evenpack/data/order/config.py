@@ -25,7 +25,7 @@ class MixtureChange(Section):
     @model_validator(mode="before")
     @classmethod
     def _check_weights(cls, values: Any) -> Any:
-        """Here, since the message has to name the entry."""
+        """Checks the weights; here, because the message has to name the entry."""
         weights = values.get("weights") if isinstance(values, dict) else None
         for name, weight in weights.items() if isinstance(weights, dict) else ():
             if type(weight) is not int or not 1 <= weight <= HIGHEST_WEIGHT:
@@ -37,7 +37,10 @@ class MixtureChange(Section):
 
 
 def check_schedule(schedule: Sequence[MixtureChange], sources: Sequence[str]) -> None:
-    """Raises: ValueError for an entry that names no source, or whose step is not after that of the entry before."""
+    """Checks a schedule.
+
+    Raises: ValueError for an entry with an unknown source, or whose step is not after the previous one.
+    """
     for entry in schedule:
         unknown = next((name for name in entry.weights if name not in sources), None)
         if unknown is not None:
@@ -54,7 +57,7 @@ def check_schedule(schedule: Sequence[MixtureChange], sources: Sequence[str]) ->
 
 
 def weight_changes(schedule: Sequence[MixtureChange], weights: Mapping[str, int]) -> tuple[WeightChange, ...]:
-    """The schedule with the weights of all sources in each entry; `weights` are those of the first step."""
+    """Returns the schedule with the weights of all sources in each entry; `weights` are those of the first step."""
     current = dict(weights)
     changes = []
     for entry in schedule:

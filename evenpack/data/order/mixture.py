@@ -1,4 +1,4 @@
-"""Which source each draw comes from: a fixed periodic order, never more than a pack away from the ratio."""
+"""The source of each draw: a fixed periodic order, never more than a pack away from the ratio."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from evenpack.errors import ConfigError
 
 _LONGEST_PERIOD = 1 << 22
-"""Draws; the order of one period is kept in memory (24 bytes a draw) and takes about 0.3 µs a draw to find."""
+"""Longest period in draws; one period is kept in memory (24 bytes a draw) and takes about 0.3 µs a draw to compute."""
 
 
 class Mixture:
@@ -19,13 +19,13 @@ class Mixture:
     After n draws in all, for every n, each of k sources was drawn n x weight / (sum of weights) times, up to
     1 - 1 / (2k - 2) of a draw. The order repeats after (sum of weights) draws, common divisors removed.
 
-    Source: Tijdeman, "The chairman assignment problem" (1980). The bound leaves to the j-th draw of a source a window
-    of places; of the sources whose window is open, the one whose window closes first is drawn. Drawing the source with
+    Source: Tijdeman, "The chairman assignment problem" (1980). The bound gives the j-th draw of a source a window of
+    positions; of the sources whose window is open, the one whose window closes first is drawn. Drawing the source with
     the largest deficit instead can miss by more than one draw (by 1.35 for weights 1, 5 and 25, five sources each).
     """
 
     def __init__(self, weights: Sequence[int]) -> None:
-        """Raises: ConfigError for a weight below 1, no weight, or a period above 2**22 draws."""
+        """Checks the weights. Raises: ConfigError for a weight below 1, no weight, or a period above 2**22 draws."""
         wrong = [index for index, weight in enumerate(weights) if weight < 1]
         if wrong or not weights:
             found = f"weight {weights[wrong[0]]} for source {wrong[0]}" if wrong else "no source"
@@ -41,13 +41,13 @@ class Mixture:
         self.order: Int64[np.ndarray, " period"] = _chairman_order(self.weights)
         self._earlier_draws = _earlier_draws(self.order)
         self._places = np.argsort(self.order, kind="stable")
-        """Of the period, those of the first source first."""
+        """Positions of the draws within the period, those of the first source first."""
         self._first_places = np.cumsum(self.weights) - self.weights
 
     def draws(self, start: int, stop: int) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
-        """(source, position in that source's own stream) of the draws from `start` up to `stop`.
+        """Returns (source, position in that source's own stream) of the draws from `start` up to `stop`.
 
-        Takes the same time for every start.
+        The time does not depend on the start.
         """
         if not 0 <= start <= stop:
             raise ValueError(f"expected 0 <= start <= stop, found start {start} and stop {stop}")
@@ -57,13 +57,13 @@ class Mixture:
         return sources, positions
 
     def draws_of(self, source: int, positions: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-        """Which draws take these positions of the source's own stream; the inverse of `draws`."""
+        """Returns the numbers of the draws at these positions of the source's own stream; the inverse of `draws`."""
         periods, earlier = np.divmod(positions, self.weights[source])
         numbers: Int64[np.ndarray, " N"] = periods * self.period + self._places[self._first_places[source] + earlier]
         return numbers
 
     def drawn_before(self, source: int, stop: int) -> int:
-        """How many of the draws from 0 up to `stop` are of the source: the position in its stream that comes next."""
+        """Returns how many of the draws from 0 up to `stop` are of the source, which is its next stream position."""
         periods, rest = divmod(stop, self.period)
         first = int(self._first_places[source])
         of_source = self._places[first : first + self.weights[source]]
@@ -71,7 +71,7 @@ class Mixture:
 
 
 def _chairman_order(weights: tuple[int, ...]) -> Int64[np.ndarray, " period"]:
-    """One period of Tijdeman's order: each draw by earliest deadline among those released."""
+    """Returns one period of Tijdeman's order: each draw by earliest deadline among those released."""
     period, sources = sum(weights), len(weights)
     if sources == 1:
         return np.zeros(period, dtype=np.int64)
@@ -79,7 +79,7 @@ def _chairman_order(weights: tuple[int, ...]) -> Int64[np.ndarray, " period"]:
     releases = np.concatenate([release for release, _ in windows])
     deadlines = np.concatenate([deadline for _, deadline in windows])
     owners = np.repeat(np.arange(sources), weights)
-    # One integer orders by deadline, then by source, and tells the source.
+    # One integer orders by deadline, then by source, and contains the source.
     urgencies = deadlines * sources + owners
     by_release = np.argsort(releases, kind="stable")
     released = np.searchsorted(releases[by_release], np.arange(period), side="right").tolist()
@@ -98,9 +98,9 @@ def _chairman_order(weights: tuple[int, ...]) -> Int64[np.ndarray, " period"]:
 def _windows(
     weight: int, period: int, sources: int
 ) -> tuple[Int64[np.ndarray, " weight"], Int64[np.ndarray, " weight"]]:
-    """First and last place (from 0) for each draw of one source in a period.
+    """Returns the first and last position (from 0) for each draw of one source in a period.
 
-    With share = weight / period and slack = 1 / (2 sources - 2), draw j (from 1) comes at the earliest as draw t of all
+    With share = weight / period and slack = 1 / (2 sources - 2), draw j (from 1) is at the earliest draw t of all
     with t x share >= j - 1 + slack, and no later than (t - 1) x share <= j - slack allows.
     """
     unit = 2 * sources - 2  # all in integers: both sides times unit x period
@@ -111,7 +111,7 @@ def _windows(
 
 
 def _earlier_draws(order: Int64[np.ndarray, " period"]) -> Int64[np.ndarray, " period"]:
-    """How often each place's source was drawn before it in the period."""
+    """Returns how often the source at each position was drawn earlier in the period."""
     by_source = np.argsort(order, kind="stable")
     counts = np.bincount(order)
     earlier = np.empty(len(order), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""A mixture whose weights change at steps: each source's stream goes on where it was, so nothing is lost or repeated.
+"""A mixture whose weights change at given steps; each source's stream continues, so nothing is lost or repeated.
 
-From a change on, the order of draws is that of a `Mixture` of the new weights, begun again: every prefix of the draws
-between two changes is within a pack of their ratio. What a source gives is always the next pack of its own stream.
+After a change, the order of draws is that of a new `Mixture` of the new weights: every prefix of the draws between two
+changes is within a pack of their ratio. A source always gives the next pack of its own stream.
 """
 
 from bisect import bisect_right
@@ -16,10 +16,10 @@ from evenpack.data.order.weight_change import WeightChange
 
 
 class MixtureSchedule:
-    """The endless order in which sources are drawn, both ways, for weights that may change at steps."""
+    """The endless order in which sources are drawn, and its inverse, for weights that may change at given steps."""
 
     def __init__(self, weights: Sequence[int], changes: Sequence[WeightChange] = (), *, items_per_step: int) -> None:
-        """`weights` hold from the first step on; `changes` are in the order of their steps.
+        """Takes the `weights` of the first step and the `changes` in the order of their steps.
 
         Raises: ConfigError for weights that no mixture can have.
         """
@@ -35,9 +35,9 @@ class MixtureSchedule:
             self._offsets[part] = self._offsets[part - 1] + drawn
 
     def draws(self, start: int, stop: int) -> tuple[Int64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
-        """(source, position in that source's own stream) of the draws from `start` up to `stop`.
+        """Returns (source, position in that source's own stream) of the draws from `start` up to `stop`.
 
-        Takes the same time for every start.
+        The time does not depend on the start.
         """
         parts: list[tuple[Int64[np.ndarray, " _"], Int64[np.ndarray, " _"]]] = []
         while not parts or start < stop:
@@ -51,7 +51,7 @@ class MixtureSchedule:
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def draws_of(self, source: int, positions: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-        """Which draws take these positions of the source's own stream; the inverse of `draws`."""
+        """Returns the numbers of the draws at these positions of the source's own stream; the inverse of `draws`."""
         offsets = self._offsets[:, source]
         parts = np.searchsorted(offsets, positions, side="right") - 1
         numbers = np.empty(len(positions), dtype=np.int64)
@@ -62,12 +62,12 @@ class MixtureSchedule:
         return numbers
 
     def drawn_before(self, source: int, stop: int) -> int:
-        """How many of the draws from 0 up to `stop` are of the source: the position in its stream that comes next."""
+        """Returns how many of the draws from 0 up to `stop` are of the source, which is its next stream position."""
         part = bisect_right(self._starts, stop) - 1
         return int(self._offsets[part, source]) + self._mixtures[part].drawn_before(source, stop - self._starts[part])
 
     def shares(self, stop: int) -> tuple[Fraction, ...]:
-        """Of each source among the draws from 0 up to `stop`; by the weights, where they never change."""
+        """Returns each source's fraction of the draws from 0 up to `stop`; by the weights, where they never change."""
         if len(self._mixtures) == 1:
             mixture = self._mixtures[0]
             return tuple(Fraction(weight, mixture.period) for weight in mixture.weights)

@@ -1,4 +1,4 @@
-"""What every plan of one source is: an endless stream of packs, drawn at any position, and back from a sequence."""
+"""The interface of every plan of one source: an endless stream of packs, drawn at any position, and its inverse."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -22,11 +22,11 @@ class PackStream(Protocol):
 
     @property
     def packs(self) -> int:
-        """Of one epoch."""
+        """Packs of one epoch."""
 
     @property
     def sequences(self) -> int:
-        """Of one epoch."""
+        """Sequences of one epoch."""
 
     @property
     def max_sequences_per_pack(self) -> int: ...
@@ -36,10 +36,10 @@ class PackStream(Protocol):
         """Slots of a pack."""
 
     def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """The greatest sum, over the sequences of a pack, of what `values` has at their lengths."""
+        """Returns the greatest sum of `values` at the lengths of a pack's sequences."""
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
-        """The packs at these positions of the stream, in any order and of any epochs.
+        """Returns the packs at these positions of the stream, in any order and of any epochs.
 
         Raises: ValueError for a negative position.
         """
@@ -47,7 +47,7 @@ class PackStream(Protocol):
     def find(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Where in the stream each sequence is in `epoch`: (stream position, slot within the pack's sequences).
+        """Returns the position of each sequence in `epoch`: (stream position, slot within the pack's sequences).
 
         Raises: DataError for an id that is no sequence of that length.
         """

@@ -1,11 +1,11 @@
-"""Shuffles without memory: any element of a keyed random permutation, of any size, computed on its own.
+"""Shuffles without memory: any element of a keyed random permutation of any size is computed on its own.
 
 A shuffle of 1e9 elements needs no array and no state, and has an exact inverse. All arithmetic is on unsigned
 64-bit integers, so the result is the same on every platform.
 
-Sizes above 32: an alternating Feistel network on ceil(log2 size) bits, its halves as equal as they can be. What falls
-outside the size is encrypted again until it falls inside (cycle walking; fewer than two times on average). With ideal
-rounds the places of two elements are within 2.3e-4 (total variation) of uniform on six bits and more. Source: Black
+Sizes above 32: an alternating Feistel network on ceil(log2 size) bits, its halves as equal as possible. A result
+outside the size is encrypted again until it is inside (cycle walking; fewer than two times on average). With ideal
+rounds the positions of two elements are within 2.3e-4 (total variation) of uniform on six bits and more. Source: Black
 and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002).
 
 Sizes up to 32: on so few bits a Feistel network is far from uniform (0.11 over the whole permutations of five elements
@@ -25,7 +25,7 @@ _WORD = (1 << 64) - 1
 _ONE = np.uint64(1)
 _HALF_WORD = np.uint64(32)
 
-# Made once: at a thousand values a numpy scalar costs as much as what is done with it.
+# Made once: at a thousand values a numpy scalar costs as much as the operation on it.
 _INCREMENT = np.uint64(_GOLDEN)
 _FIRST_FACTOR, _SECOND_FACTOR = (np.uint64(factor) for factor in _FACTORS)
 _FIRST_SHIFT, _SECOND_SHIFT, _THIRD_SHIFT = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -33,12 +33,12 @@ _FIRST_SHIFT, _SECOND_SHIFT, _THIRD_SHIFT = np.uint64(30), np.uint64(27), np.uin
 _FEISTEL_ROUNDS = 9
 _LARGEST_SHUFFLED = 32
 _LARGEST_SIZE = 1 << 53
-"""Sizes are turned into bit counts through float64."""
+"""Largest size: bit counts are computed through float64."""
 
 _ROUND_OFFSETS = tuple(np.uint64((i * _GOLDEN) & _WORD) for i in range(_LARGEST_SHUFFLED))
 
 _CHUNK = 1 << 14
-"""Elements worked on together: a dozen arrays of them stay in a core's second-level cache."""
+"""Elements processed together: a dozen arrays of them stay in a core's second-level cache."""
 
 
 def hash64(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
@@ -47,7 +47,7 @@ def hash64(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     Source: SplitMix64, Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (2014), with
     Stafford's variant 13 of the constants.
     """
-    if np.ndim(values) == 0:  # numpy warns of overflow there, and whole numbers are faster
+    if np.ndim(values) == 0:  # numpy warns of overflow there, and Python integers are faster
         return np.array(_hash_number(int(values)), dtype=np.uint64)
     mixed = values + _INCREMENT
     shifted = mixed >> _FIRST_SHIFT
@@ -62,9 +62,9 @@ def hash64(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
 
 
 def derive_key(*parts: int | UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
-    """One 64-bit key from several parts, for example (seed, epoch, purpose); their order counts.
+    """Returns one 64-bit key from several parts, for example (seed, epoch, purpose); their order counts.
 
-    Arrays broadcast; whole numbers may be negative and count modulo 2**64. Only whole numbers give a 0-d array.
+    Arrays broadcast; integers may be negative and count modulo 2**64. Integers alone give a 0-d array.
     """
     number = 0
     for index, part in enumerate(parts):
@@ -77,7 +77,7 @@ def derive_key(*parts: int | UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, ".
 def _derive_from(
     mixed: UInt64[np.ndarray, "..."], parts: tuple[int | UInt64[np.ndarray, "..."], ...]
 ) -> UInt64[np.ndarray, "..."]:
-    """What `derive_key` does from its first array on."""
+    """Returns the result of `derive_key` from its first array on."""
     key = hash64(np.asarray(mixed))
     for part in parts:
         key = hash64(np.asarray(key ^ (part if isinstance(part, np.ndarray) else np.uint64(part & _WORD))))
@@ -85,7 +85,7 @@ def _derive_from(
 
 
 def _hash_number(number: int) -> int:
-    """`hash64` of one number."""
+    """Returns `hash64` of one number."""
     mixed = (number + _GOLDEN) & _WORD
     mixed = ((mixed ^ (mixed >> 30)) * _FACTORS[0]) & _WORD
     mixed = ((mixed ^ (mixed >> 27)) * _FACTORS[1]) & _WORD
@@ -95,7 +95,7 @@ def _hash_number(number: int) -> int:
 def permute(
     indices: Int64[np.ndarray, " N"], sizes: Int64[np.ndarray, " N"], keys: UInt64[np.ndarray, " N"]
 ) -> Int64[np.ndarray, " N"]:
-    """Where the permutation of [0, size) chosen by `key` sends each index; element by element.
+    """Returns the image of each index under the permutation of [0, size) chosen by `key`, element by element.
 
     Raises: ValueError for an index outside [0, size).
     """
@@ -105,7 +105,7 @@ def permute(
 def unpermute(
     indices: Int64[np.ndarray, " N"], sizes: Int64[np.ndarray, " N"], keys: UInt64[np.ndarray, " N"]
 ) -> Int64[np.ndarray, " N"]:
-    """The exact inverse of `permute`: `unpermute(permute(i, s, k), s, k) == i`."""
+    """Returns the exact inverse of `permute`: `unpermute(permute(i, s, k), s, k) == i`."""
     return _apply(indices, sizes, keys, inverse=True)
 
 
@@ -117,7 +117,7 @@ def _apply(
     inverse: bool,
 ) -> Int64[np.ndarray, " N"]:
     outside = np.flatnonzero((indices < 0) | (indices >= sizes) | (sizes > _LARGEST_SIZE))
-    if len(outside):  # cycle walking would never come back
+    if len(outside):  # cycle walking would never end
         place = int(outside[0])
         raise ValueError(
             f"element {place}: index {indices[place]} is outside a permutation of size {sizes[place]} "
@@ -140,7 +140,7 @@ def _apply(
 def _shuffle(
     values: UInt64[np.ndarray, " N"], sizes: UInt64[np.ndarray, " N"], keys: UInt64[np.ndarray, " N"], *, inverse: bool
 ) -> UInt64[np.ndarray, " N"]:
-    """Follows each value through the exchanges i <-> random j <= i of a Fisher-Yates shuffle of its size."""
+    """Follows each value through the swaps i <-> random j <= i of a Fisher-Yates shuffle of its size."""
     last = int(sizes.max(initial=1)) - 1
     for i in range(1, last + 1) if inverse else range(last, 0, -1):
         here = np.uint64(i)
@@ -171,7 +171,7 @@ def _feistel(
     keys: UInt64[np.ndarray, " N"],
     rounds: Iterable[int],
 ) -> UInt64[np.ndarray, " N"]:
-    """Each round changes one half by a hash of the other, and so undoes itself."""
+    """Returns the network's output; each round changes one half by a hash of the other, and is its own inverse."""
     high_bits = bits >> _ONE
     low_bits = bits - high_bits
     low_mask = (_ONE << low_bits) - _ONE

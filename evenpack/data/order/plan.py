@@ -1,11 +1,11 @@
-"""Which sequences form which pack, for every pack of an endless stream, without storing one of them.
+"""The packs of an endless stream and the sequences in each, computed without storing any pack.
 
 A plan holds the strategies with their cumulated counts and the sequence ids sorted by length, nothing else. The stream
 runs over the epochs: position n is pack n % packs of epoch n // packs. In each epoch the order of packs is a keyed
-permutation, and so are the sequences of each length, hence pack-mates are drawn again. Every pack of every epoch is
-found in the same time, and every sequence finds its pack.
+permutation, and so are the sequences of each length, hence each epoch combines other sequences. The time to find a
+pack does not depend on its position, and the inverse finds the pack of any sequence.
 
-Words: a *class* is all sequences of one length; a *member* is the place of a sequence in its class, before the epoch's
+Terms: a *class* is all sequences of one length; a *member* is the index of a sequence in its class, before the epoch's
 permutation; strategy s with count c and m slots of a length owns c x m members of that class: repetition r takes
 m of them, from r x m on.
 
@@ -25,7 +25,7 @@ from evenpack.errors import DataError, PackingError
 
 _PACK_ORDER = 0
 _CLASS_ORDER = 1
-"""What a key is for; the two kinds of permutation share nothing."""
+"""Purposes of a key, so that the two kinds of permutation are independent."""
 
 _OTHER_LENGTHS = "the lengths are not those that the histogram counted; count them again"
 
@@ -34,7 +34,7 @@ _SORT_CHUNK = 1 << 20
 
 
 def sequence_id_type(sequences: int) -> np.dtype:
-    """The smallest type that numbers so many sequences from 0: int32 up to 2**31 of them, int64 beyond."""
+    """Returns the smallest integer type for so many sequence ids: int32 up to 2**31 of them, int64 beyond."""
     return np.dtype(np.int32 if sequences <= 1 << 31 else np.int64)
 
 
@@ -44,9 +44,9 @@ def sort_by_length(
     *,
     out: Integer[np.ndarray, " sequences"] | None = None,
 ) -> Integer[np.ndarray, " sequences"]:
-    """Sequence ids ordered by (length, id), in `out` or a new array; `histogram` is that of `lengths`.
+    """Returns sequence ids ordered by (length, id), in `out` or a new array; `histogram` is that of `lengths`.
 
-    Raises: PackingError where `lengths` and `histogram` do not agree.
+    Raises: PackingError if `lengths` and `histogram` do not agree.
     """
     if out is None:
         out = np.empty(histogram.sequences, dtype=sequence_id_type(histogram.sequences))
@@ -58,16 +58,16 @@ def sort_by_length(
 def sort_chunks_by_length(
     chunks: Iterable[Integer[np.ndarray, " chunk"]], histogram: LengthHistogram, out: Integer[np.ndarray, " sequences"]
 ) -> None:
-    """Writes to `out` the ids of sequences ordered by (length, id); their lengths come array by array.
+    """Writes the ids of sequences ordered by (length, id) to `out`; their lengths come array by array.
 
-    A counting sort: each chunk is sorted by itself, and each of its runs of equal lengths goes to where the run of the
-    chunk before ended. So a mapped `out` is written in as many places as there are lengths, in each one from front to
-    back, and beside `out` the memory depends on the size of a chunk alone.
+    This is a counting sort: each chunk is sorted separately, and each of its runs of equal lengths is written after the
+    run of the previous chunk. A mapped `out` is therefore written at as many positions as there are lengths, at each
+    from front to back, and except for `out` the memory depends on the size of a chunk alone.
 
-    Raises: PackingError where the lengths and `histogram` do not agree, or `out` has another size.
+    Raises: PackingError if the lengths and `histogram` do not agree, or `out` has another size.
     """
     if len(out) != histogram.sequences:
-        raise PackingError(f"the index has room for {len(out)} ids, but the histogram counts {histogram.sequences}")
+        raise PackingError(f"the index has space for {len(out)} ids, but the histogram counts {histogram.sequences}")
     class_begins = _class_begins(histogram)
     next_places = class_begins[:-1].copy()
     start = 0
@@ -86,7 +86,7 @@ def sort_chunks_by_length(
 
 
 class PackPlan:
-    """One block of one source: an endless stream of packs, and back from a sequence to its pack.
+    """One block of one source: an endless stream of packs, and its inverse from a sequence to its pack.
 
     A pure function of the arguments: no state, no random generator. `sorted_sequence_ids` (from `sort_by_length`)
     may be memory-mapped and is read only where packs are drawn.
@@ -100,10 +100,9 @@ class PackPlan:
         key: int,
         shuffles_packs: bool = True,
     ) -> None:
-        """`key` chooses all permutations. Packs that are not shuffled come strategy by strategy, as `packing` lists
-        them, in each epoch; the sequences of one length are permuted all the same.
+        """Takes the `key` of all permutations.
 
-        Raises: DataError where the number of ids is not the number of sequences packed.
+        Raises: DataError if the number of ids is not the number of sequences packed.
         """
         if len(sorted_sequence_ids) != packing.sequences:
             raise DataError(
@@ -123,11 +122,11 @@ class PackPlan:
         self._slots = _StrategySlots.of(packing, self._class_begins)
 
     def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """The greatest sum, over the sequences of a pack, of what `values` has at their lengths."""
+        """Returns the greatest sum of `values` at the lengths of a pack's sequences."""
         return int(np.add.reduceat(values[self._slots.lengths], self._slots.begins).max())
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
-        """The packs at these positions of the stream, in any order and of any epochs.
+        """Returns the packs at these positions of the stream, in any order and of any epochs.
 
         Raises: ValueError for a negative position.
         """
@@ -151,7 +150,7 @@ class PackPlan:
     def find(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Where in the stream each sequence is in `epoch`: (stream position, slot within the pack's sequences).
+        """Returns the position of each sequence in `epoch`: (stream position, slot within the pack's sequences).
 
         Raises: DataError for an id that is no sequence of that length.
         """
@@ -171,7 +170,7 @@ class PackPlan:
     def _ranks(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
     ) -> Int64[np.ndarray, " K"]:
-        """The place of each id among the ascending ids of its class, by bisection of all at once."""
+        """Returns the index of each id among the ascending ids of its class, by one bisection for all ids."""
         in_range = (lengths >= 1) & (lengths < len(self._class_sizes))
         low = self._class_begins[np.where(in_range, lengths, 0)]
         high = self._class_begins[np.where(in_range, lengths + 1, 0)]
@@ -209,7 +208,7 @@ class PackPlan:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _StrategySlots:
-    """The slots of all strategies in one table, and the shares of classes that they own in another."""
+    """The slots of all strategies in one table, and the parts of classes that they own in another."""
 
     strategy_begins: Int64[np.ndarray, " strategies"]
     """First pack of each strategy."""
@@ -223,7 +222,7 @@ class _StrategySlots:
     strides: Int64[np.ndarray, " S"]
     """How many slots of the strategy have this length."""
     share_begins: Int64[np.ndarray, " shares"]
-    """Where each share begins among all sequences sorted by length; ascending."""
+    """Start of each share among all sequences sorted by length; ascending."""
     share_slots: Int64[np.ndarray, " shares"]
     """The first slot of the share's strategy that has its length."""
 
@@ -267,7 +266,7 @@ class _Runs:
 
 
 def _sort_chunk(chunk: Integer[np.ndarray, " N"], longest: int) -> tuple[Int64[np.ndarray, " N"], _Runs]:
-    """The order by (length, place). Raises: PackingError for a length outside [1, longest]."""
+    """Returns the order by (length, position). Raises: PackingError for a length outside [1, longest]."""
     if len(chunk) and not 1 <= chunk.min() <= chunk.max() <= longest:
         raise PackingError(_OTHER_LENGTHS)
     narrow = np.uint16 if longest < 1 << 16 else np.uint32  # numpy sorts 16 bits by radix
@@ -280,7 +279,7 @@ def _sort_chunk(chunk: Integer[np.ndarray, " N"], longest: int) -> tuple[Int64[n
 
 
 def _class_begins(histogram: LengthHistogram) -> Int64[np.ndarray, " classes"]:
-    """Where the class of each length begins among all sequences sorted by length; index 0 and one past the end too."""
+    """Returns the start of each length's class among all sequences sorted by length, including index 0 and the end."""
     counts = histogram.counts[: histogram.longest]
     return np.concatenate([np.zeros(2, dtype=np.int64), np.cumsum(counts)])
 

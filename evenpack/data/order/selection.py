@@ -1,4 +1,4 @@
-"""Some packs, with what they hold: what a step, a batch and a question about a run are all made of."""
+"""A selection of packs with their content: the common form of a step, a batch and a query about a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from evenpack.data.sequences import SequenceView
 
 @dataclass(frozen=True, kw_only=True)
 class PackedSource:
-    """One source of the mixture: where its sequences are and how they form packs."""
+    """One source of the mixture: its sequences and how they form packs."""
 
     view: SequenceView
     plan: PackStream
     key: int
-    """Tells it from other sources, whatever the order in which a run names them."""
+    """A key that identifies the source, whatever the order in which a run names the sources."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackSelection:
-    """Some packs, in some order, with what they hold: N packs, M sequences."""
+    """Some packs, in some order, with their content: N packs, M sequences."""
 
     sources: Int64[np.ndarray, " N"]
     """Index of each pack's source in the mixture."""
     stream_positions: Int64[np.ndarray, " N"]
-    """Which pack of its source's endless stream it is."""
+    """Position of each pack in its source's endless stream."""
     offsets: Int64[np.ndarray, " N_plus_1"]
     """Sequences of pack i are offsets[i] to offsets[i + 1]."""
     sequence_ids: Int64[np.ndarray, " M"]
@@ -39,7 +39,7 @@ class PackSelection:
         return len(self.sources)
 
     def take(self, packs: Int64[np.ndarray, " K"]) -> "PackSelection":
-        """The given packs, in the given order."""
+        """Returns the given packs, in the given order."""
         sizes = np.diff(self.offsets)[packs]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         members = np.repeat(self.offsets[packs] - offsets[:-1], sizes) + np.arange(offsets[-1])
@@ -57,7 +57,7 @@ def select_packs(
     sources: Int64[np.ndarray, " N"],
     stream_positions: Int64[np.ndarray, " N"],
 ) -> PackSelection:
-    """The packs at the given places of their sources' streams; `sources` are indices into `packed_sources`."""
+    """Returns the packs at these positions of their sources' streams; `sources` are indices into `packed_sources`."""
     drawn: dict[int, DrawnPacks] = {}
     sizes = np.zeros(len(sources), dtype=np.int64)
     for index, source in enumerate(packed_sources):
@@ -69,7 +69,7 @@ def select_packs(
     sequence_ids = np.empty(offsets[-1], dtype=np.int64)
     lengths = np.empty(offsets[-1], dtype=np.int64)
     for index, packs in drawn.items():
-        # Packs of one source keep their order, so its sequences land in slot order.
+        # Packs of one source keep their order, so that its sequences are in slot order.
         members = sequence_sources == index
         sequence_ids[members] = packs.sequence_ids
         lengths[members] = packs.lengths
@@ -83,7 +83,7 @@ def select_packs(
 
 
 def order_hash(packs: PackSelection) -> int:
-    """Sum mod 2**64 of hash(source, pack, slot, sequence id): equal for equal content, however it was assigned."""
+    """Returns the sum mod 2**64 of hash(source, pack, slot, sequence id), which does not depend on the assignment."""
     starts = packs.offsets[:-1]
     sizes = packs.offsets[1:] - starts
     pack_keys = derive_key(packs.sources.astype(np.uint64), packs.stream_positions.astype(np.uint64))

@@ -1,4 +1,4 @@
-"""Rows that were shuffled when they were prepared, and are trained in that order: each is a pack of its own."""
+"""Rows that were shuffled when they were prepared and are trained in that order: each is a pack of its own."""
 
 import numpy as np
 from jaxtyping import Int64, Integer
@@ -11,11 +11,11 @@ from evenpack.errors import DataError
 class SequentialPlan:
     """An endless stream of rows: position n is row n % rows, in every epoch.
 
-    All rows are as long as a pack but for the last one, which may be shorter. No seed changes the order.
+    All rows are as long as a pack, except for the last one, which may be shorter. No seed changes the order.
     """
 
     def __init__(self, packing: Packing) -> None:
-        """`packing`: every row by itself."""
+        """Takes a `packing` of rows by themselves."""
         lengths = np.flatnonzero(packing.histogram.counts) + 1
         self.packs = packing.packs
         """Of one epoch."""
@@ -30,11 +30,11 @@ class SequentialPlan:
             )
 
     def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """The greatest of what `values` has at the rows' lengths."""
+        """Returns the greatest of `values` at the rows' lengths."""
         return int(values[[self._last_length, self.pack_length if self.packs > 1 else self._last_length]].max())
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
-        """The rows at these positions of the stream. Raises: ValueError for a negative position."""
+        """Returns the rows at these positions of the stream. Raises: ValueError for a negative position."""
         if (stream_positions < 0).any():
             raise ValueError(f"stream positions start at 0, found {stream_positions.min()}")
         rows = stream_positions % self.packs
@@ -44,7 +44,7 @@ class SequentialPlan:
     def find(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"], epoch: int
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Where in the stream each row is in `epoch`, and its place within the pack, which is 0."""
+        """Returns the stream position of each row in `epoch`, and its index within the pack, which is 0."""
         if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.packs:
             raise DataError(f"rows {sequence_ids.min()} to {sequence_ids.max()} asked for, this plan has {self.packs}")
         return sequence_ids + epoch * self.packs, np.zeros_like(sequence_ids)

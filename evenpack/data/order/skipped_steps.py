@@ -1,4 +1,4 @@
-"""Steps that a run leaves out: their packs count as drawn, and nothing is learned from them."""
+"""Steps that a run skips: their packs count as drawn, and nothing is learned from them."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -10,11 +10,11 @@ class SkippedSteps:
     """A set of steps, numbered from 1 as in metrics.jsonl."""
 
     spans: tuple[tuple[int, int], ...]
-    """First and last step of each stretch, ascending; no two touch."""
+    """First and last step of each range, ascending; no two touch."""
 
     @classmethod
     def of(cls, entries: Iterable[int | tuple[int, int]]) -> "SkippedSteps":
-        """From single steps and (first, last), in any order; they may overlap."""
+        """Makes the set from single steps and (first, last), in any order; they may overlap."""
         spans: list[tuple[int, int]] = []
         for first, last in sorted((entry, entry) if isinstance(entry, int) else entry for entry in entries):
             if spans and first <= spans[-1][1] + 1:
@@ -34,15 +34,15 @@ class SkippedSteps:
         return ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in self.spans) or "none"
 
     def up_to(self, step: int) -> "SkippedSteps":
-        """Those that are not after `step`."""
+        """Returns the skipped steps up to and including `step`."""
         return SkippedSteps(spans=tuple((first, min(last, step)) for first, last in self.spans if first <= step))
 
     def without(self, other: "SkippedSteps") -> "SkippedSteps":
-        """Those that are not among the other's."""
+        """Returns the skipped steps that the other set does not have."""
         return SkippedSteps.of(span for first, last in self.spans for span in other.gaps(first, last))
 
     def gaps(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The stretches of steps from `first` to `last` that are not skipped, as (first, last)."""
+        """Yields the ranges of steps from `first` to `last` that are not skipped, as (first, last)."""
         for begin, end in self.spans:
             if first > last or begin > last:
                 break

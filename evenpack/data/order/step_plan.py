@@ -1,9 +1,9 @@
-"""Step t -> the packs of the step and who computes which: a pure function, the same on every rank.
+"""The packs of step t and their assignment to ranks: a pure function, the same on every rank.
 
-Where a run counts single sequences, each of them is a pack of one.
+If a run counts single sequences, each of them is a pack of one.
 
 The packs depend on (seed, step) and the prepared data alone. World size, accumulation and balancing only change
-`shares`: who computes what inside the step.
+`shares`: which rank computes which packs of the step.
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ from evenpack.data.sequences import SequenceView
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """All packs of one step, and their division."""
+    """All packs of one step, and their assignment."""
 
     step: int
     packs: PackSelection
     counts: StepCounts
     shares: Shares
-    """Of indices into `packs`."""
+    """Assignment of indices into `packs`."""
     micro_batches: int
-    """Of each rank."""
+    """Micro-batches of each rank."""
 
     def micro_batch(self, rank: int, index: int) -> PackSelection:
-        """What `rank` computes as its micro-batch `index`."""
+        """Returns the packs that `rank` computes as its micro-batch `index`."""
         return self.packs.take(self.shares.share(rank * self.micro_batches + index))
 
 
@@ -50,9 +50,9 @@ class TargetCounter(Protocol):
         lengths: Int64[np.ndarray, " K"],
         segments: Int64[np.ndarray, " K"],
     ) -> Int64[np.ndarray, " K"]:
-        """Of each of these sequences of the view, from its length and number of segments or a stored column.
+        """Returns the targets of these sequences of the view, from length and number of segments or a stored column.
 
-        Reads no token. Raises: DataError if the column is damaged.
+        It reads no token. Raises: DataError if the column is damaged.
         """
 
 
@@ -69,7 +69,7 @@ class StepPlanner:
         objective: TargetCounter,
         changes: Sequence[WeightChange] = (),
     ) -> None:
-        """`weights` of the sources hold until the first of `changes`.
+        """Takes the `weights` of the sources that hold until the first of `changes`.
 
         Raises: ConfigError if these ranks cannot divide a step.
         """
@@ -119,19 +119,19 @@ class StepPlanner:
 
 
 class _SequenceStatistics(NamedTuple):
-    """Of each sequence of a step."""
+    """The statistics of each sequence of a step."""
 
     targets: Int64[np.ndarray, " M"]
     squared_lengths: Int64[np.ndarray, " M"]
-    """Sum over its segments."""
+    """Sum of length² over the sequence's segments."""
     segments: Int64[np.ndarray, " M"]
     padding: Int64[np.ndarray, " M"]
-    """Tokens that only fill it up."""
+    """Tokens that only pad the sequence."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackStatistics:
-    """What the cost of packs, or of any items, follows from."""
+    """The statistics from which the cost of packs, or of any items, is computed."""
 
     tokens: Int64[np.ndarray, "*items"]
     squared_lengths: Int64[np.ndarray, "*items"]
@@ -140,7 +140,7 @@ class PackStatistics:
 
 
 def item_costs(weights: CostWeights, statistics: PackStatistics) -> Float64[np.ndarray, "*items"]:
-    """What each item costs a rank, in the unit of the weights."""
+    """Returns the cost of each item to a rank, in the unit of the weights."""
     costs: Float64[np.ndarray, "*items"] = (
         weights.per_token * statistics.tokens + weights.per_squared_length * statistics.squared_lengths
     )

@@ -1,4 +1,4 @@
-"""How a step is formed: what it counts, how it is laid out, who computes what of it.
+"""How a step is formed: what it counts, its layout, and its assignment to ranks.
 
 A run file is checked against these names, so nothing heavy is imported here.
 """
@@ -9,14 +9,14 @@ from typing import Literal
 from evenpack.errors import ConfigError
 
 Batching = Literal["packs", "sequences"]
-"""What a step counts, and what is assigned whole: packs of the plan, or single sequences. Either is an *item*."""
+"""The items that a step counts and that are assigned whole: packs of the plan, or single sequences."""
 
 Layout = Literal["packed", "unpadded", "padded"]
 
 AssignmentPolicy = Literal["arrival", "sorted", "sorted_serpentine", "cost_balanced", "max_tokens"]
 
 UNPADDED_SLOT_MULTIPLE = 64
-"""Un-padded micro-batches are filled up to a multiple of this, so that matrix shapes stay friendly to tensor cores."""
+"""Multiple to which un-padded micro-batches are padded, so that matrix shapes suit tensor cores."""
 
 POLICIES: dict[tuple[Batching, Layout], tuple[AssignmentPolicy, ...]] = {
     ("packs", "packed"): ("arrival", "cost_balanced"),
@@ -25,12 +25,12 @@ POLICIES: dict[tuple[Batching, Layout], tuple[AssignmentPolicy, ...]] = {
     ("sequences", "unpadded"): ("arrival", "sorted_serpentine", "cost_balanced", "max_tokens"),
     ("sequences", "padded"): ("arrival", "sorted", "max_tokens"),
 }
-"""What can be had together. Single sequences in the packed layout would be packs of one: that is `padded`."""
+"""The valid combinations. Single sequences in the packed layout would be packs of one: that is `padded`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostWeights:
-    """What an item costs a rank, in any one unit.
+    """Weights of an item's cost to a rank, all in the same unit.
 
     per_token · tokens + per_squared_length · Σ length² + per_segment · segments, over the segments of its sequences.
     """
@@ -40,10 +40,10 @@ class CostWeights:
     per_segment: float
 
     def in_layout(self, layout: Layout) -> "CostWeights":
-        """The terms that tell items of this layout apart.
+        """Returns the terms that distinguish items of this layout.
 
-        In the packed layout every pack has the same slots and so the same work outside attention, real tokens or not:
-        with a cost per token a pack would seem cheaper for its padding.
+        In the packed layout every pack has the same slots and so the same work outside attention, whether they hold
+        tokens or padding: with a cost per token a pack with more padding would seem less expensive.
         """
         per_token = 0.0 if layout == "packed" else self.per_token
         return CostWeights(
@@ -55,14 +55,14 @@ class CostWeights:
 class StepShape:
     """How every step of a run is formed, whatever the number of ranks.
 
-    Made once, by `engine/resolve.py`, from the run file, the prepared data and the model family, and handed on whole.
+    Made once, by `engine/resolve.py`, from the run file, the prepared data and the model family, and passed on whole.
     """
 
     batching: Batching
     items_per_step: int
     """Packs or sequences of one optimizer update over all ranks."""
     items_per_micro_batch: int
-    """That a rank computes at once; on average, where the policy is `max_tokens`."""
+    """Items that a rank computes at once; an average, where the policy is `max_tokens`."""
     layout: Layout
     isolate: bool
     """False, for study and in the packed layout alone: all sequences of a pack are one segment."""
@@ -70,35 +70,38 @@ class StepShape:
     """False, for study and in the packed layout alone: positions count through the pack."""
     policy: AssignmentPolicy
     cost_weights: CostWeights
-    """What `cost_balanced` goes by; the other policies read lengths."""
+    """Weights by which `cost_balanced` balances; the other policies read lengths."""
     balances_each_micro_batch: bool
-    """Whether ranks wait for one another in each micro-batch and not only in each step; the sharding decides."""
+    """Whether ranks synchronise in each micro-batch and not only in each step; depends on the sharding."""
 
     def micro_batches(self, ranks: int) -> int:
-        """Of each rank in each step (the gradient accumulation). Raises: ConfigError, see `micro_batches_per_step`."""
+        """Micro-batches of each rank in each step (gradient accumulation).
+
+        Raises: ConfigError, see `micro_batches_per_step`.
+        """
         return micro_batches_per_step(
             self.items_per_step, self.items_per_micro_batch, batching=self.batching, ranks=ranks
         )
 
 
 def default_policy(batching: Batching, layout: Layout) -> AssignmentPolicy:
-    """What assigns a step where the run file names no policy.
+    """Returns the policy for a run file that names none.
 
-    Cost tells nothing about single sequences in a rectangle as wide as the longest can be: all cost nearly the same.
+    Cost does not distinguish single sequences in a rectangle of fixed width: all cost nearly the same.
     """
     return "arrival" if (batching, layout) == ("sequences", "padded") else "cost_balanced"
 
 
 def micro_batches_per_step(items_per_step: int, items_per_micro_batch: int, *, batching: Batching, ranks: int) -> int:
-    """Micro-batches of each rank in each step (the gradient accumulation).
+    """Returns the micro-batches of each rank in each step (gradient accumulation).
 
-    Raises: ConfigError with what would do, if the items of a step cannot be divided evenly.
+    Raises: ConfigError with valid values, if the items of a step cannot be divided evenly.
     """
     step, micro_batch, items = items_per_step, items_per_micro_batch, batching
     accumulation, rest = divmod(step, ranks * micro_batch)
     if rest == 0:
         return accumulation
-    sizes = "no number of ranks would do"
+    sizes = "no number of ranks is valid"
     if step % micro_batch == 0:
         sizes = f"the number of ranks can be {_divisors(step // micro_batch)}"
     remedy = f"{ranks} ranks can do {items}_per_micro_batch {_divisors(step // ranks)}"

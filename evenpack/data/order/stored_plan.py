@@ -55,7 +55,7 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
 
 
 def pack_view(view: SequenceView, config: PackingConfig, *, pack_length: int) -> Packing:
-    """What `store_plan` would store. Raises: PackingError if the sequences cannot be packed so."""
+    """Returns the plan that `store_plan` would store. Raises: PackingError if the sequences cannot be packed so."""
     histogram = LengthHistogram.from_chunks(length_chunks(view), longest=view.max_sequence_length)
     return packed(histogram, config, pack_length=pack_length)
 
@@ -69,11 +69,10 @@ def open_plan(
     by_length: bool = False,
     keeps_order: bool = False,
 ) -> PackStream:
-    """The stored plan, or that of its sequences as packs of one, or packed as `repacking` says; sequence ids stay
-    memory-mapped.
+    """Opens the stored plan, or one of its sequences as packs of one, or packed as `repacking` says.
 
     Args:
-        by_length: packs are not shuffled, but go from those whose longest sequence is shortest to the others.
+        by_length: packs are not shuffled, but ordered by their longest sequence, the shortest first.
         keeps_order: sequences are rows, taken as they were prepared, each a pack of its own.
 
     Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
@@ -108,7 +107,7 @@ def open_blocked_plan(
     batching: Batching = "packs",
     repacking: PackingConfig | None = None,
 ) -> BlockedPlan:
-    """The plan of stored blocks, or that of their sequences as packs of one, or packed as `repacking` says.
+    """Opens the plan of stored blocks, or of their sequences as packs of one, or packed as `repacking` says.
 
     Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
     """
@@ -122,7 +121,7 @@ def open_blocked_plan(
 
 
 def _by_length(packing: Packing) -> Packing:
-    """The same packs, in the order of their strategies: the longest sequence decides, then the second longest."""
+    """Returns the same packs in the order of their strategies: by the longest sequence, then the second longest."""
     order = sorted(range(len(packing.strategies)), key=packing.strategies.__getitem__)
     return replace(packing, strategies=tuple(packing.strategies[i] for i in order), counts=packing.counts[order])
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class WeightChange:
-    """Other weights from a step on."""
+    """New weights of all sources from a given step."""
 
     step: int
-    """The first that is drawn by them, from 2; steps count from 1."""
+    """The first step drawn by these weights, from 2; steps count from 1."""
     weights: tuple[int, ...]
-    """Of all sources, in the mixture's order."""
+    """Weights of all sources, in the mixture's order."""

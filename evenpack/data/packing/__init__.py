@@ -1,4 +1,4 @@
-"""From a histogram of lengths to packs: one entry function over a table of algorithms."""
+"""Packs a histogram of lengths: one entry function over a table of algorithms."""
 
 import difflib
 import inspect
@@ -49,10 +49,10 @@ ALGORITHMS: dict[str, Packer] = {
 }
 
 _CLOSE_ENOUGH = 1e-4
-"""Where longest_pack_first is as near as this to what the tokens alone would fill, nothing better is looked for."""
+"""Relative distance of longest_pack_first from a full packing of the tokens below which nothing better is sought."""
 _SECONDS_UP_TO = 2048
-"""Slots of a pack up to which cutting_stock is a matter of seconds, whatever the limit of depth; at 4,096 it takes more
-than a minute."""
+"""Slots of a pack up to which cutting_stock takes seconds, whatever the limit of depth; at 4,096 it takes more than
+a minute."""
 
 
 def pack(
@@ -65,12 +65,12 @@ def pack(
 ) -> Packing:
     """Packs every sequence of `histogram` exactly once into packs of `pack_length` slots.
 
-    Bare counts stand for a histogram too: index i counts the sequences of length i + 1.
+    Counts are accepted in place of a histogram: index i counts the sequences of length i + 1.
 
     `options` are the keyword arguments of the algorithm's own function, such as `weight` of least_squares.
 
-    The result depends on the arguments alone; its `algorithm` tells what `auto` chose: longest_pack_first where that
-    is within 0.01 % of what the tokens alone would fill, else cutting_stock for packs of up to 2,048 slots.
+    The result depends on the arguments alone; its `algorithm` names the choice of `auto`: longest_pack_first where that
+    is within 0.01 % of the packs that the tokens alone would fill, else cutting_stock for packs of up to 2,048 slots.
 
     Raises: PackingError for an unknown algorithm or option, a limit below 1, a sequence longer than a pack, or wrong
         counts.
@@ -99,21 +99,21 @@ def pack(
 
 
 def cutting_stock_takes_seconds(pack_length: int) -> bool:
-    """False where `auto` leaves cutting_stock alone."""
+    """Returns False where `auto` does not use cutting_stock."""
     return pack_length <= _SECONDS_UP_TO
 
 
 def _whole(name: str, value: object, unit: str) -> int:
-    """Raises: PackingError for anything but a whole number of 1 or more; True is none."""
+    """Returns the value. Raises: PackingError for anything but a whole number of 1 or more; True is none."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < 1:
         raise PackingError(f"{name} must be a whole number of 1 or more, {unit}, found {value!r}")
     return operator.index(value)
 
 
 def check_options(algorithm: str, options: Mapping[str, Option]) -> dict[str, Option]:
-    """The options, whole numbers as floats where the algorithm wants floats.
+    """Returns the options, with integers converted to floats where the algorithm takes floats.
 
-    Raises: PackingError for an algorithm or an option that there is not, or a value of another type.
+    Raises: PackingError for an unknown algorithm or option, or a value of another type.
     """
     if algorithm not in ("auto", *ALGORITHMS):
         raise PackingError(f"there is no packing algorithm '{algorithm}'; {_nearest(algorithm, ['auto', *ALGORITHMS])}")

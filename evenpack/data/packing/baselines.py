@@ -1,4 +1,4 @@
-"""What packing is compared with: next fit in arrival order, first fit decreasing, and batches sorted by length."""
+"""The baselines of packing: next fit in arrival order, first fit decreasing, and batches sorted by length."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ from evenpack.data.packing.strategy import Strategy
 from evenpack.errors import PackingError
 
 _BLOCK = 1 << 20
-"""Sequences looked at together; keeps the temporaries of next fit at some tens of MB, however many there are."""
+"""Sequences processed together; keeps the temporaries of next fit at some tens of MB, however many there are."""
 
 _MOST_SAMPLED_FROM = 10**9
-"""numpy's hypergeometric distribution takes no population of this size or more."""
+"""Population from which numpy's hypergeometric distribution cannot draw."""
 
 _BYTES_PER_SEQUENCE = 20
-"""What next fit takes at its peak: so much more for each of 1.6 to 6.5 million sequences of Wikipedia."""
+"""Peak memory of next fit: the increase per sequence, for 1.6 to 6.5 million sequences of Wikipedia."""
 
 
 def next_fit(
@@ -29,11 +29,11 @@ def next_fit(
     seed: int = 0,
     separators: int = 0,
 ) -> Mapping[Strategy, int]:
-    """Packs sequences greedily in random order, as T5 does: what does not fit closes the pack and opens the next.
+    """Packs sequences greedily in random order, as T5 does: one that does not fit closes the pack and opens the next.
 
     `seed` decides the order. `separators` are the tokens between two neighbours of a pack, so that `n` sequences
-    take the sum of their lengths and `separators * (n - 1)` slots; the strategies tell the lengths alone. No sequence
-    is too long for them: where nothing else fits, it is alone and needs none.
+    take the sum of their lengths and `separators * (n - 1)` slots; the strategies contain only the lengths. No sequence
+    is too long for them: a sequence alone in its pack needs none.
 
     Random packs have many strategies: 1.4 million for 16.3 million sequences of Wikipedia at 512 slots.
     `next_fit_packs` counts packs without listing them.
@@ -66,14 +66,14 @@ def next_fit_packs(
     *,
     separators: int = 0,
 ) -> int:
-    """The packs that `next_fit` makes of sequences that arrive in the order of `lengths`.
+    """Returns the packs that `next_fit` makes of sequences that arrive in the order of `lengths`.
 
     Raises: PackingError as `next_fit`, and for a length below 1.
     """
     if len(lengths) and lengths.min() < 1:
         index = int(np.argmin(lengths))
         raise PackingError(
-            f"each length must be 1 or more, found {lengths[index]} at index {index}; drop what is empty"
+            f"each length must be 1 or more, found {lengths[index]} at index {index}; drop empty sequences"
         )
     _refuse_wrong_limits(pack_length, max_sequences_per_pack, longest=int(lengths.max(initial=0)))
     _refuse_wrong_separators(separators)
@@ -83,11 +83,11 @@ def next_fit_packs(
 def first_fit_decreasing(
     histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int
 ) -> Mapping[Strategy, int]:
-    """Puts each sequence, from the longest down, into the pack opened first of those that it fits into.
+    """Puts each sequence, from the longest down, into the first-opened pack in which it fits.
 
-    The packs are just those of a search over single sequences. They are kept in the order of opening, neighbours of
-    the same lengths as one run: sequences of one length fill the runs from the front, each pack as far as it goes, so
-    that at most one run is cut for each length.
+    The packs are the same as those of a search over single sequences. They are kept in the order of opening, with
+    neighbours of the same lengths as one run: sequences of one length fill the runs from the front, each pack as far as
+    possible, so that at most one run is divided for each length.
 
     Raises: PackingError for a limit below 1 or a sequence longer than a pack.
     """
@@ -96,9 +96,9 @@ def first_fit_decreasing(
 
 
 def sample_histogram(histogram: LengthHistogram, sequences: int, *, seed: int) -> LengthHistogram:
-    """The histogram of `sequences` that are drawn without replacement.
+    """Returns the histogram of `sequences` that are drawn without replacement.
 
-    Raises: PackingError where there are fewer sequences, none is asked for, or more than a hundredth of 10^9 or more.
+    Raises: PackingError if there are fewer sequences, if none is requested, or more than a hundredth of 10^9 or more.
     """
     if not 1 <= sequences <= histogram.sequences:
         raise PackingError(f"a sample must have 1 to {histogram.sequences} sequences, found {sequences}")
@@ -117,25 +117,25 @@ def sample_histogram(histogram: LengthHistogram, sequences: int, *, seed: int) -
 
 @dataclass(frozen=True, kw_only=True)
 class SortedBatches:
-    """What padding is left where each batch holds sequences of about the same length, one a row."""
+    """The padding of batches that each hold sequences of about the same length, one a row."""
 
     batch_size: int
     sequences: int
     tokens: int
     slots: int
-    """Of all batches: the rows of each times its longest sequence."""
+    """Slots of all batches: the rows of each times its longest sequence."""
 
     @property
     def efficiency(self) -> float:
-        """Share of slots that hold a token."""
+        """Fraction of slots that hold a token."""
         return self.tokens / self.slots
 
 
 def sorted_batches(histogram: LengthHistogram, batch_size: int) -> SortedBatches:
     """Sorts all sequences, the shortest first, and cuts them into batches that are padded to their longest.
 
-    The last batch, that of the longest sequences, holds what is left and may be smaller. Neither the order
-    of equal lengths nor that of the batches changes the padding.
+    The last batch, that of the longest sequences, may be smaller. Neither the order of equal lengths nor that of the
+    batches changes the padding.
 
     Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), SORT in appendix B.
 
@@ -172,11 +172,11 @@ def _refuse_wrong_separators(separators: int) -> None:
 
 
 def _refuse_too_many(sequences: int) -> None:
-    """Next fit goes through single sequences, where the other algorithms go through lengths."""
+    """Checks the memory: next fit processes single sequences, where the other algorithms process lengths."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if sequences * _BYTES_PER_SEQUENCE > memory:
         raise PackingError(
-            f"next_fit goes through the sequences one by one: {sequences:,} of them take about "
+            f"next_fit processes the sequences one by one: {sequences:,} of them take about "
             f"{sequences * _BYTES_PER_SEQUENCE / 1e9:,.1f} GB of memory and this machine has {memory / 1e9:,.1f} GB, "
             f"which {memory // _BYTES_PER_SEQUENCE:,} sequences would fit into; draw a sample (`evenpack study packing "
             "--sample`), or take first_fit_decreasing or longest_pack_first, which need the histogram alone"
@@ -184,7 +184,7 @@ def _refuse_too_many(sequences: int) -> None:
 
 
 def _arrivals(histogram: LengthHistogram, seed: int) -> Integer[np.ndarray, " sequences"]:
-    """The length of each sequence, shuffled, in the smallest type that holds them."""
+    """Returns the length of each sequence, shuffled, in the smallest type that holds them."""
     occurring = np.arange(1, len(histogram.counts) + 1, dtype=np.min_scalar_type(len(histogram.counts)))
     lengths: Integer[np.ndarray, " sequences"] = np.repeat(occurring, histogram.counts)
     np.random.default_rng(seed).shuffle(lengths)
@@ -194,12 +194,12 @@ def _arrivals(histogram: LengthHistogram, seed: int) -> Integer[np.ndarray, " se
 def _next_fit_ends(
     lengths: Integer[np.ndarray, " sequences"], pack_length: int, max_sequences_per_pack: int, separators: int
 ) -> Iterator[tuple[int, Int64[np.ndarray, " packs"]]]:
-    """Blocks of packs: the index of a block's first sequence, and where each pack ends, counted from there.
+    """Yields blocks of packs: the index of a block's first sequence, and the end of each pack, counted from there.
 
-    For every sequence of a block at once it is found where a pack that begins with it would end; the packs are the
-    chain through these ends. A pack that may go on behind the block is left to the next one.
+    For all sequences of a block together, it computes where a pack that begins with each would end; the packs are the
+    chain through these ends. A pack that may extend beyond the block is left to the next one.
     """
-    limit = pack_length + separators  # each sequence brings its separators, the last one's need no room
+    limit = pack_length + separators  # each sequence has its separators; those of the last one need no slots
     deepest = min(max_sequences_per_pack, pack_length)
     start = 0
     while start < len(lengths):
@@ -218,7 +218,7 @@ def _next_fit_ends(
 
 
 def _chain(following: list[int]) -> list[int]:
-    """Where one comes from 0, again and again, until the end of the list."""
+    """Returns the positions reached from 0 by following the list, until its end."""
     visited = []
     index, end = 0, len(following)
     while index < end:
@@ -230,7 +230,7 @@ def _chain(following: list[int]) -> list[int]:
 def _counted(
     lengths: Integer[np.ndarray, " sequences"], depths: Integer[np.ndarray, " packs"], longest: int
 ) -> dict[Strategy, int]:
-    """How often each strategy occurs; `lengths` holds those of pack behind pack, each pack's longest first."""
+    """Returns how often each strategy occurs; `lengths` holds one pack after another, each pack's longest first."""
     starts = np.cumsum(depths, dtype=np.int64) - depths
     values = list(range(longest + 1))  # one object for each length, where tolist makes one for each element
     used: dict[Strategy, int] = {}
@@ -246,7 +246,7 @@ def _counted(
 def _distinct_rows(
     columns: list[Integer[np.ndarray, " rows"]], base: int
 ) -> tuple[Int64[np.ndarray, " distinct"], Int64[np.ndarray, " distinct"]]:
-    """The first row of each kind, and how many there are of it; all values are below `base`.
+    """Returns the first row of each kind, and how many there are of it; all values are below `base`.
 
     The columns are read as the digits of one number. Before it can outgrow 64 bits, it is replaced by its rank.
     """
@@ -269,7 +269,7 @@ def _first_fit_decreasing(
     used: dict[Strategy, int] = {}
     for index in np.flatnonzero(histogram.counts)[::-1].tolist():
         length, waiting = index + 1, int(histogram.counts[index])
-        # Packs that are still to be opened are a last run of empty ones.
+        # Packs that are not opened yet are a last run of empty ones.
         offered, runs = [*runs, ((), pack_length, waiting)], []
         for strategy, room, packs in offered:
             repeats = min(room // length, max_sequences_per_pack - len(strategy), waiting)
@@ -277,7 +277,7 @@ def _first_fit_decreasing(
                 runs.append((strategy, room, packs))
                 continue
             filled = min(packs, waiting // repeats)
-            rest = waiting - filled * repeats if filled < packs else 0  # for one pack that is filled in part
+            rest = waiting - filled * repeats if filled < packs else 0  # for one partly filled pack
             waiting -= filled * repeats + rest
             for more, number in ((repeats, filled), (rest, min(rest, 1)), (0, packs - filled - min(rest, 1))):
                 run = (strategy + (length,) * more, room - more * length, number)
@@ -292,7 +292,7 @@ def _first_fit_decreasing(
 def _without_closed(
     runs: list[tuple[Strategy, int, int]], max_sequences_per_pack: int, used: dict[Strategy, int]
 ) -> list[tuple[Strategy, int, int]]:
-    """The runs that can take more; the full ones are counted in `used`, the empty ones dropped."""
+    """Returns the runs that can take more; the full ones are counted in `used`, the empty ones dropped."""
     still_open = []
     for strategy, room, packs in runs:
         if not strategy:

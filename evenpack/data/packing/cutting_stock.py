@@ -1,8 +1,8 @@
 """Cutting stock: column generation over strategies, with a certified lower bound on the packs.
 
-A linear program over the known strategies says how often to use each and what each length is worth (its dual). A
-knapsack over the duals finds strategies worth more than one pack; they join the program, until there is none. The
-duals, rounded to integers, prove how near the result is to the best there can be.
+A linear program over the known strategies computes how often to use each and the value of each length (its dual). A
+knapsack over the duals finds strategies worth more than one pack, which are added to the program until there is none.
+The duals, rounded to integers, prove how near the result is to the optimum.
 
 Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem" (1961); Farley, "A note on
 bounding a class of linear programming problems, including cutting stock problems" (1990); dual inequalities: Valério
@@ -29,15 +29,15 @@ from evenpack.errors import PackingError
 _MOST_ROUNDS = 200
 _LEAST_GAIN = 1e-9
 _GIVEN_UP = 0.9
-"""Of what the best strategy for a length would gain, the share that may be given up for the sake of variety."""
+"""Fraction of the gain of the best strategy for a length that may be given up for the sake of variety."""
 _CLOSE = 1e-7
-"""Relative distance between program and bound at which the rounds end."""
+"""Relative distance between program and bound at which the iterations end."""
 _ROUND_UP_FROM = (1.0, 0.9, 0.7, 0.5)
 """Fractions from which a use of a strategy is rounded up instead of down; the best result counts."""
 
 
 def cutting_stock(histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int) -> Certified:
-    """The fewest packs that the linear program, rounded, gives; never more than longest_pack_first.
+    """Returns the fewest packs that rounding the linear program gives; never more than longest_pack_first.
 
     Raises: PackingError if the solver fails.
     """
@@ -58,23 +58,23 @@ def cutting_stock(histogram: LengthHistogram, pack_length: int, max_sequences_pe
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Solution:
-    """Of the linear program over the strategies known so far."""
+    """A solution of the linear program over the strategies known so far."""
 
     packs: float
     uses: Float64[np.ndarray, " strategies"]
     duals: Float64[np.ndarray, " pack_length"]
-    """What a sequence is worth in packs; index i is length i + 1."""
+    """The value of a sequence in packs; index i is length i + 1."""
 
 
 class _Program:
     """The linear program: the fewest packs whose slots hold every sequence.
 
-    A slot may hold a shorter sequence. As columns "a slot of one length serves as one of the next shorter", at no cost,
-    this keeps the duals from falling with length, which saves most of the rounds.
+    A slot may hold a shorter sequence. Free columns "a slot of one length serves as one of the next shorter" express
+    this; with them the duals never decrease with length, which saves most of the iterations.
     """
 
     def __init__(self, histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int) -> None:
-        from scipy import sparse  # 0.3 s, which only who solves shall wait
+        from scipy import sparse  # takes 0.3 s, and only solving needs it
 
         self._histogram = histogram
         self._pack_length = pack_length
@@ -89,7 +89,7 @@ class _Program:
         self.certificate: Certificate
 
     def add(self, strategies: Iterable[Strategy]) -> int:
-        """Returns: how many of them are new."""
+        """Adds strategies. Returns: how many of them are new."""
         before = len(self._strategies)
         for strategy in strategies:
             rows = self._row_of_slot[list(strategy)]
@@ -112,7 +112,7 @@ class _Program:
         self.certificate = prove(duals, *limits)
 
     def rounded(self, round_up_from: float) -> dict[Strategy, int]:
-        """Whole uses of the strategies; what they leave over is packed longest first."""
+        """Returns whole uses of the strategies; the remaining sequences are packed longest first."""
         whole = np.floor(self._solution.uses + 1e-9)
         whole += self._solution.uses - whole >= round_up_from
         uses = dict(zip(self._strategies, whole.astype(np.int64).tolist(), strict=True))
@@ -124,10 +124,10 @@ class _Program:
         return dict(result)
 
     def _worthwhile(self, best: BestPacks) -> Iterable[Strategy]:
-        """For each length a strategy that holds it and is worth more than the pack that it takes, if there is one.
+        """Returns, for each length, a strategy that holds it and is worth more than its pack, if there is one.
 
         It need not be the best one: the best ones of many lengths share the few shorter lengths whose prices are
-        slightly too high, and would all have to wait for the same sequences.
+        slightly too high, and would all compete for the same sequences.
         """
         gains = best.values_with() - 1
         for index in np.flatnonzero(gains > _LEAST_GAIN).tolist():

@@ -1,4 +1,4 @@
-"""How many sequences there are of each length: all that a packer has to know of a corpus."""
+"""The number of sequences of each length, which is all that a packer needs to know of a corpus."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from jaxtyping import Int64
 from evenpack.errors import PackingError
 
 MOST_SEQUENCES = (1 << 63) - 1
-"""Of one length: what int64 can hold."""
+"""Largest number of sequences of one length, by int64."""
 
 _CHUNK = 1 << 20
-"""Lengths looked at together; keeps temporaries at a few MB however long a memory-mapped input is."""
+"""Lengths processed together; keeps temporaries at a few MB, however long a memory-mapped input is."""
 
 _MOST_TOKENS = 2.0**62
 
 LongPolicy = Literal["error", "truncate", "drop", "split"]
-"""What becomes of sequences longer than a pack: refused, cut to its length, left out, or cut into pieces of it."""
+"""Treatment of sequences longer than a pack: refused, cut to its length, left out, or cut into pieces of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,13 +30,13 @@ class LengthHistogram:
     """
 
     counts: Int64[np.ndarray, " longest"]
-    """May end in zeros. Narrower integers are taken too, and become int64."""
+    """Counts, which may end in zeros. Narrower integers are converted to int64."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "counts", as_counts(self.counts))
         _refuse_wrong_counts(self.counts)
         if not self.counts.any():
-            raise PackingError("there is no sequence to pack: the histogram is empty; look whether the source has text")
+            raise PackingError("there is no sequence to pack: the histogram is empty; check that the source has text")
 
         tokens = float(self.counts.astype(np.float64) @ np.arange(1, len(self.counts) + 1))
         if tokens >= _MOST_TOKENS:
@@ -46,7 +46,7 @@ class LengthHistogram:
 
     @classmethod
     def from_lengths(cls, lengths: np.ndarray | Sequence[int | float], *, longest: int) -> "LengthHistogram":
-        """Counts `lengths` (one number a sequence, memory-mapped or not); all must be whole and in [1, longest].
+        """Counts `lengths` (one number per sequence, memory-mapped or not); all must be whole and in [1, longest].
 
         Raises: PackingError with the first wrong value and its index.
         """
@@ -56,7 +56,7 @@ class LengthHistogram:
 
     @classmethod
     def from_chunks(cls, chunks: Iterable[np.ndarray], *, longest: int) -> "LengthHistogram":
-        """Counts lengths that come array by array, and holds one array at a time; all must be in [1, longest].
+        """Counts lengths that come array by array, holding one array at a time; all must be in [1, longest].
 
         Raises: PackingError with the first wrong value and its index among all lengths.
         """
@@ -73,7 +73,7 @@ class LengthHistogram:
 
     @classmethod
     def from_counts(cls, counts: np.ndarray | Sequence[int | float]) -> "LengthHistogram":
-        """The histogram of bare counts; index i counts the sequences of length i + 1.
+        """Returns the histogram of plain counts; index i counts the sequences of length i + 1.
 
         Raises: PackingError with the first entry that is no whole number of 0 to 2**63 - 1, and its length.
         """
@@ -95,7 +95,7 @@ class LengthHistogram:
         return int(np.flatnonzero(self.counts)[0]) + 1
 
     def fills_deeper_than(self, max_sequences_per_pack: int, pack_length: int) -> bool:
-        """True if the limit of depth binds: more of the shortest sequences than that fit into a pack."""
+        """Returns whether the limit of depth binds: more of the shortest sequences than that fit into a pack."""
         return max_sequences_per_pack < pack_length // self.shortest
 
     @property
@@ -104,9 +104,9 @@ class LengthHistogram:
         return int(np.flatnonzero(self.counts)[-1]) + 1
 
     def fitted(self, pack_length: int, policy: str) -> "FittedHistogram":
-        """The histogram with every sequence made to fit into `pack_length` slots by a `LongPolicy`.
+        """Returns the histogram in which every sequence fits into `pack_length` slots, by a `LongPolicy`.
 
-        `split` makes pieces of `pack_length` tokens, and one of the rest if there is any.
+        `split` makes pieces of `pack_length` tokens, and one of the remaining tokens if there are any.
 
         Raises: PackingError for an unknown policy, for `error` if a sequence is longer, and if `drop` leaves none.
         """
@@ -132,15 +132,15 @@ class LengthHistogram:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FittedHistogram:
-    """Sequences that all fit into a pack, and what was done to make them fit."""
+    """Sequences that all fit into a pack, and the tokens that this cost."""
 
     histogram: LengthHistogram
     policy: str
-    """The `LongPolicy` that was asked for."""
+    """The `LongPolicy` that was applied."""
     long_sequences: int
-    """How many were longer than a pack."""
+    """Number of sequences that were longer than a pack."""
     tokens_lost: int
-    """Cut off or left out."""
+    """Tokens that were cut off or left out."""
 
 
 _REMEDIES = {
@@ -150,7 +150,7 @@ _REMEDIES = {
 
 
 def _pieces(long: Int64[np.ndarray, " longer"], pack_length: int, policy: str) -> Int64[np.ndarray, " pack"]:
-    """What becomes of sequences of pack_length + 1, + 2, ... tokens, by length."""
+    """Returns the histogram that sequences of pack_length + 1, + 2, ... tokens become."""
     pieces = np.zeros(pack_length, dtype=np.int64)
     if policy == "truncate":
         pieces[-1] = long.sum()
@@ -162,7 +162,7 @@ def _pieces(long: Int64[np.ndarray, " longer"], pack_length: int, policy: str) -
 
 
 def first_wrong(values: np.ndarray, *, least: int, most: int) -> tuple[int, str] | None:
-    """Index of the first number that is not whole or not from `least` to `most`, and what was expected of it.
+    """Returns the index of the first number that is not an integer from `least` to `most`, and what was expected.
 
     `values` are integers or floats of any width; `most` is below 2**63.
     """
@@ -181,7 +181,7 @@ def first_wrong(values: np.ndarray, *, least: int, most: int) -> tuple[int, str]
 
 
 def as_counts(counts: object) -> Int64[np.ndarray, " longest"]:
-    """A one-dimensional array of integers that fit into int64, as such.
+    """Returns a one-dimensional array of integers that fit into int64, unchanged in value.
 
     Raises: PackingError for anything else, with the first value that is no count, or else the first.
     """
@@ -213,7 +213,7 @@ def _refuse_wrong_counts(counts: np.ndarray) -> None:
 
 
 def _numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.ndarray:
-    """`values` as a list of numbers, whatever numbers they are."""
+    """Returns `values` as a list of numbers of any type."""
     array = np.asarray(values)
     if array.ndim == 1 and array.dtype.kind == "O":
         for index, value in enumerate(array):
@@ -227,7 +227,7 @@ def _numbers(values: np.ndarray | Sequence[int | float], of_each: str) -> np.nda
 
 
 def _refuse_wrong_lengths(chunk: np.ndarray, start: int, longest: int) -> None:
-    """`start` is the index of the chunk's first value among all lengths."""
+    """Checks a chunk of lengths; `start` is the index of its first value among all lengths."""
     wrong = first_wrong(chunk, least=1, most=longest)
     if wrong is not None:
         index, expected = wrong

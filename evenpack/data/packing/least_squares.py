@@ -1,7 +1,7 @@
-"""Non-negative least squares histogram packing: mixes all ways to fill a pack exactly so that they meet the histogram.
+"""Non-negative least squares histogram packing: mixes all ways to fill a pack exactly so that they match the histogram.
 
-What the solver leaves inexact is mended here: a sequence that no pack has a slot for is packed by itself, and a slot
-that no sequence is there for becomes padding.
+The inexact result of the solver is corrected here: a sequence without a slot is packed by itself, and a slot without a
+sequence becomes padding.
 
 Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), sections 3.1.2, F.4 and S.
 """
@@ -20,38 +20,38 @@ from evenpack.data.packing.strategy import Strategy
 from evenpack.errors import PackingError
 
 _MOST_STRATEGIES = 60_000
-"""The solver's time grows with the square of it and more: three sequences fill 512 slots in 22,102 ways and take about
-a minute. Four fill 384 slots in 400,000."""
+"""Most strategies that the solver can handle; its time grows at least with their square. Three sequences fill 512
+slots in 22,102 ways and take about a minute; four fill 384 slots in 400,000 ways."""
 
 _SHORTAGE_WEIGHT = 1e6
-"""How much a missing slot weighs in `least_squares_padding`; the paper's value."""
+"""Weight of a missing slot in `least_squares_padding`; the paper's value."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mixture:
-    """What least squares finds: how often to use each strategy, in fractions, and what that leaves over."""
+    """The result of least squares: how often to use each strategy, in fractions, and the remaining differences."""
 
     strategies: Sequence[Strategy]
-    """All that were considered: the columns of the packing matrix."""
+    """All strategies considered: the columns of the packing matrix."""
     repeats: Float64[np.ndarray, " strategies"]
     wanted: Int64[np.ndarray, " pack_length"]
     """Sequences of each length from 1 on."""
 
     @cached_property
     def packs(self) -> Counter[Strategy]:
-        """The strategies that remain when repeats are rounded to whole packs."""
+        """The strategies that remain after rounding the repeats to whole packs."""
         whole = np.rint(self.repeats).astype(np.int64)
         return Counter({self.strategies[column]: int(whole[column]) for column in np.flatnonzero(whole).tolist()})
 
     @cached_property
     def residual(self) -> Float64[np.ndarray, " pack_length"]:
-        """Sequences less slots of each length, before rounding."""
+        """Sequences minus slots of each length, before rounding."""
         repeats = {self.strategies[column]: self.repeats[column] for column in np.flatnonzero(self.repeats).tolist()}
         return _less_slots(self.wanted.astype(np.float64), repeats)
 
     @cached_property
     def whole_residual(self) -> Int64[np.ndarray, " pack_length"]:
-        """The same after rounding: above 0 sequences that no pack has a slot for, below 0 slots to pad (F.4.4)."""
+        """The same after rounding: above 0 sequences without a slot, below 0 slots to pad (F.4.4)."""
         return _less_slots(self.wanted, self.packs)
 
 
@@ -66,9 +66,9 @@ def least_squares(
 ) -> Mapping[Strategy, int]:
     """Minimises the squared differences between slots and sequences of each length (NNLSHP, equation 22).
 
-    The difference at a length up to `weight_up_to` counts by `weight` (0 or more), at any other by 1: padding in place
-    of a short sequence costs little. `leftovers` says where sequences go that the mixture has no slot for: "paper",
-    each into a pack of its own (beside padding of the length that would complete it); "best_fit", together by
+    The difference at a length up to `weight_up_to` has the weight `weight` (0 or more), at any other 1: padding in
+    place of a short sequence costs little. `leftovers` decides how sequences without a slot are packed: "paper", each
+    in a pack of its own (with padding of the length that would complete it); "best_fit", together by
     `longest_pack_first`.
 
     Raises: PackingError for a wrong option, a sequence longer than a pack, or too many strategies to solve for.
@@ -81,7 +81,7 @@ def least_squares(
 def mix(
     histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int, *, weight: float, weight_up_to: int
 ) -> Mixture:
-    """The mixture that `least_squares`, which see, makes its packs of."""
+    """Returns the mixture from which `least_squares` makes its packs; see there for the arguments."""
     if not 0 <= weight < np.inf:
         raise PackingError(f"the weight of short lengths must be 0 or more, found {weight}")
     strategies = all_strategies(pack_length, max_sequences_per_pack)
@@ -98,11 +98,11 @@ def least_squares_padding(
     *,
     leftovers: str = "paper",
 ) -> Mapping[Strategy, int]:
-    """Minimises the squared padding by length, and lets hardly a sequence go without a slot (equations 23 and 24).
+    """Minimises the squared padding by length, with a large weight on missing slots (equations 23 and 24).
 
-    An unknown more for each length, its surplus of slots, is tied to slots less sequences. As no unknown is negative,
-    neither is the surplus, up to rounding. It takes two to six times as long as `least_squares`, whose `leftovers` it
-    shares.
+    One more unknown for each length, its surplus of slots, is tied to slots minus sequences. As no unknown is negative,
+    neither is the surplus, up to rounding. It takes two to six times as long as `least_squares` and has the same
+    `leftovers`.
 
     Raises: PackingError for a wrong option, a sequence longer than a pack, or too many strategies to solve for.
     """
@@ -125,13 +125,13 @@ def _refuse_unknown(leftovers: str) -> None:
 
 
 def all_strategies(pack_length: int, max_sequences: int) -> list[Strategy]:
-    """Every way to fill `pack_length` slots exactly with at most `max_sequences` lengths."""
+    """Returns every way to fill `pack_length` slots exactly with at most `max_sequences` lengths."""
     _refuse_too_many(pack_length, max_sequences)
     return list(_partitions(pack_length, max_sequences, 1))
 
 
 def _refuse_too_many(pack_length: int, max_sequences: int) -> None:
-    """Counts the strategies: as many as there are partitions into parts of `max_sequences` at most (conjugation)."""
+    """Checks the number of strategies: that of partitions into parts of `max_sequences` at most (conjugation)."""
     ways = [1] + [0] * pack_length
     for depth in range(1, min(max_sequences, pack_length) + 1):
         for slots in range(depth, pack_length + 1):
@@ -139,15 +139,15 @@ def _refuse_too_many(pack_length: int, max_sequences: int) -> None:
         if ways[pack_length] > _MOST_STRATEGIES:
             raise PackingError(
                 f"{depth} sequences a pack fill {pack_length} slots in {ways[pack_length]} ways, and least squares "
-                f"can weigh {_MOST_STRATEGIES} at most; set max_sequences_per_pack to {depth - 1} or less, or pack "
+                f"can handle {_MOST_STRATEGIES} at most; set max_sequences_per_pack to {depth - 1} or less, or pack "
                 f"with longest_pack_first, which needs no limit"
             )
 
 
 def _partitions(total: int, most: int, shortest: int) -> Iterator[Strategy]:
-    """Descending tuples of 1 to `most` lengths, none below `shortest`, that sum to `total`.
+    """Yields descending tuples of 1 to `most` lengths, none below `shortest`, that sum to `total`.
 
-    They come in the paper's order, by the shortest lengths; the solver breaks ties by it.
+    They come in the paper's order, by the shortest lengths, because the solver breaks ties by order.
     """
     if most > 1:
         for last in range(shortest, total // 2 + 1):
@@ -157,7 +157,7 @@ def _partitions(total: int, most: int, shortest: int) -> Iterator[Strategy]:
 
 
 def _wanted(histogram: LengthHistogram, pack_length: int) -> Int64[np.ndarray, " pack_length"]:
-    """Sequences of each length from 1 to `pack_length`."""
+    """Returns the sequences of each length from 1 to `pack_length`."""
     if histogram.longest > pack_length:
         raise PackingError(
             f"a sequence of {histogram.longest} tokens does not fit into a pack of {pack_length} slots; raise "
@@ -167,7 +167,7 @@ def _wanted(histogram: LengthHistogram, pack_length: int) -> Int64[np.ndarray, "
 
 
 def packing_matrix(strategies: Sequence[Strategy], pack_length: int) -> Float64[np.ndarray, "pack_length strategies"]:
-    """How many slots of each length (row) a pack of each strategy (column) has (F.4.2)."""
+    """Returns how many slots of each length (row) a pack of each strategy (column) has (F.4.2)."""
     slots = np.zeros((pack_length, len(strategies)))
     for column, strategy in enumerate(strategies):
         for length in strategy:
@@ -191,7 +191,7 @@ def _solve(
 
 
 def exact_packs(mixture: Mixture, max_sequences: int, leftovers: str) -> Mapping[Strategy, int]:
-    """Whole packs of a mixture with its residual mended, so that each sequence is placed once (F.4.4)."""
+    """Returns whole packs of a mixture, corrected so that each sequence is placed once (F.4.4)."""
     packs, residual = mixture.packs.copy(), mixture.whole_residual
     for index in np.flatnonzero(residual < 0).tolist():
         _drop_slots(packs, index + 1, -int(residual[index]))
@@ -208,7 +208,7 @@ def _less_slots(sequences: np.ndarray, packs: Mapping[Strategy, int] | Mapping[S
 
 
 def _drop_slots(packs: Counter[Strategy], length: int, surplus: int) -> None:
-    """Turns `surplus` slots of a length into padding; a pack that would then be empty goes."""
+    """Turns `surplus` slots of a length into padding; a pack that becomes empty is removed."""
     for strategy in sorted(strategy for strategy in packs if length in strategy):
         shortened, count = strategy, packs[strategy]
         while surplus and length in shortened:

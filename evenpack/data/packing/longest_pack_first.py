@@ -12,10 +12,10 @@ from evenpack.data.packing.strategy import Strategy
 def longest_pack_first(
     histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int
 ) -> Mapping[Strategy, int]:
-    """Puts each length, from the longest down, into the fullest open packs it fits into (LPFHP).
+    """Puts each length, from the longest down, into the fullest open packs in which it fits (LPFHP).
 
-    A pack takes as many sequences of the length at once as fit, so that 256 is packed as [256, 256] into 512
-    rather than left open for shorter sequences to complete.
+    A pack takes as many sequences of the length at once as fit, so that 256 is packed as [256, 256] into 512 slots and
+    not left open for shorter sequences.
 
     Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), appendix R.
     """

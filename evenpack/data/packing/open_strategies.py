@@ -1,18 +1,18 @@
-"""The working set of a packer: unfinished strategies, found by how much room their packs still have."""
+"""The working set of a packer: unfinished strategies, indexed by the free slots of their packs."""
 
 from itertools import chain
 
 from evenpack.data.packing.strategy import Strategy
 
 _BLOCK_BITS = 4096
-"""Python's integer operations on this many bits take about 0.1 µs, hardly more than on 64."""
+"""Bits of a block; Python's operations on integers of this size take about 0.1 µs, hardly more than on 64 bits."""
 
 
 class OpenStrategies:
-    """Strategies with their counts; those that can take another sequence are stacked by room, the newest on top.
+    """Strategies with their counts; those that can take another sequence are stacked by free slots, the newest on top.
 
-    `room` is the number of free slots of a pack. Finding the smallest or greatest room takes a few integer
-    operations instead of the scan over all rooms of the published listings, so that a packer is linear in its steps.
+    `room` is the number of free slots of a pack. Finding the smallest or greatest room takes a few integer operations
+    where the published listings scan all rooms, so that a packer is linear in its steps.
     """
 
     def __init__(self, pack_length: int, max_sequences_per_pack: int) -> None:
@@ -34,7 +34,7 @@ class OpenStrategies:
         self._stacks[room].append((strategy, count))
 
     def take(self, room: int) -> tuple[Strategy, int]:
-        """Removes the newest strategy that has just this room, with all its packs."""
+        """Removes the newest strategy that has exactly this room, with all its packs."""
         stack = self._stacks[room]
         strategy, count = stack.pop()
         if not stack:
@@ -43,16 +43,16 @@ class OpenStrategies:
         return strategy, count
 
     def smallest_room(self, length: int) -> int | None:
-        """The smallest room that `length` fits into, None if it fits nowhere."""
+        """Returns the smallest room into which `length` fits, None if it fits nowhere."""
         return self._rooms.first_from(length)
 
     def greatest_room(self, length: int) -> int | None:
-        """The greatest room there is, None if `length` does not fit into it."""
+        """Returns the greatest room, None if `length` does not fit into it."""
         room = self._rooms.greatest()
         return room if room is not None and room >= length else None
 
     def counts(self) -> dict[Strategy, int]:
-        """All strategies, open and closed. None is there twice, as lengths come in once each and descend."""
+        """Returns all strategies, open and closed. None occurs twice, as lengths come in once each and descend."""
         return dict(chain(self._closed, *self._stacks.values()))
 
 
@@ -75,7 +75,7 @@ class _IntegerSet:
             self._filled &= ~(1 << block)
 
     def first_from(self, value: int) -> int | None:
-        """The smallest member that is `value` or more."""
+        """Returns the smallest member that is `value` or more."""
         block, bit = divmod(value, _BLOCK_BITS)
         here = self._blocks[block] >> bit
         if here:

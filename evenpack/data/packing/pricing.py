@@ -1,4 +1,4 @@
-"""The best pack at given prices: a knapsack over lengths, solved for every room at once."""
+"""The best pack at given prices: a knapsack over lengths, solved for every number of slots together."""
 
 from dataclasses import dataclass
 from random import Random
@@ -14,36 +14,36 @@ _FORBIDDEN = -(1 << 60)
 """Price of a length that does not occur; far below every sum of prices."""
 
 _SCALE = float(1 << 36)
-"""Duals are at most 1, so that sums over a pack stay far inside 64 bits."""
+"""Scale of the integer prices: duals are at most 1, so that sums over a pack stay far inside 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BestPacks:
-    """For each room of 0 to `pack_length` slots and each number of sequences, the greatest sum of prices.
+    """The greatest sum of prices for each room of 0 to `pack_length` slots and each number of sequences.
 
-    Without a limit that binds there is one layer only, which reaches back to itself.
+    If no limit binds, there is one layer only, which refers to itself.
     """
 
     prices: Num[np.ndarray, " pack_length"]
-    """Far below 0 where a length does not occur."""
+    """Prices, far below 0 where a length does not occur."""
     values: Num[np.ndarray, "layers rooms"]
-    """`values[d]` allows d + 1 sequences."""
+    """Layers of sums: `values[d]` allows d + 1 sequences."""
     unlimited: bool
 
     @property
     def value(self) -> float:
-        """Of a whole pack."""
+        """The value of a whole pack."""
         return float(self.values[-1, -1])
 
     def values_with(self) -> Num[np.ndarray, " pack_length"]:
-        """The greatest value of a pack that holds a length; index i is length i + 1."""
+        """Returns the greatest value of a pack that holds each length; index i is length i + 1."""
         beside = self._allowing(len(self.values) - 1)
         return np.asarray(self.prices + beside[-2::-1])
 
     def near_best(self, first: int, tolerance: float, random: Random) -> Strategy:
-        """A pack that holds a sequence of length `first`, worth at most `tolerance` less than the best of them.
+        """Returns a pack with a sequence of length `first`, worth at most `tolerance` less than the best such pack.
 
-        Each step takes any one of the lengths that keep within what is left of the tolerance.
+        Each step takes any one of the lengths that stay within the remaining tolerance.
         """
         strategy = [first]
         room = len(self.prices) - first
@@ -62,11 +62,11 @@ class BestPacks:
         return tuple(sorted(strategy, reverse=True))
 
     def _sums(self, layer: int, room: int) -> Num[np.ndarray, " room"]:
-        """For each length that fits, its price and the best for what room it leaves."""
+        """Returns, for each length that fits, its price plus the best value of the remaining slots."""
         return np.asarray(self.prices[:room] + self._allowing(layer)[room - 1 :: -1])
 
     def _allowing(self, sequences: int) -> Num[np.ndarray, " rooms"]:
-        """The greatest sums for so many sequences; for any number where there is no limit."""
+        """Returns the greatest sums for so many sequences; for any number where there is no limit."""
         if self.unlimited or sequences:
             return np.asarray(self.values[0 if self.unlimited else sequences - 1])
         return np.zeros_like(self.values[0])

@@ -12,7 +12,7 @@ from evenpack.data.packing.strategy import Strategy
 def shortest_pack_first(
     histogram: LengthHistogram, pack_length: int, max_sequences_per_pack: int
 ) -> Mapping[Strategy, int]:
-    """Puts each length, from the longest down, into the open packs with the most room (SPFHP).
+    """Puts each length, from the longest down, into the open packs with the most free slots (SPFHP).
 
     Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), section 3.1.1.
     """

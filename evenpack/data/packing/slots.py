@@ -1,4 +1,4 @@
-"""From strategies whose slots may be longer than what they hold to strategies that place a histogram exactly."""
+"""Turns strategies whose slots may be longer than their sequences into strategies that place a histogram exactly."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from evenpack.data.packing.strategy import Strategy
 
 @dataclass(kw_only=True)
 class _Filled:
-    """A strategy's packs 0 to `count` - 1, and which length each of its slots holds over which packs."""
+    """A strategy's packs 0 to `count` - 1, and the length that each of its slots holds over which packs."""
 
     count: int
     pieces: list[list[tuple[int, int]]]
-    """For each slot its pieces (first pack behind the piece, length held, 0 if none), in order."""
+    """For each slot its pieces (first pack after the piece, length held, 0 if none), in order."""
 
     def exact(self) -> Counter[Strategy]:
-        """The strategies that it falls into."""
+        """Returns the exact strategies into which it divides."""
         result: Counter[Strategy] = Counter()
         ends = sorted({end for slot in self.pieces for end, _ in slot} | {self.count})
         positions = [0] * len(self.pieces)
@@ -41,7 +41,7 @@ class _Filled:
 
 @dataclass(kw_only=True)
 class _Slots:
-    """Some packs' worth of one slot, from `used` on not yet given a length."""
+    """One slot of some packs; packs before `used` already have a length."""
 
     pieces: list[tuple[int, int]]
     count: int
@@ -53,7 +53,7 @@ def place(
 ) -> tuple[dict[Strategy, int], Int64[np.ndarray, " longest"]]:
     """Gives every sequence the tightest free slot, the longest sequences first.
 
-    Slots that nothing is left for become padding. Returns: exact strategies, and the counts of what found no slot.
+    Unused slots become padding. Returns: exact strategies, and the counts of sequences without a slot.
     """
     filled, by_length = _lay_out(strategies)
     left_over = np.zeros_like(histogram.counts)

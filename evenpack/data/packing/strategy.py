@@ -1,4 +1,4 @@
-"""The exact result of packing: which combinations of lengths form packs, and how often each is used."""
+"""The exact result of packing: the combinations of lengths that form packs, and how often each is used."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ Strategy = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Certified:
-    """What a packer returns that can prove how good it is."""
+    """The result of a packer that can prove a lower bound."""
 
     counts: Mapping[Strategy, int]
-    """How often each strategy is used."""
+    """Number of uses of each strategy."""
     certificate: Certificate
 
 
 Option = int | float | str
-"""Of an algorithm, by keyword."""
+"""An option of an algorithm, given by keyword."""
 
 Packer = Callable[..., Mapping[Strategy, int] | Certified]
 """(histogram, pack length, most sequences a pack, *, options) -> how often each strategy is used."""
@@ -43,13 +43,13 @@ class Packing:
     """Slots of a pack."""
     histogram: LengthHistogram
     strategies: tuple[Strategy, ...]
-    """Each one's lengths descend and sum to `pack_length` at most; no two are the same."""
+    """The strategies; lengths of each descend and sum to `pack_length` at most; no two are the same."""
     counts: Int64[np.ndarray, " strategies"]
     """Packs of each strategy, 1 or more."""
     cpu_seconds: float
     """CPU time that the algorithm took."""
     certificate: Certificate | None = None
-    """What proves `lower_bound`; None: the tokens alone do."""
+    """Proof of `lower_bound`; None: the number of tokens is the proof."""
 
     def __post_init__(self) -> None:
         if len(self.counts) != len(self.strategies):
@@ -58,7 +58,7 @@ class Packing:
             raise PackingError("a strategy is listed twice; sum the counts of equal strategies")
         for strategy, count in zip(self.strategies, self.counts, strict=True):
             if count < 1:
-                raise PackingError(f"strategy {strategy} is used {count} times; leave out what is not used")
+                raise PackingError(f"strategy {strategy} is used {count} times; leave out unused strategies")
             if not strategy or strategy[-1] < 1 or list(strategy) != sorted(strategy, reverse=True):
                 raise PackingError(f"strategy {strategy} must hold positive lengths, longest first")
             if sum(strategy) > self.pack_length:
@@ -107,12 +107,12 @@ class Packing:
 
     @property
     def efficiency(self) -> float:
-        """Share of slots that hold a token."""
+        """Fraction of slots that hold a token."""
         return self.tokens / (self.packs * self.pack_length)
 
     @property
     def packing_factor(self) -> float:
-        """Sequences a pack, on average."""
+        """Sequences per pack, on average."""
         return self.sequences / self.packs
 
     @property
@@ -122,11 +122,11 @@ class Packing:
 
     @property
     def lower_bound(self) -> int:
-        """Packs that no packing can do without: by the certificate, else those that the tokens alone would fill."""
+        """Lower bound on the packs of any packing: by the certificate, or else by the number of tokens."""
         certificate = self.certificate or Certificate.by_tokens(self.pack_length)
         return certificate.bound(self.histogram)
 
     @property
     def gap(self) -> float:
-        """Packs above the lower bound, as a share of it."""
+        """Packs above the lower bound, as a fraction of it."""
         return self.packs / self.lower_bound - 1

@@ -1,8 +1,8 @@
-"""From documents to sequences. Recipes are views: where a sequence lies is computed, its tokens stay in the file.
+"""From documents to sequences. Recipes are views: positions of sequences are computed, and tokens stay in their file.
 
 documents    a document is a sequence; long ones are split, truncated, dropped or refused
-concat       one stream of documents, cut at a fixed length; with an atom, shuffled in pieces of that size before
-padding      pieces of documents, none with another in one atom, each filled up
+concat       one stream of documents, cut at a fixed length; with an atom, first shuffled in pieces of that size
+padding      pieces of documents, each atom of one document and padded
 
 and two that are no views of documents: their sequences are written by prepare/pairs.py and prepare/shards.py
 
@@ -45,7 +45,7 @@ def build_view(
     token_file: TokenFile,
     documents: Int64[np.ndarray, " documents"],
 ) -> ViewOfDocuments:
-    """The sequences that `recipe` makes of `documents`, the ids of one split in ascending order; `save` stores them.
+    """Builds the sequences that `recipe` makes of `documents`, the ids of one split in ascending order.
 
     Raises: DataError if a document is too long and the recipe's policy is `error`.
     """
@@ -57,9 +57,9 @@ def build_view(
 
 
 def open_view(directory: Path, token_file: TokenFile) -> ViewOfDocuments | SentencePairsView:
-    """A stored view, memory-mapped and cheap to pickle. `token_file` holds the documents; pairs have their own.
+    """Opens a stored view, memory-mapped and cheap to pickle. `token_file` holds the documents; pairs have their own.
 
-    Raises: DataError if it is not there, not whole, or made for another token file.
+    Raises: DataError if it is missing, incomplete, or made for another token file.
     """
     directory = directory.absolute()
     recipe = read_description(directory)["recipe"]

@@ -1,10 +1,10 @@
-"""Where every token of a split went.
+"""Token accounting: the use of every token of a split.
 
     passes x (tokens_read - tokens_document_ends) + tokens_borrowed + tokens_special + tokens_added_ends
         = tokens_kept + tokens_cut + tokens_dropped
 
-Only pairs of sentences go over the documents more than once, borrow and add tokens, and do without documents' ends.
-Only the recipe `padding` adds ends of its own, and fills up.
+Only pairs of sentences read documents more than once, borrow and add tokens, and leave out documents' ends. Only the
+recipe `padding` adds ends of its own and padding.
 """
 
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, kw_only=True)
 class TokenAccounting:
-    """The accounts of one recipe over one split of one source; they balance or the constructor raises ValueError."""
+    """The accounts of one recipe over one split of one source; they balance, or the constructor raises ValueError."""
 
     documents_read: int
     documents_kept: int
@@ -20,33 +20,34 @@ class TokenAccounting:
     documents_too_long: int
     tokens_read: int
     tokens_kept: int
-    """In a sequence."""
+    """Tokens in a sequence."""
     tokens_cut: int
-    """Behind `max_sequence_length` in documents kept in part (`truncate`), and what pairs are too long by."""
+    """Tokens beyond `max_sequence_length` in truncated documents (`truncate`), and those cut from pairs that are too
+    long."""
     tokens_too_short: int
-    """In documents below `minimum_document_length`, or without a sentence."""
+    """Tokens in documents below `minimum_document_length`, or without a sentence."""
     tokens_too_long: int
-    """In documents above `max_sequence_length` that were dropped (`drop`)."""
+    """Tokens in documents above `max_sequence_length` that were dropped (`drop`)."""
     sequences: int
     passes: int = 1
-    """How often each document was gone through (`duplication_factor`)."""
+    """Number of passes over each document (`duplication_factor`)."""
     documents_single_sentence: int = 0
     tokens_single_sentence: int = 0
-    """In documents of one sentence that were left out (`single_sentence_documents`)."""
+    """Tokens in documents of one sentence that were left out (`single_sentence_documents`)."""
     tokens_document_ends: int = 0
-    """The end-of-text behind each kept document, where sequences do without."""
+    """End-of-text tokens of kept documents whose sequences leave them out."""
     tokens_borrowed: int = 0
-    """In segments from another document (random next), before they were cut."""
+    """Tokens of segments from another document (random next), before they were cut."""
     tokens_special: int = 0
-    """Put around segments: [CLS] and [SEP]."""
+    """Tokens added around segments: [CLS] and [SEP]."""
     tokens_added_ends: int = 0
-    """End-of-text behind pieces of documents, beyond the one that each document has."""
+    """End-of-text tokens after pieces of documents, beyond the one that each document has."""
     tokens_subsequence_ends: int = 0
-    """End-of-text behind pieces that fill an atom, the document's own one included."""
+    """End-of-text tokens after pieces that fill an atom, including the document's own one."""
     tokens_tail_ends: int = 0
-    """The first end-of-text behind the rest of a document."""
+    """The first end-of-text token after each tail of a document."""
     padding_slots: int = 0
-    """End-of-text that only fills up: behind that first one. No token is counted for it."""
+    """Padding: end-of-text tokens after that first one. They are not counted as tokens."""
 
     def __post_init__(self) -> None:
         negative = [field.name for field in fields(self) if getattr(self, field.name) < 0]
@@ -65,10 +66,10 @@ class TokenAccounting:
 
     @property
     def tail_padding(self) -> int:
-        """End-of-text behind the rest of documents, the first one included."""
+        """End-of-text tokens after tails of documents, including the first one."""
         return self.tokens_tail_ends + self.padding_slots
 
     @property
     def tokens_dropped(self) -> int:
-        """In all passes."""
+        """Tokens dropped in all passes."""
         return self.passes * (self.tokens_too_short + self.tokens_too_long + self.tokens_single_sentence)

@@ -1,7 +1,7 @@
-"""Atoms: what is shuffled before rows are made of it.
+"""Atoms: the units that are shuffled before rows are made of them.
 
-A split's slots are cut into atoms, these are shuffled by a keyed permutation, and what lies one behind another then is
-cut into rows. An atom divides a row, so that a row holds several, or is a multiple of it and makes several rows.
+A split's slots are cut into atoms, the atoms are shuffled by a keyed permutation, and their concatenation is cut into
+rows. The size of an atom divides that of a row, so that a row holds several, or is a multiple of it.
 
 Source: "Optimizing Packing and Shuffling Strategies for Enhanced Performance in Generative Language Models", A.3.
 """
@@ -19,7 +19,7 @@ _AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowParts:
-    """What the K rows asked for hold of which atoms: Q parts, row by row."""
+    """The parts of atoms that K rows hold: Q parts, row by row."""
 
     atoms: Int64[np.ndarray, " Q"]
     begins: Int64[np.ndarray, " Q"]
@@ -29,7 +29,7 @@ class RowParts:
 
 
 def shuffled_atoms(count: int, *, moved: int, seed: int) -> Integer[np.ndarray, " atoms"]:
-    """The atom at each place of the order, in the smallest type; those from `moved` on keep their places."""
+    """Returns the atom at each rank of the order, in the smallest type; those from `moved` on keep their ranks."""
     order = np.arange(count, dtype=sequence_id_type(count))
     for start in range(0, moved, _AT_ONCE):
         places = np.arange(start, min(start + _AT_ONCE, moved))
@@ -39,7 +39,7 @@ def shuffled_atoms(count: int, *, moved: int, seed: int) -> Integer[np.ndarray, 
 
 
 def places_of(atoms: Int64[np.ndarray, " Q"], *, moved: int, seed: int) -> Int64[np.ndarray, " Q"]:
-    """Where in the order of `shuffled_atoms` these atoms are; its inverse, by arithmetic."""
+    """Returns the ranks of these atoms in the order of `shuffled_atoms`; its inverse, by arithmetic."""
     places = atoms.copy()
     shuffled = atoms < moved
     keys = np.full(int(shuffled.sum()), derive_key(seed))
@@ -50,7 +50,7 @@ def places_of(atoms: Int64[np.ndarray, " Q"], *, moved: int, seed: int) -> Int64
 def rows_of_atoms(
     places: Int64[np.ndarray, " Q"], *, row: int, atom: int, total_slots: int
 ) -> Int64[np.ndarray, " rows"]:
-    """The rows that the atoms at these places lie in, where all atoms have one size, but perhaps for the last one."""
+    """Returns the rows of the atoms at these ranks, where all atoms have one size, except perhaps for the last one."""
     per_atom = max(1, atom // row)
     rows = (places * atom // row)[:, None] + np.arange(per_atom)
     return rows.ravel()[rows.ravel() * row < total_slots]
@@ -59,7 +59,7 @@ def rows_of_atoms(
 def uniform_parts(
     rows: Int64[np.ndarray, " K"], order: Integer[np.ndarray, " atoms"], *, row: int, atom: int, total_slots: int
 ) -> RowParts:
-    """What these rows hold where all atoms have one size, but for a last one that may be shorter.
+    """Returns the parts of these rows, where all atoms have one size, except for a last one that may be shorter.
 
     Args:
         row: slots of a row.

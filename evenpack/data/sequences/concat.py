@@ -1,6 +1,6 @@
-"""`concat`: the split's documents one behind another in a stream that is cut exactly at `max_sequence_length`.
+"""The recipe `concat`: a split's documents concatenated into a stream that is cut exactly at `max_sequence_length`.
 
-With an atom, the stream is cut into atoms first, and rows are cut from these once they are shuffled.
+With an atom, the stream is first cut into atoms, and rows are cut from the shuffled atoms.
 """
 
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ class _StreamView(RowsView):
 
     recipe: ConcatRecipe
     stream_starts: Int64[np.ndarray, " kept_plus_1"]
-    """Where in the stream each kept document begins, and the stream's length."""
+    """Start of each kept document in the stream, and the stream's length."""
 
     @property
     def total_slots(self) -> int:
         return int(self.stream_starts[-1])
 
     def _stretches(self, place: int, size: int) -> Int64[np.ndarray, " stretches"]:
-        """Which stretches of the stream, of `size` tokens each, the kept document at `place` lies in."""
+        """Returns the cuts of the stream, of `size` tokens each, that hold the kept document at `place`."""
         begin, end = self.stream_starts[place : place + 2].tolist()
         return np.arange(begin // size, -(-end // size))
 
@@ -38,11 +38,11 @@ class ConcatView(_StreamView):
     """Rows are cuts of the stream, in its order.
 
     A cut covers pieces of one or more documents. These need not be neighbours in the token file: documents of other
-    splits, and dropped ones, lie between.
+    splits, and dropped ones, may be between them.
     """
 
     first_documents: Int64[np.ndarray, " cuts_plus_1"]
-    """Which kept document holds a cut's first token, and the number of kept documents."""
+    """Kept document of each cut's first token, and the number of kept documents."""
 
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         begins = sequence_ids * self.max_sequence_length
@@ -58,10 +58,10 @@ class ConcatView(_StreamView):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShuffledConcatView(_StreamView):
-    """Rows are made of atoms of the stream, in the order in which they are trained."""
+    """Rows made of atoms of the stream, in the order in which they are trained."""
 
     atom_order: Integer[np.ndarray, " atoms"]
-    """The atom at each place of the order; what is left behind the last whole atom stays last."""
+    """The atom at each rank of the order; the tokens after the last whole atom stay last."""
 
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
         atom = self.recipe.atom
@@ -87,7 +87,7 @@ class ShuffledConcatView(_StreamView):
 def build_concat(
     recipe: ConcatRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
 ) -> ConcatView | ShuffledConcatView:
-    """The stream of a split's documents, ids in ascending order."""
+    """Returns the stream of a split's documents, ids in ascending order."""
     _, lengths = token_file.spans(documents)
     too_short = lengths < recipe.minimum_document_length
     stream_starts = np.append(0, np.cumsum(lengths[~too_short]))
@@ -141,7 +141,7 @@ def _cover(
     first: Int64[np.ndarray, " Q"],
     past: Int64[np.ndarray, " Q"],
 ) -> Pieces:
-    """The pieces of the documents `first` to before `past` that lie in each stretch of the stream."""
+    """Returns the pieces of the documents `first` to before `past` in each of the cuts of the stream."""
     counts = past - first
     before = np.cumsum(counts) - counts
     documents = np.arange(counts.sum()) + np.repeat(first - before, counts)

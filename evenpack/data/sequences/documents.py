@@ -1,4 +1,4 @@
-"""`documents`: each document is a sequence; one that is too long is split, truncated, dropped or refused."""
+"""The recipe `documents`: each document is a sequence; one that is too long is split, truncated, dropped or refused."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ _CHUNK_DOCUMENTS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DocumentsView(WholeSequencesView):
-    """Sequences ordered by document, then piece. All pieces of a document but the last are full.
+    """Sequences ordered by document, then piece. All pieces of a document except the last are full.
 
-    The pieces keep their tokens where they are: only the last one ends in the document's end-of-text.
+    The tokens of pieces are those of the file: only the last piece ends in the document's end-of-text.
     """
 
     recipe: DocumentsRecipe
@@ -62,7 +62,7 @@ class DocumentsView(WholeSequencesView):
         return np.arange(self.first_sequences[place], self.first_sequences[place + 1])
 
     def _pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Which document each sequence is a piece of, and its first token within it."""
+        """Returns the document of which each sequence is a piece, and its first token within it."""
         self._check_ids(sequence_ids)
         index = np.searchsorted(self.first_sequences, sequence_ids, side="right") - 1
         return self.documents[index], (sequence_ids - self.first_sequences[index]) * self.max_sequence_length
@@ -71,7 +71,7 @@ class DocumentsView(WholeSequencesView):
 def build_documents(
     recipe: DocumentsRecipe, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
 ) -> DocumentsView:
-    """Raises: DataError naming the first document that is too long where the policy is `error`."""
+    """Builds the view. Raises: DataError naming the first document that is too long where the policy is `error`."""
     _, lengths = token_file.spans(documents)
     too_short = lengths < recipe.minimum_document_length
     too_long = (lengths > recipe.max_sequence_length) & ~too_short

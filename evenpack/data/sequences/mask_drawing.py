@@ -1,7 +1,7 @@
 """Masks drawn once, while sentence pairs are made: fixed for each duplicate, as in BERT's own data.
 
-A pair's masks follow from (seed, pass, source, place of its first token in the token file), so neither the blocks that
-pairs are made in nor threads show in them.
+A pair's masks depend on (seed, pass, source, position of its first token in the token file) alone, and neither on the
+blocks in which pairs are made nor on threads.
 
 Shapes: K = pairs, T = their tokens, M = masked tokens.
 """
@@ -17,17 +17,17 @@ from evenpack.data.sequences.masking import MaskingVocabulary, mask_sequences, m
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DrawnMasks:
-    """What becomes of a unit of pairs."""
+    """The masked form of a unit of pairs."""
 
     tokens: Integer[np.ndarray, " T"]
-    """As the model shall see them."""
+    """Tokens as the model sees them."""
     counts: Int64[np.ndarray, " K"]
     places: UInt16[np.ndarray, " M"]
-    """Within the pair."""
+    """Positions of the masks within the pair."""
     labels: Int32[np.ndarray, " M"]
 
     def columns(self, masks_before: int) -> dict[str, Integer[np.ndarray, " _"]]:
-        """What the columns of stored masks (`static_masks.py`) grow by, behind so many masks."""
+        """Returns the rows to append to the columns of stored masks (`static_masks.py`) that hold so many masks."""
         return {
             "mask_offsets": masks_before + np.cumsum(self.counts),
             "mask_positions": self.places,
@@ -43,7 +43,7 @@ class MaskDrawing:
     vocabulary: MaskingVocabulary
     seed: int
     source_key: int
-    """Tells the source from others."""
+    """A key that identifies the source."""
 
     def draw(
         self,
@@ -52,7 +52,7 @@ class MaskDrawing:
         first_starts: Int64[np.ndarray, " K"],
         pass_number: int,
     ) -> DrawnMasks:
-        """Masks pairs that lie concatenated; `first_starts` are the places that their A was taken from."""
+        """Masks pairs whose tokens are concatenated; `first_starts` are the file positions of their A."""
         offsets = np.append(0, np.cumsum(lengths))
         source_keys = np.full(len(lengths), self.source_key, dtype=np.uint64)
         keys = masking_keys(self.seed, np.full(len(lengths), pass_number), source_keys, first_starts)

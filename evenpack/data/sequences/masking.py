@@ -1,11 +1,11 @@
-"""Which tokens BERT has to guess: drawn for many sequences at once, each by a key of its own.
+"""The tokens that BERT has to predict: drawn for many sequences at once, each by a key of its own.
 
-A sequence's masks are a pure function of its key, its tokens and the settings. They depend neither on the sequences
-beside it nor on ranks, packs or resume, and how many there are is a function of the sequence's length alone, so that
-every rank can count the targets of a step without reading a token.
+A sequence's masks are a pure function of its key, its tokens and the settings. They depend neither on the other
+sequences nor on ranks, packs or resume, and their number is a function of the sequence's length alone, so that every
+rank can count the targets of a step without reading a token.
 
-Each sequence's ordinary tokens are put into a random order, and the first of them are taken. With `whole_words` the
-words are put into a random order, each with its tokens concatenated; so at most the last one taken is cut.
+Each sequence's ordinary tokens are put into a random order, and the first of them are masked. With `whole_words` the
+words are put into a random order, each with its tokens concatenated; so at most the last masked word is cut.
 
 Source: Devlin et al., "BERT" (2019), section 3.1 and appendix A.1. There a random token may be a special one; here it
 never is.
@@ -24,14 +24,14 @@ from evenpack.data.config import MaskingConfig
 from evenpack.data.order.permutation import derive_key, hash64
 
 SPECIAL_TOKENS_OF_A_PAIR = 3
-"""[CLS] A [SEP] B [SEP]."""
+"""Special tokens of a pair: [CLS] A [SEP] B [SEP]."""
 
 _CHUNK_TOKENS = 1 << 15
-"""Tokens worked on together: the arrays of them stay in a core's second-level cache."""
+"""Tokens processed together: their arrays stay in a core's second-level cache."""
 _LONGEST = 1 << 16
 
-# A token's place in the order is one number: 16 bits of its sequence, 1 for special ones, which come last, 31 drawn,
-# 16 of its place. Numbers are sorted faster than indices of them, and need no gathering afterwards.
+# A token's sort key is one number: 16 bits of its sequence, 1 for special tokens, which come last, 31 random bits,
+# 16 of its position. Numbers are sorted faster than indices of them, and need no gathering afterwards.
 _SEQUENCE_SHIFT = np.uint64(48)
 _SPECIAL_SHIFT = np.uint64(47)
 _DRAWN_SHIFT = np.uint64(17)
@@ -39,20 +39,20 @@ _PLACE = np.uint64((1 << 16) - 1)
 _NOT_PLACE = ~_PLACE
 
 _REPLACEMENT = np.uint64(0xD1B54A32D192ED03)
-"""Tells a sequence's draws of replacements from those of its order."""
+"""Purpose of a key: separates a sequence's draws of replacements from those of its order."""
 _HALF = np.uint64(32)
 _LOW_HALF = np.uint64((1 << 32) - 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskingVocabulary:
-    """What of the vocabulary counts for masks."""
+    """The properties of the vocabulary that masking needs."""
 
     mask_id: int
     special: Bool[np.ndarray, " vocabulary"]
-    """Never masked and never drawn: [CLS], [SEP], [MASK], [PAD]."""
+    """Tokens that are never masked and never drawn: [CLS], [SEP], [MASK], [PAD]."""
     continues: Bool[np.ndarray, " vocabulary"]
-    """Pieces that go on with the word before."""
+    """Whether a token continues the word before."""
 
     def __post_init__(self) -> None:
         if self.special.all():
@@ -62,27 +62,27 @@ class MaskingVocabulary:
 
     @cached_property
     def ordinary_ids(self) -> Int64[np.ndarray, " ordinary"]:
-        """What a random token is drawn from."""
+        """The ids from which a random token is drawn."""
         return np.flatnonzero(~self.special)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedTokens:
-    """What the model sees and what it has to guess."""
+    """The inputs that the model sees and the tokens that it has to predict."""
 
     tokens: Integer[np.ndarray, " T"]
     positions: Int64[np.ndarray, " M"]
-    """Rising places in `tokens` that count in the loss."""
+    """Ascending positions in `tokens` that count in the loss."""
     labels: Integer[np.ndarray, " M"]
-    """The tokens that were there."""
+    """Original tokens at these positions."""
     counts: Int64[np.ndarray, " N"]
     """Masked tokens of each sequence."""
 
 
 def masked_count(lengths: Integer[np.ndarray, " N"], config: MaskingConfig) -> Int64[np.ndarray, " N"]:
-    """How many tokens of pairs of these lengths are masked: the share, rounded, at least one, at most the maximum.
+    """Returns how many tokens of pairs of these lengths are masked: the rounded fraction, from one to the maximum.
 
-    A pair too short for that has all its tokens masked but the three special ones.
+    A pair too short for that has all its tokens masked except the three special ones.
     """
     counts = np.rint(config.share * lengths).astype(np.int64)
     np.maximum(counts, 1, out=counts)
@@ -97,7 +97,7 @@ def masking_keys(
     source_keys: UInt64[np.ndarray, " N"],
     sequence_ids: Int64[np.ndarray, " N"],
 ) -> UInt64[np.ndarray, " N"]:
-    """A key for each sequence in its epoch; `source_keys` are any numbers that tell sources apart."""
+    """Returns a key for each sequence in its epoch; `source_keys` are any numbers that identify the sources."""
     return derive_key(seed, epochs.astype(np.uint64), source_keys, sequence_ids.astype(np.uint64))
 
 
@@ -108,9 +108,9 @@ def mask_sequences(
     config: MaskingConfig,
     vocabulary: MaskingVocabulary,
 ) -> MaskedTokens:
-    """Masks N sequences that lie concatenated; `offsets` are their bounds. `tokens` stays as it is.
+    """Masks N sequences that are concatenated; `offsets` are their bounds. `tokens` is not changed.
 
-    `sequence_keys` are those of `masking_keys`: keys near one another would draw alike.
+    `sequence_keys` are those of `masking_keys`: keys that differ little would give similar draws.
 
     Raises: ValueError for a sequence longer than 65,536 tokens, or with fewer ordinary tokens than are to be masked.
     """
@@ -138,9 +138,9 @@ def mask_sequences(
 
 
 def _chunks(offsets: Int64[np.ndarray, " N_plus_1"]) -> list[tuple[int, int]]:
-    """Ranges of sequences of `_CHUNK_TOKENS` or a little more, and of no more sequences; at least one range.
+    """Yields ranges of sequences of about `_CHUNK_TOKENS`, and of no more sequences; at least one range.
 
-    What is drawn does not depend on them.
+    The masks do not depend on them.
     """
     sequences = len(offsets) - 1
     if offsets[-1] - offsets[0] + sequences <= _CHUNK_TOKENS:
@@ -182,7 +182,10 @@ def _random_order(
     *,
     whole_words: bool,
 ) -> UInt64[np.ndarray, " T"]:
-    """The tokens of each sequence in random order, special ones last; the lowest 16 bits are a token's place."""
+    """Returns the tokens of each sequence in random order, special ones last.
+
+    The lowest 16 bits are a token's position.
+    """
     starts, lengths = offsets[:-1], offsets[1:] - offsets[:-1]
     firsts = starts.view(np.uint64)
     positions = np.arange(len(tokens), dtype=np.uint64)
@@ -199,7 +202,7 @@ def _random_order(
 
 
 def _word_starts(continues: Bool[np.ndarray, " T"], starts: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " T"]:
-    """Where each token's word begins, or the special token that it stands behind, whose draw nothing else uses."""
+    """Returns the start of each token's word, or the special token before it, whose draw is otherwise unused."""
     begins = np.where(continues, 0, np.arange(len(continues)))
     filled = starts[starts < len(continues)]
     begins[filled] = filled
@@ -227,7 +230,7 @@ def _replace(
     config: MaskingConfig,
     vocabulary: MaskingVocabulary,
 ) -> Integer[np.ndarray, " M"]:
-    """[MASK], a random ordinary token, or the token itself: which by a draw's upper half, what by its lower half."""
+    """Replaces by [MASK], a random ordinary token, or the token itself: a draw's upper half chooses which."""
     lots = draws >> _HALF
     ordinary = vocabulary.ordinary_ids
     chosen = (draws & _LOW_HALF) * np.uint64(len(ordinary)) >> _HALF
@@ -238,5 +241,5 @@ def _replace(
 
 
 def _threshold(share: float) -> np.uint64:
-    """What a draw of 32 bits is below with this probability."""
+    """Returns the threshold below which a draw of 32 bits is with this probability."""
     return np.uint64(round(share * 2**32))

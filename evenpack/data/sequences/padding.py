@@ -1,10 +1,10 @@
-"""`padding`: no atom holds two documents.
+"""The recipe `padding`: no atom holds two documents.
 
-A document's tokens, its end-of-text left out, are cut into pieces of one less than an atom, each closed by an
-end-of-text. Its tail, what is left then, is filled up with end-of-text: to an atom, or where an atom is longer than a
-row, to whole rows. A tail of whole rows is not closed, for that would make a row of padding.
+A document's tokens, without its end-of-text, are cut into pieces of one less than an atom, each closed by an
+end-of-text. Its tail, the remaining tokens, is padded with end-of-text: to an atom, or where an atom is longer than a
+row, to whole rows. A tail of whole rows is not closed, because that would make a row of padding.
 
-Source: A.3 of the text that `atoms` names; an earlier version of it fills all tails up to the atom.
+Source: A.3 of the text that `atoms` names; an earlier version of it pads all tails to the atom.
 """
 
 from dataclasses import dataclass, replace
@@ -28,9 +28,9 @@ class PaddingView(RowsView):
     first_atoms: Int64[np.ndarray, " kept_plus_1"]
     """The first atom of each kept document, and the number of atoms."""
     atom_order: Integer[np.ndarray, " atoms"]
-    """The atom at each place of the order."""
+    """The atom at each rank of the order."""
     row_ends: Int64[np.ndarray, " places"]
-    """How many rows the atoms up to each place of the order fill; empty where all fill as many."""
+    """Number of rows that the atoms up to each rank of the order fill; empty where all fill as many."""
 
     @property
     def total_slots(self) -> int:

@@ -1,14 +1,14 @@
-"""Which sentences form which pair: the procedure that BERT's data was made with, for many documents at once.
+"""The sentences that form each pair: the procedure of BERT's own data, for many documents at once.
 
-A document is gone through sentence by sentence. Sentences gather in a chunk until it reaches the target length or the
-document ends. A takes the first few sentences of the chunk, how many is drawn. B is the rest of the chunk, or, with
-probability one half and always where there is no rest, sentences of another document from a random one on, up to the
-target; then what A left over goes back and begins the next chunk. The target is what fits, or, in one pass over a
-document of ten, a shorter length that is drawn. Where a pair is too long, the longer segment loses a token at its front
-or its end, by lot, again and again.
+A document is processed sentence by sentence. Sentences are added to a chunk until it reaches the target length or the
+document ends. A takes the first few sentences of the chunk, a random number of them. B is the second part of the chunk,
+or, with probability one half and always where there is no second part, sentences of another document from a random one
+on, up to the target; then the sentences after A begin the next chunk. The target is the length that fits, or, in one
+pass over a document of ten, a shorter random length. While a pair is too long, the longer segment loses a token at its
+front or its end, at random.
 
 All documents advance together, a chunk at a time, in arithmetic on arrays. Each draw is a hash of (seed, pass,
-document, chunk, purpose), so neither the blocks that documents are worked on in nor the number of threads shows.
+document, chunk, purpose), so the result depends neither on the blocks of documents nor on the number of threads.
 
 Source: Devlin et al., "BERT" (2019), appendix A.2.
 
@@ -27,13 +27,13 @@ from evenpack.data.sequences.sentences import SentenceIndex
 SPECIAL_TOKENS = 3
 
 _SHORT, _TARGET, _SPLIT, _NEXT, _OTHER, _START, _FRONT_A, _FRONT_B = range(8)
-"""What a draw is for."""
+"""Purposes of a draw."""
 _SHORTEST_TARGET = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairSpans:
-    """K pairs as places in the token file, in the order of (document, chunk)."""
+    """K pairs as ranges of the token file, in the order of (document, chunk)."""
 
     first_starts: Int64[np.ndarray, " K"]
     first_lengths: Int64[np.ndarray, " K"]
@@ -42,14 +42,14 @@ class PairSpans:
     second_lengths: Int64[np.ndarray, " K"]
     is_random_next: Bool[np.ndarray, " K"]
     tokens_cut: int
-    """Of A and B, where they were too long together."""
+    """Tokens cut from A and B, where they were too long together."""
     tokens_borrowed: int
-    """Of the B that are from another document, before they were cut."""
+    """Tokens of each B that is from another document, before they were cut."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Chunks:
-    """What the documents were divided into: sentences begin <= A < split <= rest < end."""
+    """The chunks of the documents: sentences begin <= A < split <= rest < end."""
 
     documents: Int64[np.ndarray, " K"]
     """Index among the split's documents."""
@@ -65,7 +65,7 @@ class PairDrawing:
     """Draws the pairs of the documents of one split."""
 
     def __init__(self, index: SentenceIndex, documents: Int64[np.ndarray, " D"], recipe: SentencePairsRecipe) -> None:
-        """`documents`: at least two, each of one sentence or more; B is taken from among them."""
+        """Takes at least two `documents`, each of one sentence or more; B is drawn from among them."""
         self._places = index.places
         self._documents = documents
         self._first_sentences = index.first_sentences[documents]
@@ -74,7 +74,7 @@ class PairDrawing:
         self._most_tokens = recipe.max_sequence_length - SPECIAL_TOKENS
 
     def draw(self, first: int, last: int, pass_number: int) -> PairSpans:
-        """The pairs of documents `first` to `last` of the split in one pass."""
+        """Returns the pairs of documents `first` to `last` of the split in one pass."""
         return self._pairs(self._chunks(first, last, pass_number))
 
     def _chunks(self, first: int, last: int, pass_number: int) -> _Chunks:
@@ -110,7 +110,7 @@ class PairDrawing:
         )
 
     def _targets(self, document_keys: UInt64[np.ndarray, " B"]) -> Int64[np.ndarray, " B"]:
-        """Tokens that a chunk is filled up to, special ones not counted."""
+        """Returns the target length of a chunk, special tokens not counted."""
         is_short = _fractions(document_keys, _SHORT) < self._recipe.short_target_probability
         choices = np.full(len(document_keys), self._most_tokens - _SHORTEST_TARGET + 1)
         return np.where(is_short, _SHORTEST_TARGET + _below(document_keys, _TARGET, choices), self._most_tokens)
@@ -136,7 +136,7 @@ class PairDrawing:
     def _random_nexts(
         self, chunks: _Chunks, first_lengths: Int64[np.ndarray, " K"]
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Another document of the split for each chunk, and the range of its sentences that could be B."""
+        """Returns another document of the split for each chunk, and the range of its sentences that could be B."""
         others = _below(chunks.keys, _OTHER, np.full(len(first_lengths), len(self._documents) - 1))
         others += others >= chunks.documents
         firsts, lasts = self._first_sentences[others], self._last_sentences[others]
@@ -155,7 +155,7 @@ class PairDrawing:
 def cut_longer(
     first: Int64[np.ndarray, " K"], second: Int64[np.ndarray, " K"], most_tokens: int
 ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-    """How many tokens A and B lose if always the longer loses one, B where they are equal, until they fit."""
+    """Returns how many tokens A and B lose if always the longer loses one, B where they are equal, until they fit."""
     excess = np.maximum(first + second - most_tokens, 0)
     first_alone = np.minimum(excess, np.maximum(first - second, 0))
     second_alone = np.minimum(excess, np.maximum(second - first, 0))
@@ -164,7 +164,7 @@ def cut_longer(
 
 
 def _fronts(removed: Int64[np.ndarray, " K"], keys: UInt64[np.ndarray, " K"], purpose: int) -> Int64[np.ndarray, " K"]:
-    """How many of the removed tokens go at the front: one fair coin each."""
+    """Returns how many of the removed tokens are taken from the front: one fair coin each."""
     words = -(-removed // 64)
     pairs = np.repeat(np.arange(len(removed)), words)
     numbers = np.arange(len(pairs)) - np.repeat(np.cumsum(words) - words, words)
@@ -174,12 +174,12 @@ def _fronts(removed: Int64[np.ndarray, " K"], keys: UInt64[np.ndarray, " K"], pu
 
 
 def _fractions(keys: UInt64[np.ndarray, " N"], purpose: int) -> Float64[np.ndarray, " N"]:
-    """Uniform in [0, 1)."""
+    """Returns uniform numbers in [0, 1)."""
     fractions: Float64[np.ndarray, " N"] = (derive_key(keys, purpose) >> np.uint64(11)) * 2.0**-53
     return fractions
 
 
 def _below(keys: UInt64[np.ndarray, " N"], purpose: int, limits: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-    """Uniform in [0, limit), but for 2**-32 x limit."""
+    """Returns uniform integers in [0, limit), with an error of 2**-32 x limit."""
     drawn = (derive_key(keys, purpose) >> np.uint64(32)) * limits.astype(np.uint64) >> np.uint64(32)
     return drawn.astype(np.int64)

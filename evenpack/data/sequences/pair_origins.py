@@ -1,6 +1,6 @@
-"""Which documents a pair of sentences was made of: two columns beside the pairs, which training never reads.
+"""The documents of each pair of sentences: two columns stored with the pairs, which training never reads.
 
-No fingerprint counts them, as they decide no step: sets that were prepared before there were any stay what they were.
+They are in no fingerprint, as they decide no step: sets that were prepared without them remain valid.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from evenpack.data.tokens.file import TokenFile, column_path
 from evenpack.errors import DataError
 
 ORIGIN_COLUMNS = {"first_starts": "<i8", "second_starts": "<i8"}
-"""Where A and B begin in the token file of the documents, special tokens left aside; by name and numpy's type."""
+"""Start of A and B in the token file of the documents, without special tokens; by name and numpy's type."""
 
 _SCANNED = 1 << 20
-"""Pairs looked at together."""
+"""Pairs scanned together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairOrigins:
-    """Of pairs that were made here of the documents of `document_file`."""
+    """The origins of pairs that were made here of the documents of `document_file`."""
 
     view: SentencePairsView
     document_file: TokenFile
@@ -32,7 +32,7 @@ class PairOrigins:
 
     @classmethod
     def open(cls, view: SentencePairsView, document_file: TokenFile) -> "PairOrigins | None":
-        """None where the pairs were prepared without the columns. Raises: DataError if one is broken."""
+        """Opens the columns; None if the pairs were prepared without them. Raises: DataError if one is broken."""
         paths = [column_path(view.token_file.prefix, name) for name in ORIGIN_COLUMNS]
         if not all(path.is_file() for path in paths):
             return None
@@ -52,7 +52,7 @@ class PairOrigins:
         )
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        """See `SequenceOrigins`; goes through both columns, 16 bytes a pair."""
+        """Returns the sequences of a document, as `SequenceOrigins` does; reads both columns, 16 bytes a pair."""
         (begin,), (length,) = self.document_file.spans(np.array([document]))
         found = []
         for start in range(0, self.view.count, _SCANNED):
@@ -63,7 +63,7 @@ class PairOrigins:
         return np.concatenate([np.zeros(0, dtype=np.int64), *found])
 
     def _holders(self, places: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-        """Which document holds each token of the file: by bisection of the mapped index, all at once."""
+        """Returns the document of each token of the file, by one bisection of the mapped index for all tokens."""
         documents = self.document_file.documents
         low, high = np.zeros_like(places), np.full_like(places, documents - 1)
         for _ in range(documents.bit_length()):
@@ -75,7 +75,7 @@ class PairOrigins:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairsAsDocuments:
-    """Of pairs that came finished: what they were made of is not known, so each row is its own document."""
+    """The origins of imported pairs: their documents are unknown, so each row is its own document."""
 
     view: SentencePairsView
 
@@ -94,7 +94,7 @@ class PairsAsDocuments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnknownOrigins:
-    """Of pairs that were prepared before their documents were noted."""
+    """The origins of pairs that were prepared before their documents were recorded."""
 
     view: SentencePairsView
     document_file: TokenFile
@@ -106,9 +106,9 @@ class UnknownOrigins:
         )
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        """Raises: DataError."""
+        """Raises DataError, because the documents are unknown."""
         raise DataError(
-            f"{self.view.token_file.prefix.parent} holds pairs whose documents were not noted when they were prepared: "
+            f"{self.view.token_file.prefix.parent} holds pairs whose documents were not recorded at preparation: "
             "prepare the same data section into another data.prepared_dir (the pairs, their order and the fingerprint "
             "will be the same) and ask there"
         )

@@ -1,6 +1,6 @@
-"""Rows that are made of pieces of documents: what `concat` and `padding` have in common.
+"""Rows made of pieces of documents: the common part of `concat` and `padding`.
 
-A piece is some tokens of a document that follow one another, and what is put behind them to fill an atom.
+A piece is a range of a document's tokens, followed by the end-of-text tokens that fill an atom.
 """
 
 from abc import abstractmethod
@@ -16,23 +16,23 @@ from evenpack.data.sequences.view import StoredView
 from evenpack.data.tokens.file import TokenFile
 
 _ROWS_AT_ONCE = 1 << 16
-"""While all rows are gone through; bounds the temporaries."""
+"""Rows processed at once when all rows are scanned; bounds the temporaries."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pieces:
-    """What the K rows asked for are made of: P pieces, row by row."""
+    """The pieces of K rows: P pieces, row by row."""
 
     documents: Int64[np.ndarray, " P"]
     """Index among the kept documents."""
     starts: Int64[np.ndarray, " P"]
     """First token within the document."""
     tokens: Int64[np.ndarray, " P"]
-    """Of the document."""
+    """Number of the document's tokens."""
     ends: Int64[np.ndarray, " P"]
-    """End-of-text behind them: 0 or 1."""
+    """End-of-text tokens after them: 0 or 1."""
     paddings: Int64[np.ndarray, " P"]
-    """End-of-text behind that, which only fills up."""
+    """End-of-text tokens after that, which are padding."""
     per_row: Int64[np.ndarray, " K"]
 
     @property
@@ -41,7 +41,7 @@ class Pieces:
         return total
 
     def segment_begins(self) -> Bool[np.ndarray, " P"]:
-        """Which pieces begin a segment: neighbours in a document stay together."""
+        """Returns which pieces begin a segment: neighbours in a document stay together."""
         begins = np.ones(len(self.starts), dtype=bool)
         begins[1:] = (self.documents[1:] != self.documents[:-1]) | (
             self.starts[1:] != self.starts[:-1] + self.tokens[:-1]
@@ -50,18 +50,18 @@ class Pieces:
         return begins
 
     def segments(self) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        """The lengths of all segments, and how many each row has."""
+        """Returns the lengths of all segments, and how many each row has."""
         begins = self.segment_begins()
         return np.add.reduceat(self.slots, np.flatnonzero(begins)), self.sum_by_row(begins)
 
     def sum_by_row(self, values: np.ndarray) -> Int64[np.ndarray, " K"]:
-        """Of what the pieces have each; every row has a piece."""
+        """Returns the sum over each row of a value per piece; every row has a piece."""
         sums: Int64[np.ndarray, " K"] = np.add.reduceat(values, self.first_of_rows, dtype=np.int64)
         return sums
 
     @property
     def first_of_rows(self) -> Int64[np.ndarray, " K"]:
-        """The first piece of each row."""
+        """Returns the first piece of each row."""
         firsts: Int64[np.ndarray, " K"] = np.cumsum(self.per_row) - self.per_row
         return firsts
 
@@ -70,8 +70,8 @@ class Pieces:
 class RowsView(StoredView):
     """Rows of `max_sequence_length` slots, of which only the last one may be shorter.
 
-    Isolated, a row has a segment for each document, and for each place where atoms meet that were no neighbours;
-    otherwise it is one.
+    With isolation, a row has a segment for each document, and a new one after each boundary of atoms that were no
+    neighbours; otherwise it is one segment.
     """
 
     recipe: ConcatRecipe | PaddingRecipe
@@ -81,15 +81,15 @@ class RowsView(StoredView):
     @property
     @abstractmethod
     def total_slots(self) -> int:
-        """Of all rows."""
+        """Slots of all rows."""
 
     @abstractmethod
     def find_pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
-        """Of these rows, which there are."""
+        """Returns the pieces of these rows, which must exist."""
 
     @abstractmethod
     def rows_near(self, place: int) -> Int64[np.ndarray, " rows"]:
-        """All rows that could hold a part of the kept document at `place`, and perhaps a few more."""
+        """Returns all rows that could hold a part of the kept document at `place`, and perhaps a few more."""
 
     @property
     def document_file(self) -> TokenFile:
@@ -112,7 +112,7 @@ class RowsView(StoredView):
         return NO_SEQUENCES if place is None else holding(self.rows_near(place), self.origins, document)
 
     def pieces(self, sequence_ids: Int64[np.ndarray, " K"]) -> Pieces:
-        """Of these rows; those of the array that was asked for last are kept, as a batch asks several questions."""
+        """Returns the pieces of these rows; caches those of the last array, which a batch requests several times."""
         last = self._last_asked
         if not last or last[0][0] is not sequence_ids:
             self._check_ids(sequence_ids)
@@ -161,7 +161,7 @@ class RowsView(StoredView):
 
     @cached_property
     def _end_of_text(self) -> int:
-        """The token that each document ends in."""
+        """Returns the token in which each document ends."""
         offsets, lengths = self.token_file.spans(self.documents[:1])
         return int(self.token_file.gather(offsets + lengths - 1, np.ones_like(lengths))[0])
 
@@ -173,7 +173,7 @@ class RowsView(StoredView):
 
 
 def most_segments(view: RowsView) -> int:
-    """Of any row of the view, which need not be stored; at least 1."""
+    """Returns the most segments of any row of the view, which need not be stored; at least 1."""
     if not view.recipe.isolate_documents:
         return 1
     most = 1
@@ -184,12 +184,12 @@ def most_segments(view: RowsView) -> int:
 
 
 def padding_of(pieces: Pieces) -> Bool[np.ndarray, " slots"]:
-    """Which slots of the pieces only fill up."""
+    """Returns which slots of the pieces are padding."""
     return ~_first_of_each(pieces.tokens + pieces.ends, pieces.paddings)
 
 
 def _first_of_each(first: Int64[np.ndarray, " P"], second: Int64[np.ndarray, " P"]) -> Bool[np.ndarray, " slots"]:
-    """True for as many as `first` says and false for as many as `second` says, in turn."""
+    """Returns True as often as `first` says and False as often as `second` says, alternately."""
     counts = np.stack([first, second], axis=1).ravel()
     return np.repeat(np.tile([True, False], len(first)), counts)
 
@@ -197,7 +197,7 @@ def _first_of_each(first: Int64[np.ndarray, " P"], second: Int64[np.ndarray, " P
 def _join_neighbours(
     offsets: Int64[np.ndarray, " P"], lengths: Int64[np.ndarray, " P"]
 ) -> tuple[Int64[np.ndarray, " slices"], Int64[np.ndarray, " slices"]]:
-    """One slice where pieces follow one another in the file, as most do: many short documents are one copy."""
+    """Returns one slice for pieces that are adjacent in the file, as most are: many short documents are one copy."""
     if len(offsets) == 0:
         return offsets, lengths
     (firsts,) = np.nonzero(np.append(True, offsets[1:] != offsets[:-1] + lengths[:-1]))

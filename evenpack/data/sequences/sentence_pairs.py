@@ -1,4 +1,4 @@
-"""`sentence_pairs` and `masked_pairs`: [CLS] A [SEP] B [SEP], in a token file that lies beside the view."""
+"""The recipes `sentence_pairs` and `masked_pairs`: [CLS] A [SEP] B [SEP], in a token file stored with the view."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,13 +18,13 @@ PAIRS = "pairs"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SentencePairsView(WholeSequencesView):
-    """Sequences are the documents of `token_file`. The two arrays are its columns; who wrote it has stored them."""
+    """Pairs that are the documents of `token_file`. The two arrays are columns stored by the writer of that file."""
 
     recipe: SentencePairsRecipe | MaskedPairsRecipe
     first_segment_lengths: UInt16[np.ndarray, " sequences"]
-    """Tokens of [CLS] A [SEP]; the rest, B [SEP], is of the other token type."""
+    """Tokens of [CLS] A [SEP]; the others, B [SEP], are of the other token type."""
     next_sentence_labels: UInt8[np.ndarray, " sequences"]
-    """0 where B goes on behind A, 1 where it is from another document."""
+    """Label: 0 where B follows A in its document, 1 where it is from another document."""
 
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
         return self.token_file.document_lengths(start, stop).astype(np.int32)
@@ -34,7 +34,7 @@ class SentencePairsView(WholeSequencesView):
         return self.token_file.spans(sequence_ids)
 
     def _save_arrays(self, directory: Path) -> None:
-        """They are there."""
+        """Does nothing: the columns are stored already."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,7 +1,7 @@
-"""Documents as sentences: text is split by `sentencex`, and a token file remembers where its sentences end.
+"""Documents as sentences: `sentencex` splits the text, and a token file stores where its sentences end.
 
-The token file is the same as ever, whole documents with end-of-text behind each; its column `sentence_lengths` holds
-the tokens of every sentence, document after document.
+The token file is the usual one, whole documents with an end-of-text after each; its column `sentence_lengths` holds the
+tokens of every sentence, document after document.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from evenpack.errors import DataError
 LANGUAGES_WITH_RULES = frozenset(
     "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk".split()  # noqa: SIM905  # a list would take 33 lines
 )
-"""Of `sentencex` 1.0; for another it takes a related language's, or English's."""
+"""Languages for which `sentencex` 1.0 has rules; another gets those of a related language, or English ones."""
 
 
 def split_sentences(text: str, language: str) -> list[str]:
-    """The sentences of a text, white space included; a line break between paragraphs ends one too."""
+    """Returns the sentences of a text, including white space; a line break between paragraphs also ends a sentence."""
     from sentencex import segment
 
     return list(segment(language, text))
@@ -28,15 +28,15 @@ def split_sentences(text: str, language: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SentenceIndex:
-    """Where the sentences of a token file are; S = sentences, D = documents.
+    """The positions of the sentences of a token file; S = sentences, D = documents.
 
-    Places count the tokens of text alone. In the file lies one end-of-text for each document before, so document d's
-    place p is token p + d of the file. Memory: 8 bytes a sentence and 8 bytes a document.
+    Positions count only the tokens of text. The file holds one end-of-text for each earlier document, so position p of
+    document d is token p + d of the file. Memory: 8 bytes a sentence and 8 bytes a document.
     """
 
     token_file: TokenFile
     places: Int64[np.ndarray, " S_plus_1"]
-    """Where each sentence begins, and the number of tokens of text. Rising: no sentence is empty."""
+    """Start of each sentence, and the number of tokens of text. Ascending: no sentence is empty."""
     first_sentences: Int64[np.ndarray, " D_plus_1"]
     """The first sentence of each document, and the number of sentences."""
 
@@ -54,7 +54,7 @@ class SentenceIndex:
 
     @classmethod
     def of(cls, token_file: TokenFile, sentence_lengths: Integer[np.ndarray, " S"]) -> "SentenceIndex":
-        """Raises: DataError if the sentences do not end where the documents end."""
+        """Builds the index. Raises: DataError if the sentences do not end where the documents end."""
         places = np.zeros(len(sentence_lengths) + 1, dtype=np.int64)
         np.cumsum(sentence_lengths, out=places[1:])
         document_places = token_file.document_offsets - np.arange(token_file.documents + 1)
@@ -62,7 +62,7 @@ class SentenceIndex:
         found = places[np.minimum(first_sentences, len(sentence_lengths))]
         if (found != document_places).any() or first_sentences[-1] != len(sentence_lengths):
             raise DataError(
-                f"the sentences beside {token_file.prefix} do not end where its documents end: they are of another "
+                f"the sentences of {token_file.prefix} do not end where its documents end: they are of another "
                 f"file; remove the folder {token_file.prefix.parent} and prepare again"
             )
         return cls(token_file=token_file, places=places, first_sentences=first_sentences)

@@ -15,31 +15,31 @@ from evenpack.data.tokens.file import TokenFile, column_path
 from evenpack.errors import DataError
 
 OrderedView = DocumentsView | ConcatView
-"""What a grid shuffle takes: sequences in the order of the corpus, each one segment."""
+"""The views that a grid shuffle takes: sequences in the order of the corpus, each one segment."""
 
 SHUFFLED = "shuffled"
 """Name of the token file's pair of files, in the folder of a source."""
 SOURCE_IDS = "shuffled_sequence_ids"
-"""The column of that token file which says which sequence of the view each document is."""
+"""Name of that token file's column with the id that each document has in the view."""
 
 _SCANNED = 1 << 20
-"""Sequences looked at together."""
+"""Sequences scanned together."""
 
 
 class ShuffledView(LocatedSequences):
     """A view of sequences that are the documents of `token_file`, each one segment.
 
-    Pickled, it is the view and the paths.
+    Its pickle holds the view and the paths.
     """
 
     def __init__(self, view: OrderedView, token_file: TokenFile) -> None:
-        """Raises: DataError if the token file is not of this view."""
+        """Opens the view. Raises: DataError if the token file is not of this view."""
         self.source_view = view
         self.token_file = token_file
         self.source_ids: Integer[np.ndarray, " sequences"] = np.load(
             column_path(token_file.prefix, SOURCE_IDS), mmap_mode="r"
         ).view(np.ndarray)
-        """Which sequence of `source_view` each one is."""
+        """Id of each sequence in `source_view`."""
         if not view.count == token_file.documents == len(self.source_ids):
             raise DataError(
                 f"{token_file.prefix} holds {token_file.documents} sequences, the view that was shuffled {view.count}: "
@@ -69,7 +69,7 @@ class ShuffledView(LocatedSequences):
         return self.token_file.document_lengths(start, stop).astype(np.int32)
 
     def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Where in the token file each sequence begins, and its length in tokens."""
+        """Returns the start of each sequence in the token file, and its length in tokens."""
         self._check_ids(sequence_ids)
         return self.token_file.spans(sequence_ids)
 
@@ -88,7 +88,7 @@ class ShuffledView(LocatedSequences):
         return self.source_view.origins(self.source_ids[sequence_ids].astype(np.int64))
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        """See `SequenceOrigins`; goes through the column of ids, since a grid's order has no inverse by arithmetic."""
+        """Returns the sequences of a document, by a scan of the ids: a grid's order has no inverse by arithmetic."""
         wanted = self.source_view.sequences_of(document)
         chunks = range(0, self.count if len(wanted) else 0, _SCANNED)
         found = [np.flatnonzero(np.isin(self.source_ids[start : start + _SCANNED], wanted)) + start for start in chunks]

@@ -1,11 +1,11 @@
 """Masks that were drawn once and are stored with the sequences, each sequence with a count of its own.
 
-    mask_offsets.npy      int64[N + 1]   where in the next two each sequence's masks begin, and their number
-    mask_positions.npy    uint16[M]      rising places within the sequence
-    mask_labels.npy       int32[M]       the tokens to guess
+    mask_offsets.npy      int64[N + 1]   start of each sequence's masks in the next two, and the number of masks
+    mask_positions.npy    uint16[M]      ascending positions within the sequence
+    mask_labels.npy       int32[M]       the tokens to predict
     most_masks.npy        uint16[L + 1]  the greatest count of a sequence of each length
 
-The sequence itself is stored as the model sees it: at each place [MASK], a random token, or the one to guess.
+The sequence itself is stored as the model sees it: at each such position [MASK], a random token, or the one to predict.
 
 N = sequences, M = masked tokens, L = the greatest length, K = sequences asked for, T = their masked tokens.
 """
@@ -19,9 +19,9 @@ from jaxtyping import Int32, Int64, Integer, UInt16
 from evenpack.errors import DataError
 
 MASK_COLUMNS = {"mask_offsets": "<i8", "mask_positions": "<u2", "mask_labels": "<i4"}
-"""Written with the sequences, by name and numpy's type."""
+"""Columns written with the sequences, by name and numpy's type."""
 MOST_MASKS = "most_masks"
-"""Follows from the others."""
+"""Name of the column that is computed from the others."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class TakenMasks:
 
     counts: Int64[np.ndarray, " K"]
     places: Int64[np.ndarray, " T"]
-    """Within the sequence."""
+    """Positions within the sequence."""
     labels: Int64[np.ndarray, " T"]
 
 
@@ -54,7 +54,7 @@ class StaticMasks:
     def counts(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]
     ) -> Int64[np.ndarray, " K"]:
-        """Masked tokens of each sequence; reads neither positions nor labels.
+        """Returns the masked tokens of each sequence; reads neither positions nor labels.
 
         Raises: DataError for a count that no sequence of that length has.
         """
@@ -70,9 +70,9 @@ class StaticMasks:
         return counts
 
     def take(self, sequence_ids: Int64[np.ndarray, " K"], lengths: Int64[np.ndarray, " K"]) -> TakenMasks:
-        """The masks of sequences that have these lengths.
+        """Returns the masks of sequences that have these lengths.
 
-        Raises: DataError if a mask lies behind the end of its sequence, or as `counts` does.
+        Raises: DataError if a mask is beyond the end of its sequence, or as `counts` does.
         """
         counts = self.counts(sequence_ids, lengths)
         before = np.cumsum(counts) - counts
@@ -82,7 +82,7 @@ class StaticMasks:
         if len(outside):
             sequence = int(np.repeat(sequence_ids, counts)[outside[0]])
             raise DataError(
-                f"mask_positions has a mask at place {places[outside[0]]} of sequence {sequence}, which is behind its "
+                f"mask_positions has a mask at position {places[outside[0]]} of sequence {sequence}, beyond its "
                 "end: the stored masks are damaged or of other sequences; prepare again"
             )
         return TakenMasks(counts=counts, places=places, labels=self.mask_labels[chosen].astype(np.int64))
@@ -91,7 +91,7 @@ class StaticMasks:
 def most_masks_by_length(
     mask_offsets: Int64[np.ndarray, " N_plus_1"], lengths: Iterable[Integer[np.ndarray, " chunk"]], *, longest: int
 ) -> UInt16[np.ndarray, " L_plus_1"]:
-    """`most_masks` of sequences whose lengths come some at a time; 0 where no sequence has the length."""
+    """Returns `most_masks` of sequences whose lengths come some at a time; 0 where no sequence has the length."""
     most = np.zeros(longest + 1, dtype=np.uint16)
     first = 0
     for chunk in lengths:

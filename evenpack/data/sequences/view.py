@@ -1,8 +1,8 @@
-"""What a recipe makes of the documents of a split: sequences, found by arithmetic, no token copied.
+"""The sequences that a recipe makes of the documents of a split, computed by arithmetic, without a copy of any token.
 
-A view holds one or two numbers a document (or a cut), so that a sequence is found without a search through lengths.
-Built from 1e8 documents they take seconds and gigabytes, too much to do again in every worker of every rank.
-`prepare` therefore stores them as .npy files; an opened view maps these, and pickles as the name of its folder.
+A view holds one or two numbers per document (or cut), so that a sequence is found without a search through lengths.
+For 1e8 documents they take seconds to compute and gigabytes of memory, too much for every worker of every rank.
+`prepare` therefore stores them as .npy files; an opened view maps these, and its pickle is the name of its folder.
 """
 
 import json
@@ -29,7 +29,7 @@ _CHUNK_SEQUENCES = 1 << 20
 
 @runtime_checkable
 class SequenceView(Protocol):
-    """The sequences of one split of one source, numbered from 0; K = sequences asked for.
+    """The sequences of one split of one source, numbered from 0; K = number of requested sequences.
 
     A sequence has one segment, or several where documents share it and must not see each other. Ids outside
     [0, count) raise IndexError.
@@ -40,53 +40,53 @@ class SequenceView(Protocol):
 
     @property
     def count(self) -> int:
-        """Sequences."""
+        """Number of sequences."""
 
     @property
     def max_segments_per_sequence(self) -> int:
-        """Exact, and at least 1."""
+        """Returns the exact maximum, at least 1."""
 
     @property
     def accounting(self) -> TokenAccounting: ...
 
     def lengths(self, start: int = 0, stop: int | None = None) -> Int32[np.ndarray, " asked"]:
-        """Tokens of the sequences `start` to `stop`, by default of all; takes memory for those asked for alone."""
+        """Returns the tokens of the sequences `start` to `stop`, by default of all; takes memory for these alone."""
 
     def segments(
         self, sequence_ids: Int64[np.ndarray, " K"]
     ) -> tuple[Int64[np.ndarray, " segments"], Int64[np.ndarray, " K"]]:
-        """The lengths of all segments, sequence by sequence, and how many each sequence has."""
+        """Returns the lengths of all segments, sequence by sequence, and how many each sequence has."""
 
     def gather(self, sequence_ids: Int64[np.ndarray, " K"]) -> Integer[np.ndarray, " tokens"]:
-        """The tokens of the sequences, concatenated, in the token file's type."""
+        """Returns the tokens of the sequences, concatenated, in the token file's type."""
 
     def statistics(
         self, sequence_ids: Int64[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Of each sequence: segments and the sum of their squared lengths.
+        """Returns, for each sequence, its segments and the sum of their squared lengths.
 
-        Reads no token; `lengths` are those of the sequences, which a plan knows already.
+        It reads no token; `lengths` are those of the sequences, which a plan knows already.
         """
 
     def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":
-        """What only fills each sequence up. Reads no token. None: no sequence has any."""
+        """Returns the padding of each sequence, or None if no sequence has any. Reads no token."""
 
     def padding(self, sequence_ids: Int64[np.ndarray, " K"]) -> Bool[np.ndarray, " tokens"] | None:
-        """Which tokens of the sequences only fill them up; None: none. Reads no token."""
+        """Returns which tokens of the sequences are padding, or None if there are none. Reads no token."""
 
 
 class PaddingCounts(NamedTuple):
-    """Of each of K sequences, what only fills it up."""
+    """The padding inside each of K sequences."""
 
     tokens: Int64[np.ndarray, " K"]
     targets: Int64[np.ndarray, " K"]
-    """Of these, how many would be predicted as other tokens are."""
+    """Number of these that would be targets if they were treated as other tokens."""
     squared_lengths: Int64[np.ndarray, " K"]
-    """What they add to the sum of squared lengths over its segments."""
+    """Their part of the sum of squared lengths over the sequence's segments."""
 
 
 def length_chunks(view: SequenceView) -> Iterator[Int32[np.ndarray, " chunk"]]:
-    """The lengths of all sequences in order, some at a time: 4 MB for a billion sequences too."""
+    """Yields the lengths of all sequences in order, some at a time: 4 MB for a billion sequences too."""
     for start in range(0, view.count, _CHUNK_SEQUENCES):
         yield view.lengths(start, min(start + _CHUNK_SEQUENCES, view.count))
 
@@ -97,7 +97,7 @@ class NumberedSequences:
     @property
     @abstractmethod
     def count(self) -> int:
-        """How many there are."""
+        """Number of sequences."""
 
     def _check_ids(self, sequence_ids: Int64[np.ndarray, " K"]) -> None:
         if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.count:
@@ -107,13 +107,13 @@ class NumberedSequences:
 
 
 class LocatedSequences(NumberedSequences):
-    """Sequences that each lie in one piece in the token file and are one segment."""
+    """Sequences that each are contiguous in the token file and one segment."""
 
     token_file: TokenFile
 
     @abstractmethod
     def locate(self, sequence_ids: Int64[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """Where in the token file each sequence begins, and its length in tokens."""
+        """Returns the start of each sequence in the token file, and its length in tokens."""
 
     def segments(
         self, sequence_ids: Int64[np.ndarray, " K"]
@@ -137,14 +137,14 @@ ViewT = TypeVar("ViewT", bound="StoredView")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredView(NumberedSequences):
-    """What the views share, and their place on disk. The fields that a subclass adds are arrays, one file each."""
+    """The common part of all views, and their storage. The fields that a subclass adds are arrays, one file each."""
 
     recipe: Recipe
     token_file: TokenFile
     accounting: TokenAccounting
     max_segments_per_sequence: int
     directory: Path | None
-    """Where the arrays are stored and mapped from; None: in memory only."""
+    """Folder in which the arrays are stored and from which they are mapped; None: in memory only."""
 
     @property
     def max_sequence_length(self) -> int:
@@ -161,13 +161,13 @@ class StoredView(NumberedSequences):
         return None
 
     def release_pages(self) -> None:
-        """Takes what was read of the view's and the tokens' files out of this process' memory; it can be read again."""
+        """Removes the pages of the view's and the tokens' files from this process's memory; they can be read again."""
         self.token_file.release_pages()
         for name in _array_names(type(self)):
             release_mapped_pages(getattr(self, name))
 
     def save(self, directory: Path) -> None:
-        """Stores the view. The description goes first and comes last, so that a folder with one is whole."""
+        """Stores the view. The description is removed first and written last, so that a folder with one is complete."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / _DESCRIPTION).unlink(missing_ok=True)
         fsync_directory(directory)
@@ -193,11 +193,11 @@ class StoredView(NumberedSequences):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WholeSequencesView(LocatedSequences, StoredView):
-    """A stored view whose sequences each lie in one piece in the token file."""
+    """A stored view whose sequences each are contiguous in the token file."""
 
 
 def read_description(directory: Path) -> dict[str, Any]:
-    """The recipe and figures of a stored view. Raises: DataError if they are missing or unreadable."""
+    """Returns the recipe and figures of a stored view. Raises: DataError if they are missing or unreadable."""
     try:
         description: dict[str, Any] = json.loads((directory / _DESCRIPTION).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

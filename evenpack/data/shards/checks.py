@@ -1,4 +1,4 @@
-"""What makes rows of a shard masked pairs, and what `prepare` asks of them beyond that.
+"""Checks of a shard's rows: whether they are masked pairs, and whether they meet the limits of `prepare`.
 
 Shapes: K = sequences, T = their tokens, M = masked tokens.
 """
@@ -17,7 +17,7 @@ from evenpack.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RawSequences:
-    """K sequences as a shard has them, with their rows."""
+    """K sequences as read from a shard, with their rows."""
 
     path: Path
     rows: Int64[np.ndarray, " K"]
@@ -30,7 +30,7 @@ class RawSequences:
     mask_labels: Int64[np.ndarray, " M"]
 
     def place(self, sequence: int) -> str:
-        """File and row, for people; of a row of several sequences also which."""
+        """Returns a description of file and row, and of the sequence in a row of several."""
         row = self.rows[sequence]
         before = np.searchsorted(self.rows, row)
         is_alone = np.count_nonzero(self.rows == row) == 1
@@ -40,20 +40,20 @@ class RawSequences:
 
 @dataclass(frozen=True, kw_only=True)
 class RowLimits:
-    """What a run's recipe and vocabulary say of a row."""
+    """The limits that a run's recipe and vocabulary set for a row."""
 
     max_sequence_length: int
     max_predictions: int
     vocabulary_size: int
     pair_tokens: PairTokens | None
-    """None where only the vocabulary's size is known."""
+    """Special tokens of pairs; None where only the vocabulary's size is known."""
 
 
 def checked(raw: RawSequences) -> MaskedSequences:
-    """The sequences, if each is a masked pair.
+    """Returns the sequences, if each is a masked pair.
 
     Raises: DataError naming file and row of an empty sequence, segments that are not zeros followed by ones, a label
-    that is neither 0 nor 1, or masked positions that do not rise, are [CLS]'s, or lie behind the sequence's end.
+    that is neither 0 nor 1, or masked positions that do not ascend, are [CLS]'s, or are beyond the sequence's end.
     """
     if (bad := _first(raw.lengths < 1)) is not None:
         raise DataError(f"{raw.place(bad)}: it holds no token")
@@ -79,8 +79,11 @@ def checked(raw: RawSequences) -> MaskedSequences:
 
 
 def check_limits(sequences: MaskedSequences, limits: RowLimits, place: Callable[[int], str]) -> None:
-    """Raises: DataError naming file and row of the first sequence that is too long, has more masks than the cap, holds
-    an id outside the vocabulary, or does not begin and end with the vocabulary's [CLS] and [SEP]."""
+    """Checks the limits of some sequences.
+
+    Raises: DataError naming file and row of the first sequence that is too long, has more masks than the cap, holds
+    an id outside the vocabulary, or does not begin and end with the vocabulary's [CLS] and [SEP].
+    """
     lengths, counts = sequences.lengths, sequences.mask_counts
     if (bad := _first(lengths > limits.max_sequence_length)) is not None:
         raise DataError(
@@ -121,7 +124,7 @@ def _check_ends(sequences: MaskedSequences, special: PairTokens, place: Callable
 
 
 def _check_places(raw: RawSequences) -> None:
-    """Position 0, which pads shards of fixed width, is [CLS]'s, and nobody masks that."""
+    """Checks masked positions; position 0, which pads shards of fixed width, is [CLS]'s, which is never masked."""
     places, counts = raw.mask_places, raw.mask_counts
     outside = (places < 1) | (places >= np.repeat(raw.lengths, counts))
     if (bad := _first_part(outside, counts)) is not None:
@@ -132,7 +135,7 @@ def _check_places(raw: RawSequences) -> None:
     same_sequence = np.diff(np.repeat(np.arange(len(counts)), counts)) == 0
     falls = np.append(False, (np.diff(places) <= 0) & same_sequence)[: len(places)]
     if (bad := _first_part(falls, counts)) is not None:
-        raise DataError(f"{raw.place(bad)}: masked_lm_positions does not rise")
+        raise DataError(f"{raw.place(bad)}: masked_lm_positions does not ascend")
 
 
 def _first(wrong: Bool[np.ndarray, " K"]) -> int | None:
@@ -141,6 +144,6 @@ def _first(wrong: Bool[np.ndarray, " K"]) -> int | None:
 
 
 def _first_part(wrong: Bool[np.ndarray, " N"], parts: Int64[np.ndarray, " K"]) -> int | None:
-    """Which of the K parts that N values are divided into has the first wrong one."""
+    """Returns the first of K parts, into which N values are divided, that has a wrong value."""
     bad = _first(wrong)
     return None if bad is None else int(np.searchsorted(np.cumsum(parts), bad, side="right"))

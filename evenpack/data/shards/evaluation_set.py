@@ -1,4 +1,4 @@
-"""The fixed evaluation set: samples at equal distances among all that the evaluation text gives.
+"""The fixed evaluation set: samples at equal distances among all rows of the evaluation text.
 
 MLPerf's rule is 10,000 samples of the rows of eval.txt (ten passes over it), the i-th of them row floor(i x N / 10,000)
 in double precision: `cleanup_scripts/pick_eval_samples.py` of mlcommons/training, language_model/tensorflow/bert.
@@ -23,7 +23,7 @@ MLPERF_SAMPLES = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class PickedSet:
-    """What was picked from what."""
+    """Counts of a picked set and of its source."""
 
     file: Path
     samples: int
@@ -32,7 +32,10 @@ class PickedSet:
 
 
 def evenly_spaced(candidates: int, samples: int) -> Int64[np.ndarray, " samples"]:
-    """Rising numbers of samples below `candidates`, by the rule above. Raises: DataError if there are too few."""
+    """Returns ascending numbers of samples below `candidates`, by the rule above.
+
+    Raises: DataError if there are too few.
+    """
     if samples > candidates:
         raise DataError(
             f"{samples} samples cannot be picked from {candidates}: give all shards of the evaluation text, or pick "
@@ -45,9 +48,9 @@ def evenly_spaced(candidates: int, samples: int) -> Int64[np.ndarray, " samples"
 def pick_evaluation_set(
     files: tuple[Path, ...], output: Path, *, samples: int, layout: WrittenLayout | None, progress: Progress
 ) -> PickedSet:
-    """Writes the evaluation set that `files` give, in their order; `layout` None: theirs, `variable` of packed ones.
+    """Writes the evaluation set of `files`, in order; `layout` None: that of the files, `variable` for packed ones.
 
-    The picked rows are held in memory, and no others.
+    Only the picked rows are held in memory.
 
     Raises: DataError for shards that are wrong, or hold too few rows; ConfigError if `output` exists.
     """
@@ -69,7 +72,7 @@ def pick_evaluation_set(
 
 
 def _pick(shards: ShardSet, samples: int, progress: Progress) -> tuple[MaskedSequences, int]:
-    """The chosen sequences and how many there were to choose from."""
+    """Returns the picked sequences and the number of candidates."""
     candidates = shards.rows if shards.layout != "packed" else _count(shards, progress)
     chosen = evenly_spaced(candidates, samples)
     piece = progress.begin("picking", unit="bytes")
@@ -83,7 +86,7 @@ def _pick(shards: ShardSet, samples: int, progress: Progress) -> tuple[MaskedSeq
 
 
 def _count(shards: ShardSet, progress: Progress) -> int:
-    """The sequences of packed rows, which no header tells."""
+    """Returns the sequences of packed rows, which no header counts."""
     piece, count = progress.begin("counting sequences", unit="bytes"), 0
     for part in read_slices(shards):
         count += len(part.sequences.lengths)

@@ -19,7 +19,7 @@ _SPLITS: tuple[Split, ...] = ("train", "validation")
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedSplit:
-    """What was written of one split of one source."""
+    """The counts of one exported split of one source."""
 
     source: str
     split: Split
@@ -30,7 +30,7 @@ class ExportedSplit:
 def export_shards(
     prepared: PreparedData, directory: Path, *, layout: WrittenLayout, rows_per_shard: int, progress: Progress
 ) -> list[ExportedSplit]:
-    """Writes all splits of all sources; the directory takes its name once it is whole and on disk.
+    """Writes all splits of all sources; the directory is renamed to its final name once it is complete and on disk.
 
     Args:
         directory: must not exist yet, or be empty.
@@ -54,7 +54,7 @@ def export_shards(
 
 
 def _form(config: DataConfig, layout: WrittenLayout, vocabulary_size: int) -> ShardForm:
-    """Raises: ConfigError if there are no masks to write."""
+    """Returns the form of the shards. Raises: ConfigError if there are no masks to write."""
     recipe = config.recipe
     if not config.has_stored_masks:
         raise ConfigError(
@@ -73,7 +73,7 @@ def _form(config: DataConfig, layout: WrittenLayout, vocabulary_size: int) -> Sh
 def _write_split(
     view: MaskedPairsView, folder: Path, form: ShardForm, rows_per_shard: int, progress: Progress, *, name: str
 ) -> int:
-    """Writes a split in shards of nearly equal size. Returns: how many."""
+    """Writes a split in shards of nearly equal size. Returns: the number of shards."""
     folder.mkdir(parents=True)
     shards = -(-view.count // rows_per_shard)
     bounds = [view.count * shard // shards for shard in range(shards + 1)]

@@ -27,17 +27,17 @@ MASKS = ("masked_lm_positions", "masked_lm_ids")
 LABELS = "next_sentence_labels"
 PACKED = ("packed_input_len", "packed_masked_lm_len")
 _FOREIGN = {"next_sentence_positions", "next_sentence_weights", "positions"}
-"""Of rows that were packed by others (Graphcore, Habana)."""
+"""Datasets of rows that other systems packed (Graphcore, Habana)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One file."""
+    """One HDF5 file."""
 
     path: Path
     rows: int
     chunk_rows: int
-    """That are compressed together, and so read together; 1 where rows are not."""
+    """Rows that are compressed together, and so read together; 1 where rows are not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,9 @@ class ShardSet:
     shards: tuple[Shard, ...]
     layout: Layout
     row_slots: int | None
-    """Of `fixed`: places of a row."""
+    """Slots of a row of `fixed`."""
     mask_slots: int | None
-    """Of `fixed`: masks that fit a row."""
+    """Masks that fit into a row of `fixed`."""
 
     @property
     def rows(self) -> int:
@@ -57,12 +57,12 @@ class ShardSet:
 
     @property
     def total_bytes(self) -> int:
-        """Of the files."""
+        """Bytes of all files."""
         return sum(shard.path.stat().st_size for shard in self.shards)
 
     @classmethod
     def open(cls, files: tuple[Path, ...]) -> "ShardSet":
-        """Looks at every file's header, and reads no row.
+        """Reads every file's header, and no row.
 
         Raises: DataError naming the file that is no such shard, or does not agree with the first; ConfigError
         without h5py.
@@ -84,12 +84,12 @@ class ShardSet:
                 )
         assert first is not None, "a path leads to one file at least"
         if not any(shard.rows for shard in shards):
-            raise DataError(f"{files[0]} and the {len(files) - 1} shards behind it hold no row")
+            raise DataError(f"{files[0]} and the {len(files) - 1} shards after it hold no row")
         return cls(shards=tuple(shards), layout=first[0], row_slots=first[1], mask_slots=first[2])
 
 
 def import_h5py() -> Any:
-    """The module that reads and writes HDF5. Raises: ConfigError if it is not installed."""
+    """Returns the module that reads and writes HDF5. Raises: ConfigError if it is not installed."""
     try:
         import h5py
     except ImportError as error:
@@ -101,7 +101,7 @@ def import_h5py() -> Any:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[Any]:
-    """A shard as an `h5py.File`. Raises: DataError naming the file, also for what h5py meets within the block."""
+    """Opens a shard as an `h5py.File`. Raises: DataError naming the file, also for errors of h5py within the block."""
     h5py = import_h5py()
     try:
         with h5py.File(path, "r") as file:
@@ -133,13 +133,13 @@ def _layout_of(file: Any, path: Path) -> Layout:
 
 
 def datasets_of(layout: Layout) -> tuple[str, ...]:
-    """The names of a layout's datasets."""
+    """Returns the names of a layout's datasets."""
     extra = {"fixed": ("input_mask",), "variable": (), "packed": PACKED}[layout]
     return (*ROWS, *extra, *MASKS, LABELS)
 
 
 def _check_shapes(file: Any, layout: Layout, path: Path) -> tuple[int | None, int | None]:
-    """Slots of a row and of its masks. Raises: DataError for datasets of other types, or that do not agree."""
+    """Returns the slots of a row and of its masks. Raises: DataError for datasets of wrong types or unequal shapes."""
     h5py = import_h5py()
     rows = file["input_ids"].shape[:1]
     widths = tuple(file[name].shape[1:] for name in ("input_ids", MASKS[0]))
@@ -155,7 +155,7 @@ def _check_shapes(file: Any, layout: Layout, path: Path) -> tuple[int | None, in
             width = widths[name in MASKS]
         if dataset.shape != (*rows, *width) or len(width) != (layout == "fixed" and name != LABELS):
             raise DataError(
-                f"{path}: {name} has the shape {dataset.shape} beside input_ids of {file['input_ids'].shape} and "
+                f"{path}: {name} has the shape {dataset.shape} with input_ids of {file['input_ids'].shape} and "
                 f"{MASKS[0]} of {file[MASKS[0]].shape}; a shard of layout {layout} has a row of equal width in each"
             )
     return (widths[0][0], widths[1][0]) if layout == "fixed" else (None, None)

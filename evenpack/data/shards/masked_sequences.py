@@ -1,4 +1,4 @@
-"""Some finished pairs with their masks, as shards hold them and as `prepare` stores them.
+"""Finished pairs with their masks, as shards hold them and as `prepare` stores them.
 
 Shapes: K = sequences, T = their tokens, M = masked tokens.
 """
@@ -18,20 +18,20 @@ class MaskedSequences:
     """K sequences, concatenated; with the columns of `MaskedPairsView`."""
 
     tokens: Integer[np.ndarray, " T"]
-    """As the model sees them: [MASK], a random token or the one to guess at each masked place."""
+    """Tokens as the model sees them: [MASK], a random token or the original one at each masked position."""
     lengths: Int64[np.ndarray, " K"]
     first_segment_lengths: Int64[np.ndarray, " K"]
-    """Tokens of [CLS] A [SEP]; the rest is of the other token type."""
+    """Tokens of [CLS] A [SEP]; the others are of the other token type."""
     next_sentence_labels: Int64[np.ndarray, " K"]
     mask_counts: Int64[np.ndarray, " K"]
     mask_places: Int64[np.ndarray, " M"]
-    """Rising within each sequence."""
+    """Ascending positions within each sequence."""
     mask_labels: Int64[np.ndarray, " M"]
-    """The tokens to guess."""
+    """The tokens to predict."""
 
     @classmethod
     def of_view(cls, view: MaskedPairsView, first: int, last: int) -> "MaskedSequences":
-        """The sequences `first` to `last` of a prepared split."""
+        """Returns the sequences `first` to `last` of a prepared split."""
         ids = np.arange(first, last)
         lengths = view.lengths(first, last).astype(np.int64)
         masks = view.masks.take(ids, lengths)
@@ -47,24 +47,24 @@ class MaskedSequences:
 
     @property
     def ends(self) -> Int64[np.ndarray, " K"]:
-        """Behind each sequence's last token."""
+        """Returns the end of each sequence, one past its last token."""
         return np.cumsum(self.lengths)
 
     def restored_tokens(self) -> Integer[np.ndarray, " T"]:
-        """The tokens before any was masked."""
+        """Returns the tokens before masking."""
         tokens = self.tokens.copy()
         tokens[np.repeat(self.ends - self.lengths, self.mask_counts) + self.mask_places] = self.mask_labels
         return tokens
 
     def identities(self) -> UInt64[np.ndarray, " K"]:
-        """XXH3 (64 bits) of each sequence before masking, whatever type its tokens have: duplicates share it."""
+        """Returns XXH3 (64 bits) of each sequence before masking, for any type of tokens; duplicates share it."""
         content = np.ascontiguousarray(self.restored_tokens(), dtype="<u4").view(np.uint8).data
         bounds = [0, *(4 * self.ends).tolist()]
         hashes = (xxhash.xxh3_64_intdigest(content[start:stop]) for start, stop in pairwise(bounds))
         return np.fromiter(hashes, dtype=np.uint64, count=len(self.lengths))
 
     def select(self, chosen: Bool[np.ndarray, " K"]) -> "MaskedSequences":
-        """The chosen ones, in their order."""
+        """Returns the chosen sequences, in their order."""
         masks = np.repeat(chosen, self.mask_counts)
         return MaskedSequences(
             tokens=self.tokens[np.repeat(chosen, self.lengths)],

@@ -1,4 +1,4 @@
-"""Rows of shards, some thousand at a time: never a whole shard.
+"""Reads rows of shards, some thousand at a time: never a whole shard.
 
 Shapes: R = rows, S = slots of a row, P = masks that fit a row, K = sequences, T = tokens, M = masked tokens.
 """
@@ -17,26 +17,26 @@ from evenpack.data.shards.masked_sequences import MaskedSequences
 from evenpack.errors import DataError
 
 ROWS_AT_ONCE = 2048
-"""Some 10 MB of rows of 512 slots, a few times that while they are looked at."""
+"""Rows read at once: some 10 MB of rows of 512 slots, a few times that while they are checked."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardSlice:
-    """Some rows in a row."""
+    """Some consecutive rows of the set."""
 
     sequences: MaskedSequences
     place: Callable[[int], str]
-    """File and row of the n-th of these sequences, for people."""
+    """Returns a description of file and row of the n-th of these sequences."""
     rows_read: int
-    """Of the whole set, these rows included."""
+    """Rows read of the whole set, including these."""
     bytes_read: int
-    """Of `ShardSet.total_bytes`, in proportion to the rows of the file."""
+    """Bytes read of `ShardSet.total_bytes`, in proportion to the rows of the file."""
 
 
 def read_slices(shards: ShardSet, start: int = 0) -> Iterator[ShardSlice]:
-    """The set's rows from number `start` on; what lies before is not read.
+    """Yields the set's rows from number `start` on; earlier rows are not read.
 
-    Raises: DataError naming file and row for what cannot be a masked pair.
+    Raises: DataError naming file and row for a row that cannot be a masked pair.
     """
     rows_before = bytes_before = 0
     for shard in shards.shards:
@@ -57,7 +57,7 @@ def read_slices(shards: ShardSet, start: int = 0) -> Iterator[ShardSlice]:
 
 
 def _ranges(first: int, rows: int, chunk_rows: int) -> Iterator[tuple[int, int]]:
-    """Whole chunks, so that none is decompressed twice."""
+    """Yields ranges of whole chunks, so that none is decompressed twice."""
     at_once = max(1, ROWS_AT_ONCE // chunk_rows) * chunk_rows
     while first < rows:
         end = min((first // at_once + 1) * at_once, rows)
@@ -74,7 +74,7 @@ def _read_fixed(file: Any, begin: int, end: int, path: Path) -> RawSequences:
     is_mask = np.arange(places.shape[1]) < counts[:, None]
     _refuse((filled != is_token).any(axis=1), begin, path, "input_mask is not ones followed by zeros")
     _refuse(
-        ((places != 0) != is_mask).any(axis=1), begin, path, "masked_lm_positions has a position behind its padding (0)"
+        ((places != 0) != is_mask).any(axis=1), begin, path, "masked_lm_positions has a position after its padding (0)"
     )
     return RawSequences(
         path=path,
@@ -141,7 +141,7 @@ _READERS = {"fixed": _read_fixed, "variable": _read_variable, "packed": _read_pa
 
 
 def _lengths(rows: np.ndarray) -> Int64[np.ndarray, " R"]:
-    """Of variable-length rows."""
+    """Returns the lengths of variable-length rows."""
     return np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
 
 

@@ -1,8 +1,8 @@
 """Masked sequences as shards, in the layouts `fixed` and `variable`.
 
-`fixed` has the types of NVIDIA's DeepLearningExamples (int32 ids and positions, int8 the rest), compressed by gzip, and
-zeros for padding whatever the vocabulary's [PAD]; `variable` those of its MLPerf submissions (int16 ids below a
-vocabulary of 32,768, else int32), which HDF5 does not compress.
+`fixed` has the types of NVIDIA's DeepLearningExamples (int32 ids and positions, int8 for the others), compressed by
+gzip, and zeros for padding whatever the vocabulary's [PAD]; `variable` has those of its MLPerf submissions (int16 ids
+below a vocabulary of 32,768, else int32), which HDF5 does not compress.
 
 Shapes: K = sequences, S = slots of a row, P = masks that fit a row, V = values.
 """
@@ -22,13 +22,13 @@ from evenpack.data.shards.masked_sequences import MaskedSequences
 WrittenLayout = Literal["fixed", "variable"]
 
 _CHUNK_ROWS = 256
-"""Compressed together: half a megabyte of ids at 512 slots."""
+"""Rows that are compressed together: half a megabyte of ids at 512 slots."""
 _GZIP_LEVEL = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardForm:
-    """What the shards of a set have in common."""
+    """The common properties of a set's shards."""
 
     layout: WrittenLayout
     row_slots: int
@@ -37,7 +37,7 @@ class ShardForm:
 
     @property
     def types(self) -> dict[str, str]:
-        """numpy's name of each dataset's type."""
+        """Numpy's name of each dataset's type."""
         is_small = self.layout == "variable" and max(self.vocabulary_size, self.row_slots) <= 1 << 15
         number = "<i2" if is_small else "<i4"
         return {
@@ -47,7 +47,7 @@ class ShardForm:
 
 
 class ShardWriter:
-    """Fills one shard of a known number of rows."""
+    """Writes one shard of a known number of rows."""
 
     def __init__(self, file: Any, form: ShardForm, rows: int) -> None:
         h5py = import_h5py()
@@ -65,7 +65,7 @@ class ShardWriter:
                 file.create_dataset(name, (rows,), kind if name == LABELS else h5py.vlen_dtype(np.dtype(kind)))
 
     def append(self, sequences: MaskedSequences) -> None:
-        """Writes the next rows. They fit the form."""
+        """Writes the next rows, which must fit the form."""
         here = slice(self._rows_written, self._rows_written + len(sequences.lengths))
         starts = np.repeat(sequences.ends - sequences.lengths, sequences.lengths)
         in_sequence = np.arange(len(sequences.tokens)) - starts
@@ -90,12 +90,12 @@ class ShardWriter:
         else:
             rows = np.empty(len(lengths), dtype=object)
             for index, row in enumerate(np.split(typed, np.cumsum(lengths)[:-1])):
-                rows[index] = row  # all at once, rows of one length would become a matrix
+                rows[index] = row  # assigned one by one, since rows of one length would become a matrix
         dataset[here] = rows
 
 
 @contextmanager
 def new_shard(path: Path, form: ShardForm, rows: int) -> Iterator[ShardWriter]:
-    """Writes a shard of so many rows, at least one, at `path`; the caller sees to it that it is whole or not there."""
+    """Writes a shard of so many rows, at least one, at `path`; the caller makes it atomic."""
     with import_h5py().File(path, "w") as file:
         yield ShardWriter(file, form, rows)

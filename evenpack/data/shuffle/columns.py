@@ -2,8 +2,8 @@
 
 00012.tokens     its sequences in their new order, row after row
 00012.lengths    int32[sequences]
-00012.ids        int32 or int64[sequences]: which sequence of the view each is
-00012.json       written last: a column that has it is whole
+00012.ids        int32 or int64[sequences]: the id of each sequence in the view
+00012.json       written last: a column that has it is complete
 """
 
 import json
@@ -24,13 +24,13 @@ from evenpack.errors import DataError
 from evenpack.files import atomic_open, write_json
 
 _CHUNKS_MAPPED = 16
-"""After so many the pages that they were read from are let go of."""
+"""Number of chunks after which the mapped pages of the source are released."""
 _SUFFIXES = ("tokens", "lengths", "ids")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What of a column belongs to one row."""
+    """The part of a column that belongs to one row."""
 
     sequences: int
     tokens: int
@@ -43,18 +43,18 @@ class Column:
     """A finished column."""
 
     shards: tuple[Shard, ...]
-    """By row."""
+    """Shards by row."""
     content: int
-    """Of all its sequences, as they were read."""
+    """Content hash of all its sequences, as they were read."""
 
     @cached_property
     def first_tokens(self) -> tuple[int, ...]:
-        """Where the tokens of each row's shard begin in the column, and where the last one ends."""
+        """Returns the start of each row's shard in the column, in tokens, and the end of the last one."""
         return tuple(accumulate((shard.tokens for shard in self.shards), initial=0))
 
     @cached_property
     def first_sequences(self) -> tuple[int, ...]:
-        """The same, in sequences."""
+        """Returns the same, in sequences."""
         return tuple(accumulate((shard.sequences for shard in self.shards), initial=0))
 
     @property
@@ -68,14 +68,17 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFolder:
-    """Where the columns of a shuffle lie until its rows are written."""
+    """The folder of a shuffle's columns until its rows are written."""
 
     folder: Path
     id_type: np.dtype
     buffer: TokenBuffer
 
     def read(self, column: int, *, rows: int) -> Column | None:
-        """None unless the column is whole. Raises: DataError if its record is not one of so many rows."""
+        """Returns the column; None unless it is complete.
+
+        Raises: DataError if its record is not one of so many rows.
+        """
         path = self._path(column, "json")
         if not path.is_file():
             return None
@@ -93,7 +96,10 @@ class ColumnFolder:
     def write(
         self, column: int, view: OrderedView, grid: Grid, first: int, stop: int, *, told: Callable[[int], None]
     ) -> Column:
-        """Loads the sequences `first` to `stop` of the view and writes them permuted. `told`: bytes read so far."""
+        """Loads the sequences `first` to `stop` of the view and writes them permuted.
+
+        `told` is called with the bytes read.
+        """
         sequences = self._load(view, first, stop, told)
         content = sequences.content()
         order = grid.column_order(column, stop - first)
@@ -158,7 +164,7 @@ def _write_shard(sequences: Sequences, order: np.ndarray, files: tuple[IO[Any], 
 
 
 def _read(path: Path, offset: int, into: memoryview) -> None:
-    """Raises: DataError if the file is not there, or ends before."""
+    """Reads values from a file. Raises: DataError if the file is missing or too short."""
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(offset)
@@ -170,4 +176,4 @@ def _read(path: Path, offset: int, into: memoryview) -> None:
                     )
                 into = into[read:]
     except FileNotFoundError as error:
-        raise DataError(f"{path} is gone: remove {path.parent} and prepare again") from error
+        raise DataError(f"{path} is missing: remove {path.parent} and prepare again") from error

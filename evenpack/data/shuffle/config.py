@@ -1,4 +1,4 @@
-"""The section `data.shuffle:`, how the training sequences of a source are brought into random order."""
+"""The section `data.shuffle:`, the way in which the training sequences of a source are put into random order."""
 
 from typing import Annotated, Any, Literal
 
@@ -51,7 +51,7 @@ class GridShuffle(Section):
 
 
 def _kind_alone(value: Any) -> Any:
-    """`shuffle: grid` is short for `shuffle: {kind: grid}`."""
+    """Accepts `shuffle: grid` as short for `shuffle: {kind: grid}`."""
     return {"kind": value} if isinstance(value, str) else value
 
 

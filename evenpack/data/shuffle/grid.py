@@ -1,12 +1,12 @@
-"""The grid of a shuffle: how many rows and columns keep a memory limit, and which sequence goes where.
+"""The grid of a shuffle: how many rows and columns keep a memory limit, and the position of each sequence.
 
 The sequences of a source, in their order, are cut into C columns of nearly equal tokens. The first pass loads column
 after column, permutes it, and cuts it into R shards of nearly equal numbers of sequences. The second pass loads row
-after row, shard r of every column, permutes it, and writes it. So two passes over the corpus bring any sequence to any
-row and any place of it, and neither holds more than a column or a row.
+after row, shard r of every column, permutes it, and writes it. So two passes over the corpus can move any sequence to
+any position of any row, and neither holds more than a column or a row.
 
-Were the shards of a column cut at random sizes, the result would be a uniform permutation (Rao 1961; Sandelius 1962);
-equal sizes spread every column evenly over the rows, more evenly than chance would.
+If the shards of a column had random sizes, the result would be a uniform permutation (Rao 1961; Sandelius 1962); equal
+sizes spread every column evenly over the rows, more evenly than chance would.
 """
 
 import math
@@ -21,20 +21,20 @@ from evenpack.data.order.permutation import derive_key, permute
 from evenpack.errors import DataError
 
 PROGRAM_BYTES = 640 << 20
-"""What the process holds before it loads a column: the interpreter, libraries, buffers (measured: 0.45 to 0.6 GB)."""
+"""Memory of the process before it loads a column: the interpreter, libraries, buffers (measured: 0.45 to 0.6 GB)."""
 BYTES_PER_SEQUENCE = 48
-"""Beside its tokens, while a column or row is permuted: length, id, place, permutation, each once or twice."""
+"""Memory per sequence in addition to its tokens, while a column or row is permuted: length, id, rank, permutation."""
 _ROOM_TO_SPARE = 0.9
-"""Rows and columns are only nearly equal."""
+"""Allowance for rows and columns that are only nearly equal."""
 _LEAST_SHARD_BYTES = 1 << 18
-"""Smaller reads would make the second pass one of random access."""
+"""Smallest shard: smaller reads would make the second pass random access."""
 _MOST_SHARDS_OF_A_ROW = 1 << 16
 _BYTES_PER_SHARD = 256
-"""Of its record, which is kept until the end."""
+"""Memory of a shard's record, which is kept until the end."""
 
 _COLUMN_ORDER = 0
 _ROW_ORDER = 1
-"""What a key is for."""
+"""Purpose of a key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +46,15 @@ class Grid:
     seed: int
 
     def column_order(self, column: int, sequences: int) -> Int64[np.ndarray, " sequences"]:
-        """Which sequence of the column, counted from 0, comes first, second and so on behind the first pass."""
+        """Returns the order of the column's sequences, counted from 0, after the first pass."""
         return self._order(_COLUMN_ORDER, column, sequences)
 
     def row_order(self, row: int, sequences: int) -> Int64[np.ndarray, " sequences"]:
-        """Which sequence of the row, shard after shard, comes first, second and so on behind the second pass."""
+        """Returns the order of the row's sequences, shard after shard, after the second pass."""
         return self._order(_ROW_ORDER, row, sequences)
 
     def shards(self, sequences: int) -> list[tuple[int, int]]:
-        """First and last-plus-one place, in a permuted column of so many sequences, of each row's shard."""
+        """Returns the range of positions of each row's shard in a permuted column of so many sequences."""
         return list(pairwise(sequences * row // self.rows for row in range(self.rows + 1)))
 
     def _order(self, purpose: int, index: int, sequences: int) -> Int64[np.ndarray, " sequences"]:
@@ -69,13 +69,13 @@ class Grid:
 def choose_grid(
     *, token_bytes: int, sequences: int, memory: int, seed: int, rows: int | None = None, columns: int | None = None
 ) -> Grid:
-    """The smallest grid whose rows and columns keep the limit, or the one that is asked for, if it does.
+    """Returns the smallest grid whose rows and columns keep the limit, or the requested one, if it does.
 
     Args:
-        token_bytes: of all sequences together.
+        token_bytes: bytes of all sequences together.
         memory: bytes that the process may hold.
 
-    Raises: DataError saying what limit or grid would do.
+    Raises: DataError with a limit or grid that is sufficient.
     """
     corpus = token_bytes + BYTES_PER_SEQUENCE * sequences
     room = int(_ROOM_TO_SPARE * (memory - PROGRAM_BYTES))
@@ -93,7 +93,7 @@ def choose_grid(
         if asked is not None and asked < least and least > 1:
             raise DataError(
                 f"data.shuffle.{name} is {asked}: a {name[:-1]} would hold {_gib(corpus // asked)}, more than "
-                f"{_gib(memory)} of memory has room for; give {least} or more, or leave it out"
+                f"{_gib(memory)} of memory can hold; give {least} or more, or leave it out"
             )
     return Grid(rows=rows or least, columns=columns or least, seed=seed)
 
@@ -101,8 +101,8 @@ def choose_grid(
 def equal_parts(sizes: Iterable[Integer[np.ndarray, " chunk"]], *, total: int, parts: int) -> list[int]:
     """Cuts sequences, whose sizes come array by array and sum to `total`, into parts of nearly equal sizes.
 
-    Returns: the first sequence of each part, and the number of sequences. A part is empty where a sequence before it is
-    as large as several parts.
+    Returns: the first sequence of each part, and the number of sequences. A part is empty if a sequence before it is as
+    large as several parts.
     """
     bounds = [0]
     seen = seen_sequences = 0
@@ -116,22 +116,22 @@ def equal_parts(sizes: Iterable[Integer[np.ndarray, " chunk"]], *, total: int, p
 
 
 def _held(corpus: int, count: int) -> int:
-    """Bytes of a row or column in a grid of `count` x `count`, and of the records of all shards."""
+    """Returns the bytes of a row or column in a grid of `count` x `count`, and of the records of all shards."""
     return corpus // count + _BYTES_PER_SHARD * count**2
 
 
 def _most_columns(corpus: int) -> int:
-    """With more, shards would be too small, or too many."""
+    """Returns the number of columns above which shards would be too small, or too many."""
     return max(1, min(math.isqrt(corpus // _LEAST_SHARD_BYTES), _MOST_SHARDS_OF_A_ROW))
 
 
 def _least_memory(corpus: int) -> int:
-    """Bytes with which some grid is possible: that in which rows and records together are smallest."""
+    """Returns the bytes with which some grid is possible: the minimum of rows and records together."""
     best = round((corpus / (2 * _BYTES_PER_SHARD)) ** (1 / 3))
     count = min(max(best, 1), _most_columns(corpus))
     return math.ceil((_held(corpus, count) + 1) / _ROOM_TO_SPARE) + PROGRAM_BYTES + 1
 
 
 def _gib(size: int) -> str:
-    """Rounded up, so that what is advised is enough."""
+    """Returns a size in GiB, rounded up, so that a recommended value is sufficient."""
     return f"{math.ceil(100 * size / (1 << 30)) / 100:.2f} GiB"

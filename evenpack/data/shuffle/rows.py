@@ -10,7 +10,7 @@ from evenpack.data.tokens.file import TokenFileWriter
 
 
 def append_row(writer: TokenFileWriter, folder: ColumnFolder, columns: tuple[Column, ...], grid: Grid, row: int) -> int:
-    """Appends row `row` of the grid. Returns: the content of its sequences, as they were handed to the writer.
+    """Appends row `row` of the grid. Returns: the content hash of its sequences, as they were given to the writer.
 
     Raises: DataError if a shard is not as it was written; RunError if the disk is full.
     """
@@ -23,7 +23,7 @@ def append_row(writer: TokenFileWriter, folder: ColumnFolder, columns: tuple[Col
 
 
 def _load(folder: ColumnFolder, columns: tuple[Column, ...], row: int) -> Sequences:
-    """Shard `row` of every column, one after the other."""
+    """Loads shard `row` of every column, one after the other."""
     shards = [column.shards[row] for column in columns]
     row_sequences = Sequences(
         tokens=folder.buffer.take(sum(shard.tokens for shard in shards)),

@@ -1,4 +1,4 @@
-"""Sequences in memory, one after the other in one array: taken in another order, and known by a sum of hashes."""
+"""Sequences in memory, concatenated in one array: they can be reordered, and have a hash sum that no order changes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class Sequences:
     tokens: Integer[np.ndarray, " tokens"]
     lengths: Integer[np.ndarray, " N"]
     ids: Integer[np.ndarray, " N"]
-    """In the view that they come from."""
+    """Ids in the view from which they were read."""
 
     def in_order(self, order: Int64[np.ndarray, " N"]) -> Iterator["Sequences"]:
-        """Copies of the sequences that `order` names, a part at a time."""
+        """Yields copies of the sequences that `order` names, a part at a time."""
         ends = np.cumsum(self.lengths, dtype=np.int64)
         for first, stop in chunks(self.lengths[order]):
             chosen = order[first:stop]
@@ -31,7 +31,7 @@ class Sequences:
             yield Sequences(tokens=np.concatenate(list(slices)), lengths=self.lengths[chosen], ids=self.ids[chosen])
 
     def content(self) -> int:
-        """The sum, modulo 2**64, of XXH3 (64 bits) of each sequence: the same in any order, for the same sequences."""
+        """The sum, modulo 2**64, of XXH3 (64 bits) of each sequence, which does not depend on their order."""
         ends = (np.cumsum(self.lengths, dtype=np.int64) * self.tokens.itemsize).tolist()
         data = np.ascontiguousarray(self.tokens).view(np.uint8).data
         slices = map(data.__getitem__, map(slice, [0, *ends[:-1]], ends))
@@ -39,22 +39,22 @@ class Sequences:
 
 
 class TokenBuffer:
-    """Memory for the tokens of one column or row after another: fresh pages for each would cost more than the copy."""
+    """A reused buffer for the tokens of columns and rows: fresh pages for each would cost more than the copy."""
 
     def __init__(self, kind: np.dtype) -> None:
         self._kind = kind
         self._array = np.empty(0, dtype=kind)
 
     def take(self, tokens: int) -> Integer[np.ndarray, " tokens"]:
-        """An array of so many tokens, whose content is any; what was taken before is overwritten."""
+        """Returns an uninitialised array of so many tokens; the array taken before is overwritten."""
         if len(self._array) < tokens:
-            self._array = np.empty(0, dtype=self._kind)  # the old one goes before the new one comes
+            self._array = np.empty(0, dtype=self._kind)  # frees the old array before the new one is allocated
             self._array = np.empty(tokens, dtype=self._kind)
         return self._array[:tokens]
 
 
 def chunks(lengths: Integer[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
-    """Ranges of sequences of half a megabyte or one, which a core's cache holds, or of one sequence that is longer."""
+    """Yields ranges of sequences of up to half a megabyte, which a core's cache holds, or of one longer sequence."""
     ends = np.cumsum(lengths, dtype=np.int64)
     first = 0
     while first < len(lengths):
@@ -65,5 +65,5 @@ def chunks(lengths: Integer[np.ndarray, " N"]) -> Iterator[tuple[int, int]]:
 
 
 def add_contents(first: int, second: int) -> int:
-    """Of the sequences of both."""
+    """Returns the content hash of the sequences of both."""
     return (first + second) & _WORD

@@ -1,8 +1,8 @@
-"""The sequences of a view, written once more in random order: two passes that go on where they were interrupted.
+"""The sequences of a view, rewritten in random order: two passes that can be resumed after an interruption.
 
 FOLDER/shuffled.{bin,idx}             a token file whose documents are the sequences, row after row
-FOLDER/shuffled_sequence_ids.npy      which sequence of the view each of them is
-FOLDER/shuffle_columns/               what lies between the passes; removed at the end
+FOLDER/shuffled_sequence_ids.npy      the id of each of them in the view
+FOLDER/shuffle_columns/               intermediate files between the passes; removed at the end
 """
 
 import shutil
@@ -28,11 +28,11 @@ from evenpack.errors import DataError, RunError
 _COLUMNS = "shuffle_columns"
 
 Told = Callable[[int, int], None]
-"""Called with the sequences written and the bytes read so far, of twice the bytes of all sequences."""
+"""Progress callback: sequences written and bytes read so far, of twice the bytes of all sequences."""
 
 
 def remove_shuffle(folder: Path) -> None:
-    """Removes what a shuffle has left or finished in the folder of a source, the journal that vouches for it first."""
+    """Removes all files of a shuffle from the folder of a source, the journal that vouches for them first."""
     journal_path(folder / SHUFFLED).unlink(missing_ok=True)
     for path in folder.glob(f"{SHUFFLED}*"):
         path.unlink()
@@ -46,17 +46,17 @@ class GridShuffler:
     view: OrderedView
     grid: Grid
     folder: Path
-    """Of the source."""
+    """Folder of the source."""
     vocabulary_size: int
     origin: dict[str, Any]
-    """JSON: what the order and the sequences follow from; another one begins again."""
+    """JSON of everything on which order and sequences depend; a change restarts the shuffle."""
     told: Told
 
     def run(self) -> Journal:
-        """Shuffles, or goes on with it, or finds it done.
+        """Shuffles, resumes an interrupted shuffle, or finds it complete.
 
-        Raises: DataError if what lies between the passes is damaged; RunError if the disk is full, or if other
-        sequences came out than went in, which only broken hardware or a broken program can cause.
+        Raises: DataError if the intermediate files are damaged; RunError if the disk is full, or if the sequences
+        written differ from those read, which only broken hardware or a broken program can cause.
         """
         prefix = self.folder / SHUFFLED
         self._clear_unless_begun(prefix)
@@ -88,7 +88,7 @@ class GridShuffler:
     def _write_columns(self) -> tuple[Column, ...]:
         folder = self._column_folder
         token_bytes = self.view.token_file.dtype.itemsize
-        # What a column takes in memory is to be equal, also where short sequences lie together.
+        # Columns take equal memory, even where many short sequences are neighbours.
         sizes = (chunk.astype(np.int64) * token_bytes + BYTES_PER_SEQUENCE for chunk in length_chunks(self.view))
         total = token_bytes * self.view.accounting.tokens_kept + BYTES_PER_SEQUENCE * self.view.count
         bounds = equal_parts(sizes, total=total, parts=self.grid.columns)

@@ -1,6 +1,6 @@
-"""The tasks of GLUE with training data: what their files hold, which columns become a sequence, what is predicted.
+"""The tasks of GLUE with training data: the content of their files, the columns of a sequence, and the predictions.
 
-Sources: Wang et al. 2019 (GLUE), table 1; the files that gluebenchmark.com gives out; the "glue" data set of the hub
+Sources: Wang et al. 2019 (GLUE), table 1; the files that gluebenchmark.com distributes; the "glue" data set of the hub
 (`nyu-mll/glue`).
 """
 
@@ -22,26 +22,27 @@ class GlueTask:
     texts: tuple[str, ...]
     """The columns of A, or of A and B."""
     label: str
-    """The column of what is predicted."""
+    """The column to predict."""
     labels: tuple[str, ...]
-    """The classes as the label column has them, in the order of their numbers; empty where the label is a number."""
+    """The classes by their names in the label column, in the order of their numbers; empty where the label is a
+    number."""
     hub_texts: tuple[str, ...]
     """The columns of A and B in the data set of the hub."""
     validation_splits: tuple[str, ...] = ("dev",)
     columns: tuple[str, ...] | None = None
     """The columns of training and validation files, which have no header row; None: the first row names them."""
     has_cut_rows: bool = False
-    """Whether the official training file has rows that end too early (github.com/nyu-mll/GLUE-baselines, issue 5). They
-    are left out, with a warning: the hub's data set has none of them either."""
+    """Whether the official training file has rows that end too early (github.com/nyu-mll/GLUE-baselines, issue 5).
+    They are left out with a warning, as in the hub's data set."""
 
     @property
     def training_file(self) -> str:
-        """The name of the file in the task's folder."""
+        """Name of the training file in the task's folder."""
         return _file_name(_TRAINING_SPLIT)
 
     @property
     def validation_files(self) -> tuple[str, ...]:
-        """The names of the files in the task's folder."""
+        """Names of the validation files in the task's folder."""
         return tuple(map(_file_name, self.validation_splits))
 
 
@@ -122,20 +123,20 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
         ),
     }
 )
-"""By the names that the hub has for them."""
+"""The tasks by the names that the hub has for them."""
 
 
 def find_glue_task(name: str) -> GlueTask:
-    """The task of that name. Raises: ConfigError for an unknown one, with the known ones."""
+    """Returns the task of that name. Raises: ConfigError for an unknown one, listing the known ones."""
     if name not in GLUE_TASKS:
         raise ConfigError(f"'{name}' is no task of GLUE; {nearest(name, list(GLUE_TASKS))}; give glue:TASK")
     return GLUE_TASKS[name]
 
 
 def glue_file(directory: Path, task: GlueTask, split: str) -> Path:
-    """The file of a split ("train", "dev", ...) among task folders in `directory`.
+    """Returns the file of a split ("train", "dev", ...) among task folders in `directory`.
 
-    Raises: ConfigError for a split that a task's labelled files do not have; DataError if the file is not there.
+    Raises: ConfigError for a split that a task's labelled files do not have; DataError if the file is missing.
     """
     splits = (_TRAINING_SPLIT, *task.validation_splits)
     if split not in splits:

@@ -14,20 +14,20 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRow:
-    """One example as its file has it."""
+    """One example of a file."""
 
     texts: tuple[str, ...]
-    """A, or A and B."""
+    """The text A, or A and B."""
     label: str
-    """Not yet held against the task's classes."""
+    """The label as in the file, not yet compared with the task's classes."""
     where: str
     """File and line, for messages."""
     bytes_read: int
-    """Of the file, this row included or read ahead."""
+    """Bytes read of the file, including this row and any read ahead."""
 
 
 def read_task_rows(path: Path, task: GlueTask) -> Iterator[TaskRow]:
-    """Every example of a training or validation file, in order. Empty lines are no rows.
+    """Yields every example of a training or validation file, in order. Empty lines are no rows.
 
     Raises: DataError naming file and line for a header row without the task's columns, for a row of another number of
     columns (where the task `has_cut_rows`, rows of too few are left out and counted in a warning), and for text that is
@@ -73,4 +73,4 @@ def _wrong_number(where: str, columns: Sequence[str], cells: Sequence[str]) -> s
     )
 
 
-_REMEDY = "take the file as the benchmark gives it out"
+_REMEDY = "use the file as the benchmark distributes it"

@@ -1,4 +1,4 @@
-"""Byte-level BPE as GPT-2 uses it: vocab.json and merges.txt, or trained here; the form `tokenizers` works with."""
+"""Byte-level BPE as GPT-2 uses it: vocab.json and merges.txt, or trained here; in the form of `tokenizers`."""
 
 import logging
 from collections.abc import Iterable
@@ -15,19 +15,19 @@ END_OF_TEXT = "<|endoftext|>"
 _logger = logging.getLogger(__name__)
 _VOCABULARY_NAMES = ("vocab.json", "encoder.json")
 _MERGES_NAMES = ("merges.txt", "vocab.bpe")
-"""As transformers and as OpenAI call GPT-2's files."""
+"""Names of GPT-2's files, as transformers and as OpenAI call them."""
 
 
 def byte_pairs_files(directory: Path) -> tuple[Path, Path]:
-    """Vocabulary and merges. Raises: DataError if the folder lacks one."""
+    """Returns the paths of vocabulary and merges. Raises: DataError if the folder lacks one."""
     return _first_file(directory, *_VOCABULARY_NAMES), _first_file(directory, *_MERGES_NAMES)
 
 
 def read_byte_pairs(directory: Path) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level BPE from a folder. Raises: DataError if its two files are not there or not of each other.
+    """Reads GPT-2's byte-level BPE from a folder. Raises: DataError if its two files are missing or do not match.
 
-    Built from `tokenizers` parts: transformers 5 takes `GPT2TokenizerFast(vocab_file=...)` without a word and gives
-    an empty vocabulary.
+    It is built from parts of `tokenizers`: transformers 5 silently accepts `GPT2TokenizerFast(vocab_file=...)` and
+    returns an empty vocabulary.
     """
     vocabulary_file, merges_file = byte_pairs_files(directory)
     try:
@@ -41,9 +41,9 @@ def read_byte_pairs(directory: Path) -> tokenizers.Tokenizer:
 
 
 def train_byte_pairs(config: TrainedTokenizer, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    """A byte-level BPE of `texts`, the same for the same texts. End-of-text has id 0.
+    """Trains a byte-level BPE on `texts`, the same for the same texts. End-of-text has id 0.
 
-    Little text yields fewer entries than asked for; a warning says so. Raises: DataError without any text.
+    Little text yields fewer entries than requested, with a warning. Raises: DataError without any text.
     """
     backend = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -66,7 +66,7 @@ def train_byte_pairs(config: TrainedTokenizer, texts: Iterable[str]) -> tokenize
 def _check_gpt2_vocabulary(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], vocabulary_file: Path, merges_file: Path
 ) -> None:
-    """Each entry is a byte, the result of a merge, or special; ids are 0 to n - 1."""
+    """Checks that each entry is a byte, the result of a merge, or special, and that ids are 0 to n - 1."""
     missing = [
         token for token in (END_OF_TEXT, *sorted(pre_tokenizers.ByteLevel.alphabet())) if token not in vocabulary
     ]

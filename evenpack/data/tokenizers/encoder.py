@@ -1,6 +1,6 @@
-"""Any tokenizer as it encodes a text or a pair by itself, its special tokens included.
+"""Any tokenizer as an encoder of a single text or pair, including its special tokens.
 
-`tokenizer.Tokenizer` instead is what a run's documents are made with: one end-of-text behind each, nothing else.
+A run's documents are made with `tokenizer.Tokenizer` instead: one end-of-text after each, nothing else.
 
     tokenizer_config.json or config.json, or a name of the hub   transformers' AutoTokenizer
     tokenizer.json alone                                         `tokenizers`
@@ -22,13 +22,13 @@ from evenpack.data.tokenizers.word_pieces import read_word_pieces
 from evenpack.errors import DataError
 
 _BATCH_CHARACTERS = 1 << 20
-"""Encoded together: a token of an encoding takes about a hundred bytes."""
+"""Characters encoded together: a token of an encoding takes about a hundred bytes."""
 
 _CONFIG_FILES = ("tokenizer_config.json", "config.json")
 
 
 class Encoder:
-    """Measures texts. Special tokens are never read out of a text."""
+    """Measures texts. Special tokens are never recognised within a text."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         """Switches the backend's truncation and padding off. Raises: DataError if its vocabulary is empty."""
@@ -40,7 +40,7 @@ class Encoder:
         self._backend = backend
 
     def lengths(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> Int64[np.ndarray, " texts"]:
-        """Tokens of each text or pair, special ones included; on all cores."""
+        """Returns the tokens of each text or pair, including special ones; uses all cores."""
         lengths = np.zeros(len(texts), dtype=np.int64)
         for start, stop in _batches(texts):
             encodings = self._backend.encode_batch_fast(list(texts[start:stop]))
@@ -49,7 +49,7 @@ class Encoder:
 
 
 def load_encoder(name: str) -> Encoder:
-    """Of a folder, or of a name on the hub. Raises: DataError if it is not there or not whole."""
+    """Loads the tokenizer of a folder or of a name on the hub. Raises: DataError if it is missing or incomplete."""
     folder = Path(name).expanduser()
     if not folder.is_dir() or any((folder / file).is_file() for file in _CONFIG_FILES):
         return Encoder(fast_tokenizer(str(folder) if folder.is_dir() else name).backend_tokenizer)
@@ -64,7 +64,7 @@ def load_encoder(name: str) -> Encoder:
 
 
 def _batches(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[tuple[int, int]]:
-    """Ranges of texts, of about `_BATCH_CHARACTERS` each."""
+    """Yields ranges of texts of about `_BATCH_CHARACTERS` each."""
     characters = np.cumsum([len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts])
     borders = 1 + np.flatnonzero(np.diff(characters // _BATCH_CHARACTERS))
     return list(pairwise([0, *borders.tolist(), len(texts)]))

@@ -1,7 +1,7 @@
 """Text -> token ids, each document ended by the end-of-text token.
 
-Whatever a tokenizer comes from, it ends up as one `tokenizers.Tokenizer`, whose encoder runs in Rust on all cores.
-Special tokens are never read out of the text: a document that holds the characters `<|endoftext|>` stays one document.
+Whatever its origin, a tokenizer becomes one `tokenizers.Tokenizer`, whose encoder runs in Rust on all cores. Special
+tokens are never recognised in text: a document that holds the characters `<|endoftext|>` stays one document.
 """
 
 import json
@@ -43,46 +43,46 @@ _BACKEND_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
 
 SENTENCE_LENGTHS = "sentence_lengths"
-"""The column of a token file whose documents are known by their sentences."""
+"""The column of a token file that stores the sentences of its documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairTokens:
-    """The ids that pairs of sentences and their masks are made with."""
+    """The special-token ids of sentence pairs and their masks."""
 
     classification_id: int
     """[CLS], a pair's first token."""
     separator_id: int
-    """[SEP], behind each segment."""
+    """[SEP], after each segment."""
     mask_id: int
     """[MASK]"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedDocuments:
-    """Some documents as tokens, one behind another."""
+    """Some documents as tokens, concatenated."""
 
     tokens: Int32[np.ndarray, " tokens"]
     lengths: Int64[np.ndarray, " documents"]
-    """Tokens of each document, its end-of-text included."""
+    """Tokens of each document, including its end-of-text."""
     unknown_tokens: int
-    """How many tokens stand for text that the vocabulary cannot express."""
+    """Number of tokens that represent text which the vocabulary cannot express."""
     columns: Mapping[str, Int64[np.ndarray, " _"]]
-    """What the token file keeps beside the tokens: `SENTENCE_LENGTHS` where documents came as sentences."""
+    """Columns to store with the tokens: `SENTENCE_LENGTHS` where documents came as sentences."""
 
     @property
     def says_nothing(self) -> bool:
-        """True if no token of text came out, or only unknown ones: then the vocabulary is not of this text."""
+        """True if there is no token of text, or only unknown ones: the vocabulary does not match the text."""
         return self.unknown_tokens == len(self.tokens) - len(self.lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedText:
-    """A text as tokens that know where in it they stand."""
+    """A text as tokens with their positions in it."""
 
     tokens: Int64[np.ndarray, " tokens"]
     offsets: Int64[np.ndarray, " tokens 2"]
-    """The first character of each token, and the one behind its last."""
+    """The first character of each token, and the one after its last."""
 
 
 class Tokenizer:
@@ -96,8 +96,10 @@ class Tokenizer:
         unknown: str | None,
         roles: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`unknown` is the token for inexpressible text; None where there is none (byte-level vocabularies). `roles`
-        are BERT's other special tokens, as far as there are any, by transformers' names (`cls_token`, ...).
+        """Takes a backend and the names of its special tokens.
+
+        `unknown` is the token for inexpressible text; None if there is none (byte-level vocabularies). `roles` are
+        BERT's other special tokens, if there are any, by transformers' names (`cls_token`, ...).
 
         Raises: DataError if the vocabulary is empty or lacks one of these tokens.
         """
@@ -118,22 +120,22 @@ class Tokenizer:
         self._unknown_id = None if unknown is None else vocabulary[unknown]
         self.end_of_text_id = vocabulary[end_of_text]
         self.vocabulary_size = max(vocabulary.values()) + 1
-        """Above the largest id: ids may have gaps."""
+        """One more than the largest id: ids may have gaps."""
 
     def encode_batch(self, texts: Sequence[str]) -> EncodedDocuments:
-        """Encodes documents on all cores, without holding Python's lock; each gets the end-of-text id at its end.
+        """Encodes documents on all cores, without Python's lock; each gets the end-of-text id at its end.
 
         Raises: DataError if the tokenizer finds its end-of-text token in a text.
         """
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings)) + 1
-        # One document's list of ids lives at a time: 25 ns a token, against 41 with the lists of a whole batch.
+        # Only one document's list of ids exists at a time: 25 ns per token, against 41 with the lists of a whole batch.
         ids = chain.from_iterable((encoding.ids, (self.end_of_text_id,)) for encoding in encodings)
         tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
         return self._checked(tokens, lengths, zip(texts, encodings, strict=True), columns={})
 
     def encode_sentences(self, documents: Sequence[Sequence[str]]) -> EncodedDocuments:
-        """`encode_batch` for documents given as sentences; those that come to no token are left out.
+        """Encodes documents given as sentences, like `encode_batch`; sentences without a token are left out.
 
         Raises: DataError if the tokenizer finds its end-of-text token in a text.
         """
@@ -152,7 +154,7 @@ class Tokenizer:
         )
 
     def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
-        """Each text by itself, without special tokens, on all cores."""
+        """Encodes each text by itself, without special tokens, on all cores."""
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [
             EncodedText(
@@ -163,7 +165,7 @@ class Tokenizer:
         ]
 
     def unknown_share(self, tokens: Int64[np.ndarray, " tokens"]) -> float:
-        """How many of some tokens stand for text that the vocabulary cannot express."""
+        """Returns the fraction of these tokens that represents text which the vocabulary cannot express."""
         return 0.0 if self._unknown_id is None else float(np.mean(tokens == self._unknown_id))
 
     def _checked(
@@ -174,11 +176,11 @@ class Tokenizer:
         *,
         columns: Mapping[str, Int64[np.ndarray, " _"]],
     ) -> EncodedDocuments:
-        """`encoded`: each text with its encoding, to find the one to blame."""
+        """Checks `encoded`, each text with its encoding, to name the one with a special token."""
         if np.count_nonzero(tokens == self.end_of_text_id) != len(lengths):
             culprit = next(text for text, encoding in encoded if self.end_of_text_id in encoding.ids)
             raise DataError(
-                f"the tokenizer reads its end-of-text token '{self._end_of_text}' out of the text that begins "
+                f"the tokenizer finds its end-of-text token '{self._end_of_text}' in the text that begins "
                 f"{culprit[:60]!r}; documents would end where they do not: remove it from the text"
             )
         unknown = 0 if self._unknown_id is None else int(np.count_nonzero(tokens == self._unknown_id))
@@ -192,7 +194,7 @@ class Tokenizer:
 
     @property
     def pair_tokens(self) -> PairTokens:
-        """Raises: DataError if the vocabulary was not made for pairs and masks."""
+        """Special tokens of pairs. Raises: DataError if the vocabulary was not made for pairs and masks."""
         missing = [name for role, name in ROLES.items() if role != "pad_token" and role not in self._roles]
         if missing:
             raise DataError(
@@ -205,7 +207,7 @@ class Tokenizer:
 
     @property
     def padding_id(self) -> int:
-        """[PAD], which transformers' BERT wants to know of. Raises: DataError if the vocabulary has none."""
+        """[PAD], which transformers' BERT requires. Raises: DataError if the vocabulary has none."""
         if "pad_token" not in self._role_ids:
             raise DataError(
                 f"the tokenizer's vocabulary of {self.vocabulary_size} entries has no pad_token, which BERT's "
@@ -214,7 +216,7 @@ class Tokenizer:
         return self._role_ids["pad_token"]
 
     def masking_vocabulary(self) -> MaskingVocabulary:
-        """What masks are drawn with. Raises: DataError as `pair_tokens`."""
+        """Returns the vocabulary from which masks are drawn. Raises: DataError as `pair_tokens`."""
         vocabulary = self.vocabulary
         special = np.zeros(self.vocabulary_size, dtype=np.bool_)
         special[list(self._role_ids.values())] = True
@@ -223,12 +225,12 @@ class Tokenizer:
         return MaskingVocabulary(mask_id=self.pair_tokens.mask_id, special=special, continues=continues)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens shown."""
+        """Returns the text of token ids, including special tokens."""
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
     @property
     def checksum(self) -> str:
-        """XXH3 (128 bits, hexadecimal) of everything that decides how text is encoded."""
+        """XXH3 (128 bits, hexadecimal) of everything on which the encoding of text depends."""
         return xxhash.xxh3_128_hexdigest(f"{self._end_of_text}\n{self._backend.to_str()}".encode())
 
     def save(self, directory: Path) -> None:
@@ -245,7 +247,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Reads what `save` wrote. Raises: DataError if it is not there or not whole."""
+        """Reads the files of `save`. Raises: DataError if they are missing or incomplete."""
         try:
             config = json.loads((directory / _CONFIG_FILE).read_text())
             backend = tokenizers.Tokenizer.from_str((directory / _BACKEND_FILE).read_text())
@@ -256,7 +258,7 @@ class Tokenizer:
 
 
 def load_tokenizer(config: Gpt2Tokenizer | BertTokenizer | HubTokenizer) -> Tokenizer:
-    """The tokenizer that the run file names. Raises: DataError if it is not there or its vocabulary is wrong."""
+    """Loads the tokenizer that the run file names. Raises: DataError if it is missing or its vocabulary is wrong."""
     if isinstance(config, HubTokenizer):
         return _from_hub(config.name)
     if isinstance(config, BertTokenizer):
@@ -267,16 +269,16 @@ def load_tokenizer(config: Gpt2Tokenizer | BertTokenizer | HubTokenizer) -> Toke
 
 
 def tokenizer_of_weights(folder: Path) -> Tokenizer:
-    """The WordPiece tokenizer that lies in a folder, as `Tokenizer.save`, transformers or `vocab.txt` has it.
+    """Loads the WordPiece tokenizer in a folder, in the form of `Tokenizer.save`, transformers or `vocab.txt`.
 
-    Of `vocab.txt` alone, text is turned to lower case if no entry has a capital letter. Raises: DataError if there is
-    none, or a vocabulary without BERT's special tokens.
+    With `vocab.txt` alone, text is lowercased if no entry has a capital letter. Raises: DataError if there is no
+    tokenizer, or a vocabulary without BERT's special tokens.
     """
     return _of_word_pieces(read_word_pieces(folder, lower_case=None))
 
 
 def tokenizer_inputs(config: TokenizerConfig) -> tuple[InputFile, ...]:
-    """The files that the tokenizer is read from, as they are now; none for a name of the hub, or a trained one."""
+    """Returns the tokenizer's files as they are now; none for a name on the hub or a tokenizer to be trained."""
     match config:
         case Gpt2Tokenizer(path=Path() as path):
             return tuple(InputFile.of(file) for file in byte_pairs_files(path))
@@ -289,9 +291,11 @@ def tokenizer_inputs(config: TokenizerConfig) -> tuple[InputFile, ...]:
 
 
 def train_tokenizer(config: TrainedTokenizer | TrainedWordPieces, texts: Iterable[str]) -> Tokenizer:
-    """A vocabulary of `texts`, the same for the same texts: byte-level BPE with end-of-text 0, or WordPiece as BERT's.
+    """Trains a vocabulary on `texts`: byte-level BPE with end-of-text 0, or WordPiece as BERT's.
 
-    Little text yields fewer entries than asked for; a warning says so. Raises: DataError without any text.
+    The same texts give the same vocabulary. Little text yields fewer entries than requested, with a warning.
+
+    Raises: DataError without any text.
     """
     if isinstance(config, TrainedWordPieces):
         return _of_word_pieces(train_word_pieces(config, texts))
@@ -318,12 +322,15 @@ def _of_word_pieces(backend: tokenizers.Tokenizer) -> Tokenizer:
 
 
 def fast_tokenizer(name: str, *, hint: str = "") -> Any:
-    """transformers' tokenizer of a folder or of the hub. Raises: DataError, `hint` at its end, if there is none."""
+    """Loads transformers' tokenizer of a folder or of the hub.
+
+    Raises: DataError, ending in `hint`, if there is none.
+    """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # transformers raises whatever its readers and the network raise
+    except Exception as error:  # transformers raises all errors of its readers and of the network
         raise DataError(f"AutoTokenizer.from_pretrained('{name}') failed: {error}{hint}") from error
     if not tokenizer.is_fast:
         raise DataError(f"tokenizer '{name}' exists in Python only; one with a tokenizer.json is needed")

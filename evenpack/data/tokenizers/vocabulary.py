@@ -1,4 +1,4 @@
-"""The words of a tokenizer's folder, to tell one vocabulary from another."""
+"""The entries of a tokenizer's vocabulary, to distinguish one vocabulary from another."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from evenpack.errors import DataError
 
 
 def read_vocabulary(folder: Path) -> dict[str, int] | None:
-    """Each token's id, by what of transformers' files is there; None for a folder without a vocabulary.
+    """Returns each token's id, from transformers' files in a folder; None for a folder without a vocabulary.
 
     Raises: DataError if a file of it is broken.
     """
@@ -24,7 +24,7 @@ def read_vocabulary(folder: Path) -> dict[str, int] | None:
 
 
 def first_difference(first: dict[str, int], second: dict[str, int]) -> str | None:
-    """The lowest id that stands for another token, and what it stands for in each; None if there is none."""
+    """Returns the lowest id with different tokens, and the token in each; None if there is none."""
     names, others = ({index: token for token, index in words.items()} for words in (first, second))
     for index in sorted(names.keys() | others.keys()):
         if names.get(index) != others.get(index):
@@ -46,4 +46,4 @@ def _of_json(path: Path) -> dict[str, int]:
 
 
 _READERS = {"tokenizer.json": _of_backend, "vocab.txt": _of_lines, "vocab.json": _of_json}
-"""By file; the first one that is there decides."""
+"""Readers by file name; the first file that exists is used."""

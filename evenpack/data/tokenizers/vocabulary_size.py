@@ -1,14 +1,14 @@
-"""How large the vocabulary of a tokenizer will be, before any text is read with it."""
+"""The size of a tokenizer's vocabulary, before any text is read with it."""
 
 from evenpack.data.tokenizers.config import BertTokenizer, Gpt2Tokenizer, HubTokenizer, TokenizerConfig
 from evenpack.data.tokenizers.tokenizer import load_tokenizer
 
 _PUBLISHED = {"gpt2": 50_257, "bert": 30_522}
-"""Where a run file does not say yet where its files lie."""
+"""Sizes for a run file that does not name the files yet."""
 
 
 def vocabulary_size_of(tokenizer: TokenizerConfig) -> tuple[int, str] | None:
-    """Its entries and, for people, where that is known from; None for one of the hub, which is not asked.
+    """Returns the number of entries and its source, for people; None for a tokenizer of the hub, which is not queried.
 
     Raises: DataError for a folder without a tokenizer.
     """

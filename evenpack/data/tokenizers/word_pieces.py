@@ -1,4 +1,4 @@
-"""WordPiece as BERT uses it: vocab.txt, tokenizer.json, or trained here; the form that `tokenizers` works with."""
+"""WordPiece as BERT uses it: vocab.txt, tokenizer.json, or trained here; in the form of `tokenizers`."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -16,9 +16,9 @@ UNKNOWN = "[UNK]"
 ROLES: Mapping[str, str] = MappingProxyType(
     {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 )
-"""BERT's special tokens by transformers' names for what they do."""
+"""BERT's special tokens by transformers' names for their roles."""
 CONTINUATION = "##"
-"""Begins a piece that goes on with the word before."""
+"""Prefix of a piece that continues the word before."""
 
 _SPECIAL = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 _BACKEND_FILE = "tokenizer.json"
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 def word_pieces_file(directory: Path) -> Path:
-    """The file that tells all there is to know. Raises: DataError if the folder holds none."""
+    """Returns the file that describes the tokenizer completely. Raises: DataError if the folder holds none."""
     for name in (_BACKEND_FILE, _VOCABULARY_FILE):
         if (directory / name).is_file():
             return directory / name
@@ -38,7 +38,7 @@ def word_pieces_file(directory: Path) -> Path:
 
 
 def read_word_pieces(directory: Path, *, lower_case: bool | None) -> tokenizers.Tokenizer:
-    """BERT's tokenizer from a folder; `lower_case` counts for vocab.txt alone, None: if no entry has a capital letter.
+    """Reads BERT's tokenizer from a folder; `lower_case` is for vocab.txt, None: true if no entry has a capital letter.
 
     Raises: DataError if no file is there or readable, if the vocabulary lacks a special token, or if its letters
     contradict `lower_case`.
@@ -63,10 +63,10 @@ def read_word_pieces(directory: Path, *, lower_case: bool | None) -> tokenizers.
 
 
 def train_word_pieces(config: TrainedWordPieces, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    """A WordPiece vocabulary of `texts`, the same for the same texts; the special tokens have ids 0 to 4.
+    """Trains a WordPiece vocabulary on `texts`, the same for the same texts; the special tokens have ids 0 to 4.
 
-    Little text yields fewer entries than asked for; a warning says so. Raises: DataError without any text, and where
-    the vocabulary could not even hold the letters.
+    Little text yields fewer entries than requested, with a warning. Raises: DataError without any text, and if the
+    vocabulary size is too small for the letters.
     """
     kept = list(texts)
     letters = _letters(kept, lower_case=config.lower_case)
@@ -100,7 +100,7 @@ def _assemble(vocabulary: dict[str, int], *, lower_case: bool) -> tokenizers.Tok
 
 
 def _letters(texts: list[str], *, lower_case: bool) -> list[str]:
-    """Every character of the text as the vocabulary will see it, in order."""
+    """Yields every character of the text as the vocabulary will see it, in order."""
     normalizer = normalizers.BertNormalizer(lowercase=lower_case)
     distinct = "".join(sorted(set(chain.from_iterable(texts))))
     return sorted({letter for letter in normalizer.normalize_str(distinct) if not letter.isspace()})
@@ -116,7 +116,7 @@ def _refuse_missing_tokens(vocabulary: Mapping[str, int], path: Path) -> None:
 
 
 def _check_case(cased: list[str], path: Path, *, lower_case: bool) -> None:
-    """`cased` are the entries with capital letters."""
+    """Checks the case of the vocabulary; `cased` are the entries with capital letters."""
     if bool(cased) == lower_case:
         example = f"has capital letters ('{cased[0]}' first)" if cased else "has no capital letter"
         raise DataError(

@@ -1,4 +1,4 @@
-"""Arrays as .npy files that are there whole or not at all, and that tell a full disk from other trouble."""
+"""Arrays as .npy files that exist completely or not at all, with separate errors for a full disk."""
 
 import mmap
 import os
@@ -16,7 +16,7 @@ _ZEROS = bytes(1 << 20)
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """Writes a `.npy` file atomically. Unlike `np.save`, it reports a full disk as what it is."""
+    """Writes a `.npy` file atomically. Unlike `np.save`, it reports a full disk as such."""
     array = np.ascontiguousarray(array)
     with atomic_open(path) as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
@@ -25,11 +25,11 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 @contextmanager
 def mapped_array(path: Path, count: int, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """A new array of `count` zeros, at least one, to be filled in any order: mapped from the file that will be `path`.
+    """Yields a new array of `count` zeros, at least one, mapped from the future file `path`, to be filled in any order.
 
-    The file takes its name, flushed, where the block ends without an error; what is assigned later is not sure to last.
+    The file is flushed and renamed when the block ends without an error; later assignments may be lost.
 
-    Raises: OSError if the disk has no room for the whole of it.
+    Raises: OSError if the disk has too little space for the file.
     """
     with atomic_open(path, "w+b") as file:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
@@ -42,9 +42,9 @@ def mapped_array(path: Path, count: int, dtype: np.dtype) -> Iterator[np.ndarray
 
 
 def release_mapped_pages(array: np.ndarray) -> None:
-    """Takes the pages of the file that `array` is mapped from out of this process' memory; nothing where there is none.
+    """Removes the pages from which `array` is mapped from this process's memory; does nothing without a mapping.
 
-    They are read again from the page cache, or from disk, where they are needed.
+    They are read again from the page cache, or from disk, when they are needed.
     """
     owner: Any = array
     while isinstance(owner, np.ndarray):
@@ -54,7 +54,7 @@ def release_mapped_pages(array: np.ndarray) -> None:
 
 
 def _allocate(file: IO[Any], begin: int, size: int) -> None:
-    """Gives the file its blocks before it is mapped: a mapped write that finds no room kills the process (SIGBUS)."""
+    """Allocates the file's blocks before it is mapped: a mapped write without disk space kills the process (SIGBUS)."""
     file.flush()
     if sys.platform == "darwin":  # has no posix_fallocate
         for _ in range(0, size, len(_ZEROS)):

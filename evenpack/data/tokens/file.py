@@ -3,7 +3,7 @@
 index.py          the layout of PREFIX.idx         bytes <-> lengths, pointers, documents
 TokenFile         opens a pair, memory-mapped      documents -> spans -> tokens
 TokenFileWriter   writes one, resumable            batches of tokens -> PREFIX.{bin,idx}, COLUMN.npy
-journal.py        how far one is written           PREFIX.journal.json
+journal.py        the progress of a writer         PREFIX.journal.json
 """
 
 from functools import cached_property
@@ -39,14 +39,14 @@ _CHUNK_DOCUMENTS = 1 << 20
 class TokenFile:
     """A finished pair, read-only.
 
-    Pickled, it is its path: a worker maps the same pages again. Its private memory does not grow with the file; the
-    pages it maps belong to the page cache and the system takes them back when it needs them.
+    Its pickle is its path: a worker maps the same pages again. Its private memory does not grow with the file; mapped
+    pages belong to the page cache and the system reclaims them when it needs them.
     """
 
     def __init__(self, prefix: Path, *, verify: bool = True) -> None:
-        """`verify` reads the whole index (20 bytes a document); false leaves it at the sizes of the files.
+        """Opens the pair; `verify` reads the whole index (20 bytes a document), false checks only file sizes.
 
-        Raises: DataError if the pair is missing, cut short, of another kind or does not fit together.
+        Raises: DataError if the pair is missing, cut short, of another kind or inconsistent.
         """
         self.prefix = prefix.absolute()
         self._index = read_index(self.prefix)
@@ -67,7 +67,7 @@ class TokenFile:
 
     @cached_property
     def document_offsets(self) -> Int64[np.ndarray, " documents_plus_1"]:
-        """The first token of each document, and the number of tokens: 8 bytes of memory a document.
+        """Returns the first token of each document, and the number of tokens: 8 bytes of memory a document.
 
         `spans` looks up single documents without it.
         """
@@ -78,7 +78,10 @@ class TokenFile:
         return offsets
 
     def document_lengths(self, start: int = 0, stop: int | None = None) -> Int64[np.ndarray, " asked"]:
-        """Tokens of the documents `start` to `stop`, by default of all; takes time and memory for those asked for."""
+        """Returns the tokens of the documents `start` to `stop`, by default of all.
+
+        Takes time and memory for these alone.
+        """
         first, last, _ = slice(start, stop).indices(self.documents)
         lengths = np.empty(max(0, last - first), dtype=np.int64)
         for begin in range(first, last, _CHUNK_DOCUMENTS):
@@ -87,18 +90,18 @@ class TokenFile:
         return lengths
 
     def spans(self, documents: Integer[np.ndarray, " K"]) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
-        """First token and length of each of `documents`, looked up in the mapped index."""
+        """Returns first token and length of each of `documents`, looked up in the mapped index."""
         starts = self._index.token_offsets(documents)
         return starts, self._index.token_offsets(documents + 1) - starts
 
     def read(self, start: int, stop: int) -> Integer[np.ndarray, " tokens"]:
-        """Tokens `start` to `stop` as a read-only view of the file."""
+        """Returns the tokens `start` to `stop` as a read-only view of the file."""
         return self._tokens[start:stop]
 
     def gather(
         self, token_offsets: Integer[np.ndarray, " K"], lengths: Integer[np.ndarray, " K"]
     ) -> Integer[np.ndarray, " tokens"]:
-        """Copies K slices of the file concatenated, in the file's own type.
+        """Copies K slices of the file, concatenated, in the file's own type.
 
         Raises: IndexError if a slice leaves the file.
         """
@@ -110,16 +113,16 @@ class TokenFile:
                 f"slices from {token_offsets.min()} to {stops.max()} (shortest {lengths.min()}) "
                 f"leave {self.prefix} of {self.tokens} tokens"
             )
-        # A slice costs 0.3 us, a token of an index array 2 to 3 ns: slices win from some 130 tokens on, nearly three
-        # times at 1024, and are fast enough (80 M tokens/s) at 32 (benchmarks/token_file.py).
+        # A slice costs 0.3 us, a token of an index array 2 to 3 ns: slices are faster from some 130 tokens on, nearly
+        # three times at 1024, and are fast enough (80 M tokens/s) at 32 (benchmarks/token_file.py).
         tokens = self._tokens
         slices = [tokens[start:stop] for start, stop in zip(token_offsets.tolist(), stops.tolist(), strict=True)]
         return np.concatenate(slices)
 
     def release_pages(self) -> None:
-        """Takes the pages that were read out of this process' memory; they stay in the page cache, to be mapped again.
+        """Removes the pages that were read from this process's memory; they stay in the page cache.
 
-        For who reads all of a file under a memory limit.
+        For a reader of a whole file under a memory limit.
         """
         for array in (self._tokens, self._index.pointers):
             release_mapped_pages(array)
@@ -137,7 +140,7 @@ class TokenFile:
                 )
 
     def ends_in(self, token_id: int) -> Bool[np.ndarray, " documents"]:
-        """Whether each document's last token is `token_id`; an empty document ends in nothing."""
+        """Returns whether each document's last token is `token_id`; False for an empty document."""
         ends = np.zeros(self.documents, dtype=np.bool_)
         for start in range(0, self.documents, _CHUNK_DOCUMENTS):
             offsets, lengths = self.spans(np.arange(start, min(start + _CHUNK_DOCUMENTS, self.documents)))
@@ -147,9 +150,9 @@ class TokenFile:
 
 
 def hash_documents(token_file: TokenFile) -> UInt64[np.ndarray, " documents"]:
-    """XXH3 (64 bits) of each document's tokens as little-endian uint32, whatever type the file has.
+    """Returns XXH3 (64 bits) of each document's tokens as little-endian uint32, whatever type the file has.
 
-    For files that came without their text; memory is bounded by the longest document.
+    It is for files without their text; memory is bounded by the longest document.
     """
     offsets = token_file.document_offsets
     hashes = np.empty(token_file.documents, dtype=np.uint64)

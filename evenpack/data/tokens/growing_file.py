@@ -1,4 +1,4 @@
-"""A file that is appended to over several calls, each of which goes on where a journal vouches for it."""
+"""A file that is extended over several calls, each of which continues where a journal vouches for the content."""
 
 import io
 import os
@@ -24,19 +24,19 @@ class GrowingFile:
         return self._file is not None
 
     def open(self, mode: str) -> None:
-        """`w` begins, `a` goes on. Unbuffered: a full disk shows at a write and not in some later close()."""
+        """Opens the file: `w` begins, `a` continues. Unbuffered: a full disk fails a write and not a later close()."""
         self._file = io.FileIO(self.path, mode)
 
     def write(self, values: Integer[np.ndarray, " _"]) -> None:
-        """Appends. Raises: OSError if the disk is full; then some of it may be there."""
-        assert self._file is not None, "the writer asks before"
+        """Appends bytes. Raises: OSError if the disk is full; some of them may be written then."""
+        assert self._file is not None, "the writer checks before"
         rest = np.ascontiguousarray(values).view(np.uint8).data
         self.digest.update(rest)
         while rest:
             rest = rest[self._file.write(rest) :]
 
     def flush(self) -> None:
-        """To the disk; nothing where the file is closed."""
+        """Flushes to disk; does nothing if the file is closed."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
@@ -46,14 +46,14 @@ class GrowingFile:
             self._file = None
 
     def cut(self, size: int, checksum: str, *, journal: Path) -> None:
-        """Cuts off what lies behind the first `size` bytes, and reads these.
+        """Cuts off everything after the first `size` bytes, and reads these.
 
-        Raises: DataError if there are fewer, or if they are others than those `journal` has noted.
+        Raises: DataError if there are fewer, or if they differ from those recorded in `journal`.
         """
         found = self.path.stat().st_size if self.path.is_file() else 0
         if found < size or not self.path.is_file():
             raise DataError(
-                f"{self.path} has {found} bytes, but {journal} noted {size}; "
+                f"{self.path} has {found} bytes, but {journal} recorded {size}; "
                 f"remove the folder {self.path.parent} and prepare again"
             )
         os.truncate(self.path, size)
@@ -63,8 +63,8 @@ class GrowingFile:
 
 
 def not_as_written(finding: str, journal: Path) -> DataError:
-    """What is said of a file that is damaged by the word of its journal."""
+    """Returns the error for a file that is damaged according to its journal."""
     return DataError(
-        f"{finding}, by the checksum in {journal}; copy it again from where it is whole, or "
+        f"{finding}, by the checksum in {journal}; copy it again from an intact copy, or "
         f"remove the folder {journal.parent} and prepare again"
     )

@@ -1,4 +1,4 @@
-"""The `.idx` half of a token file: where each sequence and each document begins.
+"""The `.idx` half of a token file: the start of each sequence and each document.
 
 The layout is that of Megatron-LM's IndexedDataset and DeepSpeed's MMapIndexedDataset, little-endian:
 
@@ -29,10 +29,10 @@ _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
 _CHUNK = 1 << 20
 
-# Up to 5 all agree. Then the reader within DeepSpeed counts on with unsigned types, and Megatron-LM with float64 and
+# Up to 5 all agree. Then DeepSpeed's reader continues with unsigned types, and Megatron-LM with float64 and
 # float32, which hold no tokens, and uint16 (as Megatron-DeepSpeed does). No code stands for uint16 in both, so ours is
-# Megatron's, 8; the size of the `.bin` file tells it from DeepSpeed's uint64. 6 is DeepSpeed's uint16, which evenpack
-# wrote too in its beginnings; the size tells it from a file of float64.
+# Megatron's, 8; the size of the `.bin` file distinguishes it from DeepSpeed's uint64. 6 is DeepSpeed's uint16, which
+# early versions of evenpack wrote; the size distinguishes it from a file of float64.
 _TYPES_OF_CODE = {
     1: (np.uint8,),
     2: (np.int8,),
@@ -47,12 +47,12 @@ _CODE_OF_TYPE = {np.dtype(np.uint16): 8, np.dtype(np.int32): 4}
 
 
 def bin_path(prefix: Path) -> Path:
-    """The file of raw tokens; a prefix may hold dots."""
+    """Returns the path of the file of raw tokens; a prefix may contain dots."""
     return prefix.with_name(f"{prefix.name}.bin")
 
 
 def index_path(prefix: Path) -> Path:
-    """The file described above."""
+    """Returns the path of the file described above."""
     return prefix.with_name(f"{prefix.name}.idx")
 
 
@@ -60,16 +60,16 @@ def index_path(prefix: Path) -> Path:
 class TokenIndex:
     """An opened index; its arrays are memory-mapped and, 34 bytes into the file, not aligned.
 
-    Look them up by `array[ids]` alone: `np.take` and `np.searchsorted` would copy the whole of them first.
+    Look them up only by `array[ids]`: `np.take` and `np.searchsorted` would first copy them as a whole.
     """
 
     prefix: Path
     dtype: np.dtype
     bin_bytes: int
     sequence_lengths: Int32[np.ndarray, " sequences"]
-    """In tokens."""
+    """Lengths in tokens."""
     pointers: Int64[np.ndarray, " sequences"]
-    """In bytes."""
+    """Offsets in bytes."""
     document_indices: Int64[np.ndarray, " documents_plus_1"]
 
     @property
@@ -81,7 +81,7 @@ class TokenIndex:
         return self.bin_bytes // self.dtype.itemsize
 
     def token_offsets(self, boundaries: Integer[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
-        """The first token of each document; the number of documents stands for the end of the file."""
+        """Returns the first token of each document; the number of documents maps to the end of the file."""
         sequences = self.document_indices[boundaries]
         count = len(self.pointers)
         if count == 0:
@@ -108,7 +108,7 @@ class TokenIndex:
                 raise _broken(
                     index_path(self.prefix),
                     f"sequence {start + first} has {lengths[first]} tokens and ends at byte {ends[first]}, "
-                    f"but what follows begins at byte {following[first]}",
+                    f"but the next one begins at byte {following[first]}",
                 )
         if count and self.pointers[0] != 0:
             raise _broken(index_path(self.prefix), f"the first sequence begins at byte {self.pointers[0]}, expected 0")
@@ -120,7 +120,7 @@ class TokenIndex:
 
 
 def token_type(vocabulary_size: int) -> np.dtype:
-    """The narrowest type that Megatron-LM writes and that holds every id."""
+    """Returns the narrowest type that Megatron-LM writes and that holds every id."""
     return np.dtype(np.uint16 if vocabulary_size < 1 << 16 else np.int32)
 
 
@@ -180,7 +180,7 @@ def write_index(path: Path, dtype: np.dtype, lengths: Int32[np.ndarray, " docume
 
 
 def _read_header(path: Path) -> tuple[int, int]:
-    """The code of the token type and the number of sequences, of a file that has the size it should have."""
+    """Returns the code of the token type and the number of sequences, of a file of consistent size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(_HEADER.size)
@@ -213,7 +213,7 @@ def _token_type(
     lengths: Int32[np.ndarray, " sequences"],
     pointers: Int64[np.ndarray, " sequences"],
 ) -> np.dtype:
-    """The type of `code` under which the index covers the `.bin` file to its last byte."""
+    """Returns the type of `code` for which the index covers the `.bin` file to its last byte."""
     choices = [np.dtype(kind) for kind in _TYPES_OF_CODE[code]]
     if len(choices) > 1:
         tokens = int(lengths.sum(dtype=np.int64))

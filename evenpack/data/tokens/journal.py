@@ -1,4 +1,4 @@
-"""`PREFIX.journal.json`: how far a token file is written, and, once it is complete, its record."""
+"""The journal `PREFIX.journal.json`: the progress of a token file, and, once it is complete, its record."""
 
 import json
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ DOCUMENT_HASHES = "document_hashes"
 
 @dataclass(frozen=True, kw_only=True)
 class Journal:
-    """How far a token file is written; the complete one is its record."""
+    """The progress of a token file; the complete journal is its record."""
 
     complete: bool
     vocabulary_size: int
     documents: int
     tokens: int
     column_values: dict[str, int]
-    """How many values each column has, by its name."""
+    """Number of values of each column, by name."""
     content: dict[str, str]
-    """XXH3 (128 bits) of each unfinished file, as far as this journal vouches for it; empty once complete."""
+    """XXH3 (128 bits) of each unfinished file, up to the length that the journal vouches for; empty once complete."""
     checksums: dict[str, Checksums]
-    """By file name; empty until complete."""
+    """Checksums by file name; empty until complete."""
     state: dict[str, Any]
-    """The caller's own, as given to the last `commit` or `finish`."""
+    """The caller's own state, as given to the last `commit` or `finish`."""
 
 
 def journal_path(prefix: Path) -> Path:
@@ -35,17 +35,17 @@ def journal_path(prefix: Path) -> Path:
 
 
 def column_path(prefix: Path, column: str) -> Path:
-    """Where a finished column lies: beside the pair."""
+    """Returns the path of a finished column, next to the pair."""
     return prefix.with_name(f"{column}.npy")
 
 
 def hashes_path(prefix: Path) -> Path:
-    """`document_hashes.npy` beside the pair: uint64[documents]."""
+    """Returns the path of `document_hashes.npy` next to the pair: uint64[documents]."""
     return column_path(prefix, DOCUMENT_HASHES)
 
 
 def read_journal(prefix: Path) -> Journal | None:
-    """The journal of a written or half-written file, None if there is none. Raises: DataError if it is broken."""
+    """Reads the journal of a complete or partial file, None if there is none. Raises: DataError if it is broken."""
     path = journal_path(prefix)
     if not path.is_file():
         return None

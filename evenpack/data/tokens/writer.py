@@ -1,10 +1,10 @@
 """Writes a token file so that a kill at any moment costs no more than the last batch.
 
-While a file is written its folder holds PREFIX.{bin,sizes,COLUMN}.partial and PREFIX.journal.json. The journal says how
-far the data is on disk; whatever lies behind that is cut off before the writing goes on. The last journal is complete,
-is written before the first rename, and stays: it is the record of the file.
+While a file is written its folder holds PREFIX.{bin,sizes,COLUMN}.partial and PREFIX.journal.json. The journal records
+how much data is on disk; a resumed writer first cuts off everything after that. The last journal is complete, is
+written before the first rename, and stays: it is the record of the file.
 
-A *column* is an array that grows with the documents, one value a document or several; finished, it is COLUMN.npy.
+A *column* is an array that grows with the documents, with one or more values per document; finished, it is COLUMN.npy.
 """
 
 import json
@@ -33,13 +33,13 @@ _LONGEST_DOCUMENT = (1 << 31) - 1
 
 
 class TokenFileWriter:
-    """Appends documents in batches, survives a kill at any moment, and puts the finished files in place at once.
+    """Appends documents in batches, survives a kill at any moment, and publishes the finished files together.
 
     A finished file of the same name stays readable until `finish` replaces it.
     """
 
     def __init__(self, prefix: Path, *, vocabulary_size: int, columns: Mapping[str, str] = HASH_COLUMN) -> None:
-        """Begins again: what an earlier writer left unfinished under this name is removed.
+        """Begins a new file: unfinished files of an earlier writer of this name are removed.
 
         `columns`: numpy's name of each column's type, little-endian.
         """
@@ -52,9 +52,9 @@ class TokenFileWriter:
     def resume(
         cls, prefix: Path, *, vocabulary_size: int, columns: Mapping[str, str] = HASH_COLUMN
     ) -> "TokenFileWriter":
-        """Goes on from the journal, or begins again if there is none. `state` says where the caller was.
+        """Continues from the journal, or begins a new file if there is none. `state` holds the caller's progress.
 
-        What an earlier writer left is read and compared with the journal's checksums.
+        Files of an earlier writer are read and compared with the journal's checksums.
 
         Raises: DataError if the journal is of another vocabulary or other columns, or the files are shorter than it
         says or damaged.
@@ -110,7 +110,7 @@ class TokenFileWriter:
 
     @property
     def complete(self) -> bool:
-        """Nothing can be appended any more; `finish` puts in place what is not there yet."""
+        """Whether the file is complete: nothing can be appended, and `finish` only renames the remaining files."""
         return self._journal.complete
 
     def append(
@@ -119,7 +119,7 @@ class TokenFileWriter:
         lengths: Integer[np.ndarray, " documents"],
         columns: Mapping[str, Integer[np.ndarray, " _"]],
     ) -> None:
-        """Adds documents that lie concatenated in `tokens`, and what belongs to them in each column.
+        """Appends documents that are concatenated in `tokens`, with their values of each column.
 
         Raises: DataError naming the document with a token id outside the vocabulary; RunError if the disk is full.
         """
@@ -140,18 +140,18 @@ class TokenFileWriter:
     def append_documents(
         self, documents: Sequence[Integer[np.ndarray, " _"]], hashes: UInt64[np.ndarray, " documents"]
     ) -> None:
-        """`append` for a list of arrays, where the hashes are the only column."""
+        """Calls `append` for a list of arrays, where the hashes are the only column."""
         if documents:
             lengths = np.array([len(document) for document in documents])
             self.append(np.concatenate(documents), lengths, {DOCUMENT_HASHES: hashes})
 
     def commit(self, state: dict[str, Any]) -> None:
-        """Flushes to disk and notes it: a resumed writer goes on from here. `state` must be JSON."""
+        """Flushes to disk and records it: a resumed writer continues from here. `state` must be JSON."""
         with self._explain_failure():
             self._write_journal(state, checksums={})
 
     def finish(self, state: dict[str, Any] | None = None) -> Journal:
-        """Writes index and hashes and gives all files their names, the index last; safe to call again.
+        """Writes index and hashes and renames all files to their final names, the index last; safe to call again.
 
         `state` replaces that of the last commit. Returns: the record of the file.
         """
@@ -166,12 +166,12 @@ class TokenFileWriter:
         return self._journal
 
     def abandon(self) -> None:
-        """Removes what is unfinished; a file finished earlier under this name stays."""
+        """Removes unfinished files; an earlier finished file of this name stays."""
         self.close()
         self._remove_unfinished()
 
     def close(self) -> None:
-        """Lets go of the files. What came after the last commit will be cut off."""
+        """Closes the files. Data after the last commit will be cut off."""
         for file in self._files.values():
             file.close()
 
@@ -211,7 +211,7 @@ class TokenFileWriter:
         return self.prefix.with_name(f"{self.prefix.name}.{kind}.partial")
 
     def _renames(self) -> list[tuple[Path, Path]]:
-        """Unfinished and finished names, in the order in which they change; with the index the file is there."""
+        """Returns unfinished and finished names in the order of the renames; the index, last, completes the file."""
         columns = [column_path(self.prefix, name) for name in self._columns]
         finals = [bin_path(self.prefix), *columns, index_path(self.prefix)]
         return [(final.with_name(f"{final.name}.partial"), final) for final in finals]
@@ -239,7 +239,7 @@ class TokenFileWriter:
             file.cut(size, self._journal.content[kind], journal=journal_path(self.prefix))
 
     def _refuse_damage(self) -> None:
-        """Of a finished file, whose names it may not have yet."""
+        """Checks a complete file, whose names may still be temporary."""
         for partial, final in self._renames():
             path = partial if partial.exists() else final
             damage = find_first_damage(path, self._journal.checksums[final.name])
@@ -247,7 +247,7 @@ class TokenFileWriter:
                 raise not_as_written(damage.describe(), journal_path(self.prefix))
 
     def _checksums(self, partial: Path) -> Checksums:
-        """Of the tokens as they were handed in; of what was made from other files as it lies there."""
+        """Returns checksums: of the tokens as they were appended; of derived files as they are on disk."""
         return (self._files["bin"].digest if partial == self._partial("bin") else digest_of(partial)).checksums()
 
     def _write_index_and_columns(self) -> None:
@@ -267,7 +267,7 @@ class TokenFileWriter:
     def _put_in_place(self) -> None:
         (data, final_data), *columns, (index, final_index) = self._renames()
         if data.exists():
-            final_index.unlink(missing_ok=True)  # an earlier file ends here: its index must not meet the new data
+            final_index.unlink(missing_ok=True)  # removes an earlier file: its index must not be read with the new data
             fsync_directory(self.prefix.parent)
             data.replace(final_data)
         for column, final_column in columns:
@@ -294,5 +294,5 @@ class TokenFileWriter:
             self.close()
             raise RunError(
                 f"{self.prefix} could not be written: {error}; {self._journal.documents} documents are safe; "
-                "make room and run the same command again, it goes on from there"
+                "free disk space and run the same command again to continue"
             ) from error

@@ -164,7 +164,7 @@ def test_a_micro_batch_that_the_cut_step_does_not_hold_is_refused_with_what_it_h
         micro_batches_per_step(training, 2)
     message = str(caught.value)
     assert "2 ranks x training.packs_per_micro_batch (8) must divide training.packs_per_step (52)" in message
-    assert "With this packs_per_micro_batch no number of ranks would do" in message
+    assert "With this packs_per_micro_batch no number of ranks is valid" in message
     assert "2 ranks can do packs_per_micro_batch 1, 2, 13, 26" in message
     assert "training.packing_adjustment made packs_per_step 52 of the run file's" in message
 

@@ -190,7 +190,7 @@ def test_a_trained_step_of_another_order_is_told(config: RunConfig, tmp_path: Pa
 def test_questions_without_an_answer_say_what_there_is(config: RunConfig, tmp_path: Path):
     where = open_where(config)
     for step in (0, STEPS + 1):
-        with pytest.raises(ConfigError, match=f"step {step} is not of this run, whose steps are 1 to {STEPS}"):
+        with pytest.raises(ConfigError, match=f"step {step} is not in this run, whose steps are 1 to {STEPS}"):
             where.step(step)
     with pytest.raises(ConfigError, match="documents 0 to 39"):
         where.document(40, "wiki")
@@ -250,7 +250,7 @@ def test_pairs_of_an_older_preparation_are_the_same_run_and_say_that_nothing_was
     content = open_where(older).step(2)
     assert content.order_hash == open_where(pairs).step(2).order_hash
     assert all(not one.parts for one in content.sequences)
-    with pytest.raises(DataError, match="were not noted"):
+    with pytest.raises(DataError, match="were not recorded"):
         open_where(older).document(3, "wiki")
 
 

@@ -233,7 +233,7 @@ def test_the_order_does_not_depend_on_how_the_lengths_come(lengths, data):
 
 def test_an_index_of_another_size_is_not_filled():
     histogram = LengthHistogram.from_lengths([1, 2], longest=2)
-    with pytest.raises(PackingError, match="room for 3 ids, but the histogram counts 2"):
+    with pytest.raises(PackingError, match="space for 3 ids, but the histogram counts 2"):
         sort_chunks_by_length([np.array([1, 2])], histogram, np.zeros(3, dtype=np.int32))
 
 

@@ -276,7 +276,7 @@ def test_the_greatest_count_of_each_length_is_found_chunk_by_chunk() -> None:
 @pytest.mark.parametrize(
     ("name", "place", "value", "message"),
     [
-        ("mask_positions", 4, 6, "mask_positions has a mask at place 6 of sequence 2, which is behind its end"),
+        ("mask_positions", 4, 6, "mask_positions has a mask at position 6 of sequence 2, beyond its end"),
         ("mask_offsets", 1, 3, "mask_offsets gives sequence 0 of 5 tokens 3 masks, and most_masks allows 0 to 2"),
         ("mask_offsets", 2, 1, "mask_offsets gives sequence 1 of 5 tokens -1 masks, and most_masks allows 0 to 2"),
         ("most_masks", 6, 2, "mask_offsets gives sequence 2 of 6 tokens 3 masks, and most_masks allows 0 to 2"),

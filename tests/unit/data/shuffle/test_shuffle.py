@@ -202,7 +202,7 @@ def test_columns_are_equal_in_memory_where_short_sequences_lie_together(
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: (folder / "00001.tokens").unlink(), r"00001.tokens is gone: remove .* and prepare again"),
+        (lambda folder: (folder / "00001.tokens").unlink(), r"00001.tokens is missing: remove .* and prepare again"),
         (
             lambda folder: (folder / "00001.json").write_text('{"shards": [], "content": 1}'),
             "00001.json is no record of a column .0 shards, expected 3.",

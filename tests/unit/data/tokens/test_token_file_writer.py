@@ -268,7 +268,7 @@ def test_a_full_disk_is_an_error_of_the_run_and_the_write_goes_on_when_there_is_
 
     assert process.returncode == 1
     assert "tokens could not be written" in errors
-    assert "1200 documents are safe; make room and run the same command again" in errors
+    assert "1200 documents are safe; free disk space and run the same command again" in errors
     assert not (tmp_path / "tokens.idx").exists()
     assert not (tmp_path / "tokens.bin").exists()
 
@@ -315,7 +315,7 @@ def test_a_write_goes_on_only_with_the_same_vocabulary_and_whole_partial_files(t
         TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=70_000)
 
     os.truncate(tmp_path / "tokens.sizes.partial", 119)
-    with pytest.raises(DataError, match=r"tokens.sizes.partial has 119 bytes, but .* noted 120; remove the folder"):
+    with pytest.raises(DataError, match=r"tokens.sizes.partial has 119 bytes, but .* recorded 120; remove the folder"):
         TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
 
     (tmp_path / "tokens.sizes.partial").unlink()
