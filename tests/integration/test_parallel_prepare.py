@@ -1,11 +1,15 @@
 """`evenpack prepare` by several processes: `--workers`, and ranks that `mpirun` starts."""
 
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from prepared_files import contents
-from small_run import COMMAND, Done, evenpack, process, write_run
+from small_run import COMMAND, HANGS_SECONDS, Done, evenpack, process, write_corpus, write_run
 
 PART_BYTES = "8000"
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -23,9 +27,14 @@ def alone(run_file: Path) -> dict[str, bytes]:
     return contents(run_file.parent / "data")
 
 
+def mpirun_command(ranks: int) -> list[str]:
+    return [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "-n", str(ranks)]
+
+
 def mpirun(ranks: int, run_file: Path, *arguments: str, expected: int = 0) -> Done:
-    launcher = (str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "-n", str(ranks))
-    return process([*launcher, *COMMAND, "prepare", str(run_file), *arguments], expected=expected, **_AS_ROOT)
+    return process(
+        [*mpirun_command(ranks), *COMMAND, "prepare", str(run_file), *arguments], expected=expected, **_AS_ROOT
+    )
 
 
 def test_workers_write_what_one_process_writes(run_file: Path, alone: dict[str, bytes], tmp_path: Path) -> None:
@@ -41,6 +50,28 @@ def test_ranks_of_mpi_write_what_one_process_writes(run_file: Path, alone: dict[
     told = " ".join(done.stderr.split())
     assert told.count("CPU seconds of its workers") == 2, "rank 0 alone reports"
     assert told.count(", process ") >= 3, "more than one rank has tokenised"
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_job_and_the_same_command_resumes(tmp_path: Path) -> None:
+    run_file = write_run(tmp_path)
+    write_corpus(tmp_path / "one.jsonl", documents=20_000, first=0)
+    arguments = ["prepare", str(run_file), "--part-bytes", "100000"]
+    command = [*mpirun_command(3), *COMMAND, *arguments]
+    with subprocess.Popen(command, env=os.environ | _AS_ROOT, stderr=subprocess.PIPE, text=True) as job:
+        deadline = time.monotonic() + HANGS_SECONDS
+        while not list((tmp_path / "data").glob("sources/one/tokens.parts/000004")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ranks = [rank for rank in psutil.Process(job.pid).children(recursive=True) if "prepare" in rank.cmdline()]
+        max(ranks, key=lambda rank: rank.pid).kill()
+        job.communicate(timeout=HANGS_SECONDS)
+    assert job.returncode != 0
+    assert not (tmp_path / "data" / "manifest.json").exists()
+    done = process(command, **_AS_ROOT)
+    resumed = next(line for line in done.stderr.splitlines() if line.startswith("one: tokenising"))
+    assert not resumed.startswith("one: tokenising  0 %")
+    evenpack("prepare", run_file, f"data.prepared_dir={tmp_path / 'alone'}", options=["--part-bytes", "100000"])
+    assert contents(tmp_path / "data") == contents(tmp_path / "alone")
 
 
 def test_a_mistake_under_mpirun_is_told_once_and_ends_every_rank(run_file: Path, tmp_path: Path) -> None:
