@@ -1,7 +1,7 @@
 # `make demo` and `make test` are all that a newcomer needs. Each target sets up .venv first.
 PYTHON ?= python3
 
-.PHONY: demo test test-slow clean
+.PHONY: demo test test-slow docs clean
 
 .venv/installed: pyproject.toml constraints.txt scripts/install
 	PYTHON=$(PYTHON) scripts/install
@@ -16,5 +16,8 @@ test: .venv/installed
 test-slow: .venv/installed
 	scripts/test_slow
 
+docs: .venv/installed
+	scripts/docs
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs build

@@ -72,8 +72,8 @@ def pack(
     The result depends on the arguments alone; its `algorithm` names the choice of `auto`: longest_pack_first where that
     is within 0.01 % of the packs that the tokens alone would fill, else cutting_stock for packs of up to 2,048 slots.
 
-    Raises: PackingError for an unknown algorithm or option, a limit below 1, a sequence longer than a pack, or wrong
-        counts.
+    Raises: PackingError for an unknown algorithm or option, a limit below 1, a sequence longer than a pack, or counts
+    that are wrong.
     """
     checked_options = check_options(algorithm, options)
     pack_length = _whole("pack_length", pack_length, "in slots")
