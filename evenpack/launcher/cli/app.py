@@ -19,6 +19,7 @@ from evenpack.launcher.cli.export import export
 from evenpack.launcher.cli.finetune import finetune
 from evenpack.launcher.cli.inspect import inspect
 from evenpack.launcher.cli.mlperf import mlperf_app
+from evenpack.launcher.cli.new import new
 from evenpack.launcher.cli.prepare import prepare
 from evenpack.launcher.cli.shards import shards_app
 from evenpack.launcher.cli.study import STUDIES
@@ -27,6 +28,7 @@ from evenpack.launcher.cli.verify import verify
 from evenpack.launcher.cli.where import where
 
 COMMANDS: tuple[Callable[..., None], ...] = (
+    new,
     prepare,
     verify,
     budget,
@@ -41,7 +43,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 """In the order in which `--help` lists them; each has the name of its function."""
 
 app = typer.Typer(
-    help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no document sees "
+    help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no sequence sees "
     "another.\n\n\b\nA first run:\n  evenpack prepare demo\n  evenpack train demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -1,0 +1,128 @@
+"""A shipped run file, changed for somebody's data, model and devices, and written with what each key means."""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evenpack.config import validate
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.files import write_text
+from evenpack.launcher.reference.keys import Key, keys_of
+from evenpack.launcher.reference.lookup import find_keys
+from evenpack.shipped import first_comment, shipped_run_files
+from evenpack.yaml_text import read_yaml
+
+MODELS = {
+    "gpt2_mini": "gpt2_mini_wiki",
+    "llama_mini": "llama_mini_wiki",
+    "bert_mini": "bert_mini_wiki",
+    "gpt2_small": "gpt2_small",
+    "gpt2_xl": "gpt2_xl",
+    "llama_160m": "llama_160m",
+    "llama_1.1b": "llama_1.1b",
+    "bert_base": "bert_base_phase1",
+    "bert_large": "bert_large_phase1",
+}
+"""Each with the shipped run file that it begins with; the first three are for CPU cores, the others for GPUs."""
+
+_CPU_RANKS = 2
+"""As `train` starts them where there is no GPU."""
+_COLUMNS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    """What a run file is written for."""
+
+    name: str
+    source: Mapping[str, Any]
+    """The section of its only source."""
+    model: str
+    """One of `MODELS`."""
+    tokenizer: Path | None
+    """The folder with GPT-2's or BERT's vocabulary; None: one is trained on the data."""
+    devices: int
+    """GPUs of all machines together; 0: CPU cores."""
+
+
+def write_run_file(path: Path, new: NewRun) -> None:
+    """Writes the run file. Raises: ConfigError if there is a file already, or if what was asked for does not fit."""
+    if path.exists():
+        raise ConfigError(f"{path} exists already: choose another name, or remove it")
+    values = run_values(new)
+    validate(values, RunConfig, origin=str(path))
+    comment = (
+        f"{first_comment(shipped_run_files()[MODELS[new.model]]).rstrip('.')}: changed for {new.source['path']}. "
+        "`evenpack config explain KEY` says more of each key, and lists those that are not here. Steps and "
+        "learning rate are those of the shipped file: `evenpack budget` shows what they come to on this data."
+    )
+    write_text(path, "\n".join([*_comment(comment), *_lines(values, keys_of(RunConfig), ""), ""]))
+
+
+def run_values(new: NewRun) -> dict[str, Any]:
+    """The sections of the run file."""
+    text = shipped_run_files()[MODELS[new.model]].read_text(encoding="utf-8")
+    values: dict[str, Any] = read_yaml(text, "the shipped run file")
+    values["run"] |= {"name": new.name, "output_dir": f"runs/{new.name}"}
+    values["data"] |= {"sources": {"text": dict(new.source)}, "tokenizer": _tokenizer(new)}
+    values["training"] |= _training(values["training"], new.devices)
+    return values
+
+
+def _tokenizer(new: NewRun) -> dict[str, Any]:
+    is_bert, is_mini = new.model.startswith("bert"), new.model.endswith("_mini")
+    if new.tokenizer is not None:
+        return {"kind": "bert" if is_bert else "gpt2", "path": str(new.tokenizer)}
+    if is_bert:
+        return {"kind": "train_word_pieces", "vocabulary_size": 8192 if is_mini else 30_522}
+    return {"kind": "train", "vocabulary_size": 8192 if is_mini else 32_768}
+
+
+def _training(shipped: Mapping[str, Any], devices: int) -> dict[str, Any]:
+    """The micro-batch and the step nearest to the shipped one that divide by the ranks, and the precision."""
+    ranks = devices or _CPU_RANKS
+    of_a_rank = max(1, shipped["packs_per_step"] // ranks)
+    micro_batch = min(shipped["packs_per_micro_batch"], of_a_rank)
+    micro_batches = max(1, round(shipped["packs_per_step"] / (ranks * micro_batch)))
+    return {
+        "packs_per_step": ranks * micro_batch * micro_batches,
+        "packs_per_micro_batch": micro_batch,
+        "precision": "bf16_autocast" if devices else "fp32",
+    }
+
+
+def _lines(values: Mapping[str, Any], keys: Sequence[Key], place: str) -> Iterator[str]:
+    """The values as YAML, with the meaning of each key above it."""
+    indent = "  " * place.count(".") + ("  " if place else "")
+    for name, value in values.items():
+        here = f"{place}.{name}" if place else name
+        if not place:
+            yield ""
+        yield from (f"{indent}{line}" for line in _comment(_meaning(keys, here, values), width=_COLUMNS - len(indent)))
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{name}:"
+            yield from _lines(value, keys, here)
+        else:
+            scalar = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+            yield f"{indent}{name}: {scalar}"
+
+
+def _meaning(keys: Sequence[Key], place: str, siblings: Mapping[str, Any]) -> str:
+    """The first sentence of what a key means, with its unit; none of `kind`, nor of a name that the user chose."""
+    if place.endswith(".kind") or place == "data.sources.text":
+        return ""
+    found = find_keys(keys, place)
+    kind = siblings.get("kind")
+    key = next((key for key in found if kind in key.kinds), found[0])
+    sentence = re.split(r"(?<=[.;:])\s(?!\()", key.meaning)[0].rstrip(".;:")
+    return f"{sentence} ({key.unit})" if key.unit else sentence
+
+
+def _comment(text: str, *, width: int = _COLUMNS) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, width - 2)]
