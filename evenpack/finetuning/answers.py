@@ -1,8 +1,8 @@
-"""From the outputs of a span head to answers, and SQuAD's metrics of them.
+"""Turns the outputs of a span head into answers, and computes SQuAD's metrics of them.
 
 The definitions are those of SQuAD 1.1's official evaluation script: answers are compared in lower case, without
 punctuation, without the words a, an and the, with single spaces; exact match and F1 over words, each against the most
-similar right answer, are averaged over questions.
+similar correct answer, are averaged over questions.
 """
 
 import math
@@ -19,14 +19,14 @@ from evenpack.finetuning.metrics import Judgement, judge_shares
 from evenpack.finetuning.questions import Question, Windows
 
 _BEST_PLACES = 20
-"""First and last tokens of a window that are combined, the most likely ones; BERT's own script takes as many."""
+"""Number of most likely first and last tokens of a window that are combined, as in BERT's own script."""
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def judge_answers(given: Sequence[str], questions: Sequence[Question]) -> Judgement:
-    """Exact match and F1 of one answer to each question."""
+    """Returns exact match and F1 of one answer to each question."""
     pairs = list(zip(given, questions, strict=True))
     return judge_shares(
         {
@@ -48,7 +48,7 @@ def best_answers(
     *,
     max_answer_length: int,
 ) -> list[str]:
-    """The text of greatest summed output in any window of each question; empty where no span can be had.
+    """Returns the text of greatest summed output in any window of each question; empty if no span is possible.
 
     Args:
         outputs: of each window's tokens, question and special tokens included.
@@ -67,12 +67,12 @@ def best_answers(
 
 
 def normalised(text: str) -> str:
-    """As answers are compared."""
+    """Returns a text in the form in which answers are compared."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def word_f1(given: str, right: str) -> float:
-    """The harmonic mean of precision and recall over the words of both; 0 if they share none."""
+    """Returns the harmonic mean of precision and recall over the words of both; 0 if they share none."""
     words, right_words = normalised(given).split(), normalised(right).split()
     shared = (Counter(words) & Counter(right_words)).total()
     return 2 * shared / (len(words) + len(right_words)) if shared else 0.0
@@ -82,5 +82,5 @@ def word_f1(given: str, right: str) -> float:
 class _Span:
     score: float
     begin: int
-    """Characters of the context."""
+    """The range of characters in the context."""
     end: int

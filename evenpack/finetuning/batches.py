@@ -1,4 +1,4 @@
-"""Sequences of a task laid out for the encoder, packed, un-padded or padded.
+"""Lays out the sequences of a task for the encoder, packed, un-padded or padded.
 
 Shapes: T = slots, S = segments, N = sequences of the batch.
 """
@@ -19,7 +19,7 @@ from evenpack.finetuning.features import Features
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneBatch:
-    """What an encoder reads (`evenpack.batch.ModelInputs`), and what its head is asked."""
+    """The inputs of an encoder (`evenpack.batch.ModelInputs`), and the targets of its head."""
 
     tokens: Int[Tensor, " T"]
     position_ids: Int[Tensor, " T"]
@@ -55,7 +55,7 @@ class FinetuneCollator:
     padding_token: int
 
     def collate(self, packs: PackSelection) -> FinetuneBatch:
-        """The batch of these packs."""
+        """Returns the batch of these packs."""
         count = len(packs.sequence_ids)
         placement = self._placer(packs).place(packs, packs.lengths, np.ones(count, dtype=np.int64))
         sequence_of_token = np.repeat(np.arange(count), packs.lengths)
@@ -92,7 +92,7 @@ class FinetuneCollator:
         return labels + starts[:, None] if labels.ndim == 2 else labels
 
     def _placer(self, packs: PackSelection) -> Placer:
-        """As many rows as there are packs: the last step of an epoch has fewer, and pays for no more."""
+        """Returns a placer with as many rows as there are packs: the last step of an epoch has fewer."""
         shape = StepShape(
             batching="packs",
             items_per_step=packs.packs,

@@ -1,4 +1,4 @@
-"""A task's files, read and checked, as sequences; and how predictions for them are judged."""
+"""A task's files, read and checked, as sequences; and the evaluation of predictions for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,32 +21,32 @@ from evenpack.finetuning.tasks import SentenceTask, SpanTask
 
 @runtime_checkable
 class EvaluationSet(Protocol):
-    """A file that the task is judged by."""
+    """A file on which the task is evaluated."""
 
     @property
     def features(self) -> Features: ...
 
     def judge(self, outputs: Sequence[np.ndarray]) -> Judgement:
-        """Of the head's outputs for each sequence, in the file's order."""
+        """Evaluates the head's outputs for each sequence, in the file's order."""
 
     def judge_guesses(self, training: Features) -> Judgement | None:
-        """Of what one would guess without reading, by the training labels; None where there is no such guess."""
+        """Evaluates guesses without reading, by the training labels; None if there is no such guess."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """All that fine-tuning reads."""
+    """All data of a fine-tuning."""
 
     training: Features
     evaluation: dict[str, EvaluationSet]
-    """By the file's name without its ending."""
+    """Evaluation sets by the file's name without its ending."""
     checksums: dict[str, str]
-    """Of the files, by name."""
+    """Checksums of the files, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceSet:
-    """Of sentences with labels or scores."""
+    """An evaluation set of sentences with labels or scores."""
 
     task: SentenceTask
     features: Features
@@ -63,7 +63,7 @@ class SentenceSet:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionSet:
-    """Of questions about texts."""
+    """An evaluation set of questions about texts."""
 
     questions: tuple[Question, ...]
     windows: Windows
@@ -84,7 +84,7 @@ class QuestionSet:
 def read_task(section: FinetuneDataSection, folder: Path, tokenizer: Tokenizer) -> TaskData:
     """Reads the task's files in `folder`.
 
-    Raises: DataError that names the file and its row for anything that does not belong there; nothing is written.
+    Raises: DataError that names the file and its row for invalid content; nothing is written.
     """
     task = section.definition
     files = {name: folder / name for name in (task.training_file, *task.evaluation_files)}
@@ -135,4 +135,4 @@ class _Reader:
 
 
 _MOST_UNKNOWN = 0.5
-"""Half of a text: no vocabulary of its language comes near it."""
+"""Largest fraction of unknown tokens: half of a text; no vocabulary of its language comes near it."""

@@ -12,30 +12,30 @@ from jaxtyping import Int64, Shaped
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenPair:
-    """A sequence, special tokens included, in the halves that token types tell apart."""
+    """A sequence, including special tokens, in the halves that token types distinguish."""
 
     first: Int64[np.ndarray, " first"]
     second: Int64[np.ndarray, " second"]
-    """Empty where there is one sentence."""
+    """The second half; empty if there is one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Features:
-    """The sequences of a file, with what is to be predicted of each."""
+    """The sequences of a file, with the targets of each."""
 
     tokens: Int64[np.ndarray, " tokens"]
-    """Sequence behind sequence."""
+    """Tokens of all sequences, concatenated."""
     lengths: Int64[np.ndarray, " N"]
     first_lengths: Int64[np.ndarray, " N"]
-    """Of the first halves: token type 0."""
+    """Lengths of the first halves, which have token type 0."""
     labels: Shaped[np.ndarray, " N *parts"]
-    """Of each: its class (int64), its score (float32), or its answer's first and last token (int64 [N, 2])."""
+    """Targets: the class (int64), the score (float32), or the answer's first and last token (int64 [N, 2]) of each."""
     cut_sequences: int
-    """How many lost tokens for being too long."""
+    """Number of sequences that were cut because they were too long."""
 
     @property
     def starts(self) -> Int64[np.ndarray, " N"]:
-        """Of each sequence among the tokens."""
+        """Returns the start of each sequence among the tokens."""
         starts: Int64[np.ndarray, " N"] = np.cumsum(self.lengths) - self.lengths
         return starts
 
@@ -45,7 +45,7 @@ class Features:
 
 
 def features_of(pairs: Sequence[TokenPair], labels: Shaped[np.ndarray, " N *parts"], *, cut_sequences: int) -> Features:
-    """Joins sequences. `labels`: see `Features`."""
+    """Concatenates sequences. For `labels` see `Features`."""
     return Features(
         tokens=np.concatenate([part for pair in pairs for part in (pair.first, pair.second)]),
         lengths=np.array([len(pair.first) + len(pair.second) for pair in pairs], dtype=np.int64),

@@ -1,4 +1,4 @@
-"""What is put on an encoder for a task. Each sequence of a pack has a loss of its own.
+"""Heads of an encoder for tasks. Each sequence of a pack has a loss of its own.
 
 Shapes: T = slots, C = hidden size, N = sequences of the batch, K = outputs.
 """
@@ -18,22 +18,22 @@ from evenpack.models.common.transformer import INITIAL_DEVIATION
 
 
 class Head(nn.Module, ABC):
-    """Activations to outputs, and outputs to the loss of each sequence."""
+    """Maps activations to outputs, and outputs to the loss of each sequence."""
 
     reads: ClassVar[Literal["sequence", "span"]]
-    """What there is one output, or set of outputs, for: all of a sequence, or each of its tokens."""
+    """Unit of an output, or set of outputs: a sequence, or each of its tokens."""
 
     @abstractmethod
     def forward(self, hidden: Float[Tensor, " T C"], batch: FinetuneBatch) -> Float[Tensor, " rows K"]:
-        """Outputs of each sequence (rows = N) or of each slot (rows = T)."""
+        """Returns outputs of each sequence (rows = N) or of each slot (rows = T)."""
 
     @abstractmethod
     def losses(self, outputs: Float[Tensor, " rows K"], batch: FinetuneBatch) -> Float[Tensor, " N"]:
-        """Of each sequence, in FP32."""
+        """Returns the loss of each sequence, in FP32."""
 
     @abstractmethod
     def by_sequence(self, outputs: Float[Tensor, " rows K"], batch: FinetuneBatch) -> tuple[Tensor, ...]:
-        """The outputs of each sequence: [K], or [length, K]."""
+        """Returns the outputs of each sequence: [K], or [length, K]."""
 
 
 class SequenceHead(Head):
@@ -78,8 +78,9 @@ class ScoreHead(SequenceHead):
 
 
 class SpanHead(Head):
-    """Two numbers for each token; the loss is the mean of two cross-entropies over the tokens of a sequence: that of
-    the answer's first token, and that of its last.
+    """Two numbers for each token; the loss is the mean of two cross-entropies over a sequence's tokens.
+
+    One is that of the answer's first token, the other that of its last.
 
     Args:
         hidden_size: C.
@@ -120,20 +121,20 @@ class FinetunedModel(nn.Module):
         self.head = head
 
     def forward(self, batch: FinetuneBatch) -> Float[Tensor, " rows K"]:
-        """The head's outputs."""
+        """Returns the head's outputs."""
         return cast(Tensor, self.head(self.encoder.hidden_states(batch), batch))
 
     def losses(self, batch: FinetuneBatch) -> Float[Tensor, " N"]:
-        """The loss of each sequence of the batch."""
+        """Returns the loss of each sequence of the batch."""
         return self.head.losses(self(batch), batch)
 
 
 def new_head(encoder: Encoder, predicts: Prediction, *, outputs: int, dropout: float, seed: int) -> Head:
-    """The head for a kind of prediction; the weights of its new layers depend on `seed` alone.
+    """Returns the head for a kind of prediction; the weights of its new layers depend on `seed` alone.
 
     Args:
-        encoder: whose pooler it takes.
-        outputs: for each sequence; a span has two for each token.
+        encoder: its pooler becomes part of the head.
+        outputs: number for each sequence; a span has two for each token.
         dropout: before the new layer.
     """
     size = encoder.config.shape["hidden_size"]
@@ -153,7 +154,7 @@ def new_head(encoder: Encoder, predicts: Prediction, *, outputs: int, dropout: f
 def segment_log_softmax(
     values: Float[Tensor, " T K"], segment_of_slot: Int[Tensor, " T"], *, segments: int
 ) -> Float[Tensor, " T K"]:
-    """The logarithm of the softmax over the slots of each segment, column by column."""
+    """Returns the logarithm of the softmax over the slots of each segment, column by column."""
     index = segment_of_slot[:, None].expand_as(values)
     lowest = values.new_full((segments, values.shape[1]), -torch.inf)
     greatest = lowest.scatter_reduce(0, index, values.detach(), "amax")

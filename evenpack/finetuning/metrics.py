@@ -1,6 +1,6 @@
-"""How good predictions are: metrics, their intervals, and what guessing without reading would get.
+"""Metrics of predictions, their intervals, and the scores of guessing without reading.
 
-All are shares: 1 is perfect (SQuAD's own script multiplies by 100).
+All are fractions: 1 is perfect (SQuAD's own script multiplies by 100).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,20 +21,21 @@ Measure = Callable[[Int64[np.ndarray, " chosen"]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The predictions for an evaluation file, judged."""
+    """The evaluated predictions for a file."""
 
     examples: int
     measures: Mapping[str, Measure]
-    """By metric."""
+    """Measures by metric."""
 
     @property
     def values(self) -> dict[str, float]:
-        """Each metric over all examples."""
+        """Returns each metric over all examples."""
         return {name: measure(np.arange(self.examples)) for name, measure in self.measures.items()}
 
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """95 % of each metric by bootstrap percentiles over examples (1,000 resamples): what another sample of as many
-        examples would vary by, the trained model being the same.
+        """Returns 95 % intervals of each metric by bootstrap percentiles over examples (1,000 resamples).
+
+        They measure the variation between samples of as many examples, for the same trained model.
 
         Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 13.3.
         """
@@ -51,7 +52,7 @@ class Judgement:
 def judge_sentences(
     labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"], metrics: tuple[str, ...]
 ) -> Judgement:
-    """The named metrics of `METRICS`."""
+    """Returns the named metrics of `METRICS`."""
 
     def measure_of(name: str) -> Measure:
         metric = METRICS[name]
@@ -61,7 +62,7 @@ def judge_sentences(
 
 
 def judge_shares(shares: Mapping[str, Float[np.ndarray, " N"]]) -> Judgement:
-    """Metrics that are means over examples."""
+    """Returns metrics that are means over examples."""
 
     def measure_of(values: Float[np.ndarray, " N"]) -> Measure:
         return lambda chosen: float(values[chosen].mean())
@@ -71,14 +72,14 @@ def judge_shares(shares: Mapping[str, Float[np.ndarray, " N"]]) -> Judgement:
 
 
 def most_frequent(labels: Shaped[np.ndarray, " N"]) -> Shaped[np.ndarray, ""]:
-    """What one would guess without reading: the most frequent class, or the mean score."""
+    """Returns the guess without reading: the most frequent class, or the mean score."""
     if labels.dtype.kind == "f":
         return np.asarray(labels.mean())
     return np.asarray(np.bincount(labels).argmax())
 
 
 def require_metrics() -> None:
-    """Raises: ConfigError if scikit-learn is not installed."""
+    """Checks that scikit-learn is installed. Raises: ConfigError if it is not."""
     try:
         import sklearn.metrics  # noqa: F401
     except ImportError as error:
@@ -88,7 +89,7 @@ def require_metrics() -> None:
 
 
 def _accuracy(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
-    return float(np.mean(labels == predictions))  # scikit-learn's checks would take 100 times as long, each resample
+    return float(np.mean(labels == predictions))  # scikit-learn's checks would take 100 times as long for each resample
 
 
 def _matthews_correlation(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"]) -> float:
@@ -116,7 +117,7 @@ def _spearman(labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, 
 
 
 def _is_constant(*columns: Shaped[np.ndarray, " N"]) -> bool:
-    """Where a correlation is not defined: it says as little as one of 0."""
+    """Returns whether values are constant: a correlation is then undefined, and counts as 0."""
     return any(np.ptp(column) == 0 for column in columns)
 
 
@@ -127,4 +128,4 @@ METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "pearson": _pearson,
     "spearman": _spearman,
 }
-"""Of (labels, predictions). F1 is that of class 1."""
+"""Functions of (labels, predictions). F1 is that of class 1."""

@@ -1,4 +1,4 @@
-"""Pretrained weights in an encoder, and the tokenizer that goes with them."""
+"""Pretrained weights in an encoder, and the matching tokenizer."""
 
 import logging
 from collections.abc import Mapping
@@ -27,18 +27,18 @@ _POSITIONS = "positions.table.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """Weights that have been read, to begin each seed with."""
+    """Weights that have been read, with which each seed begins."""
 
     origin: str
-    """Where they come from, for people and for `settings.json`."""
+    """Origin of the weights, for people and for `settings.json`."""
     section: TransformerConfig
-    """With the dropout of this run."""
+    """The `model:` section, with the dropout of this run."""
     weights: Mapping[str, Tensor]
     tokenizer: Tokenizer
     attention_backend: str
 
     def new_encoder(self) -> Encoder:
-        """A new copy on the CPU."""
+        """Returns a new copy on the CPU."""
         rows = {name: len(self.weights[name]) for name in (_TOKENS, _POSITIONS)}
         with torch.device("meta"):
             model = new_model(
@@ -55,10 +55,10 @@ class Pretrained:
 
 
 def read_pretrained(config: FinetuneConfig) -> Pretrained:
-    """Reads what `training.initialize_from` names.
+    """Reads the weights that `training.initialize_from` names.
 
-    Raises: ConfigError if it names nothing, or a model that is no encoder; CheckpointError if there are no weights that
-    can be read, of too few positions or of another vocabulary; DataError without a tokenizer.
+    Raises: ConfigError if it names nothing, or a model that is no encoder; CheckpointError if there are no readable
+    weights, or weights of too few positions or of another vocabulary; DataError without a tokenizer.
     """
     path = config.training.initialize_from
     if path is None:
@@ -70,14 +70,14 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
         found = find_weights(path)
         if not isinstance(found, DescribedWeights):
             raise CheckpointError(
-                f"{found} does not say of what model it is: begin a run with it (`evenpack train`), or have it "
+                f"{found} does not describe its model: begin a run with it (`evenpack train`), or have it "
                 "converted for transformers, and name that run or folder"
             )
         section, weights = found.read_described()
     family = family_of(section)
     if not issubclass(family.load_model(), PackedEncoder):
         raise ConfigError(
-            f"{KEY}: {found} is of family '{family.name}', whose tokens see only what stands before them; fine-tuning "
+            f"{KEY}: {found} is of family '{family.name}', whose tokens see only earlier tokens; fine-tuning "
             "is for encoders"
         )
     tokenizer = _tokenizer(config, found)
@@ -116,7 +116,7 @@ def _require_sizes(
 
 
 def _require_same_words(found: DescribedWeights, tokenizer: Tokenizer) -> None:
-    """As many entries may still be other tokens."""
+    """Compares the vocabularies, because equal sizes may still have other tokens."""
     trained_with = read_vocabulary(found.tokenizer_dir)
     difference = None if trained_with is None else first_difference(trained_with, tokenizer.vocabulary)
     if difference is not None:

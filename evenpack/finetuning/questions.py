@@ -1,4 +1,4 @@
-"""SQuAD 1.1: questions, the text that holds their answers, and windows of it as sequences."""
+"""SQuAD 1.1: questions, the texts with their answers, and windows of these as sequences."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,19 +16,19 @@ from evenpack.finetuning.features import Features, TokenPair, features_of
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question with every answer that counts as right."""
+    """A question with all of its correct answers."""
 
     question_id: str
     text: str
     context: str
     answers: tuple[str, ...]
     answer_start: int
-    """Character of the context at which the first answer begins."""
+    """First character of the first answer in the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
-    """How a context becomes windows; see the fields of these names in `FinetuneDataSection`."""
+    """The division of a context into windows; see the fields of these names in `FinetuneDataSection`."""
 
     max_sequence_length: int
     max_question_length: int
@@ -43,14 +43,16 @@ class Windows:
     questions: Int64[np.ndarray, " N"]
     """Index of each window's question."""
     context_starts: Int64[np.ndarray, " N"]
-    """Where in its sequence a window's text begins."""
+    """Start of a window's text in its sequence."""
     offsets: tuple[Int64[np.ndarray, " _ 2"], ...]
-    """Of each window: first character and end of each of its tokens of text, in the context."""
+    """First character and end, in the context, of each token of text of each window."""
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Raises: DataError that names the file and the question's place for anything but SQuAD 1.1's form, a question
-    without answers or an answer that is not where it is said to be in its context.
+    """Reads a file of SQuAD 1.1.
+
+    Raises: DataError that names the file and the question's path for anything but SQuAD 1.1's form, a question without
+    answers, or an answer that is not at its stated position in the context.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -65,7 +67,7 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, options: WindowOptions) -> Windows:
-    """[CLS] question [SEP] window [SEP], as many windows as cover the context.
+    """Makes [CLS] question [SEP] window [SEP], with as many windows as cover the context.
 
     The label of a window that does not hold the whole first answer is its [CLS], as in BERT's own fine-tuning.
     """
@@ -97,7 +99,7 @@ def windows_of(questions: Sequence[Question], tokenizer: Tokenizer, options: Win
 
 
 def _windows(tokens: int, room: int, options: WindowOptions) -> Iterator[tuple[int, int]]:
-    """First token and end of each; the last one ends with the context."""
+    """Returns first token and end of each window; the last one ends with the context."""
     start = 0
     while start + room < tokens:
         yield start, start + room
@@ -106,7 +108,7 @@ def _windows(tokens: int, room: int, options: WindowOptions) -> Iterator[tuple[i
 
 
 def _answer_tokens(question: Question, context: EncodedText) -> tuple[int, int]:
-    """The tokens in which the first answer begins and ends; (-1, -1) where it is made of none."""
+    """Returns the first and last token of the first answer; (-1, -1) if it has no token."""
     begin, end = question.answer_start, question.answer_start + len(question.answers[0])
     inside = np.flatnonzero((context.offsets[:, 1] > begin) & (context.offsets[:, 0] < end))
     return (int(inside[0]), int(inside[-1])) if len(inside) else (-1, -1)

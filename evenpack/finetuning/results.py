@@ -1,8 +1,8 @@
-"""What fine-tuning found: a file for each seed, where an interrupted command goes on, and one for all of them.
+"""The results of fine-tuning: a file for each seed, from which an interrupted command continues, and one for all.
 
-OUTPUT_DIR/settings.json    what the seeds were trained with
+OUTPUT_DIR/settings.json    settings of the training
 OUTPUT_DIR/seed_0.json      written when seed 0 is done
-OUTPUT_DIR/results.json     written when all are
+OUTPUT_DIR/results.json     written when all seeds are done
 """
 
 import statistics
@@ -20,45 +20,45 @@ _RESULTS = "results.json"
 
 
 class SeedResult(Section):
-    """One training and how it was judged."""
+    """The result of one training."""
 
     seed: int
     metrics: dict[str, dict[str, float]]
-    """After the last epoch: by evaluation file, by metric."""
+    """Metrics after the last epoch: by evaluation file, by metric."""
     intervals: dict[str, dict[str, tuple[float, float]]]
-    """95 % by bootstrap over the file's examples."""
+    """95 % intervals by bootstrap over the file's examples."""
     metrics_by_epoch: list[dict[str, dict[str, float]]]
     losses_by_epoch: list[float]
     """Mean over the sequences of each epoch."""
     steps: int
     sequences_per_step: float
-    """Mean."""
+    """Mean sequences per step."""
     least_sequences_per_step: int
     most_sequences_per_step: int
     packs_per_step: float
-    """Mean; a sequence that is not packed is a pack of its own."""
+    """Mean packs per step; a sequence that is not packed is a pack of its own."""
     sequences_per_pack: float
     padding_share: float
-    """Slots without a token, of all slots computed in training."""
+    """Slots without a token, as a fraction of all slots computed in training."""
     training_seconds: float
-    """Without evaluation."""
+    """Seconds of training without evaluation."""
     sequences_per_second: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """All seeds of a run."""
+    """The results of all seeds of a run."""
 
     task: str
     settings: dict[str, Any]
     headline: str
-    """The metric that seeds are ranked by."""
+    """The metric by which seeds are ranked."""
     median_seed: int
-    """The seed in the middle of the first evaluation file's headline metric; of two the lower one."""
+    """The median seed by the headline metric of the first evaluation file; of two the lower one."""
     medians: dict[str, dict[str, float]]
-    """Of each metric over the seeds."""
+    """Median of each metric over the seeds."""
     guesses: dict[str, dict[str, float]]
-    """What the most frequent label of the training file gets; empty for spans."""
+    """Metrics of the most frequent label of the training file; empty for spans."""
     seeds: list[SeedResult]
 
 
@@ -69,9 +69,9 @@ class ResultFolder:
         self.directory = directory
 
     def open(self, settings: Mapping[str, Any]) -> None:
-        """Makes the directory, or goes on in one of the same settings.
+        """Makes the directory, or opens one of the same settings.
 
-        Raises: ConfigError that names what differs if it holds results of other settings.
+        Raises: ConfigError that names the difference if it holds results of other settings.
         """
         path = self.directory / _SETTINGS
         if not path.exists():
@@ -93,7 +93,10 @@ class ResultFolder:
             )
 
     def read(self, seed: int) -> SeedResult | None:
-        """None if this seed has not been trained to its end. Raises: DataError for a file of another form."""
+        """Reads a seed's result; None if it has not been trained to its end.
+
+        Raises: DataError for a file of another form.
+        """
         path = self._path(seed)
         values = read_json_object(path)
         if values is None:
@@ -104,7 +107,7 @@ class ResultFolder:
             raise DataError(f"{path} is no result of this version: remove it, and the seed is trained again") from error
 
     def seeds_done(self, seeds: Sequence[int]) -> int:
-        """How many of them have been trained to their end."""
+        """Returns how many seeds have been trained to their end."""
         return sum(self._path(seed).exists() for seed in seeds)
 
     def write(self, result: SeedResult) -> None:
@@ -112,12 +115,12 @@ class ResultFolder:
         write_json(self._path(result.seed), result.model_dump(mode="json"))
 
     def write_summary(self, summary: Summary) -> None:
-        """Writes the result of the command."""
+        """Writes the results of the command."""
         values = asdict(summary) | {"seeds": [seed.model_dump(mode="json") for seed in summary.seeds]}
         write_json(self.directory / _RESULTS, values)
 
     def read_summary(self) -> Summary:
-        """What `write_summary` wrote. Raises: DataError if it is not there, or of another form."""
+        """Reads the results of the command. Raises: DataError if they are missing, or of another form."""
         path = self.directory / _RESULTS
         values = read_json_object(path)
         try:
@@ -141,7 +144,7 @@ def summarise(
     settings: Mapping[str, Any],
     guesses: dict[str, dict[str, float]],
 ) -> Summary:
-    """Medians over the seeds."""
+    """Computes medians over the seeds."""
     first = next(iter(seeds[0].metrics))
     ranked = sorted(seeds, key=lambda seed: seed.metrics[first][headline])
     return Summary(

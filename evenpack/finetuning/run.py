@@ -1,4 +1,4 @@
-"""Fine-tuning from a run file to its results: every seed, one after another."""
+"""Fine-tuning from a run file to its results, one seed after another."""
 
 import logging
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def finetune(config: FinetuneConfig, progress: Progress) -> Summary:
-    """Trains and judges each seed that has no result yet, or whose model is asked for and was not saved.
+    """Trains and evaluates each seed that has no result yet, or whose requested model was not saved.
 
     All input is read and checked before anything is written. Raises: ConfigError, CheckpointError or DataError for
-    input that is wrong, or an output directory with results of other settings.
+    invalid input, or an output directory with results of other settings.
     """
     require_metrics()
     pretrained = read_pretrained(config)
@@ -56,7 +56,7 @@ def finetune(config: FinetuneConfig, progress: Progress) -> Summary:
 def _done_before(folder: ResultFolder, seed: int) -> SeedResult | None:
     result = folder.read(seed)
     if result is not None:
-        log.info("seed %d was done before", seed)
+        log.info("seed %d is already done", seed)
     return result
 
 
@@ -75,7 +75,7 @@ def _summarise(
 
 
 def new_finetuned(config: FinetuneConfig, pretrained: Pretrained, seed: int) -> FinetunedModel:
-    """The pretrained encoder under a new head of `seed`, on the CPU."""
+    """Returns the pretrained encoder with a new head of `seed`, on the CPU."""
     task = config.data.definition
     encoder = pretrained.new_encoder()
     head = new_head(encoder, task.predicts, outputs=task.outputs, dropout=config.training.dropout, seed=seed)
@@ -83,7 +83,7 @@ def new_finetuned(config: FinetuneConfig, pretrained: Pretrained, seed: int) -> 
 
 
 class _Shown:
-    """The progress of a seed."""
+    """Shows the progress of a seed."""
 
     def __init__(self, progress: Progress, seed: int) -> None:
         self._piece: Piece = progress.begin(f"seed {seed}: step", unit="sequences", counted=True)
@@ -93,7 +93,7 @@ class _Shown:
 
 
 def _settings(config: FinetuneConfig, pretrained: Pretrained, data: TaskData) -> dict[str, Any]:
-    """All that decides a seed's result, by which results of other settings are told apart."""
+    """Returns all settings on which a seed's result depends, which identify results."""
     sections = config.model_dump(mode="json")
     chosen = {
         f"{section}.{key}": value

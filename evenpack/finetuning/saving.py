@@ -1,7 +1,7 @@
 """Tuned models in the output directory, as folders that transformers loads.
 
 OUTPUT_DIR/seed_3/             the model of seed 3
-OUTPUT_DIR/.seed_3.candidate/  the same, until it is known which seed is the median
+OUTPUT_DIR/.seed_3.candidate/  the same, until the median seed is known
 """
 
 import logging
@@ -24,23 +24,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SavedModels:
-    """The models of a run's seeds, as `run.save_models` asks for them."""
+    """The models of a run's seeds that `run.save_models` selects."""
 
     config: FinetuneConfig
     tokenizer: Tokenizer
 
     def require(self, section: TransformerConfig) -> None:
-        """Raises: ConfigError if models are asked for that transformers does not have."""
+        """Checks the setting. Raises: ConfigError if transformers has no such model."""
         if self.config.run.save_models is not None:
             task_model_of(section, "span" if self.config.data.definition.predicts == "span" else "sequence")
 
     def save(self, model: FinetunedModel, seed: int) -> None:
-        """Of a seed that has just been trained; nothing if none is asked for."""
+        """Saves the model of a seed that has just been trained, if it is requested."""
         if self.config.run.save_models is not None:
             self._write(model, self._folder(seed) if self.config.run.save_models == "all" else self._candidate(seed))
 
     def missing(self, summary: Summary) -> list[int]:
-        """Seeds whose models are asked for and were not saved when they were trained."""
+        """Returns the seeds whose models are requested and were not saved when they were trained."""
         return [
             seed
             for seed in self._wanted(summary)
@@ -48,7 +48,7 @@ class SavedModels:
         ]
 
     def settle(self, summary: Summary) -> None:
-        """Keeps what is asked for, now that all seeds are done, under its name."""
+        """Renames the requested models to their final names, after all seeds are done."""
         for seed in self._wanted(summary):
             if self._candidate(seed).is_dir():
                 shutil.rmtree(self._folder(seed), ignore_errors=True)
@@ -82,7 +82,7 @@ class SavedModels:
 
 
 def _about(task: AnyTask) -> dict[str, Any]:
-    """What transformers' config.json says of a task: its labels, and what is to be minimised if training goes on."""
+    """Returns the task's part of transformers' config.json: its labels, and the loss for further training."""
     if not isinstance(task, SentenceTask):
         return {}
     labels = task.glue.labels or ("score",)

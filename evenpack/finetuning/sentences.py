@@ -1,4 +1,4 @@
-"""Rows of sentences with their labels as numbers, and sentences as sequences."""
+"""Reads rows of sentences with their labels as numbers, and makes sequences of sentences."""
 
 import math
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ class SentenceExamples:
     """A file's rows, in its order."""
 
     sentences: tuple[tuple[str, ...], ...]
-    """One text for each of the task's columns, of each row."""
+    """One text for each of the task's columns, for each row."""
     labels: tuple[float, ...]
     """Number of the row's label among the task's, or its score."""
 
 
 def read_sentences(path: Path, task: GlueTask) -> SentenceExamples:
-    """The rows of a file.
+    """Reads the rows of a file.
 
-    Raises: DataError that names file and line for whatever `read_task_rows` refuses, an empty sentence, or a label that
-    is none of the task's; that names the file where it is not there or has no rows.
+    Raises: DataError that names file and line for an error of `read_task_rows`, an empty sentence, or an unknown label;
+    that names the file if it is missing or has no rows.
     """
     try:
         path.stat()
@@ -41,14 +41,17 @@ def read_sentences(path: Path, task: GlueTask) -> SentenceExamples:
         sentences.append(_sentences(row, task))
         labels.append(_label(row, task))
     if not sentences:
-        raise DataError(f"{path} has no row of data; expected one example a line")
+        raise DataError(f"{path} has no row of data; expected one example per line")
     return SentenceExamples(sentences=tuple(sentences), labels=tuple(labels))
 
 
 def sentence_features(
     examples: SentenceExamples, task: GlueTask, tokenizer: Tokenizer, *, max_sequence_length: int
 ) -> Features:
-    """[CLS] A [SEP], or [CLS] A [SEP] B [SEP]; what is too long loses tokens at the end of its longer sentence."""
+    """Makes [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
+
+    The longer sentence of one that is too long loses its last tokens.
+    """
     columns = [tokenizer.encode_texts(texts) for texts in zip(*examples.sentences, strict=True)]
     special = tokenizer.pair_tokens
     room = max_sequence_length - 1 - len(columns)
@@ -68,7 +71,7 @@ def _pair(parts: Sequence[EncodedText], kept: Sequence[int], special: PairTokens
 
 
 def _fitting(lengths: Sequence[int], room: int) -> list[int]:
-    """How much of each text is kept: the longer loses its last tokens first, one at a time, the second of equals."""
+    """Returns the tokens kept of each text: while they do not fit, the longer, or else the second, loses one."""
     if len(lengths) == 1:
         return [min(lengths[0], room)]
     first, second = lengths

@@ -1,7 +1,7 @@
-"""Which sequences form which update: a function of (seed, epoch), the same in every layout.
+"""The sequences of each update: a function of (seed, epoch), the same in every layout.
 
-A step counts packs, of a packing of all sequences that is made once; or single sequences, which the packed layout packs
-step by step. Each epoch has every sequence once; its last step may be smaller.
+A step counts packs of a single packing of all sequences; or single sequences, which the packed layout packs step by
+step. Each epoch has every sequence once; its last step may be smaller.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from evenpack.data.order.step_shape import Batching, Layout
 from evenpack.data.packing import LengthHistogram, pack
 
 _SEQUENCE_ORDER = 2
-"""What a key is for; `PackPlan` has 0 and 1."""
+"""Purpose of a key; `PackPlan` uses 0 and 1."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,7 +26,7 @@ class StepOrder:
     """The steps of every epoch."""
 
     lengths: Int64[np.ndarray, " N"]
-    """Of all sequences."""
+    """Lengths of all sequences."""
     pack_length: int
     """Slots of a pack; no sequence is longer."""
     layout: Layout
@@ -41,7 +41,7 @@ class StepOrder:
         return -(-items // self.items_per_step)
 
     def epoch(self, epoch: int) -> Iterator[PackSelection]:
-        """The packs of each of its steps; a sequence that is not packed is a pack of its own."""
+        """Yields the packs of each step of an epoch; a sequence that is not packed is a pack of its own."""
         for step in range(self.steps_per_epoch):
             first = step * self.items_per_step
             if self.batching == "packs":

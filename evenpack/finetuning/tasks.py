@@ -1,6 +1,6 @@
-"""The tasks that a pretrained encoder can be fine-tuned for: what is predicted, and how predictions are judged.
+"""The tasks for which a pretrained encoder can be fine-tuned: their predictions and their metrics.
 
-What the files of sentences hold stands in `evenpack.data.tasks.glue`. Sources: Wang et al. 2019 (GLUE), table 1;
+The files of sentences are described in `evenpack.data.tasks.glue`. Sources: Wang et al. 2019 (GLUE), table 1;
 Rajpurkar et al. 2016 (SQuAD 1.1).
 """
 
@@ -10,17 +10,17 @@ from typing import Literal
 from evenpack.data.tasks.glue import GLUE_TASKS, GlueTask
 
 Prediction = Literal["class", "score", "span"]
-"""One of several labels; a number; where in a text the answer stands."""
+"""Kinds of prediction: one of several labels; a number; the position of an answer in a text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceTask:
-    """A label or a score for a sentence, or for a pair of them."""
+    """A task that predicts a label or a score for a sentence, or for a pair of sentences."""
 
     glue: GlueTask
     """The files, with their columns and labels."""
     metrics: tuple[str, ...]
-    """Of `metrics.py`; the first is the one that seeds are ranked by."""
+    """Names in `metrics.py`; the first is the one by which seeds are ranked."""
     has_been_run: bool = False
 
     @property
@@ -41,13 +41,13 @@ class SentenceTask:
 
     @property
     def outputs(self) -> int:
-        """Of the head, for each sequence."""
+        """Outputs of the head for each sequence."""
         return len(self.glue.labels) or 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpanTask:
-    """A question whose answer stands in a text; SQuAD 1.1's JSON."""
+    """A task of questions whose answers are in a text; SQuAD 1.1's JSON."""
 
     title: str
     training_file: str
@@ -56,7 +56,7 @@ class SpanTask:
     has_been_run: bool = False
     predicts: Prediction = "span"
     outputs: int = 2
-    """Of the head, for each token: the answer begins here, it ends here."""
+    """Outputs of the head for each token: the answer begins here, it ends here."""
 
 
 AnyTask = SentenceTask | SpanTask

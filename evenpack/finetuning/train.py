@@ -1,4 +1,4 @@
-"""One seed: an encoder under a new head, trained on a task and judged. A plain loop of torch in one process."""
+"""Trains and evaluates one seed: an encoder with a new head. A plain loop of torch in one process."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from evenpack.finetuning.results import SeedResult
 from evenpack.finetuning.steps import StepOrder
 
 _EVALUATION_PACKS = 32
-"""Computed at once; of no influence on any result."""
+"""Packs evaluated at once; has no influence on any result."""
 
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8
@@ -30,7 +30,7 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class Finetuning:
-    """What all seeds share."""
+    """The parts that all seeds share."""
 
     config: FinetuneConfig
     data: TaskData
@@ -38,7 +38,7 @@ class Finetuning:
     device: torch.device
 
     def step_order(self, seed: int) -> StepOrder:
-        """The order of the training sequences under `seed`."""
+        """Returns the order of the training sequences under `seed`."""
         training = self.config.training
         return StepOrder(
             lengths=self.data.training.lengths,
@@ -50,7 +50,7 @@ class Finetuning:
         )
 
     def collator(self, features: Features) -> FinetuneCollator:
-        """For the run's layout."""
+        """Returns the collator for the run's layout."""
         return FinetuneCollator(
             features=features,
             layout=self.config.training.layout,
@@ -61,10 +61,10 @@ class Finetuning:
 
 @dataclass(kw_only=True)
 class _Counts:
-    """What the training steps of a seed held."""
+    """Counts over the training steps of a seed."""
 
     sequences: list[int] = field(default_factory=list)
-    """Of each step."""
+    """Sequences of each step."""
     packs: int = 0
     tokens: int = 0
     slots: int = 0
@@ -80,19 +80,19 @@ class _Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
-    """For progress."""
+    """A finished step, for progress."""
 
     step: int
     steps: int
     loss: float
     sequences: int
-    """So far."""
+    """Sequences so far."""
 
 
 def train_seed(
     finetuning: Finetuning, model: FinetunedModel, seed: int, *, on_step: Callable[[StepDone], None]
 ) -> SeedResult:
-    """Trains `model`, whose weights are changed, on the device of `finetuning`; judges it after each epoch."""
+    """Trains `model` in place on the device of `finetuning`, and evaluates it after each epoch."""
     training = finetuning.config.training
     order = finetuning.step_order(seed)
     trainer = Trainer(model.to(finetuning.device), training, steps=training.epochs * order.steps_per_epoch)
@@ -114,10 +114,10 @@ def train_seed(
 
 
 class Trainer:
-    """Updates a model by AdamW under a linear warm-up and fall.
+    """Updates a model by AdamW under a linear warm-up and decay.
 
     Args:
-        steps: of the whole schedule.
+        steps: number in the whole schedule.
     """
 
     def __init__(self, model: FinetunedModel, training: FinetuneTrainingSection, *, steps: int) -> None:
@@ -133,11 +133,11 @@ class Trainer:
             lr=training.learning_rate,
             betas=_BETAS,
             eps=_EPSILON,
-            fused=True,  # on CPUs, too: 10 ms an update of a small model against 45, most of them in square roots
+            fused=True,  # on CPUs, too: 10 ms per update of a small model instead of 45, most of them in square roots
         )
 
     def step(self, collator: FinetuneCollator, packs: PackSelection) -> tuple[float, int]:
-        """One update by the mean loss over the sequences of `packs`: that loss, and the slots computed."""
+        """Updates by the mean loss over the sequences of `packs`; returns that loss, and the slots computed."""
         self.model.train()
         loss, slots = self.accumulate(collator, packs)
         if self.training.gradient_clipping is not None:
@@ -153,7 +153,7 @@ class Trainer:
         return loss, slots
 
     def accumulate(self, collator: FinetuneCollator, packs: PackSelection) -> tuple[float, int]:
-        """Adds the gradients of the mean loss over all sequences, however they are divided into micro-batches."""
+        """Adds the gradients of the mean loss over all sequences, for any division into micro-batches."""
         device = next(self.model.parameters()).device
         total, slots = torch.zeros((), device=device), 0
         for batch in _micro_batches(collator, packs, self.training.packs_per_micro_batch):
@@ -167,7 +167,7 @@ class Trainer:
 
 @torch.no_grad()
 def judge(finetuning: Finetuning, model: FinetunedModel, found: EvaluationSet) -> Judgement:
-    """The model's predictions for a file, judged."""
+    """Returns the model's predictions for a file, evaluated."""
     model.eval()
     outputs: list[np.ndarray] = [np.empty(0)] * found.features.sequences
     order = StepOrder(

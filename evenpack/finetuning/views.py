@@ -8,11 +8,11 @@ from evenpack import console
 from evenpack.finetuning.results import SeedResult, Summary
 
 _NAMES = {"matthews_correlation": "Matthews corr.", "exact_match": "exact match", "f1": "F1"}
-"""Of metrics, where people call them otherwise than JSON does."""
+"""Names of metrics for people, where they differ from those in JSON."""
 
 
 def result_tables(summary: Summary) -> list[Table]:
-    """One for each evaluation file, and one of speed and batch."""
+    """Returns a table for each evaluation file, and one of speed and batch."""
     names = summary.seeds[0].metrics
     return [*(_quality(summary, name) for name in names), _batch(summary)]
 
@@ -34,11 +34,11 @@ def _batch(summary: Summary) -> Table:
         {
             "": f"seed {seed.seed}",
             "steps": seed.steps,
-            "sequences a step": f"{seed.sequences_per_step:.1f}",
+            "sequences per step": f"{seed.sequences_per_step:.1f}",
             "least": seed.least_sequences_per_step,
             "most": seed.most_sequences_per_step,
-            "packs a step": f"{seed.packs_per_step:.1f}",
-            "sequences a pack": f"{seed.sequences_per_pack:.2f}",
+            "packs per step": f"{seed.packs_per_step:.1f}",
+            "sequences per pack": f"{seed.sequences_per_pack:.2f}",
             "padding": console.percent(seed.padding_share),
             "last loss": seed.losses_by_epoch[-1],
             "sequences/s": f"{seed.sequences_per_second:,.0f}",

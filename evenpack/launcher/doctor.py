@@ -1,4 +1,4 @@
-"""What this machine can do: versions, devices, attention backends, and whether these keep sequences apart."""
+"""Checks of this machine: versions, devices, attention backends, and whether these isolate sequences."""
 
 import importlib.metadata
 import platform
@@ -23,12 +23,12 @@ from evenpack.launcher.processes.launch import find_deepspeed
 _PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn")
 
 _HEAD_DIM = 64
-"""Of nearly every size in use."""
+"""Head size of nearly every model in use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Where models can run."""
+    """A device that can run models."""
 
     name: str
     memory_bytes: int
@@ -37,7 +37,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestReport:
-    """One kind of attention, and each backend's reason why it cannot serve it; None: it can."""
+    """One kind of attention, and each backend's reason why it cannot serve it; None if it can."""
 
     request: str
     backends: dict[str, str | None]
@@ -50,18 +50,18 @@ class ProbeReport:
     backend: str
     request: str
     max_deviation: float | None
-    """Relative; with isolation. None where the backend raised an error."""
+    """Relative deviation with isolation. None if the backend raised an error."""
     control_deviation: float | None
     """The same without isolation, which must leak."""
     tolerance: float | None
     passed: bool
     error: str | None
-    """What the backend raised instead of an answer."""
+    """The error that the backend raised."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
-    """Everything that `evenpack doctor` finds."""
+    """All results of `evenpack doctor`."""
 
     versions: dict[str, str]
     devices: tuple[Device, ...]
@@ -69,15 +69,15 @@ class DoctorReport:
     isolation: tuple[ProbeReport, ...]
     free_memory_bytes: int
     free_disk_bytes: int
-    """Of the current directory."""
+    """Free bytes of the current directory."""
     launcher: str
-    """The `deepspeed` command, or why there is none."""
+    """The `deepspeed` command, or the reason why there is none."""
     ok: bool
-    """Whether all probes have passed and the launcher is there."""
+    """Whether all probes have passed and the launcher exists."""
 
 
 def examine() -> DoctorReport:
-    """Looks at everything and runs the probes: some seconds."""
+    """Runs all checks and probes, which takes some seconds."""
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     requests = attention_requests(device_type)
     probes = tuple(probe for request in requests for probe in _probe_all(request))
@@ -98,7 +98,7 @@ def examine() -> DoctorReport:
 
 
 def attention_requests(device_type: str) -> tuple[AttentionRequest, ...]:
-    """What models ask for: both precisions and directions, ALiBi, dropout."""
+    """Returns the requests that models make: both precisions and directions, ALiBi, dropout."""
 
     def request(
         dtype: torch.dtype, *, causal: bool = True, alibi: bool = False, dropout: bool = False
@@ -120,20 +120,20 @@ def attention_requests(device_type: str) -> tuple[AttentionRequest, ...]:
 
 
 def tables(report: DoctorReport) -> list[Table | Text]:
-    """What was found, section by section."""
+    """Returns the results, section by section."""
     memory = f"{report.free_memory_bytes / 1e9:.1f} GB of memory, {report.free_disk_bytes / 1e9:.1f} GB of disk"
     machine = {device.name: f"{device.memory_bytes / 1e9:.1f} GB, {device.detail}" for device in report.devices}
     return [
         pairs(report.versions, title="Versions"),
         pairs({**machine, "free": memory, "launcher": report.launcher}, title="Machine"),
         *_attention_tables(report.attention),
-        table([_probe_row(probe) for probe in report.isolation], title="Isolation: what one sequence feels of others"),
+        table([_probe_row(probe) for probe in report.isolation], title="Isolation: effect of other sequences"),
         text("Everything is in order." if report.ok else "Something is wrong: see above.", bold=True),
     ]
 
 
 def _attention_tables(requests: Sequence[RequestReport]) -> list[Table]:
-    """Which backend can serve what; reasons are numbered, since few recur often."""
+    """Returns the requests that each backend can serve; reasons are numbered, because few recur often."""
     reasons: dict[str, int] = {}
     rows = []
     for report in requests:
@@ -156,7 +156,7 @@ def _probe_row(probe: ProbeReport) -> dict[str, Any]:
 
 
 def _probe_all(request: AttentionRequest) -> list[ProbeReport]:
-    """Each backend that can serve; with dropout the outputs would differ anyhow, so nothing could be seen."""
+    """Probes each backend that can serve; none with dropout, where the outputs would differ anyway."""
     if request.dropout:
         return []
     return [_probe(answer.backend, request) for answer in capabilities(request) if answer.available]
@@ -173,7 +173,7 @@ def _probe(backend: str, request: AttentionRequest) -> ProbeReport:
             alibi=request.alibi,
             head_dim=request.head_dim,
         )
-    except RuntimeError as failure:  # a kernel that does not run here: to be shown beside those that do
+    except RuntimeError as failure:  # a kernel that does not run here is shown with those that do
         error = f"{type(failure).__name__}: {failure}"
     return ProbeReport(
         backend=backend,

@@ -1,4 +1,4 @@
-"""OUTPUT_DIR/loss.png."""
+"""The loss plot OUTPUT_DIR/loss.png."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ LOSS_PLOT = "loss.png"
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """Losses of a run by step, in nats a target."""
+    """Losses of a run by step, in nats/target."""
 
     steps: Sequence[int]
     losses: Sequence[float]
     validation: Mapping[str, Sequence[tuple[int, float]]]
-    """(step, loss) of each source."""
+    """Pairs (step, loss) of each source."""
 
 
 def loss_curve(output_dir: Path) -> LossCurve:
-    """Of all steps in the run's metrics whose loss was finite."""
+    """Returns the losses of all steps in the run's metrics whose loss was finite."""
     records = read_metrics(output_dir / "metrics.jsonl")
     steps = [record for record in records if record.get("loss") is not None]
     validation: dict[str, list[tuple[int, float]]] = {}
@@ -47,7 +47,7 @@ def draw_loss(output_dir: Path, *, name: str) -> Path:
 
 
 def plot_loss(curve: LossCurve, path: Path, *, name: str) -> None:
-    """The training loss, smoothed over its light raw values, and the validation losses of each source.
+    """Draws the training loss, smoothed over its light raw values, and the validation losses of each source.
 
     Raises: ConfigError without matplotlib, or if the curve has no step.
     """
@@ -65,14 +65,14 @@ def plot_loss(curve: LossCurve, path: Path, *, name: str) -> None:
             axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, marker="o", markersize=4.5)
             ends.append((f"validation {source} {points[-1][1]:.2f}", points[-1][1], colour))
         axes.set_xlabel("step (optimizer updates)")
-        axes.set_ylabel("loss (nats a target)")
+        axes.set_ylabel("loss (nats/target)")
         axes.set_xlim(0, last)
         label_ends(axes, ends)
         write_title(axes, f"{name}: loss {curve.losses[0]:.2f} → {smoothed[-1]:.2f} in {curve.steps[-1]:,} steps")
 
 
 def smooth(losses: Float64[np.ndarray, " steps"]) -> Float64[np.ndarray, " steps"]:
-    """Mean over about a fiftieth of the run around each step, five steps at least; at both ends over fewer."""
+    """Returns the mean over about a fiftieth of the run around each step, at least five steps; fewer at both ends."""
     reach = min(max(2, len(losses) // 100), len(losses) // 10)
     window = np.ones(2 * reach + 1)
     return np.convolve(losses, window, mode="same") / np.convolve(np.ones_like(losses), window, mode="same")

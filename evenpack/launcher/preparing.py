@@ -1,4 +1,4 @@
-"""Prepares a run's data with progress on the terminal, for the commands that may have to."""
+"""Prepares a run's data with progress on the terminal, for the commands that need it."""
 
 from evenpack import console
 from evenpack.data.prepare.manifest import Manifest
@@ -9,15 +9,15 @@ from evenpack.engine.config import RunConfig
 
 
 def prepare_run(config: RunConfig, *, workers: Workers | None = None, part_bytes: int | None = None) -> Manifest:
-    """Turns the run's text into tokens and packs; what is prepared already is only verified.
+    """Turns the run's text into tokens and packs; prepared data is only verified.
 
     `workers` and `part_bytes` are those of `prepare`.
 
-    Raises: DataError or ConfigError for sources that cannot be read; KeyboardInterrupt, after which it can go on.
+    Raises: DataError or ConfigError for sources that cannot be read; KeyboardInterrupt, after which it can be resumed.
     """
     with PrepareProgress(console.messages()) as progress:
         try:
             return prepare(config.data, config.prepared_dir, progress=progress, workers=workers, part_bytes=part_bytes)
         except KeyboardInterrupt:
-            progress.note("interrupted; the same command resumes from here")
+            progress.note("interrupted; run the same command again to continue")
             raise

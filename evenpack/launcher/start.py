@@ -1,4 +1,4 @@
-"""A training run from its start to its end: describes it, starts it, waits, shows what came of it."""
+"""A training run from start to end: describes it, starts it, waits, and shows the outcome."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from evenpack.launcher.training import TrainingPlan, report_training
 
 
 def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
-    """`evenpack train --dry-run`, as a value for JSON and as what rich can print."""
+    """Returns the plan of `evenpack train --dry-run` as a value for JSON and as rich tables."""
     value = {
         "command": launch.command,
         "environment": launch.environment,
@@ -37,9 +37,9 @@ def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any]
 def run_training(
     run: RunSection, launch: LaunchPlan, plan: TrainingPlan
 ) -> tuple[dict[str, Any], list[RenderableType], int]:
-    """Trains; the result as a value for JSON, as what rich can print, and the exit code.
+    """Trains; returns the outcome as a value for JSON and as rich tables, and the exit code.
 
-    Raises: RunError if the output directory cannot be had.
+    Raises: RunError if the output directory cannot be locked or written.
     """
     output_dir = run.output_dir
     say(f"starting {launch.devices.choice}")
@@ -61,7 +61,7 @@ def run_training(
 
 
 def _try_to_draw(run: RunSection) -> Path | None:
-    """A run is no worse without a plot."""
+    """Draws the loss plot; a run does not fail without it."""
     try:
         return draw_loss(run.output_dir, name=run.name)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The newest checkpoint's weights in a model, on one process, for `evaluate` and `export`."""
+"""The newest checkpoint's weights in a model, in one process, for `evaluate` and `export`."""
 
 import logging
 from dataclasses import dataclass
@@ -28,29 +28,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """A model as a run's newest whole checkpoint has it."""
+    """A model with the weights of a run's newest complete checkpoint."""
 
     model: Model
     checkpoint: Checkpoint
     run: ResolvedRun
     world: World
-    """Of this process alone."""
+    """The world of this single process."""
 
     @property
     def special_token_id(self) -> int:
-        """What transformers' configuration of such a model names.
+        """Returns the special token's id for transformers' configuration of such a model.
 
-        Raises: ConfigError if transformers has no such model; DataError if it names the padding token, and the
-        vocabulary has none.
+        Raises: ConfigError if transformers has no such model; DataError if its configuration names the padding token,
+        and the vocabulary has none.
         """
         is_padding = mapping_of(self.model.config).special_token == "padding"
         return self.run.prepared.padding_id if is_padding else self.run.prepared.end_of_text_id
 
 
 def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
-    """Opens the run's data and loads its newest whole checkpoint.
+    """Opens the run's data and loads its newest complete checkpoint.
 
-    The data may be others than it was trained on, with another recipe for example, if the tokenizer is the same.
+    The data may differ from the training data, for example in the recipe, if the tokenizer is the same.
 
     Raises: NotPreparedError; DataError, also for data of another tokenizer; CheckpointError if there is no checkpoint,
     or of another model.
@@ -65,7 +65,7 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
         _compare_data(checkpoint, run)
     model = build_model(run, device)
     weights = load_model_weights(checkpoint)
-    remedy = "The run file with which it was trained stands in its manifest.json"
+    remedy = "The run file with which it was trained is in its manifest.json"
     require_fitting(model.state_dict(), weights, origin=str(checkpoint.path), remedy=remedy)
     require_same_network(config.model, saved_model_section(checkpoint), origin=str(checkpoint.path), remedy=remedy)
     model.load_state_dict(weights)
@@ -74,9 +74,9 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
 
 
 def _compare_data(checkpoint: Checkpoint, run: ResolvedRun) -> None:
-    """Warns where documents that are held out here may be among those that the checkpoint was trained on.
+    """Warns if held-out documents may be among those on which the checkpoint was trained.
 
-    Raises: DataError naming what differs between the two tokenizers.
+    Raises: DataError naming the difference between the two tokenizers.
     """
     place = checkpoint.state.config["data"]["prepared_dir"]
     trained_on = run.config.run.output_dir / "data" if place is None else Path(place)
@@ -106,6 +106,6 @@ def _compare_data(checkpoint: Checkpoint, run: ResolvedRun) -> None:
 
 
 def _without_cost_model(config: RunConfig) -> RunConfig:
-    """Nothing is balanced here, so a file that stayed where the run was trained is not missed."""
+    """Removes the cost model, because nothing is balanced here and its file may be missing."""
     training = config.training.model_copy(update={"cost_model": None})
     return config.model_copy(update={"training": training})

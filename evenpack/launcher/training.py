@@ -1,4 +1,4 @@
-"""What is known of a run before it starts, and what it has come to."""
+"""The plan of a run before it starts, and its report at the end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,48 +15,48 @@ from evenpack.files import read_json_object
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a run will do, as far as it is known before: all but the exact count of tokens."""
+    """The plan of a run: everything that is known before its start, except for the exact count of tokens."""
 
     ranks: int
     batching: Batching
-    """What the next two count."""
+    """The items that the next two count."""
     items_per_step: int
     items_per_micro_batch: int
     assignment: AssignmentPolicy
     micro_batches_per_rank: int
-    """In each step; DeepSpeed's gradient accumulation."""
+    """Micro-batches in each step; DeepSpeed's gradient accumulation."""
     steps: int
     samples_per_step: float
     """Sequences, on average over an epoch of each source."""
     slots_per_step: int | None
-    """None where they depend on what a step draws."""
+    """Slots; None if they depend on the sequences of a step."""
     tokens_per_step: float
     """Real tokens, on average over an epoch of each source."""
     tokens: float
     parameters: int
-    """Of the model."""
+    """Parameters of the model."""
     tokens_per_parameter: float
     """About 20 are compute-optimal (`training.chinchilla_ratio`)."""
     epochs: dict[str, float]
-    """Of each source."""
+    """Epochs of each source."""
     epochs_of_all: float
-    """Of all sources together, as `training.epochs` counts them."""
+    """Epochs of all sources together, as `training.epochs` counts them."""
     packing_efficiency: float
-    """Share of the slots of a pack, or of the longest sequence there can be, that hold a token."""
+    """Fraction of the slots of a pack, or of the longest possible sequence, that hold a token."""
     packing_factor: float
-    """Sequences a pack; 1 for steps of single sequences."""
+    """Sequences per pack; 1 for steps of single sequences."""
     packing_adjustment: tuple[str, ...]
-    """What training.packing_adjustment changed, and how, and what tokens a step and the length came to; the numbers
-    above are those after it."""
+    """The changes by training.packing_adjustment, and the values of tokens per step and of the length; the numbers
+    above are those after them."""
     deepspeed: dict[str, Any]
-    """What `deepspeed.initialize` gets."""
+    """Configuration for `deepspeed.initialize`."""
 
 
 def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
-    """Everything that can be found out, and found wrong, before a process is started.
+    """Computes and checks everything that can be known before a process is started.
 
     Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step, or
-    `training.packing_adjustment` cannot be had; and see `require_trainable`.
+    `training.packing_adjustment` is not possible; and see `require_trainable`.
     """
     run = open_run(config)
     require_trainable(run)
@@ -92,26 +92,26 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
-    """A run in the numbers that its user looks for first."""
+    """The main figures of a finished run."""
 
     step: int
     packing_efficiency: float
     packing_factor: float
     padding_share: float
-    """Of the slots that were computed."""
+    """Fraction of the slots that were computed."""
     tokens_per_second: float
-    """Real tokens over all ranks; the median step, without evaluation and saving."""
+    """Real tokens/s over all ranks; the median step, without evaluation and saving."""
     first_loss: float | None
-    """In nats a target; None where it was not finite."""
+    """Loss in nats/target; None if it was not finite."""
     last_loss: float | None
     target: dict[str, Any] | None
-    """What came of training.target_accuracy; None where there is none."""
+    """Result for training.target_accuracy; None if there is none."""
     validation_loss: dict[str, float | None]
-    """Of each source, at the last evaluation; None where nothing is held out."""
+    """Loss of each source, at the last evaluation; None if nothing is held out."""
 
 
 def report_training(plan: TrainingPlan, output_dir: Path) -> TrainingReport | None:
-    """From what the run has written; None if it has not written its summary."""
+    """Reports from the run's files; None if it has not written its summary."""
     summary = read_json_object(output_dir / "summary.json")
     if summary is None:
         return None

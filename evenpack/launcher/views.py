@@ -13,7 +13,7 @@ from evenpack.progress import format_rate
 
 
 def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, title: str) -> Table:
-    """`evaluations_to_json`."""
+    """Returns `evaluations_to_json` as a table."""
     rows = []
     for source, found in evaluations.items():
         values = found or {}
@@ -31,13 +31,13 @@ def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, tit
 
 
 def aggregate_line(aggregate: Mapping[str, Any]) -> Text:
-    """`aggregate_loss`."""
+    """Returns `aggregate_loss` as a line."""
     weights = ", ".join(f"{source} {weight:g}" for source, weight in aggregate["weights"].items())
     return text(f"loss by the weights {weights}: {aggregate['loss']:.4f}")
 
 
 def _next_sentence(values: Mapping[str, Any]) -> dict[str, str]:
-    """Columns that only a model with next-sentence prediction has."""
+    """Returns the columns for a model with next-sentence prediction."""
     if "next_sentence_loss" not in values:
         return {}
     return {
@@ -47,12 +47,12 @@ def _next_sentence(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def plan_table(plan: TrainingPlan) -> Table:
-    """What a run will do."""
+    """Returns the plan of a run as a table."""
     epochs = ", ".join(f"{epochs:.2f} of {source}" for source, epochs in plan.epochs.items())
     if len(plan.epochs) > 1:
-        epochs += f"; {plan.epochs_of_all:.2f} of all together"
+        epochs += f"; {plan.epochs_of_all:.2f} of all sources"
     adjusted = {"adjusted": "\n".join(plan.packing_adjustment)} if plan.packing_adjustment else {}
-    packing = f"{percent(plan.packing_efficiency)} efficient, {plan.packing_factor:.3f} sequences a pack"
+    packing = f"{percent(plan.packing_efficiency)} efficient, {plan.packing_factor:.3f} sequences per pack"
     if plan.batching == "sequences":
         packing = f"none; {percent(plan.packing_efficiency)} of the longest length on average"
     return pairs(
@@ -62,12 +62,12 @@ def plan_table(plan: TrainingPlan) -> Table:
             f"micro-batches (gradient accumulation) x {plan.items_per_micro_batch} {plan.batching}",
             "assignment": plan.assignment,
             "steps": plan.steps,
-            "sequences a step": f"{plan.samples_per_step:,.1f} on average",
-            "sequences in all": f"{plan.steps * plan.samples_per_step:,.0f} on average",
-            "slots a step": "as many as its sequences need" if plan.slots_per_step is None else plan.slots_per_step,
-            "tokens a step": f"{plan.tokens_per_step:,.0f} on average",
-            "tokens in all": f"{plan.tokens:,.0f} on average",
-            "tokens a parameter": f"{plan.tokens_per_parameter:,.3g}, of {plan.parameters:,} parameters "
+            "sequences per step": f"{plan.samples_per_step:,.1f} on average",
+            "total sequences": f"{plan.steps * plan.samples_per_step:,.0f} on average",
+            "slots per step": "as many as its sequences need" if plan.slots_per_step is None else plan.slots_per_step,
+            "tokens per step": f"{plan.tokens_per_step:,.0f} on average",
+            "total tokens": f"{plan.tokens:,.0f} on average",
+            "tokens per parameter": f"{plan.tokens_per_parameter:,.3g}, of {plan.parameters:,} parameters "
             f"(compute-optimal for causal models: about {CHINCHILLA_RATIO})",
             "epochs": epochs,
             "packing": packing,
@@ -77,11 +77,11 @@ def plan_table(plan: TrainingPlan) -> Table:
 
 
 def report_table(report: TrainingReport, *, title: str) -> Table:
-    """The end of a run."""
+    """Returns the report of a finished run as a table."""
     values: dict[str, Any] = {
         "steps": report.step,
         "packing efficiency": percent(report.packing_efficiency),
-        "packing factor": f"{report.packing_factor:.3f} sequences a pack",
+        "packing factor": f"{report.packing_factor:.3f} sequences per pack",
         "padding share": percent(report.padding_share),
         "tokens/s": format_rate(report.tokens_per_second),
         "first loss": _loss(report.first_loss),

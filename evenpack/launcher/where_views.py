@@ -1,4 +1,4 @@
-"""What `evenpack where` shows to people."""
+"""The tables of `evenpack where`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,13 +7,13 @@ from evenpack import console
 from evenpack.data.where import DocumentVisits, PlacedSequence, StepContent
 
 _MOST_ROWS = 1000
-"""Of a table; --json has all."""
+"""Rows of a table; --json has all."""
 _TEXT_SHOWN = 60
 """Characters of a text in a table."""
 
 
 def step_tables(content: StepContent) -> list[Any]:
-    """A row for each part of a document in a step."""
+    """Returns a row for each part of a document in a step."""
     tokens = sum(sequence.tokens for sequence in content.sequences)
     title = (
         f"Step {content.step:,}{' (skipped)' if content.skipped else ''}: {content.packs:,} packs, "
@@ -23,13 +23,13 @@ def step_tables(content: StepContent) -> list[Any]:
 
 
 def document_tables(found: DocumentVisits) -> list[Any]:
-    """A row for each part of a document in each step that has one."""
+    """Returns a row for each part of a document in each step that has one."""
     title = f"Document {found.document} of {found.source}: {found.tokens:,} tokens"
     shown = [] if found.text is None else [console.text(found.text)]
     if found.absence is not None:
         return [console.text(f"{title}. No step trains on it: {found.absence}"), *shown]
     if not found.visits:
-        return [console.text(f"{title}. The run ends before it comes to it"), *shown]
+        return [console.text(f"{title}. The run ends before it reaches the document"), *shown]
     rows = [
         {
             "step": visit.step,
@@ -66,5 +66,5 @@ def _rows(sequence: PlacedSequence) -> Iterator[Mapping[str, Any]]:
 def _table(rows: Sequence[Mapping[str, Any]], *, title: str) -> list[Any]:
     shown: list[Any] = [console.text(title, bold=True), console.table(rows[:_MOST_ROWS])]
     if len(rows) > _MOST_ROWS:
-        shown.append(console.text(f"and {len(rows) - _MOST_ROWS:,} more rows, which --json has"))
+        shown.append(console.text(f"and {len(rows) - _MOST_ROWS:,} more rows; --json shows all"))
     return shown

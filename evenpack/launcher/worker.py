@@ -1,13 +1,13 @@
-"""One rank of a training run: what `deepspeed`, `torchrun`, `mpirun` or plain Python starts.
+"""One rank of a training run, as `deepspeed`, `torchrun`, `mpirun` or plain Python starts it.
 
     deepspeed --module evenpack.launcher.worker RUN.yaml [section.key=value ...]
     torchrun --nproc-per-node 2 -m evenpack.launcher.worker RUN.yaml
     python -m evenpack.launcher.worker RUN.yaml
 
 Exit codes: 0 when the run has reached its last step, 75 when it was asked to stop and has saved, 2 for an error
-that the user can mend, 1 for any other.
+that the user can correct, 1 for any other.
 
-Loader processes import this module again, so what is heavy is imported only where it is used.
+Loader processes import this module again, so heavy modules are imported only where they are used.
 """
 
 import argparse
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
 
 EXIT_ERROR = 1
-"""For what is not the user's doing."""
+"""Exit code for errors that the user has not caused."""
 
 _OTHERS_SECONDS = 2.0
-"""How long a rank with an error waits to hear whether another one has it too, or is the cause of it."""
+"""Seconds that a rank with an error waits for the statuses of others, to see whether they have it too or caused it."""
 
 
 @runtime_checkable
 class Outcome(Protocol):
-    """What the training loop says at its end."""
+    """The outcome of the training loop."""
 
     @property
     def state(self) -> Literal["finished", "stopped"]: ...
@@ -58,13 +58,13 @@ class Outcome(Protocol):
 
 @runtime_checkable
 class TrainFunction(Protocol):
-    """The training loop; it asks `stop_requested` at the end of each step."""
+    """The training loop; it calls `stop_requested` at the end of each step."""
 
     def __call__(self, config: "RunConfig", *, stop_requested: Callable[[], bool]) -> Outcome: ...
 
 
 def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None = None) -> int:
-    """Runs one rank and returns its exit code. `train`: another loop than evenpack's own."""
+    """Runs one rank and returns its exit code. `train` replaces evenpack's own loop."""
     options = _parser().parse_intermixed_args(arguments)
     place = RankPlace.of_environment(os.environ)
     outlive_terminal()
@@ -114,7 +114,7 @@ class Rank:
             self._folder.write_status(self._status)
         except OSError as error:
             raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
-        if self._token is None and self._place.rank == 0:  # else `evenpack train` has done it
+        if self._token is None and self._place.rank == 0:  # otherwise `evenpack train` has done it
             held.enter_context(held_output_dir(output_dir))
             self._folder.remove_earlier()
             remove_stop_request(output_dir)
@@ -122,7 +122,7 @@ class Rank:
         self._guard.start()
 
     def _fail(self, error: str) -> NoReturn:
-        """Ends on an error that the user can mend; one that all ranks have is printed by rank 0 alone."""
+        """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""
         self._record(self._status.ended("failed", exit_code=EXIT_BAD_INPUT, error=error))
         shared = self._place.world_size > 1 and self._other_says(error)
         if self._place.world_size == 1 or (shared and self._place.rank == 0):
@@ -132,7 +132,7 @@ class Rank:
         end_process(EXIT_BAD_INPUT)
 
     def _crash(self, error: BaseException) -> NoReturn:
-        """Ends on any other error, with its traceback unless it only follows from another rank's end."""
+        """Ends with any other error, and its traceback unless it only follows from another rank's end."""
         summary = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
         first = self._wait_for_other_failure()
         if first is None:
@@ -145,14 +145,14 @@ class Rank:
         end_process(EXIT_ERROR)
 
     def _record(self, status: RankStatus) -> Failure | None:
-        """Writes the last word; the first failure of the run, or None if the disk does not take it."""
+        """Writes the final status; returns the first failure of the run, or None if the disk does not store it."""
         with suppress(OSError):
             self._folder.write_status(status)
             return self._folder.claim_failure(Failure.of(status))
         return None
 
     def _other_says(self, error: str) -> bool:
-        """Whether the rank to compare with (rank 0; for rank 0: rank 1) ends on the same error."""
+        """Returns whether the rank to compare with (rank 0; for rank 0: rank 1) ends with the same error."""
         other = 0 if self._place.rank > 0 else 1
         deadline = time.monotonic() + _OTHERS_SECONDS
         while time.monotonic() < deadline:
@@ -173,9 +173,9 @@ class Rank:
 
 
 def share_cores(place: RankPlace) -> None:
-    """Gives each rank of this machine its share of the cores; what the user has set stays.
+    """Gives each rank of this machine its part of the cores; values that the user has set stay.
 
-    torch would else start as many threads as there are cores in each rank. To be called before torch is imported,
+    Otherwise torch would start as many threads as there are cores in each rank. To be called before torch is imported,
     which reads the variable then.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // place.local_world_size)))

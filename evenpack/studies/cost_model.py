@@ -12,25 +12,25 @@ from evenpack.errors import DataError
 
 _HELD_OUT_SHARE = 0.25
 _FEWEST_DISTINCT = 12
-"""Micro-batches of different make-up below which nothing would be left to hold out."""
+"""Least number of distinct micro-batches; with fewer, none could be held out."""
 _FOLDS = 5
 _EARNS_ITS_PLACE = 0.9
-"""A further term must bring the cross-validated error to this share of what it is without, or lower."""
+"""Ratio to which a further term must reduce the cross-validated error."""
 _INDEPENDENT = 1e-3
-"""Smallest singular value, as a share of the largest, at which terms of unit norm still count as different."""
+"""Smallest singular value, relative to the largest, at which terms of unit norm still count as different."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MicroBatchTimes:
-    """Measured micro-batches, one row each. Rows that agree in all but the seconds are one micro-batch done again."""
+    """Measured micro-batches, one row each. Rows that agree in all but the seconds are repeats of one micro-batch."""
 
     slots: Int64[np.ndarray, " rows"]
     squared_lengths: Int64[np.ndarray, " rows"]
-    """Sum of length² over the segments that attention computed, those of padding included."""
+    """Sum of length² over the segments that attention computed, including those of padding."""
     segments: Int64[np.ndarray, " rows"]
-    """That attention computed, those of padding included."""
+    """Segments that attention computed, including those of padding."""
     seconds: Float64[np.ndarray, " rows"]
-    """Forward and backward."""
+    """Seconds of forward and backward."""
 
     def __post_init__(self) -> None:
         sizes = {len(values) for values in (self.slots, self.squared_lengths, self.segments, self.seconds)}
@@ -41,7 +41,7 @@ class MicroBatchTimes:
 
     @classmethod
     def concatenate(cls, parts: Sequence["MicroBatchTimes"]) -> "MicroBatchTimes":
-        """The rows of all parts, in order."""
+        """Returns the rows of all parts, in order."""
         return cls(
             slots=np.concatenate([part.slots for part in parts]),
             squared_lengths=np.concatenate([part.squared_lengths for part in parts]),
@@ -51,13 +51,14 @@ class MicroBatchTimes:
 
 
 def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: MeasuredOn, seed: int = 0) -> CostModel:
-    """Non-negative least squares on relative errors. A quarter of the distinct micro-batches, drawn by `seed`, is held
-    out: repeats of one are never on both sides.
+    """Fits a cost model by non-negative least squares on relative errors.
 
-    The term for segments stays only if cross-validation within the other three quarters says that it earns its place.
+    A quarter of the distinct micro-batches, drawn by `seed`, is held out: repeats of one are never on both sides.
 
-    Raises: DataError if there are too few different micro-batches, or if they differ too little to tell the cost of a
-    slot from that of a squared length.
+    The term for segments is kept only if cross-validation within the other three quarters shows that it helps.
+
+    Raises: DataError if there are too few different micro-batches, or if they differ too little to separate the cost of
+    a slot from that of a squared length.
     """
     terms = _terms(times)
     distinct, group = np.unique(terms, axis=0, return_inverse=True)
@@ -91,7 +92,7 @@ def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: Meas
 
 
 def shuffled_places(group: Int64[np.ndarray, " rows"], *, seed: int) -> Int64[np.ndarray, " rows"]:
-    """The place of each row's micro-batch in a random order of them: the same for all repeats of one."""
+    """Returns the rank of each row's micro-batch in a random order: the same for all repeats of one."""
     places: Int64[np.ndarray, " rows"] = np.random.default_rng(seed).permutation(int(group.max()) + 1)[group]
     return places
 
@@ -104,7 +105,7 @@ def _terms(times: MicroBatchTimes) -> Float64[np.ndarray, "rows 4"]:
 def _solve(
     terms: Float64[np.ndarray, "rows columns"], seconds: Float64[np.ndarray, " rows"]
 ) -> Float64[np.ndarray, " columns"]:
-    """Weights that are not negative and make the sum of squared relative errors least. Raises: DataError."""
+    """Returns the non-negative weights with the least sum of squared relative errors. Raises: DataError."""
     relative = terms / seconds[:, None]
     norms = np.linalg.norm(relative, axis=0)
     try:
@@ -118,7 +119,7 @@ def _solve(
 def _chosen_columns(
     terms: Float64[np.ndarray, "rows 4"], seconds: Float64[np.ndarray, " rows"], *, folds: Int64[np.ndarray, " rows"]
 ) -> list[int]:
-    """Constant, slots, squares, and the segments if they earn it."""
+    """Returns the columns constant, slots, squares, and the segments if they help."""
     plain, wide = [0, 1, 2], [0, 1, 2, 3]
     if not terms[:, 3].any():
         return plain
@@ -134,7 +135,7 @@ def _fold_error(
     seconds: Float64[np.ndarray, " rows"],
     left_out: Bool[np.ndarray, " rows"],
 ) -> float:
-    """Mean squared relative error of the rows left out."""
+    """Returns the mean squared relative error of the rows left out."""
     predicted = terms[left_out] @ _solve(terms[~left_out], seconds[~left_out])
     return float(np.mean((predicted / seconds[left_out] - 1.0) ** 2))
 
@@ -144,14 +145,14 @@ def _require_independent(terms: Float64[np.ndarray, "rows 3"], seconds: Float64[
     singular = np.linalg.svd(relative / np.linalg.norm(relative, axis=0), compute_uv=False)
     if singular[-1] < _INDEPENDENT * singular[0]:
         raise DataError(
-            "the micro-batches measured are too much alike to tell the cost of a slot from that of a squared length "
+            "the measured micro-batches are too similar to separate the cost of a slot from that of a squared length "
             f"(singular values {singular[-1] / singular[0]:.1e} apart): measure other numbers of packs, and packs of "
-            "short sequences beside packs of long ones"
+            "short sequences as well as packs of long ones"
         )
 
 
 def _repeat_noise(seconds: Float64[np.ndarray, " rows"], group: Int64[np.ndarray, " rows"]) -> float | None:
-    """Pooled over the micro-batches that were measured more than once."""
+    """Returns the noise of repeats, pooled over the micro-batches that were measured more than once."""
     counts = np.bincount(group)
     degrees_of_freedom = int((counts[counts > 1] - 1).sum())
     if degrees_of_freedom == 0:

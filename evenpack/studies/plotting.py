@@ -1,4 +1,4 @@
-"""Figures as PNG. matplotlib is an extra: without it nothing else is missing."""
+"""Figures as PNG. matplotlib is an extra: only figures need it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,13 +34,13 @@ _STYLE: dict[str, Any] = {
 }
 
 _LABEL_POINTS = 13.0
-"""Height of a line's name."""
+"""Height of a line's name in points."""
 _LEADER = 0.03
-"""Length of the line that leads to a name, as a share of the axes' width."""
+"""Length of the line that leads to a name, as a fraction of the axes' width."""
 
 
 def require_plot(path: Path) -> None:
-    """Raises: ConfigError if no PNG can be drawn at `path`, before any work is done for it."""
+    """Checks the path. Raises: ConfigError if no PNG can be drawn there, before any work is done for it."""
     require_matplotlib()
     if path.suffix != ".png" or path.is_dir():
         raise ConfigError(f"a plot is a PNG file: give --plot a name like {path.with_suffix('.png')}, not {path}")
@@ -51,16 +51,16 @@ def require_plot(path: Path) -> None:
 
 
 def require_matplotlib() -> None:
-    """Raises: ConfigError if there is none."""
+    """Checks that matplotlib is installed. Raises: ConfigError if it is not."""
     try:
-        import matplotlib  # noqa: F401  # looked for, not used
+        import matplotlib  # noqa: F401  # tested, not used
     except ImportError as error:
         raise ConfigError("plots need matplotlib: install it with `pip install 'evenpack[plots]'`") from error
 
 
 @contextmanager
 def figure_as_png(path: Path, *, width: float, height: float) -> Iterator[Any]:
-    """A figure in inches that becomes a PNG, atomically; matplotlib's global state stays as it is."""
+    """Yields a figure in inches that becomes a PNG, atomically; matplotlib's global state is not changed."""
     require_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -80,10 +80,10 @@ def write_title(axes: Any, finding: str) -> None:
 def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
     """Writes (text, height, colour) right of the axes where each line ends, moved apart where two would overlap.
 
-    A thin line leads from where a line ends to where its text had to go. On linear and logarithmic axes.
+    A thin line leads from the end of a line to its text. Axes may be linear or logarithmic.
     """
     axes.margins(x=0.02)
-    axes.set_ylim(*axes.get_ylim())  # the labels hang on it
+    axes.set_ylim(*axes.get_ylim())  # the labels depend on it
     height_points = axes.get_window_extent().height / axes.figure.dpi * 72
     to_fraction = axes.transData + axes.transAxes.inverted()
     at = axes.get_xlim()[1]
@@ -117,12 +117,12 @@ def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
 
 
 def _height(end: tuple[str, float, str]) -> float:
-    """From above to below."""
+    """Returns the sort key that orders line ends from top to bottom."""
     return -end[1]
 
 
 def spread(heights: Sequence[float], *, gap: float, low: float) -> list[float]:
-    """Falling heights, moved down until each is `gap` below the one before, then up again until none is below `low`."""
+    """Moves descending heights down until each is `gap` below the one before, then up until none is below `low`."""
     places: list[float] = []
     for height in heights:
         places.append(min(height, places[-1] - gap) if places else height)

@@ -1,7 +1,7 @@
-"""The studies, by the names that `evenpack study` knows.
+"""The studies, by their names in `evenpack study`.
 
 A study is a frozen dataclass: each field is an option of the command line, its docstring is the help, `run` does the
-work. It stands in `command.py` of the study's folder, and imports whatever is heavy inside `run`.
+work. It is in `command.py` of the study's folder, and imports heavy modules inside `run`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class LengthsStudy(Protocol):
-    """Looks at lengths: those of a prepared run, or any list of them."""
+    """A study of lengths: those of a prepared run, or any list of them."""
 
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
         """Checks its options, then reads the lengths. Raises: EvenpackError."""
@@ -35,19 +35,22 @@ class LengthsStudy(Protocol):
 
 @runtime_checkable
 class RunStudy(Protocol):
-    """Times steps of a prepared run on this machine's devices."""
+    """A study that times steps of a prepared run on this machine's devices."""
 
     def run(self, config: "RunConfig") -> Report:
-        """On every rank. Raises: EvenpackError."""
+        """Runs on every rank. Raises: EvenpackError."""
         ...
 
 
 @runtime_checkable
 class StudyOfRuns(Protocol):
-    """Trains the runs that a study file lists, in processes of their own, and compares them."""
+    """A study that trains the runs of a study file, in processes of their own, and compares them."""
 
     def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
-        """`words` are `section.key=value`, for the study file or for every run. Raises: EvenpackError."""
+        """Runs the study; `words` are overrides `section.key=value`, for the study file or for every run.
+
+        Raises: EvenpackError.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""For tests of evenpack and of what stands on it: small runs from one builder, and functions on gloo ranks.
+"""Helpers for tests of evenpack and of packages that use it: small runs from one builder, and functions on gloo ranks.
 
     from evenpack.testing import changed, prepared, run_config, run_ranks, run_values
 

@@ -33,22 +33,22 @@ _HEAVY = (
     "torch._dynamo",  # every optimizer of torch imports it when it is built
     "deepspeed.runtime.zero.muon.muon_optimizer",  # ZeRO imports it, and with it torch's compiler
 )
-"""What ranks import in any case: 4 s of CPU time."""
+"""Modules that ranks import in any case: 4 s of CPU time."""
 
 _GRACE_SECONDS = 5.0
-"""How long the others may take to report as well once one rank has failed."""
+"""Seconds for the others to report as well once one rank has failed."""
 
 _preloaded: list[str] = []
 _context: "list[ForkServerContext]" = []
-"""The one context, once it has been started."""
+"""The only context, once it has been started."""
 
 
 class RanksFailed(AssertionError):  # noqa: N818 - reads as what happened
-    """A rank raised, died or did not answer in time; the message holds what each rank has to say."""
+    """A rank raised, died or did not answer in time; the message holds the report of each rank."""
 
 
 def preload(*modules: str) -> None:
-    """Lets every rank begin with these modules imported, before any other one; to be called before the first run.
+    """Imports these modules before any other one in every rank; to be called before the first run.
 
     Raises: EvenpackError if ranks have been started already.
     """
@@ -64,11 +64,11 @@ def run_ranks(
     """Calls `function(world, *arguments)` on each rank and returns what each returned, in the order of ranks.
 
     `function` must be found by its module and name; arguments and results are pickled. Each call has new processes,
-    with the environment of the caller and one thread each; however it ends, none of them is left.
+    with the environment of the caller and one thread each; none of them outlives the call.
 
     Args:
-        ranks: how many; they join one gloo process group as ranks of a training run do.
-        timeout_seconds: for ranks that hang; so long that a busy machine never reaches it.
+        ranks: number of ranks; they join one gloo process group as ranks of a training run do.
+        timeout_seconds: limit for ranks that hang; so long that a busy machine never reaches it.
 
     Raises: RanksFailed.
     """
@@ -126,7 +126,7 @@ def _rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _collect(answers: list[Connection], deadline: float) -> list[tuple[bool, Any]]:
-    """One (succeeded, result or text) for each rank."""
+    """Returns one (succeeded, result or text) for each rank."""
     reports: list[tuple[bool, Any]] = [(False, "no answer within the time limit; killed")] * len(answers)
     waiting = dict(zip(answers, range(len(answers)), strict=True))
     while waiting:
@@ -148,11 +148,11 @@ def _collect(answers: list[Connection], deadline: float) -> list[tuple[bool, Any
 def _rank_main(
     answer: Connection, environment: dict[str, str], preloaded: Sequence[str], call: tuple[str, str, tuple[Any, ...]]
 ) -> None:
-    gc.freeze()  # or each collection would go through all that was imported, half a second each, and copy it
+    gc.freeze()  # otherwise each collection would scan all imported modules, half a second each, and copy them
     os.environ.clear()
     os.environ.update(environment)
     try:
-        for module in preloaded:  # imported already; one that cannot be is told here
+        for module in preloaded:  # imported already; an import error is reported here
             importlib.import_module(module)
         from evenpack.engine.distributed import joined_world
 

@@ -15,14 +15,14 @@ RunValues = dict[str, dict[str, Any]]
 
 
 def run_values(kind: str, folder: Path, **sections: Mapping[str, Any]) -> RunValues:
-    """A run of single documents that trains in a second or two on the CPU, all of it below `folder`.
+    """Returns a run of single documents that trains in a second or two on the CPU, all of it below `folder`.
 
-    The built-in corpus stands for text; `text_sources` puts documents of the test's own in its place. Nothing is
-    held out, saved or evaluated on the way, and batches are made in the training process.
+    The text is the built-in corpus; `text_sources` replaces it by documents of the test's own. Nothing is held out,
+    saved or evaluated during training, and batches are made in the training process.
 
     Args:
         kind: the model's family; a causal one.
-        sections: values that take the place of these, key by key.
+        sections: values that replace these, key by key.
     """
     values: RunValues = {
         "run": {"name": "small", "output_dir": str(folder / "out"), "seed": 3},
@@ -50,11 +50,11 @@ def run_values(kind: str, folder: Path, **sections: Mapping[str, Any]) -> RunVal
 
 
 def pair_run_values(kind: str, folder: Path, **sections: Mapping[str, Any]) -> RunValues:
-    """The same over pairs of sentences and word pieces, with LAMB and without dropout.
+    """Returns the same over pairs of sentences and word pieces, with LAMB and without dropout.
 
     Args:
-        kind: the model's family; one that looks both ways and predicts masked tokens.
-        sections: values that take the place of these, key by key.
+        kind: the model's family; a bidirectional one that predicts masked tokens.
+        sections: values that replace these, key by key.
     """
     pairs: RunValues = {
         "data": {
@@ -71,7 +71,7 @@ def pair_run_values(kind: str, folder: Path, **sections: Mapping[str, Any]) -> R
 
 
 def text_sources(folder: Path, documents: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-    """Writes the documents of each source to `folder`, one a line, and returns the section `data.sources`."""
+    """Writes the documents of each source to `folder`, one per line, and returns the section `data.sources`."""
     sources = {}
     for name, texts in documents.items():
         path = folder / f"{name}.txt"
@@ -81,17 +81,17 @@ def text_sources(folder: Path, documents: Mapping[str, Sequence[str]]) -> dict[s
 
 
 def run_config(values: Mapping[str, Any]) -> RunConfig:
-    """The checked run. Raises: ConfigError."""
+    """Returns the checked run. Raises: ConfigError."""
     return validate(dict(values), RunConfig, origin="the run file")
 
 
 def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
-    """The same run with some values changed, key by key. Raises: ConfigError."""
+    """Returns the same run with some values changed, key by key. Raises: ConfigError."""
     return run_config(_replaced(config.model_dump(), sections))
 
 
 def prepared(config: RunConfig) -> RunConfig:
-    """Prepares the run's data, if they are not, and returns the run. Raises: DataError."""
+    """Prepares the run's data, if needed, and returns the run. Raises: DataError."""
     prepare(config.data, config.prepared_dir)
     return config
 

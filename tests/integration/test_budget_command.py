@@ -52,7 +52,7 @@ def test_tables_go_from_the_batch_to_the_hours_and_the_file_holds_the_same(budge
         "training.chinchilla_ratio 20 (124,439,808 parameters): training.steps 4748",
         "8 x h100, 989.4 TFLOP/s dense each at 50.00 % MFU",
         f"{values['time']['device_hours']:,.3g}",
-        "Taken for granted",
+        "Assumptions",
     ):
         assert words in out
     assert values["tokens_per_parameter"] == pytest.approx(20, rel=1e-3)

@@ -108,7 +108,7 @@ def found(study_file: Path) -> Found:
 def study(study_file: Path, *, plot: Path | None = None) -> Found:
     machine = ThisProcess()
     report = run_study(study_file, (), machine, devices_per_run=None, only_report=False, plot=plot)
-    assert report.unmet == "2 of 9 runs failed; what they said stands above"
+    assert report.unmet == "2 of 9 runs failed; their errors are above"
     saved = study_file.parent / "found.json"
     save_json(report.value, saved)
     figures = [] if plot is None else [path.name for path in plot.iterdir()]

@@ -52,7 +52,7 @@ def test_ctrl_c_saves_at_the_end_of_the_step_and_ends_with_the_code_of_a_stopped
     assert fake_run.result()["state"] == "stopped"
     assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["stopped", "stopped"]
     assert [fake_run.status(rank)["step"] for rank in (0, 1)] == [saved, saved]
-    assert "press again to stop at once" in fake_run.errors()
+    assert "press again to stop immediately" in fake_run.errors()
     assert fake_run.living() == []
     assert not (fake_run.output_dir / ".stop").exists()
 

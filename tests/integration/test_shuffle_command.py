@@ -75,4 +75,4 @@ def test_an_unknown_reference_and_a_second_source_are_refused(study_file: Path) 
     two = {"both": {"kind": "jsonl", "path": "a"}, "other": {"kind": "jsonl", "path": "b"}}
     second = f"data.sources={json.dumps(two)}"
     wrong = evenpack("study shuffle", study_file, second, options=["--dry-run"], expected=2)
-    assert "looks at the order of one source, found both, other" in wrong.stderr
+    assert "measures the order of one source, found both, other" in wrong.stderr

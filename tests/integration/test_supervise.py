@@ -56,14 +56,14 @@ def send(*numbers: signal.Signals, pause_seconds: float = 0.0) -> None:
 def test_signals_close_together_are_one_request_to_stop(looping: FakeRun) -> None:
     result, said = supervise_with(looping, lambda: send(signal.SIGTERM, signal.SIGHUP, signal.SIGTERM))
     assert result.state == "stopped"
-    assert said == ["saving at the end of this step; press again to stop at once"]
+    assert said == ["saving at the end of this step; press again to stop immediately"]
 
 
 def test_a_later_signal_kills_with_its_own_code(tmp_path: Path) -> None:
     run = FakeRun.create(tmp_path, "hang_in_python")
     result, said = supervise_with(run, lambda: send(signal.SIGINT, signal.SIGTERM, pause_seconds=1.0))
     assert (result.state, result.exit_code) == ("failed", 143)
-    assert said[-1] == "stopping at once"
+    assert said[-1] == "stopping immediately"
     assert run.living() == []
 
 

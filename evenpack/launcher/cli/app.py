@@ -1,7 +1,7 @@
 """The command line: `evenpack COMMAND RUN.yaml [section.key=value ...]`.
 
-Each command has a file of its own: it reads its arguments, calls what does the work, and shows the result. Whatever
-is heavy is imported by the command that needs it.
+Each command has a file of its own: it reads its arguments, calls the code that does the work, and shows the result.
+Heavy modules are imported by the command that needs them.
 """
 
 import errno
@@ -40,7 +40,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     finetune,
     doctor,
 )
-"""In the order in which `--help` lists them; each has the name of its function."""
+"""The commands in the order in which `--help` lists them; each has the name of its function."""
 
 app = typer.Typer(
     help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no sequence sees "
@@ -51,7 +51,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings=SETTINGS,
 )
-study_app = typer.Typer(help="Compare: the benchmarking layer.", no_args_is_help=True, context_settings=SETTINGS)
+study_app = typer.Typer(help="Measure, simulate and compare.", no_args_is_help=True, context_settings=SETTINGS)
 for command in COMMANDS:
     app.command()(command)
 for name, study in STUDIES.items():
@@ -63,7 +63,7 @@ app.add_typer(mlperf_app, name="mlperf")
 
 
 def main() -> None:
-    """Entry point. An error that the user can mend becomes a message and exit code 2."""
+    """Runs the command line. An error that the user can correct becomes a message and exit code 2."""
     try:
         app()
     except EvenpackError as error:
@@ -71,4 +71,4 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
-        fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room or choose another folder")
+        fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}; free space or choose another folder")

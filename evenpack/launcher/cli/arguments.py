@@ -1,4 +1,4 @@
-"""What the commands share: their arguments, reading run files, and one way to report."""
+"""The common parts of commands: their arguments, reading run files, and one way to report."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-"""Of every group of commands."""
+"""Settings of every group of commands."""
 
 RunFile = Annotated[
     Path,
@@ -38,9 +38,9 @@ StudyOverrides = Annotated[
         metavar="section.key=value", help="Replace values of the study file, or of all its runs.", show_default=False
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all else goes to standard error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all other output goes to stderr.")]
 LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
-Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Write the JSON document, too.")]
+Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Also write the JSON document.")]
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _require_file(path: Path) -> None:
 
 
 def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":
-    """The run that a file and overrides make. Raises: ConfigError."""
+    """Loads the run of a file and overrides. Raises: ConfigError."""
     from evenpack.config import load_run_file
     from evenpack.engine.config import RunConfig
 
@@ -95,6 +95,6 @@ def fail(message: str) -> NoReturn:
     from evenpack import console
 
     console.print_error(message)
-    if "--json" in sys.argv:  # whatever the command: it has not got as far as its own document
+    if "--json" in sys.argv:  # in every command, because it has not reached its own document
         print(json.dumps({"state": "failed", "message": message}))
     sys.exit(EXIT_BAD_INPUT)

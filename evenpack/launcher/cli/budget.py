@@ -1,4 +1,4 @@
-"""`evenpack budget`."""
+"""The command `evenpack budget`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,10 +21,10 @@ def budget(
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run takes: its batch, epochs, operations, hours, and what padding would waste.
+    """Show the budget of a run: its batch, epochs, operations, hours, and the cost of padding.
 
-    Exact over prepared data. Of data that is not, as much as follows from --corpus-tokens, or from the run file alone.
-    docs/budget.md says how each figure is computed.
+    It is exact over prepared data; otherwise it is estimated from --corpus-tokens, or from the run file alone.
+    docs/budget.md explains how each figure is computed.
 
     \b
     Examples:

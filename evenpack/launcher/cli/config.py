@@ -1,4 +1,4 @@
-"""`evenpack config ...`."""
+"""The commands `evenpack config ...`."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ FileKind = Annotated[
 
 @config_app.command("show")
 def show_config(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
-    """Print the whole run, defaults included.
+    """Print the whole run file, including defaults.
 
     \b
     Example:

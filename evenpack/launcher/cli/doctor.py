@@ -1,18 +1,18 @@
-"""`evenpack doctor`."""
+"""The command `evenpack doctor`."""
 
 import typer
 
 from evenpack.launcher.cli.arguments import AsJson, reporting
 
 EXIT_PROBE_FAILED = 1
-"""A probe has failed, or there is no `deepspeed`."""
+"""Exit code if a probe has failed, or there is no `deepspeed`."""
 
 
 def doctor(*, as_json: AsJson = False) -> None:
     """Check this machine and its attention backends.
 
-    Versions, devices, which backend can serve what, and a probe that each keeps sequences apart. Exit code 1 if a
-    probe fails or there is no `deepspeed`.
+    Shows versions, devices, the requests that each backend can serve, and a probe that each isolates sequences. Exit
+    code 1 if a probe fails or there is no `deepspeed`.
 
     \b
     Example:

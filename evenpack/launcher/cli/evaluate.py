@@ -1,4 +1,4 @@
-"""`evenpack evaluate`."""
+"""The command `evenpack evaluate`."""
 
 from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, Save, load, reporting
 
@@ -6,8 +6,8 @@ from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, Save, lo
 def evaluate(run_file: RunFile, overrides: Overrides = None, *, save: Save = None, as_json: AsJson = False) -> None:
     """Evaluate on each source's held-out documents.
 
-    Takes the newest checkpoint of the run, in one process, on the GPU if there is one. The data may be prepared with
-    another recipe than it was trained with, by the same tokenizer: the same documents are held out.
+    Uses the newest checkpoint of the run, in one process, on the GPU if there is one. The data may be prepared with
+    another recipe than in training, by the same tokenizer: the same documents are held out.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`evenpack export`."""
+"""The command `evenpack export`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,14 +10,14 @@ from evenpack.launcher.cli.arguments import AsJson, Overrides, RunFile, load, re
 
 def export(
     run_file: RunFile,
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Is created.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.", show_default=False)],
     overrides: Overrides = None,
     *,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint for Hugging Face transformers.
 
-    Takes the newest checkpoint of the run. The class of the run's model in transformers loads it
+    Uses the newest checkpoint of the run. The class of the run's model in transformers loads it
     (`GPT2LMHeadModel`, `LlamaForCausalLM`, `BertForPreTraining`) by `.from_pretrained(DIRECTORY)`.
 
     \b
@@ -39,5 +39,5 @@ def export(
         tokenizer = trained.run.prepared.tokenizer_dir if trained.run.prepared.tokenizer_dir.is_dir() else None
         to_huggingface(trained.model, directory, tokenizer_dir=tokenizer, special_token_id=trained.special_token_id)
         report.value = {"directory": directory, "step": trained.checkpoint.step, "tokenizer": tokenizer is not None}
-        note = "with its tokenizer" if tokenizer else "without a tokenizer: its tokens came ready made"
+        note = "with its tokenizer" if tokenizer else "without a tokenizer: its source holds tokens"
         report.shown.append(console.text(f"Wrote {directory}, {note}, after step {trained.checkpoint.step:,}"))

@@ -1,4 +1,4 @@
-"""`evenpack finetune`."""
+"""The command `evenpack finetune`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +15,8 @@ FinetuneFile = Annotated[
 def finetune(run_file: FinetuneFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
     """Fine-tune a pretrained encoder on a task, packed or not.
 
-    Trains each seed and judges it on the task's development files. A seed that has its result in the output directory
-    is not trained again, so that an interrupted command goes on.
+    Trains each seed and evaluates it on the task's development files. A seed with a result in the output directory is
+    not trained again, so an interrupted command can be run again to continue.
 
     \b
     Example:

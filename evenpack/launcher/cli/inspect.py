@@ -1,4 +1,4 @@
-"""`evenpack inspect`."""
+"""The command `evenpack inspect`."""
 
 from typing import Annotated
 
@@ -19,18 +19,18 @@ def inspect(
     options: SubjectOptions,
     pack_lengths: Annotated[
         str | None,
-        typer.Option(help="Compare these lengths of packs: 512,640. Default: up to twice as long.", show_default=False),
+        typer.Option(help="Compare these pack lengths: 512,640. Default: up to twice as long.", show_default=False),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="How far from these lengths? wikipedia_512.", show_default=False),
+        typer.Option(metavar="NAME|FILE", help="Compare with these lengths: wikipedia_512.", show_default=False),
     ] = None,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
     """Show lengths, the cost of padding, and packing.
 
-    Of a prepared run, or of any list of lengths. Several inputs are compared by depth.
+    The input is a prepared run, or any list of lengths. Several inputs are compared by depth.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`evenpack mlperf`: the logs that runs with a section `mlperf:` write."""
+"""The command `evenpack mlperf`: the logs that runs with a section `mlperf:` write."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from evenpack.studies.mlperf.results import MlperfResult
 
 EXIT_REFUSED = 1
-"""Where a log does not keep the rules, or a set of logs has no score."""
+"""Exit code if a log violates the rules, or a set of logs has no score."""
 
-mlperf_app = typer.Typer(help="MLPerf logs: check one, score ten.", no_args_is_help=True, context_settings=SETTINGS)
+mlperf_app = typer.Typer(help="Check MLPerf logs, score sets of ten.", no_args_is_help=True, context_settings=SETTINGS)
 
 
 @mlperf_app.command()
@@ -22,10 +22,10 @@ def check(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Hold a log against MLPerf Training's rules, by the compliance checker of its package mlperf-logging.
+    """Check a log by MLPerf Training's rules, with the compliance checker of its package mlperf-logging.
 
-    The division is the one that the log names: an open run need not reach the target. Exit code 0 where it passes, 1
-    where it is refused.
+    The division is the one that the log names: an open run need not reach the target. Exit code 0 if it passes, 1 if it
+    is refused.
 
     \b
     Example:
@@ -60,7 +60,7 @@ def report(
 ) -> None:
     """Score a set of runs: the mean time to train of ten, without the fastest and the slowest.
 
-    A run that missed the target counts as the slowest. Exit code 1 where there is no score.
+    A run that missed the target counts as the slowest. Exit code 1 if there is no score.
 
     \b
     Example:

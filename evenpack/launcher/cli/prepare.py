@@ -1,4 +1,4 @@
-"""`evenpack prepare`."""
+"""The command `evenpack prepare`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +28,7 @@ def prepare(
 ) -> None:
     """Turn text into tokens and packs.
 
-    Writes to data.prepared_dir. A second call only verifies what is there; an interrupted one is resumed.
+    Writes to data.prepared_dir. A second call only verifies the files; an interrupted preparation is resumed.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`evenpack shards ...`: HDF5 shards of masked pairs."""
+"""The commands `evenpack shards ...`: HDF5 shards of masked pairs."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ import typer
 from evenpack.launcher.cli.arguments import SETTINGS, AsJson, Overrides, RunFile, load, reporting
 
 shards_app = typer.Typer(
-    help="Write HDF5 shards of masked pairs, as MLPerf's BERT has them.",
+    help="Write HDF5 shards of masked pairs, in the formats of MLPerf's BERT.",
     no_args_is_help=True,
     context_settings=SETTINGS,
 )
@@ -19,19 +19,19 @@ ROWS_PER_SHARD = 100_000
 @shards_app.command("export")
 def export_shards(
     run_file: RunFile,
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Is created.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Folder to create.", show_default=False)],
     overrides: Overrides = None,
     *,
     layout: Annotated[
-        Literal["fixed", "variable"], typer.Option(help="Padded and compressed rows, or rows of their own length.")
+        Literal["fixed", "variable"], typer.Option(help="Padded and compressed rows, or rows of variable length.")
     ] = "fixed",
-    rows_per_shard: Annotated[int, typer.Option(min=1, help="At most.")] = ROWS_PER_SHARD,
+    rows_per_shard: Annotated[int, typer.Option(min=1, help="Most rows of a shard.")] = ROWS_PER_SHARD,
     as_json: AsJson = False,
 ) -> None:
     """Write a prepared set's pairs with their masks as shards.
 
-    DIRECTORY/SOURCE/train and DIRECTORY/SOURCE/validation, rows in the order of the set. It must have stored masks
-    (data.recipe.static_masks, or shards to begin with).
+    Writes DIRECTORY/SOURCE/train and DIRECTORY/SOURCE/validation, rows in the order of the set. The set must have
+    stored masks (data.recipe.static_masks, or shards as its source).
 
     \b
     Example:
@@ -63,11 +63,11 @@ def pick_evaluation_set(
     shards: Annotated[
         Path, typer.Argument(metavar="SHARDS", help="A file, a folder or a glob pattern.", show_default=False)
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT.hdf5", help="Is created.", show_default=False)],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT.hdf5", help="File to create.", show_default=False)],
     *,
-    samples: Annotated[int, typer.Option(min=1, help="How many.")] = 10_000,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 10_000,
     layout: Annotated[
-        Literal["fixed", "variable"] | None, typer.Option(help="Default: as the shards are.", show_default=False)
+        Literal["fixed", "variable"] | None, typer.Option(help="Default: the shards' layout.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

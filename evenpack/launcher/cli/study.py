@@ -1,4 +1,4 @@
-"""`evenpack study NAME`: a command for each of the studies that `evenpack.studies.registry` knows."""
+"""The commands `evenpack study NAME`, one for each study in `evenpack.studies.registry`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ from evenpack.studies.registry import (
 
 
 def lengths_command(study_class: type[LengthsStudy]) -> Callable[..., None]:
-    """A study of lengths as a command."""
+    """Makes a command of a study of lengths."""
 
     def command(
         lengths: LengthsInput,
@@ -48,7 +48,7 @@ def lengths_command(study_class: type[LengthsStudy]) -> Callable[..., None]:
 
 
 def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
-    """A study of a prepared run as a command."""
+    """Makes a command of a study of a prepared run."""
 
     def command(
         run_file: RunFile,
@@ -67,7 +67,7 @@ def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
 
 
 def runs_command(study_class: type[StudyOfRuns]) -> Callable[..., None]:
-    """A study of training runs as a command."""
+    """Makes a command of a study of training runs."""
 
     def command(
         study_file: StudyFile,
@@ -97,4 +97,4 @@ STUDIES: dict[str, Callable[..., None]] = {
     **{name: run_command(study_class) for name, study_class in RUN_STUDIES.items()},
     **{name: runs_command(study_class) for name, study_class in STUDIES_OF_RUNS.items()},
 }
-"""In the order of `evenpack study --help`."""
+"""The studies in the order of `evenpack study --help`."""

@@ -1,4 +1,4 @@
-"""The options of commands that look at lengths, declared once."""
+"""The options of commands that inspect lengths, declared once."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ INPUT_HELP = (
 
 
 def takes_subject(command: Callable[..., None]) -> Callable[..., None]:
-    """`takes(SubjectOptions)` as parameter `options`."""
+    """Adds `SubjectOptions` to a command as parameter `options`."""
     return takes("options", SubjectOptions)(command)
 
 

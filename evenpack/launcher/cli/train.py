@@ -1,4 +1,4 @@
-"""`evenpack train`."""
+"""The command `evenpack train`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ def train(
     *,
     num_gpus: Annotated[
         int | None,
-        typer.Option("--num-gpus", "-n", help="GPUs of this machine (of each one in a hostfile). Default: all."),
+        typer.Option("--num-gpus", "-n", help="GPUs of this machine (or of each in a hostfile). Default: all."),
     ] = None,
     cpu_ranks: Annotated[
         int | None, typer.Option("--cpu-ranks", help="Ranks on this machine's CPU. Default: 2 if it has no GPU.")
@@ -25,16 +25,14 @@ def train(
     deepspeed_options: Annotated[
         str, typer.Option(help="Further options of `deepspeed`, in one string.", show_default=False)
     ] = "",
-    prepare: Annotated[
-        bool, typer.Option("--prepare", help="Prepare the data first, where they are not; for --dry-run, too.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be started, and stop.")] = False,
+    prepare: Annotated[bool, typer.Option("--prepare", help="Prepare missing data first; also for --dry-run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a prepared run under `deepspeed`.
 
-    Goes on from the newest checkpoint in run.output_dir. Ctrl-C or SIGTERM saves at the end of the step and ends
-    with exit code 75; the same command goes on from there. A second Ctrl-C ends at once.
+    Continues from the newest checkpoint in run.output_dir. Ctrl-C or SIGTERM saves at the end of the step and ends
+    with exit code 75; run the same command again to continue. A second Ctrl-C ends immediately.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`evenpack verify`."""
+"""The command `evenpack verify`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from evenpack.data.prepare.verification import Verified
 
 EXIT_DAMAGED = 1
-"""Where a file is not as it was written."""
+"""Exit code if a file is not as it was written."""
 
 
 def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
     """Compare every file of the prepared data with its checksum.
 
-    Names each damaged file and where its damage begins. Exit code 0 where all are as they were written, 1 where one is
-    not, 2 where the data is not prepared.
+    Names each damaged file and the start of its damage. Exit code 0 if all are as they were written, 1 if one is not, 2
+    if the data is not prepared.
 
     \b
     Example:
@@ -33,7 +33,10 @@ def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = 
 
 
 def _verify(prepared_dir: Path, config: "DataConfig", report: "Report") -> bool:
-    """Raises: NotPreparedError if there is nothing to verify; DataError for a damaged manifest or one of other data."""
+    """Verifies the files.
+
+    Raises: NotPreparedError without prepared data; DataError for a damaged manifest or other data.
+    """
     from evenpack import console
     from evenpack.data.prepare.manifest import Manifest, data_section, refuse_differences
     from evenpack.data.prepare.shown import PrepareProgress

@@ -1,4 +1,4 @@
-"""`evenpack where`."""
+"""The command `evenpack where`."""
 
 from typing import Annotated
 
@@ -13,23 +13,23 @@ def where(
     overrides: Overrides = None,
     *,
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="What this step holds; steps count from 1.", show_default=False)
+        int | None, typer.Option(metavar="N", help="Show this step's content; steps count from 1.", show_default=False)
     ] = None,
     document: Annotated[
         int | None,
-        typer.Option(metavar="ID", help="In which steps this document is; they count from 0.", show_default=False),
+        typer.Option(metavar="ID", help="Show the steps of this document; documents count from 0.", show_default=False),
     ] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose document, where the run has several.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Source of the document, if several exist.", show_default=False)
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Show the text, too.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Also show the text.")] = False,
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a step was trained on, or in which steps a document is.
+    """Show the documents of a step, or the steps of a document.
 
-    Computed from the run file and its prepared data, whether the run has come to the step or not. If metrics.jsonl has
-    the step with another order hash, the answer is followed by an error.
+    The answer is computed from the run file and its prepared data, whether the run has reached the step or not. If
+    metrics.jsonl has the step with another order hash, the answer is followed by an error.
 
     \b
     Examples:
@@ -37,7 +37,7 @@ def where(
       evenpack where RUN.yaml --document 7 --source wiki --json
     """
     if (step is None) == (document is None):
-        raise ConfigError("where answers one question: give --step N, or --document ID")
+        raise ConfigError("give one of the two options: --step N, or --document ID")
     if step is not None and source is not None:
         raise ConfigError(f"a step has sequences of all sources: leave --source {source} out, or give --document ID")
     config = load(run_file, overrides)

@@ -1,6 +1,6 @@
-"""The thread in every rank that ends it when it is no longer wanted, whatever the main thread waits for.
+"""The thread in every rank that ends an unneeded rank, even if the main thread waits for something.
 
-A rank that waits in a collective for one that has died, or whose launcher is gone, would wait for ever: NCCL
+A rank that waits in a collective for one that has died, or whose launcher has ended, would wait for ever: NCCL
 notices after minutes, and no signal handler runs while the main thread is in C.
 """
 
@@ -22,13 +22,13 @@ EXIT_ENDED_BY_GUARD = 128 + 9
 
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 8.0
-"""After another rank has failed, how long this one's main thread has to notice by itself."""
+"""Seconds for the main thread to notice the failure of another rank itself."""
 _STARTING_SECONDS = 5.0
-"""How long a launcher may take to start all ranks of a machine."""
+"""Seconds for a launcher to start all ranks of a machine."""
 _LEAVING_SECONDS = 30.0
-"""After the last word, how long the interpreter may take to end."""
+"""Seconds for the interpreter to end after the final status."""
 _LAST_WORD_SECONDS = 5.0
-"""How long a file system may take to store why the guard ends this rank."""
+"""Seconds for a file system to store the reason why the guard ends this rank."""
 
 
 class Guard(threading.Thread):
@@ -59,7 +59,7 @@ class Guard(threading.Thread):
         self._finished = threading.Event()
 
     def run(self) -> None:
-        """Looks twice a second until `finish`; then sees to it that the process really ends."""
+        """Checks twice a second until `finish`, and then ensures that the process ends."""
         while not self._finished.wait(_POLL_SECONDS):
             self._look_at_launcher()
             self._look_at_stop_file()
@@ -68,12 +68,12 @@ class Guard(threading.Thread):
         end_process(self._exit_code or 0)
 
     def finish(self, exit_code: int) -> None:
-        """This rank has said its last word: what happens to others no longer matters to it."""
+        """Tells the guard that this rank has written its final status, so that failures of others no longer matter."""
         self._exit_code = exit_code
         self._finished.set()
 
     def first_failure(self) -> Failure | None:
-        """The rank that failed first, if one has; for a neighbour that was killed this rank reports it."""
+        """Returns the rank that failed first, if any; this rank reports a neighbour that was killed."""
         failure = self._folder.read_failure()
         if failure is None:
             failure = self._neighbours.find_dead()
@@ -84,10 +84,10 @@ class Guard(threading.Thread):
 
     def _look_at_launcher(self) -> None:
         if self._launcher is not None and not self._launcher.is_alive():
-            self._end(f"`evenpack train` (process {self._launcher.pid}) is gone")
+            self._end(f"`evenpack train` (process {self._launcher.pid}) has ended")
         if self._ancestors is not None:
             if self._ancestors.parent_is_gone():
-                self._end(f"the launcher (process {self._ancestors.parent}) is gone")
+                self._end(f"the launcher (process {self._ancestors.parent}) has ended")
             if self._ancestors.grandparent_is_gone():
                 self._stop_flag.set()
 
@@ -111,7 +111,7 @@ class Guard(threading.Thread):
             self._say("asked to stop: saving at the end of this step")
 
     def _end(self, reason: str) -> None:
-        """Ends this process now: the main thread may be anywhere."""
+        """Ends this process immediately, because the main thread may be anywhere."""
         last_resort = threading.Timer(_LAST_WORD_SECONDS, os._exit, args=(EXIT_ENDED_BY_GUARD,))
         last_resort.daemon = True
         last_resort.start()
@@ -120,15 +120,15 @@ class Guard(threading.Thread):
             self._say(f"rank {self._place.rank}: {reason}")
         with suppress(OSError):
             self._folder.write_status(status)
-            self._folder.claim_failure(Failure.of(status))  # tells the machines that do not see what this one saw
+            self._folder.claim_failure(Failure.of(status))  # informs the machines that cannot see this failure
         end_process(EXIT_ENDED_BY_GUARD)
 
 
 class Ancestors:
-    """The launcher that started this rank, and who started that.
+    """The launcher that started this rank, and the process that started it.
 
-    If the parent is gone, nobody waits for this rank any more. If only the grandparent is gone, which is what a
-    SIGTERM to `deepspeed` leaves, the parent still waits: there is time to save.
+    If the parent has ended, nobody waits for this rank any more. If only the grandparent has ended, as after a SIGTERM
+    to `deepspeed`, the parent still waits: there is time to save.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Neighbours:
         self._starting_until = time.monotonic() + _STARTING_SECONDS
 
     def find_dead(self) -> Failure | None:
-        """One that has gone without ending well."""
+        """Returns a neighbour that has ended without a final status."""
         for rank in self._place.local_ranks():
             if rank == self._place.rank or rank in self._gone:
                 continue
@@ -168,7 +168,7 @@ class Neighbours:
                 return self._died_without_a_word(rank)
             if seen is None or seen.is_alive():
                 continue
-            last = self._folder.read_status(rank)  # read after its end: its last word
+            last = self._folder.read_status(rank)  # read after its end: its final status
             if last is None or last.state == "running":
                 return self._died_without_a_word(rank)
             if last.state == "failed":
@@ -184,7 +184,7 @@ class Neighbours:
         return self._processes.get(rank)
 
     def _launcher_lacks_children(self) -> bool:
-        """Whether a rank ended before it could say that it had started."""
+        """Returns whether a rank ended before it could report that it had started."""
         if not self._place.launched or time.monotonic() < self._starting_until:
             return False
         alive = 0
@@ -205,7 +205,7 @@ class Neighbours:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """Ends this process and its children now, without waiting for threads, collectives or exit handlers."""
+    """Ends this process and its children immediately, without waiting for threads, collectives or exit handlers."""
     with suppress(psutil.Error):
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""The `deepspeed` command of a run: on which devices, with which options."""
+"""The `deepspeed` command of a run, with its devices and options."""
 
 import os
 import re
@@ -17,10 +17,10 @@ from evenpack.launcher.processes.ranks import LaunchToken
 WORKER_MODULE = "evenpack.launcher.worker"
 
 _DEFAULT_CPU_RANKS = 2
-"""Enough to show that ranks work together; more only share the same cores."""
+"""Ranks on a CPU: enough to show that ranks work together; more only share the same cores."""
 
 _DEEPSPEED_HOSTFILE = Path("/job/hostfile")
-"""What `deepspeed` takes when nobody names a hostfile."""
+"""The hostfile that `deepspeed` uses by default."""
 
 _OWN_OPTIONS = (
     "-H",
@@ -35,41 +35,41 @@ _OWN_OPTIONS = (
     "--module",
     "--no_python",
 )
-"""Options of `deepspeed` that decide how many ranks there are and what they run, which evenpack must know."""
+"""Options of `deepspeed` that decide the number of ranks and their program, which evenpack must know."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Where the ranks run."""
+    """The devices of the ranks."""
 
     kind: str
-    """`cuda` or `cpu`; of a hostfile's machines: `hosts`."""
+    """Kind `cuda` or `cpu`; `hosts` for a hostfile's machines."""
     ranks: int
     options: tuple[str, ...]
-    """Of `deepspeed`."""
+    """Options of `deepspeed`."""
     choice: str
-    """What was chosen and why, in a line."""
+    """The choice and its reason, in a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """What is to be started."""
+    """The command to start."""
 
     command: tuple[str, ...]
-    """As the user could type it."""
+    """The command as the user could type it."""
     environment: Mapping[str, str]
-    """Variables beyond those of this process."""
+    """Environment variables in addition to those of this process."""
     devices: Devices
 
     def command_of(self, token: LaunchToken) -> list[str]:
-        """The command whose ranks know which `evenpack train` they belong to.
+        """Returns the command whose ranks know the `evenpack train` to which they belong.
 
-        `deepspeed` looks for its own options here too: a prefix of one of them (`--launch`) would be refused.
+        `deepspeed` searches this for its own options too: a prefix of one of them (`--launch`) would be refused.
         """
         return [*self.command, f"--evenpack-run={token}"]
 
     def shell_line(self) -> str:
-        """To be pasted into a shell."""
+        """Returns the command in a form to be pasted into a shell."""
         return " ".join([*(f"{name}={value}" for name, value in self.environment.items()), shlex.join(self.command)])
 
 
@@ -89,7 +89,7 @@ def plan_launch(
         num_gpus: of this machine, or of each machine in `hostfile`; None: all.
         cpu_ranks: that many ranks on this machine's CPU instead; None: GPUs, or two where there is none.
 
-    Raises: ConfigError for devices that are not there or a wrong hostfile; RunError if DeepSpeed is not installed.
+    Raises: ConfigError for missing devices or a wrong hostfile; RunError if DeepSpeed is not installed.
     """
     extra = _checked_options(deepspeed_options)
     environment = {"PYTHONUNBUFFERED": "1"}
@@ -105,7 +105,7 @@ def plan_launch(
         environment["DS_ACCELERATOR"] = "cpu"
     command = [
         str(find_deepspeed()),
-        "--log_level=critical",  # who died, and how, is said once, in words
+        "--log_level=critical",  # failures are reported once, in our own words
         *devices.options,
         *extra,
         "--module",
@@ -119,16 +119,17 @@ def plan_launch(
 def local_devices(
     num_gpus: int | None, cpu_ranks: int | None = None, *, cuda_count: int, environment: Mapping[str, str]
 ) -> Devices:
-    """This machine's GPUs, all of them or the first `num_gpus`; ranks on the CPU if they are asked for, or if nothing
-    is asked for and there is no GPU.
+    """Returns this machine's GPUs, all of them or the first `num_gpus`, or ranks on the CPU.
 
-    Raises: ConfigError if there are fewer GPUs than asked for.
+    Ranks are on the CPU if requested, or if nothing is requested and there is no GPU.
+
+    Raises: ConfigError if there are fewer GPUs than requested.
     """
     for option, number in (("--num-gpus", num_gpus), ("--cpu-ranks", cpu_ranks)):
         if number is not None and number < 1:
             raise ConfigError(f"{option} must be at least 1, not {number}")
     if cpu_ranks is not None:
-        return _on_cpu(cpu_ranks, why="as asked")
+        return _on_cpu(cpu_ranks, why="as requested")
     hidden = environment.get("DS_ACCELERATOR") == "cpu"
     usable = 0 if hidden else cuda_count
     reason = "DS_ACCELERATOR is cpu" if hidden else "PyTorch sees no CUDA device"
@@ -136,7 +137,7 @@ def local_devices(
         return _on_cpu(min(_DEFAULT_CPU_RANKS, cpu_cores()), why=f"{reason}; --cpu-ranks chooses another number")
     if num_gpus is not None and usable == 0:
         raise ConfigError(
-            f"--num-gpus {num_gpus}: {reason} (`evenpack doctor` shows what there is). For ranks on the CPU say "
+            f"--num-gpus {num_gpus}: {reason} (`evenpack doctor` lists the devices). For ranks on the CPU say "
             f"--cpu-ranks {num_gpus}"
         )
     if num_gpus is not None and num_gpus > usable:
@@ -145,7 +146,7 @@ def local_devices(
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if not visible:
         options = (f"--num_gpus={ranks}",)
-    else:  # beside --num_gpus `deepspeed` would forget the variable and take devices from 0 on
+    else:  # with --num_gpus `deepspeed` would ignore the variable and take devices from 0 on
         chosen = visible.split(",")[:ranks]
         if not all(device.strip().isdigit() for device in chosen):
             raise ConfigError(
@@ -178,9 +179,9 @@ def _require_one_choice(num_gpus: int | None, cpu_ranks: int | None, hostfile: P
 
 
 def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
-    """The machines of a hostfile with lines `NAME slots=N`.
+    """Reads the machines of a hostfile with lines `NAME slots=N`.
 
-    Raises: ConfigError with the line that is wrong.
+    Raises: ConfigError with the invalid line.
     """
     try:
         lines = hostfile.read_text().splitlines()
@@ -212,7 +213,7 @@ def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
 
 
 def find_deepspeed() -> Path:
-    """The `deepspeed` of the Python that runs this, whether or not its environment is activated.
+    """Returns the `deepspeed` of the Python that runs this, whether or not its environment is activated.
 
     Raises: RunError if there is none.
     """
@@ -224,7 +225,7 @@ def find_deepspeed() -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
+    """Returns an unused TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -235,7 +236,7 @@ def _local_options(extra: Sequence[str]) -> list[str]:
     if not any(option.startswith("--master_port") for option in extra):
         options.append(f"--master_port={free_port()}")  # two runs on one machine need two
     if _DEEPSPEED_HOSTFILE.is_file():
-        options.append(f"--hostfile={os.devnull}")  # else it would go to that file's machines
+        options.append(f"--hostfile={os.devnull}")  # otherwise it would use that file's machines
     return options
 
 
@@ -254,7 +255,7 @@ def _checked_options(deepspeed_options: str) -> list[str]:
 
 
 def _refuse_shell_characters(arguments: Sequence[str]) -> None:
-    """`deepspeed` hands arguments to other machines' shells as they are."""
+    """Checks an argument, because `deepspeed` hands arguments to other machines' shells without quoting."""
     for argument in arguments:
         if re.search(r"[^\w@%+=:,./-]", argument):
             raise ConfigError(

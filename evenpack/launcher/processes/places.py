@@ -1,7 +1,7 @@
-"""This machine as studies of runs use it: its devices in groups, each with one `evenpack` command at a time.
+"""This machine in the form that studies of runs use: groups of devices, each with one `evenpack` command at a time.
 
-Each command is a process of its own, in a session of its own: a terminal's Ctrl-C reaches the study alone, which passes
-it on, and `evenpack train` knows what to do about it.
+Each command is a process of its own, in a session of its own: a terminal's Ctrl-C reaches only the study, which passes
+it on to `evenpack train`.
 """
 
 import os
@@ -26,14 +26,14 @@ _COMMAND = (sys.executable, "-m", "evenpack.launcher.cli")
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceGroup:
-    """Devices of this machine that one run is given; a `Place` of the studies."""
+    """Devices of this machine that one run gets; a `Place` of the studies."""
 
     ranks: int
     train_options: tuple[str, ...]
     environment: dict[str, str]
-    """Beyond that of this process."""
+    """Environment variables in addition to those of this process."""
     started: Callable[[subprocess.Popen[bytes]], None]
-    """Told of each process."""
+    """Called with each started process."""
 
     def start(
         self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
@@ -64,7 +64,7 @@ class ThisMachine:
         return self._asked_to_stop
 
     def places(self, devices_per_run: int | None) -> list[DeviceGroup]:
-        """GPUs if there are any, else cores of the CPU, a rank on each; those that are left over stay idle."""
+        """Returns GPUs if there are any, else CPU cores, a rank on each; surplus devices stay idle."""
         if devices_per_run is not None and devices_per_run < 1:
             raise ConfigError(f"--devices-per-run must be at least 1, found {devices_per_run}")
         gpus = 0 if os.environ.get("DS_ACCELERATOR") == "cpu" else cuda_devices()
@@ -104,9 +104,9 @@ class ThisMachine:
         )
 
     def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
-        """Passed on each time: a run that is told twice stops at once."""
+        """Passes on each signal: a run that gets two stops immediately."""
         if not self._asked_to_stop:
-            say("stopping: each run saves at the end of its step; the same command goes on from there")
+            say("stopping: each run saves at the end of its step; run the same command again to continue")
         self._asked_to_stop = True
         self._tell(number)
 
@@ -117,14 +117,14 @@ class ThisMachine:
                     process.send_signal(number)
 
     def _end_processes(self) -> None:
-        """Of a study that ends with an error while runs go on."""
+        """Ends the processes of a study that ends with an error while runs continue."""
         self._tell(signal.SIGTERM)
         for process in self._processes:
             process.wait()
 
 
 def _visible_gpus(count: int) -> list[str]:
-    """As `deepspeed` counts them. Raises: ConfigError for names that it does not take."""
+    """Returns the GPUs as `deepspeed` counts them. Raises: ConfigError for names that it does not accept."""
     local_devices(count, cuda_count=count, environment=os.environ)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return [name.strip() for name in visible.split(",")][:count] if visible else [str(n) for n in range(count)]

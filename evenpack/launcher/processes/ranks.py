@@ -1,7 +1,7 @@
-"""What each rank of a run says about itself in `OUTPUT_DIR/ranks`, and who failed first.
+"""The status of each rank in `OUTPUT_DIR/ranks`, and the first failure.
 
-The files are how `evenpack train`, on one machine, learns the fate of processes that `deepspeed` started, on any
-machine that shares the folder. A run id in each of them tells this run's files from those of an earlier one.
+Through these files `evenpack train`, on one machine, learns how the processes ended that `deepspeed` started on any
+machine that shares the folder. A run id in each file distinguishes it from those of an earlier run.
 """
 
 import fcntl
@@ -31,26 +31,26 @@ _LOCAL_WORLD_NAMES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_S
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
 
 _LOCK_SECONDS = 15.0
-"""How long a new run waits for the ranks of a killed one to notice and end."""
+"""Seconds that a new run waits for the ranks of a killed one to notice and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessIdentity:
-    """A process of this machine; the session tells it from a later one with the same pid, without any clock."""
+    """A process of this machine; the session distinguishes it from a later one with the same pid, without any clock."""
 
     pid: int
     session: int
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """None if there is no such process."""
+        """Returns the identity of a process; None if it does not exist."""
         try:
             return cls(pid=pid, session=os.getsid(pid))
         except OSError:
             return None
 
     def is_alive(self) -> bool:
-        """False also for a zombie, which has ended and waits for its parent to ask."""
+        """Returns whether the process runs; False also for a zombie, which has ended and waits for its parent."""
         if self.of(self.pid) != self:
             return False
         try:
@@ -61,14 +61,14 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """This process among the ranks, as whoever started it has put it into the environment."""
+    """This process's place among the ranks, as the launcher wrote it into the environment."""
 
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     launched: bool
-    """Whether a launcher (deepspeed, torchrun, mpirun) started it; else it is alone."""
+    """Whether a launcher (deepspeed, torchrun, mpirun) started it; otherwise it is alone."""
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "RankPlace":
@@ -84,14 +84,14 @@ class RankPlace:
         )
 
     def local_ranks(self) -> range:
-        """The ranks on this machine: every launcher numbers them one after another."""
+        """Returns the ranks on this machine, which every launcher numbers consecutively."""
         first = self.rank - self.local_rank
         return range(first, min(first + self.local_world_size, self.world_size))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchToken:
-    """The `evenpack train` that started a rank, as it travels on the command line, which reaches every machine."""
+    """The `evenpack train` that started a rank, passed on the command line, which reaches every machine."""
 
     host: str
     process: ProcessIdentity
@@ -107,7 +107,7 @@ class LaunchToken:
 
     @classmethod
     def parse(cls, text: str) -> "LaunchToken":
-        """Raises: ValueError."""
+        """Parses the argument. Raises: ValueError."""
         run_id, pid, session, host = text.split(":", 3)
         return cls(host=host, process=ProcessIdentity(pid=int(pid), session=int(session)), run_id=run_id)
 
@@ -120,7 +120,7 @@ State = Literal["running", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """`OUTPUT_DIR/ranks/rank_N.json`."""
+    """The status of a rank in `OUTPUT_DIR/ranks/rank_N.json`."""
 
     run_id: str
     rank: int
@@ -131,13 +131,13 @@ class RankStatus:
     """Seconds since 1970."""
     state: State
     step: int | None
-    """The last step done; None until the rank has ended."""
+    """The last completed step; None until the rank has ended."""
     error: str | None
     exit_code: int | None
 
     @classmethod
     def starting(cls, run_id: str, place: RankPlace) -> "RankStatus":
-        """This process, now."""
+        """Returns the status of this process at its start."""
         return cls(
             run_id=run_id,
             rank=place.rank,
@@ -152,26 +152,26 @@ class RankStatus:
         )
 
     def ended(self, state: State, *, exit_code: int, step: int | None = None, error: str | None = None) -> "RankStatus":
-        """The rank's last word."""
+        """Returns the rank's final status."""
         return replace(self, state=state, step=step, error=error, exit_code=exit_code)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """`OUTPUT_DIR/ranks/failure.json`: the rank that failed first. Who comes first writes it, later ones cannot."""
+    """The first failed rank in `OUTPUT_DIR/ranks/failure.json`. The first rank writes it, later ones cannot."""
 
     run_id: str
     rank: int
     host: str
     error: str | None
-    """None: it exited without an error message, and a neighbour writes this for it."""
+    """Error; None: it exited without an error message, and a neighbour writes this for it."""
     exit_code: int | None
     at: float
     """Seconds since 1970."""
 
     @classmethod
     def of(cls, status: RankStatus) -> "Failure":
-        """A rank that could still say why."""
+        """Returns the failure of a rank that could still report it."""
         return cls(
             run_id=status.run_id,
             rank=status.rank,
@@ -182,7 +182,7 @@ class Failure:
         )
 
     def describe(self) -> str:
-        """A clause for messages."""
+        """Returns a clause for messages."""
         how = f"failed: {self.error}" if self.error is not None else "exited without an error message"
         return f"rank {self.rank} on {self.host} {how}"
 
@@ -195,35 +195,35 @@ class RankFolder:
         self._run_id = run_id
 
     def write_status(self, status: RankStatus) -> None:
-        """Raises: OSError."""
+        """Writes a status. Raises: OSError."""
         write_json(self._status_file(status.rank), asdict(status))
 
     def read_status(self, rank: int) -> RankStatus | None:
-        """None if this rank has not said anything in this run."""
+        """Returns a rank's status; None if it has not written any in this run."""
         values = self._read(self._status_file(rank))
-        with suppress(KeyError, TypeError):  # a file of somebody else's making
+        with suppress(KeyError, TypeError):  # a file of another program
             return RankStatus(**{**values, "process": ProcessIdentity(**values["process"])})
         return None
 
     def read_statuses(self) -> dict[int, RankStatus]:
-        """By rank; only this run's."""
+        """Returns the statuses by rank, only those of this run."""
         names = (_RANK_FILE.fullmatch(path.name) for path in self.path.glob("rank_*.json"))
         found = (self.read_status(int(name[1])) for name in names if name)
         return {status.rank: status for status in sorted(filter(None, found), key=lambda status: status.rank)}
 
     def claim_failure(self, failure: Failure) -> Failure:
-        """Makes `failure` the first of this run, unless another was faster; returns the first."""
+        """Makes `failure` the first of this run, unless another was earlier; returns the first."""
         write_text_once(self._failure_file, json.dumps(asdict(failure)))
         return self.read_failure() or failure
 
     def read_failure(self) -> Failure | None:
-        """None while no rank of this run has failed."""
+        """Returns the first failure; None while no rank of this run has failed."""
         with suppress(TypeError):
             return Failure(**self._read(self._failure_file))
         return None
 
     def remove_earlier(self) -> None:
-        """Removes what earlier runs have left, and makes the folder; for the one that holds the output directory.
+        """Removes the files of earlier runs, and makes the folder; for the owner of the output directory.
 
         Raises: RunError if it cannot be removed.
         """
@@ -236,7 +236,7 @@ class RankFolder:
                     raise RunError(f"{path} is in the way and cannot be removed: {error.strerror}") from error
 
     def _read(self, path: Path) -> dict[str, Any]:
-        """Empty if there is nothing of this run."""
+        """Returns the content of a file; empty if it is not of this run."""
         values = read_json_object(path) or {}
         return values if values.get("run_id") == self._run_id else {}
 
@@ -250,9 +250,9 @@ class RankFolder:
 
 @contextmanager
 def held_output_dir(output_dir: Path, *, patience_seconds: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Holds the output directory for one run; the kernel lets go of it however the process ends.
+    """Locks the output directory for one run; the kernel releases the lock however the process ends.
 
-    Raises: RunError if another run holds it, or it cannot be written.
+    Raises: RunError if another run has locked it, or it cannot be written.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -272,13 +272,13 @@ def held_output_dir(output_dir: Path, *, patience_seconds: float = _LOCK_SECONDS
                         "run.output_dir of its own"
                     ) from None
             except OSError:
-                break  # a file system without locks: nothing can be known here
+                break  # a file system without locks: other runs cannot be detected
             time.sleep(0.2)
         yield
 
 
 def plain_run_id(place: RankPlace) -> str:
-    """A run id for a rank that `evenpack train` has not started: one for all children of a launcher."""
+    """Returns a run id for a rank that `evenpack train` has not started: one for all children of a launcher."""
     if place.launched:
         with suppress(psutil.Error):
             parent = psutil.Process(os.getppid())

@@ -1,7 +1,7 @@
-"""How a run is asked to stop: by signals to its ranks, or by a file that all of its machines see.
+"""Stop requests to a run: signals to its ranks, or a file that all of its machines see.
 
-A first SIGINT, SIGTERM or SIGHUP asks for a save at the end of the step. `deepspeed` passes a terminal's Ctrl-C on
-as a SIGTERM, so that a rank may get both for one key: only a second SIGINT means at once.
+A first SIGINT, SIGTERM or SIGHUP requests a save at the end of the step. `deepspeed` passes a terminal's Ctrl-C on as a
+SIGTERM, so that a rank may get both for one key: only a second SIGINT means an immediate stop.
 """
 
 import os
@@ -17,19 +17,19 @@ from evenpack.files import read_json_object, write_json
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-"""What a shell reports of a command that Ctrl-C ended."""
+"""Exit code that a shell reports for a command that Ctrl-C ended."""
 
 _STOP_FILE = ".stop"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopRequest:
-    """`OUTPUT_DIR/.stop`."""
+    """The content of `OUTPUT_DIR/.stop`."""
 
     run_id: str
-    """Which run is meant: a file left behind by an earlier one says nothing."""
+    """Run that is to stop: a file of an earlier run has no effect."""
     at_once: bool
-    """Do not save."""
+    """Whether to stop without saving."""
 
 
 def write_stop_request(output_dir: Path, request: StopRequest) -> None:
@@ -38,13 +38,13 @@ def write_stop_request(output_dir: Path, request: StopRequest) -> None:
 
 
 def read_stop_request(output_dir: Path, run_id: str) -> StopRequest | None:
-    """The request that this run has got, if any."""
+    """Returns the request to this run, if any."""
     values = read_json_object(output_dir / _STOP_FILE) or {}
     return StopRequest(run_id=run_id, at_once=bool(values.get("at_once"))) if values.get("run_id") == run_id else None
 
 
 def remove_stop_request(output_dir: Path) -> None:
-    """Clears the way for a new run."""
+    """Removes an earlier request for a new run."""
     (output_dir / _STOP_FILE).unlink(missing_ok=True)
 
 
@@ -56,11 +56,11 @@ class StopFlag:
         self._interrupts = 0
 
     def is_set(self) -> bool:
-        """For `stop_requested` of the training loop; costs nothing."""
+        """Returns the flag, for `stop_requested` of the training loop; costs nothing."""
         return self._requested
 
     def set(self) -> None:
-        """Asks for a stop at the end of the step."""
+        """Requests a stop at the end of the step."""
         self._requested = True
 
     def install(self) -> None:
@@ -76,14 +76,14 @@ class StopFlag:
 
 
 SignalHandler = Callable[[int, types.FrameType | None], Any] | int | None
-"""What `signal.signal` takes and returns."""
+"""The type that `signal.signal` takes and returns."""
 
 
 def on_stop_signals(handler: Callable[[int, types.FrameType | None], None]) -> dict[int, SignalHandler]:
-    """Puts `handler` on `STOP_SIGNALS` and returns what was there before.
+    """Sets `handler` on `STOP_SIGNALS` and returns the previous handlers.
 
-    A signal that whoever started us has set to be ignored stays so: `nohup` does that with SIGHUP, and a shell
-    script with SIGINT for what it starts in the background.
+    A signal that the parent process has set to be ignored stays ignored: `nohup` does that with SIGHUP, and a shell
+    script with SIGINT for background processes.
     """
     before: dict[int, SignalHandler] = {}
     for number in STOP_SIGNALS:

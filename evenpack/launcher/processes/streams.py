@@ -1,4 +1,4 @@
-"""Standard output and error that go on when the terminal is gone."""
+"""Standard output and error that survive the end of the terminal."""
 
 import errno
 import io
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class TerminalFile(io.FileIO):
-    """A terminal; once it has been closed (a lost connection), what is written to it is dropped.
+    """A terminal; after it has been closed (a lost connection), output to it is discarded.
 
-    Else the next progress line would raise OSError in a run that has just been asked to save its state.
+    Otherwise the next progress line would raise OSError in a run that has just been asked to save its state.
     """
 
     def write(self, data: Any, /) -> int:
@@ -23,7 +23,7 @@ class TerminalFile(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """Makes `sys.stdout` and `sys.stderr` survive a hang-up; files and pipes stay as they are."""
+    """Makes `sys.stdout` and `sys.stderr` survive a hang-up; files and pipes are not changed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream.isatty():
@@ -37,5 +37,5 @@ def _lasting_text(descriptor: int, encoding: str) -> io.TextIOWrapper:
 
 
 def say(message: str) -> None:
-    """One line on standard error, at once."""
+    """Prints one line to standard error, without buffering."""
     print(message, file=sys.stderr, flush=True)

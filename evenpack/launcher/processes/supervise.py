@@ -1,7 +1,7 @@
-"""Runs a launch plan to its end: passes on requests to stop, notices ranks that die, leaves no process behind.
+"""Runs a launch plan to its end: passes on stop requests, notices ranks that die, leaves no process behind.
 
-`deepspeed` and all it starts on this machine live in a session of their own. A terminal's Ctrl-C therefore reaches
-only this process, and whatever is left of the session can be found and killed.
+`deepspeed` and its children on this machine are in a session of their own. A terminal's Ctrl-C therefore reaches only
+this process, and all remaining processes of the session can be found and killed.
 """
 
 import os
@@ -24,28 +24,28 @@ from evenpack.launcher.processes.verdict import LaunchResult, judge, killed
 
 _POLL_SECONDS = 0.25
 _SAME_REQUEST_SECONDS = 0.5
-"""Signals so close together are one request: batch systems send several, people press again later."""
+"""Signals within this time are one request: batch systems send several, and people who repeat Ctrl-C wait longer."""
 _KILL_SECONDS = 30.0
-"""For the kernel to end killed processes; one that waits for a broken disk takes longer, and nothing hastens it."""
+"""Seconds for the kernel to end killed processes; one that waits for a broken disk takes longer."""
 _FAILURE_SECONDS = 25.0
-"""From the first failure to the end of every process."""
+"""Seconds from the first failure to the end of every process."""
 _LEAVING_SECONDS = 60.0
-"""From rank 0's good end to the end of every process."""
+"""Seconds from rank 0's successful end to the end of every process."""
 _STRAY_SECONDS = 10.0
-"""From the end of `deepspeed` and the ranks to the end of what they have started themselves."""
+"""Seconds from the end of `deepspeed` and the ranks to the end of processes that they have started."""
 _REMOTE_SECONDS = 5.0
-"""For other machines to stop at once, and for a shared folder to show their last words."""
+"""Seconds for other machines to stop immediately, and for a shared folder to show their final statuses."""
 
 
 def supervise(
     plan: LaunchPlan, output_dir: Path, *, say: Callable[[str], None], output: IO[str] | None = None
 ) -> LaunchResult:
-    """Starts the plan's command and returns when nothing of it is left on this machine.
+    """Starts the plan's command and returns when none of its processes is left on this machine.
 
     A first SIGINT, SIGTERM or SIGHUP asks the ranks to save at the end of the step, a second one kills them.
-    `output` takes what the ranks print; None: this process's own standard output.
+    `output` receives the output of the ranks; None: this process's own standard output.
 
-    Raises: RunError if another run holds `output_dir`, or it cannot be written.
+    Raises: RunError if another run has locked `output_dir`, or it cannot be written.
     """
     token = LaunchToken.of_this_process()
     folder = RankFolder(output_dir, token.run_id)
@@ -59,7 +59,7 @@ def supervise(
 
 
 def session_processes(session: int) -> list[psutil.Process]:
-    """The living processes of a session."""
+    """Returns the living processes of a session."""
     found = []
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
@@ -69,7 +69,7 @@ def session_processes(session: int) -> list[psutil.Process]:
 
 
 def kill_session(session: int) -> None:
-    """Kills every process of a session, also those that are being started meanwhile."""
+    """Kills every process of a session, including those that are started meanwhile."""
     deadline = time.monotonic() + _KILL_SECONDS
     while time.monotonic() < deadline and (processes := session_processes(session)):
         for process in processes:
@@ -129,7 +129,7 @@ class _Supervisor:
         self._signals.append((time.monotonic(), number))
 
     def _watch(self, child: int) -> None:
-        """Returns when every process of the session has ended, or has to."""
+        """Returns when every process of the session has ended, or has to be killed."""
         while not _has_ended(child) or session_processes(child):
             self._answer_signals(child)
             self._set_deadline(child)
@@ -142,15 +142,15 @@ class _Supervisor:
     def _answer_signals(self, child: int) -> None:
         if self._signals and not self._asked_to_stop:
             self._asked_to_stop = True
-            self._say("saving at the end of this step; press again to stop at once")
+            self._say("saving at the end of this step; press again to stop immediately")
             self._request_stop(at_once=False)
         again = [number for at, number in self._signals if at - self._signals[0][0] > _SAME_REQUEST_SECONDS]
         if again:
             self._killed_by = again[0]
-            self._say("stopping at once")
+            self._say("stopping immediately")
             self._request_stop(at_once=True)
             if self._plan.devices.kind == "hosts":
-                os.kill(child, signal.SIGTERM)  # on which `deepspeed` kills what pdsh has started elsewhere
+                os.kill(child, signal.SIGTERM)  # upon which `deepspeed` kills processes that pdsh has started elsewhere
                 self._wait_for_last_words()
 
     def _request_stop(self, *, at_once: bool) -> None:
@@ -162,7 +162,7 @@ class _Supervisor:
                 os.kill(status.process.pid, signal.SIGTERM)
 
     def _set_deadline(self, child: int) -> None:
-        """Once the run's end is in sight, all processes get a limited time to end by themselves."""
+        """Sets a deadline for all processes to end by themselves once the run's end is certain."""
         if self._deadline is not None:
             return
         first = self._folder.read_status(0)
@@ -175,10 +175,10 @@ class _Supervisor:
                 self._deadline = time.monotonic() + _STRAY_SECONDS
             elif not self._said_launcher_is_gone:
                 self._said_launcher_is_gone = True
-                self._say("`deepspeed` is gone: waiting for its ranks to save")
+                self._say("`deepspeed` has ended: waiting for its ranks to save")
 
     def _living_ranks(self) -> list[RankStatus]:
-        """Ranks of this machine that have not said their last word."""
+        """Returns the ranks of this machine without a final status."""
         return [
             status
             for status in self._folder.read_statuses().values()
@@ -196,5 +196,5 @@ class _Supervisor:
 
 
 def _has_ended(child: int) -> bool:
-    """Whether a child has ended; it is not reaped, so that its pid, the session's id, is not given to another."""
+    """Returns whether a child has ended; it is not reaped, so that its pid, the session's id, is not reused."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

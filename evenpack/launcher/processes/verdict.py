@@ -1,7 +1,7 @@
-"""How a run ended, judged from what its ranks have left in `OUTPUT_DIR/ranks`.
+"""The outcome of a run, judged from the statuses in `OUTPUT_DIR/ranks`.
 
-The exit code of `deepspeed` alone does not tell: it is 0 if its own child was killed, and of several ranks that
-end badly it is that of whichever it looked at first.
+The exit code of `deepspeed` alone is not enough: it is 0 if its own child was killed, and if several ranks fail it is
+that of the one it checked first.
 """
 
 import signal
@@ -16,20 +16,20 @@ from evenpack.launcher.processes.ranks import Failure, RankStatus
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
-    """How a run ended."""
+    """The outcome of a run."""
 
     state: Literal["finished", "stopped", "failed"]
     exit_code: int
     message: str
-    """What to tell the user; empty if there is nothing to add to what the ranks have printed."""
+    """Message for the user; empty if the ranks have printed everything."""
 
 
 def judge(
     statuses: Mapping[int, RankStatus], failure: Failure | None, *, ranks: int, launcher_code: int, folder: Path
 ) -> LaunchResult:
-    """The result of a run of `ranks` ranks whose processes have all ended.
+    """Returns the outcome of a run of `ranks` ranks whose processes have all ended.
 
-    `launcher_code` is what `subprocess` reports of `deepspeed`; it only says how a rank died that could not.
+    `launcher_code` is the exit code of `deepspeed`; it is only used for a rank that could not report how it ended.
     """
     failure = failure or next((Failure.of(status) for status in statuses.values() if not _ended_well(status)), None)
     if failure is not None:
@@ -37,25 +37,25 @@ def judge(
         return _failed(failure, launcher_code, everyone=everyone)
     if not statuses:
         end = describe_exit(launcher_code)
-        return _error(f"`deepspeed` ended ({end}) before any rank had started; what it printed stands above")
+        return _error(f"`deepspeed` ended ({end}) before any rank had started; its output is above")
     missing = [rank for rank in range(ranks) if rank not in statuses]
     if missing:
         names = ", ".join(map(str, missing))
-        return _error(f"no word from rank {names} in {folder}: all machines must see the same run.output_dir")
+        return _error(f"no status of rank {names} in {folder}: all machines must see the same run.output_dir")
     if any(status.state == "stopped" for status in statuses.values()):
-        message = f"stopped and saved after step {statuses[0].step}; the same command goes on from there"
+        message = f"stopped and saved after step {statuses[0].step}; run the same command again to continue"
         return LaunchResult(state="stopped", exit_code=EXIT_STOPPED, message=message)
     return LaunchResult(state="finished", exit_code=0, message="")
 
 
 def killed(by: int) -> LaunchResult:
-    """The result of a run whose user did not want to wait; exit code as a shell reports the signal."""
-    message = "stopped at once; the same command goes on from the last checkpoint"
+    """Returns the outcome of a run that was stopped immediately; exit code as a shell reports the signal."""
+    message = "stopped immediately; the same command continues from the last checkpoint"
     return LaunchResult(state="failed", exit_code=128 + by, message=message)
 
 
 def describe_exit(launcher_code: int) -> str:
-    """`deepspeed` reports a rank's signal N as exit code 256 - N; its own end by one is -N."""
+    """Describes an exit code: `deepspeed` reports a rank's signal N as 256 - N; its own end by one is -N."""
     number = -launcher_code if launcher_code < 0 else 256 - launcher_code
     if number not in signal.valid_signals():
         return f"exit code {launcher_code}"
@@ -65,10 +65,10 @@ def describe_exit(launcher_code: int) -> str:
 
 def _failed(failure: Failure, launcher_code: int, *, everyone: bool) -> LaunchResult:
     if failure.exit_code == EXIT_BAD_INPUT:  # the rank has printed why
-        message = "" if everyone else f"rank {failure.rank} on {failure.host} ended on the error above"
+        message = "" if everyone else f"rank {failure.rank} on {failure.host} ended with the error above"
         return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message)
     if failure.error is None and launcher_code == EXIT_BAD_INPUT:
-        message = f"rank {failure.rank} on {failure.host} ended on an error that it could not write down; see above"
+        message = f"rank {failure.rank} on {failure.host} ended with an error that it could not record; see above"
         return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message)
     how = f" ({describe_exit(launcher_code)})" if failure.error is None else ""
     return _error(failure.describe() + how)

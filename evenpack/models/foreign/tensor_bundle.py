@@ -55,8 +55,9 @@ class BundleEntry:
 
 
 class TensorBundle(Mapping[str, Tensor]):
-    """The tensors of a checkpoint by name. Each is memory-mapped and compared with its checksum when it is first
-    requested. Changes to it stay in memory.
+    """The tensors of a checkpoint by name.
+
+    Each is memory-mapped and compared with its checksum when it is first requested. Changes to it stay in memory.
 
     Args:
         prefix: path without `.index`.

@@ -1,1 +1,1 @@
-"""What a run will take before it is started: its batch, epochs, operations and hours (`evenpack budget`)."""
+"""The budget of a run before it is started: its batch, epochs, operations and hours (`evenpack budget`)."""

@@ -1,7 +1,7 @@
-"""What a run takes: its batch, its epochs, its operations, the hours on a device, and what padding would waste.
+"""The budget of a run: its batch, its epochs, its operations, the hours on a device, and the cost of padding.
 
 Tokens are real ones. Operations are those of the model's formulas over real tokens (`models/common/cost.py`), the same
-that MFU counts. Steps are those that training would do: they come from the same function.
+that MFU counts. Steps are those of training: they come from the same function.
 """
 
 from dataclasses import dataclass, replace
@@ -31,42 +31,42 @@ class EffectiveBatch:
     """One optimizer update over all devices: micro-batch x accumulation x devices."""
 
     batching: Batching
-    """What the next two count."""
+    """The items that the next two count."""
     per_micro_batch: int
     per_step: int
     micro_batches: int
-    """Of each device; the gradient accumulation."""
+    """Micro-batches of each device (gradient accumulation)."""
     devices: int
     sequences: float
-    """On average; so are the tokens."""
+    """Sequences on average, as are the tokens."""
     slots: int
-    """Of packs; of single sequences, if each is a row of the longest length."""
+    """Slots of packs, or of single sequences, if each is a row of the longest length."""
     tokens: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceBudget:
-    """What is taken of a source."""
+    """The part of a source in a run."""
 
     source: str
     share: float
-    """Of the packs or sequences of a step."""
+    """Fraction of the packs or sequences of a step."""
     items_per_epoch: int
     tokens_per_epoch: int
     steps_per_epoch: float
-    """Of the run's steps, which draw from the other sources beside it."""
+    """Steps of the run per epoch of this source; the steps draw from the other sources as well."""
     epochs: float
     maximum_epochs: float | None
-    """What the run file allows; None: any number."""
+    """Limit of the run file; None: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hours:
-    """How long a run takes on devices that reach a given share of their peak."""
+    """The duration of a run on devices that reach a given fraction of their peak."""
 
     device: str
     peak_tflops: float
-    """Dense, at the run's precision."""
+    """Dense peak at the run's precision."""
     mfu: float
     hours: float
     device_hours: float
@@ -75,30 +75,30 @@ class Hours:
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """What rows of a kind hold beside tokens."""
+    """The padding of one kind of rows."""
 
     rows: str
     slots: int
     padding: int
     share: float
-    """Of the slots."""
+    """Fraction of the slots."""
     wasted_flops: int
-    """Operations on padding, beside those on real tokens."""
+    """Operations on padding, in addition to those on real tokens."""
     wasted_device_hours: float | None
-    """None without a device."""
+    """Device hours lost to padding; None without a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """A run before it is started."""
+    """The budget of a run before it is started."""
 
     run: str
     batch: EffectiveBatch
     steps: int
     epochs: float | None
-    """Of all sources together; None where the data is not known."""
+    """Epochs of all sources together; None where the data is not known."""
     samples: float
-    """Sequences; on average, as the tokens."""
+    """Sequences, on average, as are the tokens."""
     tokens: float
     sources: tuple[SourceBudget, ...]
     model: str
@@ -106,23 +106,25 @@ class Budget:
     parameters: int
     tokens_per_parameter: float
     compute_optimal_tokens: float
-    """20 a parameter."""
+    """Tokens by the rule of 20 per parameter."""
     flops: int
-    """Of all steps, by the model's formulas."""
+    """Operations of all steps, by the model's formulas."""
     flops_by_rule: float
-    """6 for each parameter and token."""
+    """Operations by the rule of 6 for each parameter and token."""
     time: Hours | None
-    """None without a device."""
+    """Duration; None without a device."""
     padding: tuple[Padding, ...]
     adjustment: tuple[str, ...]
-    """What became of the run file's numbers."""
+    """The packing adjustment of the run file's values."""
     assumptions: tuple[str, ...]
-    """What was taken for granted, where the data is not prepared."""
+    """Assumptions, where the data is not prepared."""
 
 
 def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
-    """Exactly over prepared data, and over what `data.tokens_dir` has of it; over counts or nothing as far as one can
-    tell.
+    """Computes the budget of a run.
+
+    It is exact over prepared data, and over documents tokenised in `data.tokens_dir`; otherwise it is estimated from
+    counts, or from assumptions.
 
     Raises: ConfigError if the devices cannot divide a step, for an unknown device, or for a length that follows from
     data that is not prepared; DataError for data that was prepared from another section.
@@ -161,7 +163,7 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
 
 
 def _settled(config: RunConfig, options: BudgetOptions) -> tuple[RunConfig, RunData, tuple[str, ...]]:
-    """The run in packs and steps, what its data holds, and what became of its file's numbers."""
+    """Returns the run in packs and steps, a description of its data, and the adjustment of its values."""
     if options.corpus_tokens is not None and options.corpus_documents is not None:
         data = data_of_counts(
             config,
@@ -233,7 +235,7 @@ def _source(source: SourceData, config: RunConfig, items: int) -> SourceBudget:
 
 
 def _work(data: RunData, items: int) -> Work:
-    """What so many packs or sequences put through the model, without padding."""
+    """Returns the work of so many packs or sequences without padding."""
     return Work(
         slots=round(items * data.item.tokens),
         squared_lengths=round(items * data.useful.squared_lengths),
@@ -259,7 +261,7 @@ def _hours(config: RunConfig, peak: DevicePeak, options: BudgetOptions, *, flops
 
 
 def _padding(config: RunConfig, data: RunData, items: int, *, useful: int, time: Hours | None) -> tuple[Padding, ...]:
-    """Of the run's packs, and of rows that hold one sequence each; nothing where lengths are not known."""
+    """Returns the padding of the run's packs, and of rows with one sequence each; none if lengths are unknown."""
     if not data.sources:
         return ()
     work, recipe = _work(data, items), config.data.recipe

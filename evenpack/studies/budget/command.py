@@ -1,4 +1,4 @@
-"""What `evenpack budget` does."""
+"""The computation of `evenpack budget`."""
 
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
@@ -10,9 +10,9 @@ from evenpack.studies.budget.tables import budget_tables, optimum_table, serving
 
 
 def draw_up(config: RunConfig | None, options: BudgetOptions) -> Report:
-    """The budget of a run, if one is given, and what the options ask for beside it.
+    """Returns the budget of a run, if one is given, and the other figures that the options request.
 
-    Raises: ConfigError for options that mean nothing or do not go together; and see `budget_of`.
+    Raises: ConfigError for options that have no effect or exclude each other; and see `budget_of`.
     """
     options.require_sound(has_run=config is not None)
     law = find_law(options.scaling_law)
@@ -36,13 +36,13 @@ def draw_up(config: RunConfig | None, options: BudgetOptions) -> Report:
 
 
 def _start(budget: Budget | None, options: BudgetOptions) -> Allocation:
-    """The compute-optimal model that smaller ones are to be as good as."""
+    """Returns the compute-optimal model whose loss smaller ones are to reach."""
     if options.compute is not None:
         return compute_optimal(options.compute)
     assert budget is not None, "there is a run or a number of operations"
     if not budget.is_causal:
         raise ConfigError(
-            f"--served-tokens goes by losses of causal models, and {budget.model} is none: give --compute FLOPS for "
+            f"--served-tokens uses losses of causal models, and {budget.model} is none: give --compute FLOPS for "
             "models of that kind, or leave it out"
         )
     return optimally_trained(float(budget.parameters))

@@ -1,4 +1,4 @@
-"""What a run's data holds, for its budget: estimated here from counts or from nothing, read in `exact.py`."""
+"""The data of a run for its budget: estimated here from counts or assumptions, read in `exact.py`."""
 
 import math
 from dataclasses import dataclass
@@ -21,48 +21,48 @@ class SourceData:
 
     name: str
     share: Fraction
-    """Of the packs or sequences that a step draws."""
+    """Fraction of the packs or sequences that a step draws."""
     items: int
-    """Packs or sequences, whatever a step counts."""
+    """Packs or sequences, as a step counts them."""
     tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ItemWork:
-    """What a pack or sequence asks of attention and of the head, on average."""
+    """The average work of a pack or sequence in attention and in the head."""
 
     squared_lengths: Fraction
-    """The sum over its segments."""
+    """Sum over its segments."""
     targets: Fraction
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What a run draws, on average, and how much of it there is."""
+    """The average data of a run, and its amount."""
 
     item: AverageItem
     useful: ItemWork
-    """Of real tokens."""
+    """Work on real tokens."""
     of_padding: ItemWork
-    """What the padding adds that a recipe fills sequences up with."""
+    """Work on the padding inside sequences."""
     padded_rows: Fraction | None
-    """Of an item, if each sequence (of a stream: each document) were filled up to rows of `max_sequence_length`; None
-    where nobody knows, and where the recipe does so anyway."""
+    """Work on an item if each sequence (of a stream: each document) were padded to rows of `max_sequence_length`;
+    None if unknown, or if the recipe pads to rows itself."""
     items_per_epoch: int | None
-    """Of all sources together; None where nobody knows."""
+    """Items of all sources together; None if unknown."""
     sources: tuple[SourceData, ...]
-    """Empty where nobody knows them one by one."""
+    """The sources; empty if they are not known individually."""
     vocabulary_size: int
     assumptions: tuple[str, ...]
-    """What was taken for granted in place of prepared data; empty where it was read."""
+    """Assumptions in place of prepared data; empty if the data was read."""
 
 
 def data_of_counts(config: RunConfig, *, tokens: int, documents: int, vocabulary_size: int | None) -> RunData:
-    """Of one corpus that is known by its counts alone.
+    """Estimates the data of one corpus from its counts alone.
 
     Args:
         tokens: of an epoch, without end-of-text.
-        documents: each is ended by an end-of-text token more.
+        documents: number of documents; each adds an end-of-text token.
         vocabulary_size: None: the tokenizer's.
 
     Raises: ConfigError for recipes whose sequences do not follow from counts, and several sources.
@@ -100,7 +100,10 @@ def data_of_counts(config: RunConfig, *, tokens: int, documents: int, vocabulary
 
 
 def _require_countable(data: DataConfig) -> None:
-    """Raises: ConfigError for recipes whose sequences do not follow from counts, and several sources."""
+    """Checks the recipe.
+
+    Raises: ConfigError if the number of sequences does not follow from counts, and for several sources.
+    """
     if data.recipe.kind not in ("documents", "concat"):
         raise ConfigError(
             f"--corpus-tokens is for data.recipe.kind documents or concat: how many sequences {data.recipe.kind} makes "
@@ -114,9 +117,9 @@ def _require_countable(data: DataConfig) -> None:
 
 
 def data_of_nothing(config: RunConfig, *, vocabulary_size: int | None) -> RunData:
-    """Of a run whose data is not prepared: full packs of the longest sequences.
+    """Estimates a run whose data is not prepared: full packs of the longest sequences.
 
-    Raises: ConfigError if what the run file asks for follows from the data.
+    Raises: ConfigError if a setting of the run file depends on the data.
     """
     training = config.training
     if training.epochs is not None or training.packing_adjustment != "none":
@@ -152,7 +155,7 @@ def _estimated(
     vocabulary_size: int | None,
     assumptions: tuple[str, ...],
 ) -> RunData:
-    """Data of which an item holds so much, as if all its segments were equally long."""
+    """Returns data whose items hold so much, as if all segments were equally long."""
     of_packs = config.training.batching == "packs"
     targets = tokens - segments
     if family_of(config.model).objective == "masked_tokens":
@@ -176,7 +179,7 @@ def _estimated(
 
 
 def _vocabulary(data: DataConfig, given: int | None) -> tuple[int, str]:
-    """The size, and where it is from. Raises: ConfigError if it is not known; DataError for a folder without one."""
+    """Returns the size and its origin. Raises: ConfigError if it is not known; DataError for a folder without one."""
     if given is not None:
         return given, f"a vocabulary of {given:,}, as given"
     known = vocabulary_size_of(data.tokenizer)

@@ -1,4 +1,4 @@
-"""What a run's data holds, exactly: from the lengths of all of its sequences, prepared or only tokenised."""
+"""The exact data of a run, from the lengths of all of its sequences, prepared or only tokenised."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,19 +22,19 @@ from evenpack.errors import DataError
 from evenpack.studies.budget.data import ItemWork, RunData, SourceData
 
 _AT_ONCE = 1 << 20
-"""Sequences, or documents, that are looked at together."""
+"""Sequences, or documents, processed together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Epoch:
-    """All that one source has for training."""
+    """An epoch of one source's training data."""
 
     view: SequenceView
     packing: PackingSummary
 
 
 def data_of_run(run: ResolvedRun) -> RunData:
-    """Of prepared data.
+    """Reads prepared data.
 
     Raises: DataError if a source has nothing to train on, or the vocabulary lacks a token that the objective needs.
     """
@@ -47,7 +47,7 @@ def data_of_run(run: ResolvedRun) -> RunData:
 
 
 def data_of_tokens(config: RunConfig, tokens: Mapping[str, KnownTokens]) -> RunData:
-    """Of documents that are tokenised: their sequences are made and packed in memory, as `prepare` would store them.
+    """Reads tokenised documents: their sequences are made and packed in memory, as `prepare` would store them.
 
     Raises: DataError if a source has nothing to train on; PackingError if its sequences cannot be packed so.
     """
@@ -98,16 +98,16 @@ def _counted(config: RunConfig, epochs: Mapping[str, _Epoch], *, objective: Obje
 
 
 class _Sums(NamedTuple):
-    """Over a split."""
+    """Sums over a split."""
 
     squared_lengths: int
-    """Of segments, padding in them left out."""
+    """Sum of length² over segments, without padding."""
     targets: int
-    """Without padding."""
+    """Targets without padding."""
     padding_squared_lengths: int
-    """What padding adds to the first."""
+    """Padding's part of the squared lengths."""
     padding_targets: int
-    """And to the second."""
+    """Padding's part of the targets."""
 
 
 def _sums(view: SequenceView, objective: Objective) -> _Sums:
@@ -125,7 +125,7 @@ def _sums(view: SequenceView, objective: Objective) -> _Sums:
 
 
 def _count_padded_rows(view: SequenceView) -> int:
-    """Of one sequence each; of a stream, of pieces of one document each."""
+    """Returns the padded rows of one sequence each; for a stream, of the pieces of one document each."""
     if not isinstance(view, RowsView):
         return view.count
     rows = 0

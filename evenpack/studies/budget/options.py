@@ -11,7 +11,7 @@ from evenpack.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
-    """What a run file does not say."""
+    """Options for values that a run file does not contain."""
 
     devices: Annotated[int, typer.Option(min=1, help="Devices, which are the ranks of the run.")] = 1
     device: Annotated[
@@ -19,7 +19,7 @@ class BudgetOptions:
         typer.Option(metavar="NAME", help="Hours on this device: h100, h200, b200, a100, ...", show_default=False),
     ] = None
     mfu: Annotated[
-        float, typer.Option(help="Share of the device's dense peak that useful operations reach; for the hours.")
+        float, typer.Option(help="Fraction of the device's dense peak that useful operations reach; for the hours.")
     ] = 0.4
     corpus_tokens: Annotated[
         int | None,
@@ -31,17 +31,17 @@ class BudgetOptions:
     ] = None
     corpus_documents: Annotated[
         int | None,
-        typer.Option(min=1, help="Beside it: documents, each ended by an end-of-text token.", show_default=False),
+        typer.Option(min=1, help="Documents of --corpus-tokens, each with an end-of-text token.", show_default=False),
     ] = None
     vocabulary_size: Annotated[
         int | None,
-        typer.Option(min=2, help="Of data that is not prepared. Default: the tokenizer's.", show_default=False),
+        typer.Option(min=2, help="Vocabulary size of unprepared data. Default: the tokenizer's.", show_default=False),
     ] = None
     compute: Annotated[
         float | None,
         typer.Option(
             metavar="FLOPS",
-            help="Parameters and tokens that use so many operations by the rule of 20 tokens a parameter.",
+            help="Show parameters and tokens for so many operations, at 20 tokens per parameter.",
             show_default=False,
         ),
     ] = None
@@ -49,18 +49,18 @@ class BudgetOptions:
         float | None,
         typer.Option(
             metavar="TOKENS",
-            help="The model will read and write so many in use: smaller ones, trained longer to the same loss.",
+            help="Tokens read and written in use: show smaller models, trained longer to the same loss.",
             show_default=False,
         ),
     ] = None
-    scaling_law: Annotated[str, typer.Option(metavar="besiroglu|hoffmann", help="By which losses are the same.")] = (
+    scaling_law: Annotated[str, typer.Option(metavar="besiroglu|hoffmann", help="Law that predicts the loss.")] = (
         "besiroglu"
     )
 
     def require_sound(self, *, has_run: bool) -> None:
-        """Raises: ConfigError for numbers that mean nothing, and options that do not go together."""
+        """Checks the options. Raises: ConfigError for invalid numbers, and options that exclude each other."""
         if not 0.0 < self.mfu <= 1.0:
-            raise ConfigError(f"--mfu is a share of the peak, above 0 and at most 1, not {self.mfu:g}; 0.4 is usual")
+            raise ConfigError(f"--mfu is a fraction of the peak, above 0 and at most 1, not {self.mfu:g}; 0.4 is usual")
         for name, value in (("--compute", self.compute), ("--served-tokens", self.served_tokens)):
             if value is not None and not 0.0 < value < math.inf:
                 raise ConfigError(f"{name} must be a number above 0, such as 1e21, not {value:g}")

@@ -1,11 +1,11 @@
-"""How large a model, and trained for how long: the rule of 20 tokens a parameter, and models of the same loss.
+"""Model size and training length: the rule of 20 tokens per parameter, and models of the same loss.
 
 Training takes about 6 operations for each parameter and token, a forward pass 2 (Kaplan et al. 2020, section 2.1). By
 the rule of Hoffmann et al. 2022 (Chinchilla, arXiv:2203.15556) a budget of C operations is used best by N parameters
 and D = 20 N tokens, so C = 120 N².
 
-A model that is used a lot should be smaller than that and trained longer. Which smaller model, trained on how much
-more, is as good is a matter of measured losses: a `ScalingLaw`. Given one, the least sum of training and serving is
+A model that is used a lot should be smaller than that and trained longer. Measured losses, as a `ScalingLaw`, decide
+which smaller model, trained on how many more tokens, is as good. Given a law, the least sum of training and serving is
 that of Sardana et al. 2024 (Beyond Chinchilla-Optimal, arXiv:2401.00448).
 """
 
@@ -17,22 +17,22 @@ from evenpack.engine.run_length import CHINCHILLA_RATIO
 from evenpack.errors import ConfigError
 
 TRAINING_FLOPS = 6
-"""For each parameter and token: forward, and backward twice that."""
+"""Operations per parameter and token of training: forward, and backward of twice that."""
 
 SERVING_FLOPS = 2
-"""For each parameter and token that is read or written."""
+"""Operations per parameter and token that is read or written."""
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-"""Of the parameters of the compute-optimal model, that are shown beside the best."""
+"""Fractions of the compute-optimal model's parameters that are shown in addition to the best."""
 
 _LARGEST = 10.0
-"""Where the search for the best ends: no use of a model makes a larger one than the compute-optimal worth while, but a
-law whose optimum is not at 20 tokens a parameter may."""
+"""Upper limit of the search for the best model: serving never favours a model above the compute-optimal size, but a
+law whose optimum is not at 20 tokens per parameter may."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingLaw:
-    """L(N, D) = E + A / N^alpha + B / D^beta: loss in nats a token, by parameters and tokens, of causal models."""
+    """L(N, D) = E + A / N^alpha + B / D^beta: loss in nats/token by parameters and tokens, of causal models."""
 
     name: str
     source: str
@@ -48,16 +48,16 @@ class ScalingLaw:
     """beta"""
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """In nats a token, on text like that of the law's models."""
+        """Returns the loss in nats/token, on text like that of the law's models."""
         return float(self._of_parameters(parameters) + self.token_factor / tokens**self.token_exponent)
 
     def tokens_for(self, loss: float, parameters: float) -> float | None:
-        """What a model of this size must be trained on to reach a loss; None if it never does."""
+        """Returns the tokens with which a model of this size reaches a loss; None if it never does."""
         left = loss - self._of_parameters(parameters)
         return None if left <= 0.0 else float((self.token_factor / left) ** (1.0 / self.token_exponent))
 
     def least_parameters(self, loss: float) -> float:
-        """Of a model that would reach the loss after endless training."""
+        """Returns the parameters of the smallest model that reaches the loss after endless training."""
         return float((self.parameter_factor / (loss - self.irreducible)) ** (1.0 / self.parameter_exponent))
 
     def _of_parameters(self, parameters: float) -> float:
@@ -87,13 +87,13 @@ SCALING_LAWS = {
         ),
     )
 }
-"""The first agrees with the rule of 20 tokens a parameter. The constants as first printed do not (by them 50 and more
-are best), and fit the runs that they were made from less well."""
+"""The known laws; the first agrees with the rule of 20 tokens per parameter. The constants as first printed do not
+(they give 50 and more as best), and fit the underlying runs less well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """A model and what it is trained on."""
+    """A model and its training tokens."""
 
     parameters: float
     tokens: float
@@ -105,10 +105,10 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class EqualLoss:
-    """A model that reaches the loss of another, and what it takes to train and to use."""
+    """A model that reaches the loss of another, and its operations in training and in use."""
 
     share: float
-    """Of the other's parameters."""
+    """Fraction of the other's parameters."""
     parameters: float
     tokens: float
     tokens_per_parameter: float
@@ -116,7 +116,7 @@ class EqualLoss:
     serving_flops: float
     total_flops: float
     is_least: bool
-    """Whether no other size takes fewer operations in all."""
+    """Whether no other size needs fewer operations in total."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,29 +126,32 @@ class Serving:
     served_tokens: float
     law: ScalingLaw
     loss: float
-    """Of the compute-optimal model, by the law."""
+    """Loss of the compute-optimal model, by the law."""
     models: tuple[EqualLoss, ...]
 
 
 def compute_optimal(flops: float) -> Allocation:
-    """The model that uses a budget of operations best: N = sqrt(C / 120), D = 20 N."""
+    """Returns the model that uses a budget of operations best: N = sqrt(C / 120), D = 20 N."""
     return optimally_trained(math.sqrt(flops / (TRAINING_FLOPS * CHINCHILLA_RATIO)))
 
 
 def optimally_trained(parameters: float) -> Allocation:
-    """The model with 20 tokens a parameter."""
+    """Returns the model with 20 tokens per parameter."""
     return Allocation(parameters=parameters, tokens=CHINCHILLA_RATIO * parameters)
 
 
 def find_law(name: str) -> ScalingLaw:
-    """Raises: ConfigError for an unknown name."""
+    """Returns the law of this name. Raises: ConfigError for an unknown name."""
     if name not in SCALING_LAWS:
         raise ConfigError(f"there is no scaling law '{name}'; {nearest(name, tuple(SCALING_LAWS))}")
     return SCALING_LAWS[name]
 
 
 def serve(start: Allocation, served_tokens: float, law: ScalingLaw) -> Serving:
-    """Models of the loss of `start`, with the operations of training and of serving; one takes the fewest."""
+    """Returns models with the loss of `start` and their operations of training and serving.
+
+    One is marked as the least.
+    """
     from scipy.optimize import minimize_scalar
 
     loss = law.loss(start.parameters, start.tokens)

@@ -12,7 +12,7 @@ from evenpack.studies.budget.scaling import SERVING_FLOPS, TRAINING_FLOPS, Alloc
 
 
 def budget_tables(budget: Budget) -> Iterator[RenderableType]:
-    """From the step to the hours."""
+    """Returns the tables of a budget, from the step to the hours."""
     if budget.adjustment:
         yield text("\n".join(budget.adjustment))
     yield pairs(_batch(budget.batch), title=f"Batch of {budget.run}")
@@ -23,23 +23,23 @@ def budget_tables(budget: Budget) -> Iterator[RenderableType]:
     if budget.padding:
         yield _padding(budget)
     if budget.assumptions:
-        yield text("\n".join(["Taken for granted:", *(f"  {one}" for one in budget.assumptions)]))
+        yield text("\n".join(["Assumptions:", *(f"  {one}" for one in budget.assumptions)]))
 
 
 def optimum_table(flops: float, found: Allocation) -> Table:
-    """`compute_optimal`."""
+    """Returns the table of `compute_optimal`."""
     return pairs(
         {
             "rule": f"C = {TRAINING_FLOPS} N D operations, D = {CHINCHILLA_RATIO} N tokens for N parameters",
             "parameters": _count(found.parameters),
-            "tokens": f"{_count(found.tokens)}, {CHINCHILLA_RATIO} a parameter",
+            "tokens": f"{_count(found.tokens)}, {CHINCHILLA_RATIO} per parameter",
         },
         title=f"Best use of {_flops(flops)}",
     )
 
 
 def serving_table(serving: Serving) -> Table:
-    """Models of the same loss; the one with the fewest operations is marked."""
+    """Returns models of the same loss; the one with the fewest operations is marked."""
     rows = [
         {
             "parameters": _count(model.parameters),
@@ -56,7 +56,7 @@ def serving_table(serving: Serving) -> Table:
     return table(
         rows,
         title=f"Models of loss {serving.loss:.4f}, {_count(serving.served_tokens)} tokens served at {SERVING_FLOPS} "
-        f"operations a parameter; by {serving.law.source}",
+        f"operations per parameter; by {serving.law.source}",
     )
 
 
@@ -79,7 +79,7 @@ def _length(budget: Budget) -> dict[str, str]:
         "epochs": epochs,
         "sequences": f"{budget.samples:,.0f}",
         "tokens": f"{budget.tokens:,.0f}",
-        "tokens a parameter": f"{budget.tokens_per_parameter:,.3g}{optimum}",
+        "tokens per parameter": f"{budget.tokens_per_parameter:,.3g}{optimum}",
     }
 
 
@@ -89,9 +89,9 @@ def _sources(budget: Budget) -> Table:
         {
             "source": source.source,
             "of a step": percent(source.share),
-            f"{kind} an epoch": source.items_per_epoch,
-            "tokens an epoch": source.tokens_per_epoch,
-            "steps an epoch": f"{source.steps_per_epoch:,.1f}",
+            f"{kind} per epoch": source.items_per_epoch,
+            "tokens per epoch": source.tokens_per_epoch,
+            "steps per epoch": f"{source.steps_per_epoch:,.1f}",
             "epochs": _epochs(source),
         }
         for source in budget.sources
@@ -138,12 +138,12 @@ def _padding(budget: Budget) -> Table:
             "padding": one.padding,
             "share": percent(one.share),
             "wasted operations": _flops(one.wasted_flops),
-            "of the useful": percent(one.wasted_flops / budget.flops),
+            "of useful operations": percent(one.wasted_flops / budget.flops),
         }
         if one.wasted_device_hours is not None:
             row["device-hours"] = f"{one.wasted_device_hours:,.3g}"
         rows.append(row)
-    return table(rows, title="What padding would waste")
+    return table(rows, title="Cost of padding")
 
 
 def _flops(value: int | float) -> str:
@@ -151,7 +151,7 @@ def _flops(value: int | float) -> str:
 
 
 def _count(value: int | float) -> str:
-    """In billions or millions, as models and corpora are known by."""
+    """Returns a number in billions or millions, the usual units of models and corpora."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if value >= unit:
             return f"{value / unit:,.4g} {name}"

@@ -1,1 +1,1 @@
-"""How documents are chunked into rows, and what that does to a model: concat, padding, atoms and their rivals."""
+"""Compares ways to chunk documents into rows and their effect on a model: concat, padding, atoms and alternatives."""

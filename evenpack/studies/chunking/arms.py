@@ -1,4 +1,4 @@
-"""The arms of a chunking study, as what makes them comparable sees them."""
+"""The arms of a chunking study, and the checks that make them comparable."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ class Arm:
 
     name: str
     recipe: str
-    """Its name in the grid; arms that stand in the phase have a recipe of their own name."""
+    """Name of the recipe in the grid; arms of the phase itself have a name of their own."""
     kind: str
     """`data.recipe.kind`."""
     max_sequence_length: int
     atom: int | None
     """See `atom_of`."""
     rows_per_step: int | None
-    """None where the run file gives its step in tokens."""
+    """Rows of a step; None where the run file gives its step in tokens."""
     epochs: float
     isolates: bool
-    """`attention.isolate`, which evaluations always do."""
+    """`attention.isolate`, which evaluations always apply."""
 
     @property
     def atom_label(self) -> str:
-        """In units of the MSL, as the paper has it; without an atom the recipe's name."""
+        """Returns the atom in units of the MSL, as the paper has it; without an atom the recipe's name."""
         return self.recipe if self.atom is None else f"{self.atom / self.max_sequence_length:g} MSL"
 
     @property
     def is_natural(self) -> bool:
-        """Whether recipes are compared by this arm: its atom is the MSL, or it has none."""
+        """Returns whether this arm represents its recipe: its atom is the MSL, or it has none."""
         return self.atom in (None, self.max_sequence_length)
 
 
@@ -42,7 +42,7 @@ ArmsByName = Mapping[str, Arm]
 
 
 def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, Arm]:
-    """The arms of the last phase, by name.
+    """Returns the arms of the last phase, by name.
 
     Raises: ConfigError if runs could not be compared: lengths that are not in epochs, parameters that depend on the
     MSL, or a length without its reference.
@@ -65,7 +65,7 @@ def describe_arms(study: ChunkingConfig, runs: Sequence[StudyRun]) -> dict[str, 
 
 
 def _require_equal_epochs(arm: Arm, arms: ArmsByName) -> None:
-    """Arms of one length are ranked by hundredths of their last epochs."""
+    """Checks that arms of one length have equal epochs: they are ranked by hundredths of their last ones."""
     for other in arms.values():
         if other.max_sequence_length == arm.max_sequence_length and other.epochs != arm.epochs:
             raise ConfigError(
@@ -75,12 +75,12 @@ def _require_equal_epochs(arm: Arm, arms: ArmsByName) -> None:
 
 
 def atom_of(recipe: Recipe) -> int | None:
-    """Tokens that stay together in the shuffle; None where nothing but rows or packs is shuffled."""
+    """Returns the tokens that stay together in the shuffle; None where only rows or packs are shuffled."""
     return recipe.atom if isinstance(recipe, ConcatRecipe | PaddingRecipe) else None
 
 
 def reference_of(study: ChunkingConfig, arm: Arm) -> str:
-    """The name of the arm that this one is compared with."""
+    """Returns the name of the arm with which this one is compared."""
     return study.chunking.reference.replace("{msl}", str(arm.max_sequence_length))
 
 
@@ -105,7 +105,7 @@ def _describe(run: StudyRun, recipe: str) -> Arm:
 
 
 def _require_equal_parameters(runs: Sequence[StudyRun]) -> None:
-    """So that arms of one seed begin with the same weights, which are drawn by the seed alone (appendix A.4)."""
+    """Checks that arms of one seed begin with the same weights, which depend on the seed alone (appendix A.4)."""
     arm_of_size = {
         run.config.model.max_positions or run.config.positions_needed: run.arm
         for run in runs

@@ -1,4 +1,4 @@
-"""`evenpack study chunking`."""
+"""The command `evenpack study chunking`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class ChunkingCommand:
     """Train the same model on one corpus that is chunked in different ways, and compare perplexities.
 
-    A study file lists arms, or a grid of them: recipes, lengths, atoms. What is not prepared is prepared first. Each
-    run that has finished is evaluated on held-out documents. The same command goes on with what an earlier one left
-    undone; a run that fails does not stop the others.
+    A study file lists arms, or a grid of them: recipes, lengths, atoms. Missing data is prepared first. Each finished
+    run is evaluated on held-out documents. The same command resumes an interrupted study; a run that fails does not
+    stop the others.
 
     \b
     Examples:
@@ -34,27 +34,23 @@ class ChunkingCommand:
     only_report: OnlyReport = False
     corpus_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="With --dry-run, of data that is not prepared: an epoch's tokens.", show_default=False
-        ),
+        typer.Option(min=1, help="With --dry-run and unprepared data: an epoch's tokens.", show_default=False),
     ] = None
     corpus_documents: Annotated[
         int | None,
-        typer.Option(min=1, help="Beside it: documents, each ended by an end-of-text token.", show_default=False),
+        typer.Option(min=1, help="Documents of --corpus-tokens, each with an end-of-text token.", show_default=False),
     ] = None
     device: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="With --dry-run: hours on this device, h100, a100, ...", show_default=False),
     ] = None
-    mfu: Annotated[float, typer.Option(help="Beside it: share of the device's peak that useful operations reach.")] = (
-        0.4
-    )
+    mfu: Annotated[float, typer.Option(help="With --device: fraction of its peak that useful operations reach.")] = 0.4
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FOLDER", help="Draw a figure for each length into it, too.")
+        Path | None, typer.Option("--plot", metavar="FOLDER", help="Also draw a figure per length into this folder.")
     ] = None
 
     def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
-        """Raises: ConfigError for a study or an option that is wrong, before anything is started."""
+        """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
         from evenpack.studies.budget.options import BudgetOptions
         from evenpack.studies.chunking.study import describe_study, run_study
 

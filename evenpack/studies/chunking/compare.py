@@ -1,4 +1,4 @@
-"""Arms of one length beside each other: last values, ranks, differences of pairs of one seed from the reference."""
+"""Compares arms of one length: last values, ranks, and differences from the reference between runs of one seed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from evenpack.studies.chunking.held_out import HeldOut
 from evenpack.studies.statistics.paired import PairedDifference, Spread, paired_difference
 
 _DECIMALS = 6
-"""Of perplexities that are ranked: what differs by rounding alone is equal."""
+"""Decimals of perplexities that are ranked: differences by rounding alone count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,46 +27,46 @@ class Finished:
 
 
 FinishedRuns = Mapping[str, Mapping[int, Finished]]
-"""By arm and seed."""
+"""Finished runs by arm and seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRow:
-    """What became of an arm. Perplexities are of training where nothing else is said."""
+    """The results of an arm. Perplexities are those of training unless stated otherwise."""
 
     arm: Arm
     seeds: tuple[int, ...]
-    """That have finished."""
+    """Seeds that have finished."""
     steps: int
     steps_per_epoch: float
     tokens_per_step: float
-    """Real ones, on average."""
+    """Real tokens on average."""
     padding_share: float
     final: Spread
-    """Mean over the last hundredth of the last epoch, of perplexities."""
+    """Mean perplexity over the last hundredth of the last epoch."""
     final_step: Spread
     rank_in_recipe: Spread | None
-    """Mean over the hundredths of the last epoch of the rank among the atoms of the recipe, 1 the lowest perplexity;
-    over seeds that all of them have finished. None without another one."""
+    """Mean over the hundredths of the last epoch of the rank among the atoms of the recipe, where 1 is the lowest
+    perplexity, over seeds that all of them have finished. None without another arm."""
     rank_at_length: Spread | None
     """The same among all arms of the length."""
     at_steps: Mapping[int, Spread | None]
-    """Mean over the hundredth of an epoch that ends there; None where the run is shorter."""
+    """Mean over the hundredth of an epoch that ends at each step; None where the run is shorter."""
     difference: PairedDifference | None
-    """Of `final` from the reference; None of the reference, without a common seed, and of a run that diverged, as the
-    other one."""
+    """Difference of `final` from the reference; None for the reference, without a common seed, and if either run
+    diverged."""
     own_rows: Spread | None
-    """Of held-out documents in rows of the arm's own recipe, as its training counts them; None without evaluation, and
-    of an arm with `attention.isolate: false`, whose evaluation is not as its training."""
+    """Perplexity of held-out documents in rows of the arm's own recipe, as its training counts them; None without
+    evaluation, and for an arm with `attention.isolate: false`, whose evaluation differs from its training."""
     own_rows_real_tokens: Spread | None
-    """The same, padding left out of the loss; None where there is none in it."""
+    """The same with padding left out of the loss; None where there is none in it."""
     documents: Spread | None
-    """Of held-out documents alone, the same for all arms of the length."""
+    """Perplexity of single held-out documents, the same for all arms of the length."""
     documents_difference: PairedDifference | None
 
 
 def compare(finished: FinishedRuns, arms: ArmsByName, study: ChunkingConfig) -> tuple[ArmRow, ...]:
-    """A row for each arm that has a finished run, in the study's order."""
+    """Returns a row for each arm that has a finished run, in the study's order."""
     present = {name: arms[name] for name, of_seed in finished.items() if of_seed}
     rows = []
     for name, arm in present.items():
@@ -129,7 +129,10 @@ def _row(
 
 
 def _mean_ranks(finished: FinishedRuns, names: Sequence[str], arm: Arm) -> Spread | None:
-    """Of `arm` among `names`, seed by seed. Arms that are equal in a segment share the mean of their ranks."""
+    """Returns the mean rank of `arm` among `names`, seed by seed.
+
+    Equal arms in a segment share the mean of their ranks.
+    """
     seeds = [seed for seed in finished[arm.name] if all(seed in finished[name] for name in names)]
     if len(names) < 2 or not seeds:
         return None
@@ -141,12 +144,12 @@ def _mean_ranks(finished: FinishedRuns, names: Sequence[str], arm: Arm) -> Sprea
 
 
 def _quarters(finished: FinishedRuns, names: Sequence[str]) -> list[int]:
-    """Of the shortest run."""
+    """Returns the quarters of the shortest run."""
     steps = min(one.curve.steps for name in names for one in finished[name].values())
     return sorted({max(1, steps * quarter // 4) for quarter in (1, 2, 3, 4)})
 
 
 def _over_seeds(values: Sequence[float | None]) -> Spread | None:
-    """None where one of them has none."""
+    """Returns the spread over seeds; None if one of them has no value."""
     found = [value for value in values if value is not None]
     return Spread.of(found) if found and len(found) == len(values) else None

@@ -54,7 +54,7 @@ class ChunkingConfig(RunsStudyConfig):
         return self
 
     def with_arms_of_grid(self) -> "ChunkingConfig":
-        """The same study with the arms of its grid in the last phase, before those that stand there."""
+        """Returns the same study with the arms of its grid in the last phase, before those that stand there."""
         if self.chunking.grid is None:
             return self
         phase = self.phases[self.last_phase]

@@ -1,7 +1,7 @@
-"""Perplexity on the way through a run: by step, by hundredths of an epoch, and smoothed.
+"""Perplexity during a run: by step, by hundredths of an epoch, and smoothed.
 
-metrics.jsonl   the run's own log, as long as it is there
-curve.json      what the study needs of it, written beside the result: enough for every table and figure
+metrics.jsonl   the run's own log, as long as it exists
+curve.json      the part that the study needs, stored with the result: enough for every table and figure
 """
 
 import math
@@ -21,26 +21,26 @@ from evenpack.files import read_json_object, write_json
 CURVE = "curve.json"
 
 SEGMENTS = 100
-"""Of an epoch (appendix A.6)."""
+"""Segments of an epoch (appendix A.6)."""
 
 _DIGITS = 7
-"""Of a loss in curve.json."""
+"""Digits of a loss in curve.json."""
 _LARGEST_FACTOR = 0.999
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Curve:
-    """One run."""
+    """The learning curve of one run."""
 
     losses: Float64[np.ndarray, " steps"]
-    """Of each step, in nats a target; infinite where it was not finite, and then so are all means from there on."""
+    """Loss of each step in nats/target; infinite if it was not finite, and then so are all means from there on."""
     tokens_per_step: float
-    """Real ones, on average."""
+    """Real tokens on average."""
     slots_per_step: float
     seconds: float
-    """Of its steps; evaluation and saving left out."""
+    """Seconds of its steps, without evaluation and saving."""
     own_loss: float | None
-    """Of the last evaluation, over rows that the run's own recipe makes of held-out documents; None without one."""
+    """Loss of the last evaluation, over rows of held-out documents by the run's own recipe; None without one."""
     measured_on: str | None
 
     @property
@@ -49,32 +49,32 @@ class Curve:
 
     @property
     def perplexity(self) -> Float64[np.ndarray, " steps"]:
-        """exp(loss) of each step."""
+        """Returns exp(loss) of each step."""
         with np.errstate(over="ignore"):
             values: Float64[np.ndarray, " steps"] = np.exp(self.losses)
         return values
 
     def last_epoch(self, epochs: float) -> Float64[np.ndarray, " last_steps"]:
-        """Perplexity of its steps: of E epochs' N steps those from N (E - 1) / E on.
+        """Returns the perplexity of the last epoch's steps: of E epochs' N steps those from N (E - 1) / E on.
 
-        A step in which the epoch before it ends belongs to the last one.
+        A step in which the previous epoch ends belongs to the last one.
         """
         return self.perplexity[math.floor(self.steps * (epochs - 1) / epochs) :]
 
     def segments(self, epochs: float) -> Float64[np.ndarray, " 100"]:
-        """Mean perplexity of each hundredth of the last epoch (appendix A.6).
+        """Returns the mean perplexity of each hundredth of the last epoch (appendix A.6).
 
-        A mean of perplexities, and not the perplexity of a mean loss. Steps have equal shares of the epoch; one that
-        lies in two segments counts in each by its share there.
+        This is a mean of perplexities, and not the perplexity of a mean loss. Steps are equal parts of the epoch; one
+        that is in two segments counts in each by its fraction there.
         """
         return _means(self.last_epoch(epochs), np.linspace(0.0, 1.0, SEGMENTS + 1))
 
     def final(self, epochs: float) -> float:
-        """Mean perplexity over the last hundredth of the last epoch."""
+        """Returns the mean perplexity over the last hundredth of the last epoch."""
         return float(self.segments(epochs)[-1])
 
     def at_step(self, step: int, epochs: float) -> float | None:
-        """Mean perplexity over the hundredth of an epoch that ends with `step`; None of a run with fewer steps."""
+        """Returns the mean perplexity over the hundredth of an epoch that ends with `step`; None for a shorter run."""
         if step > self.steps:
             return None
         window = min(step, max(1.0, self.steps / epochs / SEGMENTS))
@@ -92,9 +92,9 @@ class Curve:
 
 
 def read_curve(output_dir: Path) -> Curve:
-    """Reads the run's log and keeps what is needed of it in curve.json; without a log it reads curve.json.
+    """Reads the run's log and stores the needed part in curve.json; without a log it reads curve.json.
 
-    Raises: DataError if there is neither, or the log does not tell of each step once.
+    Raises: DataError if there is neither, or the log does not have each step once.
     """
     path, kept = output_dir / METRICS, output_dir / CURVE
     if path.exists():
@@ -105,7 +105,7 @@ def read_curve(output_dir: Path) -> Curve:
         found = read_json_object(kept)
         if found is None:
             raise DataError(
-                f"neither {path} nor {kept} is there, which tell how a finished run has learned: bring one back, or "
+                f"neither {path} nor {kept} exists, and a finished run's curve is in one of them: restore it, or "
                 f"remove {output_dir} to train that run again"
             )
         values = found
@@ -116,15 +116,15 @@ def read_curve(output_dir: Path) -> Curve:
 def smoothed(
     values: Float64[np.ndarray, " steps"], *, smoothing: float, weighs: Literal["old", "new"]
 ) -> Float64[np.ndarray, " steps"]:
-    """Exponential moving average of appendix A.7, beginning with the first value.
+    """Returns the exponential moving average of appendix A.7, beginning with the first value.
 
     The appendix prints S_t = a y_t + (1 - a) S_(t-1) with a = min(sqrt(alpha), 0.999)^dt and dt = 1.
 
     Args:
         smoothing: alpha, from 0 to below 1.
         weighs: what a weighs. `new` is as printed: an alpha near 1, as such charts have, hardly smooths then. `old` is
-            S_t = a S_(t-1) + (1 - a) y_t, which smooths: so the same factor, min(sqrt(alpha), 0.999)^dt, is used by the
-            charts of Weights & Biases (its time-weighted average), from which the appendix seems to have it.
+            S_t = a S_(t-1) + (1 - a) y_t, which smooths: this is how the charts of Weights & Biases use the same
+            factor, min(sqrt(alpha), 0.999)^dt (time-weighted average), from which the appendix seems to take it.
     """
     if len(values) == 0 or smoothing == 0.0:
         return values
@@ -138,7 +138,7 @@ def smoothed(
 def _means(
     values: Float64[np.ndarray, " steps"], edges: Float64[np.ndarray, " edges"]
 ) -> Float64[np.ndarray, " parts"]:
-    """Means between edges, which are shares of the whole from 0 to 1; each value holds for an equal share."""
+    """Returns means between edges, which are fractions of the whole; all values have equal widths."""
     sums = np.append(0.0, np.cumsum(values))
     with np.errstate(invalid="ignore"):
         parts = np.diff(np.interp(edges * len(values), np.arange(len(sums)), sums))
@@ -150,7 +150,7 @@ def _from_log(path: Path) -> dict[str, Any]:
     records = read_metrics(path)
     if not records or [record["step"] for record in records] != list(range(1, len(records) + 1)):
         raise DataError(
-            f"{path} does not tell of each step once, from the first on, so epochs cannot be told apart: remove "
+            f"{path} does not have each step once, from the first on, so its epochs are unknown: remove "
             f"{path.parent} to train that run again"
         )
     summary = read_json_object(path.parent / SUMMARY) or {}
@@ -166,7 +166,7 @@ def _from_log(path: Path) -> dict[str, Any]:
 
 
 def mean_loss(sources: dict[str, Any]) -> float | None:
-    """Over the targets of all sources that an evaluation tells of; None where nothing was held out."""
+    """Returns the mean loss over the targets of all evaluated sources; None where nothing was held out."""
     found = [values for values in sources.values() if values is not None and values["loss"] is not None]
     targets = sum(values["targets"] for values in found)
     return sum(values["targets"] * values["loss"] for values in found) / targets if targets else None

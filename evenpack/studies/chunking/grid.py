@@ -12,7 +12,7 @@ from evenpack.studies.runs.config import Name, Settings
 from evenpack.units import Rows, Tokens
 
 _KEYS = ("data.recipe.max_sequence_length", "data.recipe.atom", "data.pack_length", "training.packs_per_step")
-"""That a grid sets in each of its arms."""
+"""Keys that a grid sets in each of its arms."""
 
 
 class GridLength(Section):
@@ -53,7 +53,7 @@ class GridSection(Section):
         lengths = [row.max_sequence_length for row in self.lengths]
         if len(set(lengths)) < len(lengths):
             listed = ", ".join(map(str, lengths))
-            raise ValueError(f"lengths: two runs of one name: each max_sequence_length stands once, found {listed}")
+            raise ValueError(f"lengths: two runs of one name: each max_sequence_length is given once, found {listed}")
         for name, settings in {**self.recipes, **self.recipes_without_atoms}.items():
             inner = settings.get("data.recipe")
             for key in [*settings, *(f"data.recipe.{key}" for key in (inner if isinstance(inner, dict) else ()))]:
@@ -63,7 +63,7 @@ class GridSection(Section):
 
     @property
     def arms(self) -> "list[GridArm]":
-        """Length by length, recipe by recipe, atom by atom."""
+        """Yields the arms, length by length, recipe by recipe, atom by atom."""
         return list(self._arms())
 
     def _arms(self) -> "Iterator[GridArm]":
@@ -77,11 +77,11 @@ class GridSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class GridArm:
-    """An arm that a grid stands for."""
+    """An arm that a grid expands to."""
 
     name: str
     recipe: str
-    """Its name in the grid."""
+    """Name of the recipe in the grid."""
     settings: Settings
 
 
@@ -92,7 +92,7 @@ def _arm(row: GridLength, recipe: str, settings: Settings, atom: int | None) -> 
         name=f"{recipe}_{length}" if atom is None else f"{recipe}_{length}_atom_{atom}",
         recipe=recipe,
         settings={
-            **settings,  # whole recipes come first, and then what the grid changes in them
+            **settings,  # whole recipes come first, followed by the grid's changes to them
             "data.recipe.max_sequence_length": length,
             **of_atom,
             "data.pack_length": length,

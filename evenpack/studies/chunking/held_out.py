@@ -1,4 +1,4 @@
-"""Three ways to look at held-out documents, which are the same for all arms: their split goes by a hash of the text.
+"""Three evaluations on held-out documents, which are the same for all arms: a hash of the text splits them.
 
 own rows                chunked by the arm's own recipe: its last evaluation in training
 own rows, real tokens   the same, without padding in the loss; of arms whose loss counts padding
@@ -24,7 +24,7 @@ REAL_TOKENS = "real_tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """Perplexities of one run; None of what has not been evaluated."""
+    """Perplexities of one run; None for those that have not been evaluated."""
 
     own_rows: float | None
     own_rows_real_tokens: float | None
@@ -32,7 +32,7 @@ class HeldOut:
 
 
 def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tuple[Evaluation, ...]:
-    """What is to be evaluated once each run of the last phase has finished. Raises: ConfigError."""
+    """Returns the evaluations that follow each finished run of the last phase. Raises: ConfigError."""
     return tuple(
         evaluation_of(run, name, settings, study_dir=study.study.output_dir)
         for run in runs
@@ -42,7 +42,7 @@ def held_out_evaluations(study: ChunkingConfig, runs: Sequence[StudyRun]) -> tup
 
 
 def read_held_out(curve: Curve, evaluations: Sequence[Evaluation]) -> HeldOut:
-    """Of one run, whose evaluations these are. Raises: DataError for a result that is not whole."""
+    """Reads the evaluations of one run. Raises: DataError for an incomplete result."""
     losses = {evaluation.name: _loss(evaluation) for evaluation in evaluations}
     return HeldOut(
         own_rows=_perplexity(curve.own_loss),

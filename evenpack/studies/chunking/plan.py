@@ -1,4 +1,4 @@
-"""The runs of a chunking study before they are started, with what each takes: `--dry-run`."""
+"""The runs of a chunking study before they are started, with the budget of each: `--dry-run`."""
 
 import shlex
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from evenpack.studies.runs.tables import run_rows
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A run, as far as its run file and what is known of its data tell."""
+    """A run as far as its run file and the known part of its data determine it."""
 
     run: str
     state: str
@@ -29,17 +29,17 @@ class PlannedRun:
     rows_per_step: int | None
     micro_batches_per_rank: int | None
     steps: int | None
-    """None before the data is tokenised, unless they follow from counts."""
+    """Steps; None before the data is tokenised, unless they follow from counts."""
     budget: Budget | None
-    """The same."""
+    """Budget; None in the same cases."""
     output_dir: str
 
 
 def planned_runs(runs: Sequence[StudyRun], options: BudgetOptions) -> tuple[PlannedRun, ...]:
-    """Runs of one arm and different seeds have the same budget.
+    """Returns the planned runs; those of one arm with different seeds have the same budget.
 
     Raises: ConfigError if the ranks cannot divide the steps of a run, one has finished with other settings, or a budget
-    cannot be had.
+    cannot be computed.
     """
     budgets: dict[tuple[str, str], Budget | None] = {}
     planned = []
@@ -66,7 +66,7 @@ def planned_runs(runs: Sequence[StudyRun], options: BudgetOptions) -> tuple[Plan
 
 
 def planned_table(planned: Sequence[PlannedRun], *, title: str) -> RenderableType:
-    """One line a run."""
+    """Returns one line per run."""
     rows = [_shown(one) for one in planned]
     if any(one.budget is not None and one.budget.time is not None for one in planned):
         rows = [row | {"hours": _hours(one.budget)} for row, one in zip(rows, planned, strict=True)]
@@ -74,14 +74,14 @@ def planned_table(planned: Sequence[PlannedRun], *, title: str) -> RenderableTyp
 
 
 def prepare_command(planned: Sequence[PlannedRun], runs: Sequence[StudyRun]) -> str | None:
-    """What makes the tokens that the budgets of all runs follow from; None where no budget is missing."""
+    """Returns the command that makes the tokens on which all budgets depend; None where no budget is missing."""
     missing = {one.run for one in planned if one.budget is None}
     first = next((run for run in runs if run.key in missing), None)
     return None if first is None else shlex.join(["evenpack", "prepare", str(first.run_file), *first.overrides])
 
 
 def unknown_text(planned: Sequence[PlannedRun], command: str | None) -> list[RenderableType]:
-    """Why figures are missing, where some are, and the command after which they are not."""
+    """Returns the reason why figures are missing, if any, and the command that makes them available."""
     if command is None:
         return []
     kinds = sorted({one.recipe for one in planned if one.budget is None})
@@ -95,7 +95,7 @@ def unknown_text(planned: Sequence[PlannedRun], command: str | None) -> list[Ren
 
 
 def _budget(run: StudyRun, options: BudgetOptions) -> Budget | None:
-    """Exact over prepared data or a tokenised corpus, or by counts where they tell enough; else None."""
+    """Returns the exact budget of prepared or tokenised data, or one by counts where they suffice; else None."""
     config = run.config
     if (config.prepared_dir / MANIFEST).is_file() or find_tokens(config.data) is not None:
         return budget_of(config, replace(options, corpus_tokens=None, corpus_documents=None))
@@ -123,7 +123,7 @@ def _shown(one: PlannedRun) -> dict[str, object]:
 
 
 def _padding_share(budget: Budget) -> float:
-    """Of the slots of all steps."""
+    """Returns the fraction of padding among the slots of all steps."""
     return 1.0 - budget.tokens / (budget.steps * budget.batch.slots)
 
 

@@ -1,4 +1,4 @@
-"""A chunking study as figures, one for each length."""
+"""A chunking study as figures, one per length."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,22 +17,22 @@ from evenpack.studies.plotting import COLOURS, INK, figure_as_png, require_matpl
 from evenpack.studies.statistics.paired import Spread
 
 _POINTS = 400
-"""Of a curve as it is drawn."""
+"""Points of a curve as it is drawn."""
 _RATIO_COLOURS = {0.25: COLOURS[3], 0.5: COLOURS[4], 1.0: COLOURS[2], 2.0: COLOURS[1], 4.0: COLOURS[0]}
-"""As in the paper, so that its figures can be laid beside: purple, red, green, orange, blue."""
+"""Colours as in the paper, for comparison with its figures: purple, red, green, orange, blue."""
 _HEAD = 0.1
-"""Share of a run that is not drawn, in which perplexity falls from the size of the vocabulary."""
+"""Fraction of a run that is not drawn, in which perplexity falls from the size of the vocabulary."""
 _HEAD_OF_RECIPES = 0.25
-"""The same where recipes are compared, which differ by less than atoms do."""
+"""The same for the comparison of recipes, which differ by less than atoms do."""
 _ROW_INCHES = 4.0
 
 
 def require_plots(folder: Path) -> None:
-    """Raises: ConfigError if no figure can be written into `folder`, before any work is done for one."""
+    """Checks the folder. Raises: ConfigError if no figure can be written into it, before any work is done."""
     require_matplotlib()
     if folder.suffix:
         raise ConfigError(
-            f"--plot takes a folder, for there is a figure for each length: give a name without '{folder.suffix}', "
+            f"--plot takes a folder, because there is a figure for each length: give a name without '{folder.suffix}', "
             f"not {folder}"
         )
     try:
@@ -42,7 +42,7 @@ def require_plots(folder: Path) -> None:
 
 
 def plot_lengths(finished: FinishedRuns, rows: Sequence[ArmRow], study: ChunkingConfig, folder: Path) -> list[Path]:
-    """Draws what has finished of each length; the figures' paths. Raises: ConfigError without matplotlib."""
+    """Draws the finished runs of each length and returns the figures' paths. Raises: ConfigError without matplotlib."""
     drawn = []
     for length, arms in by_length(rows):
         drawn.append(folder / f"msl_{length}.png")
@@ -51,7 +51,10 @@ def plot_lengths(finished: FinishedRuns, rows: Sequence[ArmRow], study: Chunking
 
 
 def _plot_length(finished: FinishedRuns, rows: Sequence[ArmRow], study: ChunkingConfig, path: Path) -> None:
-    """By atom for each recipe: all of training, the last epoch, final perplexity, rank. Below: recipe by recipe."""
+    """Draws, by atom for each recipe, all of training, the last epoch, final perplexity and rank.
+
+    Below, all recipes.
+    """
     recipes: dict[str, list[ArmRow]] = {}
     for row in rows:
         recipes.setdefault(row.arm.recipe, []).append(row)
@@ -90,7 +93,7 @@ def _caption(rows: Sequence[ArmRow], study: ChunkingConfig) -> str:
 def _draw_curves(
     axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], section: ChunkingSection, *, last_epoch: bool
 ) -> None:
-    """Against epochs: arms of one recipe may differ in their steps."""
+    """Draws curves against epochs, because arms of one recipe may differ in their steps."""
     for row in rows:
         epochs = row.arm.epochs
         begin = epochs - 1.0 if last_epoch else _HEAD * epochs
@@ -103,7 +106,7 @@ def _draw_curves(
 
 
 def _draw_recipes(axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], section: ChunkingSection) -> None:
-    """Against steps, as figure 3: a recipe with padding takes more of them."""
+    """Draws curves against steps, as figure 3: a recipe with padding takes more of them."""
     for index, row in enumerate(rows):
         grid = np.linspace(_HEAD_OF_RECIPES * row.arm.epochs, row.arm.epochs, _POINTS)
         colour = COLOURS[index % len(COLOURS)]
@@ -139,7 +142,7 @@ def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
 
 
 def _draw_bars(axes: Any, rows: Sequence[ArmRow], spreads: Sequence[Spread | None], label: str) -> None:
-    """From zero, with the value above each: 1, 2 and 4 MSL differ by little."""
+    """Draws bars from zero, with the value above each, because 1, 2 and 4 MSL differ by little."""
     places = np.arange(len(rows))
     means = [np.nan if spread is None or not np.isfinite(spread.mean) else spread.mean for spread in spreads]
     reach = [0.0 if spread is None else spread.deviation or 0.0 for spread in spreads]
@@ -163,7 +166,7 @@ def _draw_line(
     label: str,
     colour: str,
 ) -> None:
-    """The mean of the runs of an arm, and what lies between them."""
+    """Draws the mean of the runs of an arm, and the range of its runs."""
     stacked = np.stack(lines)
     axes.plot(grid, stacked.mean(axis=0), label=label, color=colour, linewidth=1.5)
     if len(stacked) > 1:
@@ -173,7 +176,7 @@ def _draw_line(
 def _lines(
     finished: FinishedRuns, row: ArmRow, section: ChunkingSection, epochs: Float64[np.ndarray, " points"]
 ) -> list[Float64[np.ndarray, " points"]]:
-    """Smoothed perplexity of each seed at the given places."""
+    """Returns the smoothed perplexity of each seed at the given positions."""
     lines = []
     for one in finished[row.arm.name].values():
         curve = one.curve
@@ -184,6 +187,6 @@ def _lines(
 
 
 def _colour(arm: Arm) -> str:
-    """By the atom in units of the MSL; arms without one and other ratios share the last colour."""
+    """Returns the colour of the atom in units of the MSL; arms without one and other ratios share the last colour."""
     ratio = None if arm.atom is None else arm.atom / arm.max_sequence_length
     return COLOURS[5] if ratio is None else _RATIO_COLOURS.get(ratio, COLOURS[5])

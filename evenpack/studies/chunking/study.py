@@ -1,4 +1,4 @@
-"""`evenpack study chunking`: from a study file to what was found."""
+"""The study `evenpack study chunking`, from a study file to its results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class _Loaded:
 
 
 def describe_study(study_file: Path, words: Sequence[str], places: Sequence[Place], options: BudgetOptions) -> Report:
-    """`--dry-run`. Raises: ConfigError."""
+    """Lists the runs for `--dry-run`. Raises: ConfigError."""
     loaded = _load(study_file, words)
     study, runs = loaded.study, loaded.runs
     planned = planned_runs(runs, options)
@@ -58,9 +58,9 @@ def run_study(
     only_report: bool,
     plot: Path | None,
 ) -> Report:
-    """Trains and evaluates what is not finished, and compares what is.
+    """Trains and evaluates unfinished runs, and compares the finished ones.
 
-    Raises: ConfigError, RunError; DataError for a spoilt log.
+    Raises: ConfigError, RunError; DataError for a damaged log.
     """
     loaded = _load(study_file, words)
     if plot is not None:
@@ -71,7 +71,7 @@ def run_study(
 
 
 def _report(loaded: _Loaded, ended: Sequence[EndedRun], plot: Path | None) -> Report:
-    """What has finished, compared, shown and drawn."""
+    """Returns the finished runs, compared, as tables and figures."""
     study, finished = loaded.study, _finished(loaded, ended)
     rows = compare(finished, loaded.arms, study)
     report = Report(
@@ -91,7 +91,7 @@ def _report(loaded: _Loaded, ended: Sequence[EndedRun], plot: Path | None) -> Re
 
 
 def _load(study_file: Path, words: Sequence[str]) -> _Loaded:
-    """Raises: ConfigError for whatever would make runs unsound, or not to be compared."""
+    """Loads the study. Raises: ConfigError for settings that make runs invalid, or not comparable."""
     study, run_words = load_study(study_file, ChunkingConfig, words)
     study = study.with_arms_of_grid()
     runs = expand(study, run_words)
@@ -100,7 +100,7 @@ def _load(study_file: Path, words: Sequence[str]) -> _Loaded:
 
 
 def _finished(loaded: _Loaded, ended: Sequence[EndedRun]) -> FinishedRuns:
-    """The finished runs of the last phase."""
+    """Returns the finished runs of the last phase."""
     found: dict[str, dict[int, Finished]] = {arm: {} for arm in loaded.arms}
     for one in ended:
         is_compared = isinstance(one.run, StudyRun) and one.run.phase == loaded.study.last_phase
@@ -113,7 +113,7 @@ def _finished(loaded: _Loaded, ended: Sequence[EndedRun]) -> FinishedRuns:
 
 
 def _segments(finished: FinishedRuns, arms: ArmsByName) -> dict[str, dict[int, list[float]]]:
-    """Perplexity in each hundredth of the last epoch, by arm and seed."""
+    """Returns the perplexity of each hundredth of the last epoch, by arm and seed."""
     return {
         name: {seed: one.curve.segments(arms[name].epochs).tolist() for seed, one in of_seed.items()}
         for name, of_seed in finished.items()

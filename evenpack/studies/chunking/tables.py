@@ -12,9 +12,12 @@ from evenpack.studies.statistics.paired import PairedDifference, Spread
 
 
 def comparison_tables(rows: Sequence[ArmRow], section: ChunkingSection) -> list[RenderableType]:
-    """Each length's arms in training and on held-out documents, and recipes side by side; nothing before a run ends."""
+    """Returns each length's arms in training and on held-out documents, and recipes side by side.
+
+    A note before a run ends.
+    """
     if not rows:
-        return [console.text("No run of the phase that is compared has finished.")]
+        return [console.text("No run of the compared phase has finished.")]
     shown: list[RenderableType] = []
     for length, arms in by_length(rows):
         reference = section.reference.replace("{msl}", str(length))
@@ -29,7 +32,7 @@ def comparison_tables(rows: Sequence[ArmRow], section: ChunkingSection) -> list[
 
 
 def by_length(rows: Sequence[ArmRow]) -> Iterator[tuple[int, list[ArmRow]]]:
-    """The rows of each MSL, shortest first."""
+    """Yields the rows of each MSL, shortest first."""
     for length in sorted({row.arm.max_sequence_length for row in rows}):
         yield length, [row for row in rows if row.arm.max_sequence_length == length]
 

@@ -1,1 +1,1 @@
-"""Does a run of packs train the same model as one without packing?"""
+"""Tests whether a run of packs trains the same model as one without packing."""

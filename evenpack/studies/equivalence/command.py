@@ -1,4 +1,4 @@
-"""`evenpack study equivalence`."""
+"""The command `evenpack study equivalence`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EquivalenceCommand:
-    """Train arms of a study file side by side, and tell whether they learn the same.
+    """Train arms of a study file side by side, and test whether they learn the same.
 
-    Each arm is a handful of settings on a run file, trained with several seeds. What is not prepared is prepared first.
-    The same command goes on with what an earlier one left undone; a run that fails does not stop the others.
+    Each arm is a few settings on a run file, trained with several seeds. Missing data is prepared first. The same
+    command resumes an interrupted study; a run that fails does not stop the others.
 
     \b
     Examples:
@@ -32,7 +32,7 @@ class EquivalenceCommand:
     plot: Plot = None
 
     def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
-        """Raises: ConfigError for a study or an option that is wrong, before anything is started."""
+        """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
         from evenpack.studies.equivalence.study import describe_study, run_study
 
         if self.dry_run:

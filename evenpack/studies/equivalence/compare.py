@@ -1,4 +1,4 @@
-"""Arms beside the reference: last values, differences of pairs of one seed, and what it took to get there."""
+"""Compares arms with the reference: last values, differences between runs of one seed, and the cost of training."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,39 +16,42 @@ from evenpack.studies.statistics.paired import (
 )
 
 CurvesOfArms = Mapping[str, Mapping[int, Curve]]
-"""By arm and seed: the runs that have finished."""
+"""Curves of the finished runs, by arm and seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """An arm's way to the target and through its samples; ratios are means over pairs, above 1 where it is faster."""
+    """The cost of an arm up to the target and over all samples.
+
+    Ratios are means over pairs, above 1 where it is faster.
+    """
 
     samples_to_target: float | None
     """Mean over seeds; None where one of them has not reached it, as are the next three."""
     seconds_to_target: float | None
     samples_ratio: float | None
-    """Samples that the reference needs, over those of the arm."""
+    """Samples that the reference needs, divided by those of the arm."""
     seconds_ratio: float | None
-    """The speed-up that counts."""
+    """Speed-up in seconds, which is the one that counts."""
     slots_ratio: float
-    """Slots that the reference computes for a sequence, over those of the arm: over padding to the pack's length this
-    is the packing factor p."""
+    """Slots that the reference computes per sequence, divided by those of the arm: compared with padding to the
+    pack's length this is the packing factor p."""
     rate_ratio: float
-    """Sequences a second over the reference's: p / (1 + overhead)."""
+    """Sequences/s, divided by the reference's: p / (1 + overhead)."""
 
     @property
     def overhead(self) -> float:
-        """What a slot costs more than one of the reference."""
+        """Additional cost of a slot over one of the reference."""
         return self.slots_ratio / self.rate_ratio - 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArmRow:
-    """One arm."""
+    """The results of one arm."""
 
     arm: str
     seeds: tuple[int, ...]
-    """That have finished."""
+    """Seeds that have finished."""
     loss: Spread
     accuracy: Spread
     next_sentence_accuracy: Spread | None
@@ -59,12 +62,12 @@ class ArmRow:
     sequences_per_step: float
     host_to_device_bytes_per_sequence: float
     difference: PairedDifference | None
-    """Of the measure from the reference; None of the reference, or without a common seed."""
+    """Difference of the measure from the reference; None for the reference, or without a common seed."""
     verdict: Verdict | None
     seeds_to_decide: int | None
-    """Of an undecided arm: how many would decide, if they came out like these."""
+    """For an undecided arm, the number of seeds that would decide, if they came out like these."""
     speed: Speed | None
-    """None without a common seed."""
+    """Speed; None without a common seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class Comparison:
     """All arms that have a finished run."""
 
     target: float | None
-    """Value of the measure that times are taken to; None before the reference has finished a run."""
+    """Value of the measure up to which times are taken; None before the reference has finished a run."""
     rows: tuple[ArmRow, ...]
 
 
@@ -127,7 +130,7 @@ def _row(
 
 
 def _over_seeds(values: Sequence[float | None]) -> Spread | None:
-    """None where one of them has none."""
+    """Returns the spread over seeds; None if one of them has no value."""
     found = [value for value in values if value is not None]
     return Spread.of(found) if len(found) == len(values) else None
 

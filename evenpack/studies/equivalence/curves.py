@@ -1,4 +1,4 @@
-"""What a run's log tells of how well it has learned: validation against samples seen, and against time."""
+"""The learning curve in a run's log: validation against samples seen, and against time."""
 
 import math
 import statistics
@@ -14,37 +14,38 @@ from evenpack.studies.equivalence.config import Measure
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One run, at each of its evaluations."""
+    """The evaluations of one run."""
 
     samples: tuple[int, ...]
     """Sequences trained on so far."""
     seconds: tuple[float, ...]
-    """Of training so far; evaluation and saving left out."""
+    """Seconds of training so far, without evaluation and saving."""
     loss: tuple[float, ...]
-    """In nats a held-out target, over all sources."""
+    """Held-out loss in nats/target, over all sources."""
     accuracy: tuple[float, ...]
     next_sentence_accuracy: tuple[float, ...] | None
-    """None of a model that predicts none."""
+    """Accuracy; None for a model without next-sentence prediction."""
     training_loss: float
-    """In nats a target, as the arm itself sees its batches, over the last tenth of its steps."""
+    """Loss in nats/target, over the arm's own batches in the last tenth of its steps."""
     next_sentence_noise: float | None
     """Standard deviation, over the same steps, of the next-sentence loss whose gradient was taken."""
     denominator_noise: float | None
-    """That of its difference from the mean over the step's sequences, which exact denominators leave at 0."""
+    """Standard deviation of its difference from the mean over the step's sequences; 0 with exact denominators."""
     sequences_per_second: float
     """Over the whole run."""
     sequences_per_step: float
     slots_per_sequence: float
-    """Computed for each, padding included."""
+    """Slots computed per sequence, including padding."""
     host_to_device_bytes_per_sequence: float
-    """What batches move to the devices."""
+    """Bytes that batches move to the devices, per sequence."""
 
     def values(self, measure: Measure) -> tuple[float, ...]:
         return self.loss if measure == "loss" else self.accuracy
 
     def reaches(self, target: float, measure: Measure) -> tuple[float, float] | None:
-        """Samples and seconds at which the measure first is as good as the target, on straight lines between
-        evaluations; None if it never is.
+        """Returns the samples and seconds at which the measure first reaches the target; None if it never does.
+
+        Values between evaluations are interpolated linearly.
         """
         sign = -1.0 if measure == "loss" else 1.0
         values = [sign * value for value in self.values(measure)]
@@ -63,12 +64,12 @@ class Curve:
 
 
 def read_curve(output_dir: Path) -> Curve:
-    """Raises: DataError if the log has no evaluation, or not every step that the samples are counted from."""
+    """Reads the log. Raises: DataError if it has no evaluation, or lacks a step up to which samples are counted."""
     path = output_dir / METRICS
     records = read_metrics(path) if path.exists() else []
     if [record["step"] for record in records] != list(range(1, len(records) + 1)):
         raise DataError(
-            f"{path} does not tell of each step once, from the first on, so samples cannot be counted: remove "
+            f"{path} does not have each step once, from the first on, so samples cannot be counted: remove "
             f"{output_dir} to train that run again"
         )
     samples, seconds = 0, 0.0

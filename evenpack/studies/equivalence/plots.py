@@ -16,15 +16,15 @@ from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_title
 from evenpack.studies.statistics.paired import PairedDifference
 
 _DASHES = ("-", "--", ":")
-"""Colours are used again with the next of them."""
+"""Line styles; colours are used again with the next one."""
 _POINTS = 200
-"""Of a curve, between the first evaluation that all seeds have and the last."""
+"""Points of a curve, between the first evaluation that all seeds have and the last."""
 _VERDICT_COLOURS = {"equivalent": COLOURS[2], "worse": COLOURS[4], "better": COLOURS[0], "undecided": "#9aa5b1"}
 _NAME_COLUMNS = 18
-"""Of an arm's name beside its difference."""
+"""Columns of an arm's name in the panel of differences."""
 _HOUR = 3600.0
 _TASK_INCHES = 5.6
-"""Of a fine-tuning's panel."""
+"""Inches of a fine-tuning's panel."""
 
 
 def plot_equivalence(
@@ -34,8 +34,9 @@ def plot_equivalence(
     study: EquivalenceConfig,
     path: Path,
 ) -> None:
-    """The measure against samples and against time, a band over seeds each, and the differences beside the margin; then
-    the differences after fine-tuning for each task.
+    """Draws the measure against samples and against time, and the differences with the margin.
+
+    Curves have a band over seeds. Panels for each fine-tuned task follow, with its differences.
 
     Raises: ConfigError without matplotlib.
     """
@@ -83,7 +84,7 @@ def _draw(
     values: Sequence[Float64[np.ndarray, " points"]],
     style: Mapping[str, Any],
 ) -> None:
-    """The runs of an arm where all of them have been evaluated: their mean, and what lies between them."""
+    """Draws the mean and the range of an arm's runs where all of them have been evaluated."""
     start, end = max(float(one[0]) for one in places), min(float(one[-1]) for one in places)
     grid = np.linspace(start, end, _POINTS) if end > start else np.array([start])
     lines = np.stack([np.interp(grid, *line) for line in zip(places, values, strict=True)])
@@ -118,7 +119,7 @@ def _draw_task(axes: Any, task: TaskComparison, section: EquivalenceSection) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Mark:
-    """One arm's difference in a panel."""
+    """The difference of one arm in a panel."""
 
     arm: str
     difference: PairedDifference

@@ -1,4 +1,4 @@
-"""`evenpack study equivalence`: from a study file to what was found."""
+"""The study `evenpack study equivalence`, from a study file to its results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ from evenpack.studies.runs.tables import (
 
 
 def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, devices_per_run: int | None) -> Report:
-    """`--dry-run`. Raises: ConfigError."""
+    """Lists the runs for `--dry-run`. Raises: ConfigError."""
     study, runs, finetunings = _expanded(study_file, words)
     places = machine.places(devices_per_run)
     rows = run_rows(runs, ranks=places[0].ranks)
@@ -44,7 +44,7 @@ def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, 
     )
     shown = [arms_text(study), runs_table(rows, title=title), rule]
     if any(row.sequences is None for row in rows):
-        shown.append(console.text("What follows from data that is not prepared yet is left out: -"))
+        shown.append(console.text("Values that depend on data that is not prepared yet are shown as -"))
     tuned_rows = finetune_rows(finetunings)
     if tuned_rows:
         shown.append(finetunings_table(tuned_rows, title=f"Then {len(tuned_rows)} fine-tunings, a device each"))
@@ -60,7 +60,7 @@ def run_study(
     only_report: bool,
     plot: Path | None,
 ) -> Report:
-    """Trains what is not finished, and compares what is. Raises: ConfigError, RunError; DataError for a spoilt log."""
+    """Trains unfinished runs and compares finished ones. Raises: ConfigError, RunError; DataError for a damaged log."""
     study, runs, finetunings = _expanded(study_file, words)
     if plot is not None:
         require_plot(plot)
@@ -119,12 +119,12 @@ def _expanded(
 def _finetune(
     finetunings: Sequence[FinetuneRun], machine: Machine, ended: Sequence[EndedRun], progress: Progress
 ) -> tuple[EndedRun, ...]:
-    """On a device each: a fine-tuning is one process."""
+    """Fine-tunes on one device each, because a fine-tuning is one process."""
     return train_runs(finetunings, machine, machine.places(1), progress, earlier=ended) if finetunings else ()
 
 
 def _curves(study: EquivalenceConfig, ended: Sequence[EndedRun]) -> CurvesOfArms:
-    """Of the finished runs of the last phase."""
+    """Returns the curves of the finished runs of the last phase."""
     found: dict[str, dict[int, Curve]] = {arm: {} for arm in study.phases[study.last_phase].arms}
     for one in ended:
         if one.run.phase == study.last_phase and one.state == "finished":
@@ -135,7 +135,7 @@ def _curves(study: EquivalenceConfig, ended: Sequence[EndedRun]) -> CurvesOfArms
 def _tasks(
     study: EquivalenceConfig, finetunings: Sequence[FinetuneRun], ended: Sequence[EndedRun]
 ) -> list[TaskComparison]:
-    """Of each task for which a fine-tuning has finished."""
+    """Returns the results of each task for which a fine-tuning has finished."""
     arms = study.phases[study.last_phase].arms
     found: dict[str, dict[str, dict[int, Tuned]]] = {task: {arm: {} for arm in arms} for task in study.finetune}
     for run, one in zip(finetunings, ended, strict=True):

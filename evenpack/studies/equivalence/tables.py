@@ -13,10 +13,10 @@ from evenpack.studies.statistics.paired import PairedDifference, Spread
 
 
 def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> list[RenderableType]:
-    """What each arm came to, and how fast it got there; nothing before a run has finished."""
+    """Returns the results and the speed of each arm; only a note before a run has finished."""
     if not comparison.rows:
-        return [console.text("No run of the phase that is compared has finished.")]
-    unit = "nats a target" if section.measure == "loss" else "as a share"
+        return [console.text("No run of the compared phase has finished.")]
+    unit = "nats/target" if section.measure == "loss" else "as a fraction"
     confidence = 100 * (1 - 2 * section.significance)
     learned = console.table(
         [_learned(row) for row in comparison.rows],
@@ -31,8 +31,8 @@ def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> li
             console.table(
                 [_speed(row) for row in comparison.rows if row.speed is not None],
                 title=(
-                    f"To {section.measure} {comparison.target:.4g}, and sequences a second, over {section.reference}: "
-                    "p is slots saved a sequence"
+                    f"To {section.measure} {comparison.target:.4g}, and sequences/s, relative to {section.reference}: "
+                    "p is the ratio of slots per sequence"
                 ),
             )
         )
@@ -40,7 +40,7 @@ def comparison_tables(comparison: Comparison, section: EquivalenceSection) -> li
 
 
 def tuned_tables(comparisons: Sequence[TaskComparison], section: EquivalenceSection) -> list[RenderableType]:
-    """What fine-tuning came to, run by run, and how arms differ; nothing before a fine-tuning has finished."""
+    """Returns the results of fine-tuning, run by run, and the differences of arms; nothing before one has finished."""
     if not comparisons:
         return []
     confidence = 100 * (1 - 2 * section.significance)
@@ -135,7 +135,7 @@ def _undecided(rows: Sequence[ArmRow]) -> list[str]:
     for row in rows:
         if row.verdict != "undecided":
             continue
-        needed = "more seeds than can be told from these"
+        needed = "more seeds than these allow to estimate"
         if row.seeds_to_decide is not None:
             needed = f"{row.seeds_to_decide} seeds, if they come out like these {len(row.seeds)}"
         lines.append(f"{row.arm} is undecided: it would take {needed}")

@@ -1,4 +1,4 @@
-"""Arms beside the reference after fine-tuning: medians over fine-tuning seeds, and differences of pairs."""
+"""Compares arms with the reference after fine-tuning: medians over fine-tuning seeds, and differences of pairs."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,24 +15,24 @@ PairedBy = Literal["pretraining seed", "fine-tuning seed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """One run's weights, fine-tuned for one task."""
+    """The results of one run's weights, fine-tuned for one task."""
 
     title: str
-    """Of the task."""
+    """Title of the task."""
     metric: str
-    """That seeds are ranked by, of the first development file."""
+    """Metric by which seeds are ranked, of the first development file."""
     values: dict[int, float]
-    """By fine-tuning seed."""
+    """Values by fine-tuning seed."""
     median: float
     median_seed: int
     interval: tuple[float, float]
     """95 % of the median seed by bootstrap over its development examples, as `evenpack finetune` prints it."""
     guess: float | None
-    """What the most frequent label of the training file gets; None for spans."""
+    """Score of the most frequent label of the training file; None for spans."""
 
 
 TunedOfArms = Mapping[str, Mapping[int, Tuned]]
-"""By arm and pretraining seed: the fine-tunings for one task that have finished."""
+"""Finished fine-tunings for one task, by arm and pretraining seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class TunedArm:
 
     arm: str
     runs: Mapping[int, Tuned]
-    """By pretraining seed."""
+    """Results by pretraining seed."""
     median: float
-    """Of a pretraining seed's fine-tuning seeds; the mean over pretraining seeds."""
+    """Median of each pretraining seed's fine-tuning seeds; mean over pretraining seeds."""
     difference: PairedDifference | None
-    """From the reference; None of the reference, or without a common pretraining seed."""
+    """Difference from the reference; None for the reference, or without a common pretraining seed."""
     paired_by: PairedBy | None
-    """What makes the pairs: pretraining seeds, each with its median; of a single one, its fine-tuning seeds."""
+    """The kind of pairs: pretraining seeds with their medians, or the fine-tuning seeds of a single one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class TaskComparison:
     """All arms that have been fine-tuned for one task."""
 
     task: str
-    """Its name in the study file."""
+    """Name of the task in the study file."""
     title: str
     metric: str
     guess: float | None
@@ -63,7 +63,7 @@ class TaskComparison:
 
 
 def read_tuned(output_dir: Path) -> Tuned:
-    """Raises: DataError if the results cannot be read."""
+    """Reads the results of one fine-tuning. Raises: DataError if they cannot be read."""
     summary = ResultFolder(output_dir).read_summary()
     name = next(iter(summary.medians))
     of_seed = {seed.seed: seed for seed in summary.seeds}
@@ -79,7 +79,7 @@ def read_tuned(output_dir: Path) -> Tuned:
 
 
 def compare_tuned(task: str, tuned: TunedOfArms, section: EquivalenceSection) -> TaskComparison | None:
-    """Arms without a finished fine-tuning are left out; None if nothing has finished."""
+    """Compares arms for one task. Arms without a finished fine-tuning are left out; None if nothing has finished."""
     found = {arm: of_seed for arm, of_seed in tuned.items() if of_seed}
     if not found:
         return None
@@ -110,7 +110,7 @@ def _arm(
 
 
 def _difference(pairs: Sequence[tuple[Tuned, Tuned]], significance: float) -> tuple[PairedDifference, PairedBy]:
-    """By pretraining seed, which is what arms are to be told apart over. Of a single one only its fine-tunings vary."""
+    """Returns the difference over pretraining seeds; with a single one only its fine-tuning seeds vary."""
     if len(pairs) > 1:
         medians = ([one.median for one, _ in pairs], [other.median for _, other in pairs])
         return paired_difference(*medians, significance=significance), "pretraining seed"

@@ -1,1 +1,1 @@
-"""How well the times of one rank predict how long several ranks wait."""
+"""Tests how well the times of one rank predict the waiting of several ranks."""

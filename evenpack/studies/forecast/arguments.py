@@ -1,4 +1,4 @@
-"""What is given to `evenpack study forecast`, as people write it."""
+"""The options of `evenpack study forecast`, as they are typed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +11,18 @@ from evenpack.studies.shared_options import Clock
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastArguments:
-    """A field is an option of the command line; nothing of it has been checked."""
+    """Fields are options of the command line; nothing is checked yet."""
 
     ranks: Annotated[str, typer.Option(help="Numbers of ranks to predict.")] = "2,4,8"
-    layouts: Annotated[str, typer.Option(help="As those of study throughput.")] = "unpadded/arrival"
+    layouts: Annotated[str, typer.Option(help="Layouts, as in study throughput.")] = "unpadded/arrival"
     steps: Annotated[int, typer.Option(help="Steps timed at each number of ranks.")] = 30
-    fit_steps: Annotated[int, typer.Option(help="Steps of one rank that the forecasts are made from.")] = 120
-    warmup: Annotated[int, typer.Option(help="Steps of one rank before them; of the log, too.")] = 3
-    simulated_steps: Annotated[int, typer.Option(help="For the forecast by the cost model.")] = 200
+    fit_steps: Annotated[int, typer.Option(help="Steps of one rank on which the forecasts are based.")] = 120
+    warmup: Annotated[int, typer.Option(help="Warm-up steps of one rank, and of the log.")] = 3
+    simulated_steps: Annotated[int, typer.Option(help="Simulated steps for the forecast by the cost model.")] = 200
     clock: Clock = "wall"
     log: Annotated[
         Path | None,
         typer.Option(
-            metavar="metrics.jsonl", help="Of a real run on several ranks, to stand beside.", show_default=False
+            metavar="metrics.jsonl", help="Log of a real run on several ranks, for comparison.", show_default=False
         ),
     ] = None

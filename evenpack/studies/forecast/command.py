@@ -1,4 +1,4 @@
-"""`evenpack study forecast`."""
+"""The command `evenpack study forecast`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class ForecastCommand(ForecastArguments):
     """Check on one device how well one rank's times predict how long several ranks wait.
 
-    Times the micro-batches of n ranks one after another, takes the slowest of each step, and compares that with what
-    the times of a single rank, over other sequences, let expect.
+    Times the micro-batches of n ranks one after another, takes the slowest of each step, and compares that with the
+    forecasts from the times of a single rank over other sequences.
 
     \b
     Examples:
@@ -25,7 +25,7 @@ class ForecastCommand(ForecastArguments):
     """
 
     def run(self, config: "RunConfig") -> Report:
-        """On one device alone. Raises: as `parse_options`, `read_log` and `study_forecast`."""
+        """Runs the study on a single device. Raises: as `parse_options`, `read_log` and `study_forecast`."""
         from evenpack.studies.forecast.measured import forecast_run
         from evenpack.studies.forecast.options import parse_options, read_log
 

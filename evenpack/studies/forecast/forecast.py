@@ -1,15 +1,15 @@
-"""How well one rank's times predict how long several ranks wait for the slowest: checked on one device.
+"""Forecasts of the waiting of several ranks from the times of one rank, checked on one device.
 
-The micro-batches of n ranks are timed one by one, and the slowest rank of each step is taken. Next to that stand
-forecasts from the times of a run on one rank alone, over sequences that none of the steps to be predicted holds:
+The micro-batches of n ranks are timed one by one, and the slowest rank of each step is taken. This is compared with
+forecasts from the times of a run on one rank, over sequences that are in none of the predicted steps:
 
     order statistics   the expected maximum of n draws from the times as they were measured
     fitted law         the same of the normal, Gumbel or generalised extreme value law that fits them best (AIC)
     cost model         the mean maximum over simulated steps: the lengths that each rank would get, the fitted cost of a
-                       micro-batch, and noise as large as the model leaves unexplained
+                       micro-batch, and noise of the size of the model's residuals
 
-The first two take ranks for independent draws of one law. That is so where sequences are assigned as they come; where a
-step is sorted or balanced over its ranks the law depends on their number, and only the last can follow.
+The first two take ranks for independent draws of one law. This holds where sequences are assigned in order of arrival;
+where a step is sorted or balanced over its ranks the law depends on their number, and only the last one applies.
 """
 
 from dataclasses import dataclass, replace
@@ -40,18 +40,18 @@ _SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastOptions:
-    """What to time and to predict."""
+    """The steps to time and the ranks to predict."""
 
     forms: tuple[str, ...]
     """Names of `FORMS`."""
     ranks: tuple[int, ...]
-    """Numbers of ranks, 2 or more: one rank is what the forecasts start from."""
+    """Numbers of ranks, 2 or more: forecasts start from one rank."""
     steps: int
-    """Timed at each number of ranks."""
+    """Steps timed at each number of ranks."""
     fit_steps: int
-    """Timed on one rank, for the forecasts."""
+    """Steps timed on one rank, for the forecasts."""
     warmup: int
-    """Steps of one rank that do not count."""
+    """Warm-up steps of one rank."""
     simulated_steps: int
     clock: ClockName
 
@@ -63,33 +63,33 @@ class ForecastOptions:
         if not self.ranks or min(self.ranks) < 2:
             raise ConfigError(
                 f"--ranks {','.join(map(str, self.ranks))}: give numbers of 2 or more; one rank is always measured, "
-                "for it is what the forecasts are made from"
+                "because the forecasts are based on it"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RanksRow:
-    """One number of ranks."""
+    """The results for one number of ranks."""
 
     ranks: int
     measured_seconds: float
     """Forward and backward of the slowest rank, mean over steps."""
     standard_error: float
-    """Of that mean."""
+    """Standard error of that mean."""
     measured_wait: float
-    """Slowest / mean of the ranks: what waiting costs."""
+    """Slowest rank / mean of the ranks: the cost of waiting."""
     forecasts: dict[str, float]
-    """Seconds by each method; a method that cannot be had is missing."""
+    """Seconds by each method; a method that does not apply is missing."""
 
     @property
     def errors(self) -> dict[str, float]:
-        """Forecast / measured - 1."""
+        """Forecast / measured - 1, by method."""
         return {name: seconds / self.measured_seconds - 1.0 for name, seconds in self.forecasts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FormForecast:
-    """One layout and assignment."""
+    """The results for one layout and assignment."""
 
     form: str
     one_rank_seconds: float
@@ -100,14 +100,14 @@ class FormForecast:
     cost_model_refusal: str | None
 
     def largest_error(self, method: str) -> float | None:
-        """Over all numbers of ranks; None where the method could not be had."""
+        """Returns the largest error over all numbers of ranks; None where the method did not apply."""
         found = [abs(row.errors[method]) for row in self.rows if method in row.errors]
         return max(found, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastStudy:
-    """All forms."""
+    """The results for all forms."""
 
     run: str
     measured_on: MeasuredOn
@@ -118,13 +118,13 @@ class ForecastStudy:
 
 
 def study_forecast(config: RunConfig, world: World, options: ForecastOptions, *, progress: Progress) -> ForecastStudy:
-    """On one device alone. A rank's share of a step is what the run file says a step is.
+    """Runs the study on a single device. A rank's part of a step is the step of the run file.
 
     Raises: ConfigError if there are several ranks; NotPreparedError, DataError.
     """
     if world.size > 1:
         raise ConfigError(
-            f"study forecast takes the ranks' turns on one device, and {world.size} were started: start it by itself"
+            f"study forecast runs all ranks on one device, but {world.size} processes were started: start a single one"
         )
     run = run_to_measure(config)
     timer = StepTimer(resolve(formed(run.config, options.forms[0]), run.prepared), world, clock=options.clock)
@@ -148,7 +148,7 @@ def study_forecast(config: RunConfig, world: World, options: ForecastOptions, *,
 
 
 class VirtualRanks:
-    """The shares of ranks that there are not; every rank has as many rows as the run file's step."""
+    """The parts of simulated ranks; every rank has as many rows as the run file's step."""
 
     def __init__(self, run: ResolvedRun, world: World) -> None:
         self._run = run
@@ -156,7 +156,7 @@ class VirtualRanks:
         self._datasets: dict[int, MicroBatchDataset] = {}
 
     def share(self, ranks: int, step: int, rank: int) -> list[PackedBatch]:
-        """The micro-batches of one of them."""
+        """Returns the micro-batches of one rank."""
         dataset = self._dataset(ranks)
         plan, count = dataset.planner.plan(step), dataset.settings.micro_batches
         packs = [plan.micro_batch(rank, index) for index in range(count)]
@@ -217,17 +217,17 @@ def _ranks_row(ranks: int, seconds: Float64[np.ndarray, "steps ranks"], forecast
 def _time_in_turn(
     timer: StepTimer, virtual: VirtualRanks, form: str, options: ForecastOptions, progress: Progress
 ) -> tuple[dict[int, Float64[np.ndarray, "steps ranks"]], list[MicroBatchTimes]]:
-    """Seconds of each rank in each step, and the micro-batches of one rank alone.
+    """Returns the seconds of each rank in each step, and the micro-batches of one rank.
 
-    In a random order: a machine is not equally quiet all the time, and what slows it for a while is to be no more alike
-    for the ranks of one step than for any others, as it would be on devices of their own.
+    They are timed in random order: a machine's load varies, and a slow period must not affect the ranks of one step
+    more than any others, as on separate devices.
     """
     turns = [(ranks, step, rank) for ranks in options.ranks for step in range(options.steps) for rank in range(ranks)]
     turns += [(1, step, 0) for step in range(options.fit_steps)]
     seconds = {ranks: np.zeros((options.steps, ranks)) for ranks in options.ranks}
     seconds[1] = np.zeros((options.fit_steps, 1))
     times: list[MicroBatchTimes] = []
-    behind = options.steps * max(options.ranks)  # one rank gets what comes after all that is to be predicted
+    behind = options.steps * max(options.ranks)  # one rank gets the sequences after all predicted steps
     for number in range(options.warmup):
         timer.time_step(virtual.share(1, behind + options.fit_steps + number, 0))
     for done, turn in enumerate(np.random.default_rng(_SEED).permutation(len(turns)), start=1):
@@ -241,7 +241,7 @@ def _time_in_turn(
 
 
 def _simulated(model: CostModel, virtual: VirtualRanks, ranks: int, options: ForecastOptions) -> float:
-    """Mean over steps behind all that were timed, the slowest rank of each."""
+    """Returns the mean over steps after all timed ones of the slowest rank."""
     random = np.random.default_rng(_SEED)
     first = -(-(options.steps * max(options.ranks) + options.fit_steps + options.warmup) // ranks)
     slowest = []

@@ -1,4 +1,4 @@
-"""What the log of a real run says of how its ranks waited for one another."""
+"""The waiting of ranks in the log of a real run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from evenpack.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRanks:
-    """What a real run says of how its ranks waited."""
+    """The mean times of a real run's ranks."""
 
     ranks: int
     steps: int
@@ -20,19 +20,19 @@ class LoggedRanks:
 
     @property
     def wait(self) -> float:
-        """Slowest / mean."""
+        """Slowest rank / mean of the ranks."""
         return self.slowest_seconds / self.mean_seconds
 
 
 def read_logged_ranks(records: Sequence[Mapping[str, Any]], *, warmup: int) -> LoggedRanks:
-    """From a run's metrics.jsonl, its first `warmup` steps left out.
+    """Reads a run's metrics.jsonl, without its first `warmup` steps.
 
-    Raises: DataError if no step is left, or the run had one rank, or does not say how many, or a step has no seconds.
+    Raises: DataError if no step is left, the number of ranks is one or unknown, or a step has no seconds.
     """
     ranks = next((len(each) for record in records if (each := _seconds_of_ranks(record)) is not None), None)
     if ranks is None:
         raise DataError(
-            "the log does not say how many ranks there were: a run with training.log_rank_times_every_steps does"
+            "the log does not contain the number of ranks: set training.log_rank_times_every_steps in the run"
         )
     if ranks < 2:
         raise DataError("the log is of a run on one rank, which waits for no other: give one of 2 or more")
@@ -48,14 +48,14 @@ def read_logged_ranks(records: Sequence[Mapping[str, Any]], *, warmup: int) -> L
 
 
 def _seconds_of_ranks(record: Mapping[str, Any]) -> list[Any] | None:
-    """None in a record that tells nothing of single ranks."""
+    """Returns the seconds of the ranks; None in a record without single ranks."""
     ranks = record.get("ranks")
     seconds = ranks.get("compute_seconds") if isinstance(ranks, dict) else None
     return seconds if isinstance(seconds, list) else None
 
 
 def _seconds(record: Mapping[str, Any], name: str) -> float:
-    """Raises: DataError for anything but a positive number."""
+    """Returns a time of a record. Raises: DataError for anything but a positive number."""
     value = record.get(name)
     if not isinstance(value, int | float) or not value > 0:
         raise DataError(

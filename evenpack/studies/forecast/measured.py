@@ -1,4 +1,4 @@
-"""The study of forecasts on this process's device."""
+"""Runs the study of forecasts on this process's device."""
 
 from evenpack import console
 from evenpack.console import Report
@@ -16,7 +16,7 @@ from evenpack.studies.throughput.measured import StepProgress
 
 
 def forecast_run(config: RunConfig, options: ForecastOptions, *, logged: LoggedRanks | None) -> Report:
-    """The study, for JSON and for people."""
+    """Returns the study, for JSON and for people."""
     with joined_world() as world, Progress(console.messages()) as progress:
         configure_logging(world)
         study = study_forecast(config, world, options, progress=StepProgress(progress))

@@ -1,4 +1,4 @@
-"""The options of `evenpack study forecast`, as people write them."""
+"""Parses the options of `evenpack study forecast`."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from evenpack.studies.throughput.options import parse_clock
 
 
 def parse_options(command: ForecastArguments) -> ForecastOptions:
-    """Raises: ConfigError for what cannot be timed, before anything is read."""
+    """Parses the options. Raises: ConfigError for values that cannot be timed, before anything is read."""
     words = [word.strip() for word in command.ranks.split(",")]
     wrong = [word for word in words if not word.isdecimal()]
     if wrong:
@@ -29,7 +29,10 @@ def parse_options(command: ForecastArguments) -> ForecastOptions:
 
 
 def read_log(path: Path, *, warmup: int) -> LoggedRanks:
-    """Raises: ConfigError if there is no such file; DataError or RunError for one that says nothing of ranks."""
+    """Reads the log.
+
+    Raises: ConfigError if there is no such file; DataError or RunError for one without times of ranks.
+    """
     if not path.is_file():
         raise ConfigError(f"--log {path}: there is no such file; give the metrics.jsonl of a run")
     records = [record for record in read_metrics(path) if "skipped" not in record]

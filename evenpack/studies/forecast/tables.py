@@ -10,16 +10,16 @@ from evenpack.studies.forecast.logged_ranks import LoggedRanks
 from evenpack.studies.throughput.tables import cost_model_table
 
 AIM = 0.10
-"""Largest error of a forecast that is good enough."""
+"""Largest error of an acceptable forecast."""
 
 
 def forecast_tables(study: ForecastStudy, logged: LoggedRanks | None) -> list[RenderableType]:
-    """A table for each form, what the cost model says, and what a real run says."""
+    """Returns a table for each form, the cost model, and the comparison with a real run."""
     origin, options = study.measured_on, study.options
     shown: list[RenderableType] = [
         console.text(
             f"{study.run}: {origin.model} ({origin.layers} layers of {origin.hidden_size}) on {origin.device}\n"
-            f"{origin.precision}; {study.rows_per_rank} rows a rank; forecasts from {options.fit_steps} steps of one "
+            f"{origin.precision}; {study.rows_per_rank} rows per rank; forecasts from {options.fit_steps} steps of one "
             f"rank, compared with {options.steps} steps of each number of ranks, {options.clock} clock; commit "
             f"{origin.commit or 'unknown'}"
         )
@@ -52,7 +52,7 @@ def _row(row: RanksRow) -> dict[str, Any]:
 
 
 def _verdict(form: FormForecast) -> str:
-    """Which forecasts are good enough at every number of ranks."""
+    """Returns which forecasts are within the aim at every number of ranks."""
     lines = []
     for method in METHODS:
         error = form.largest_error(method)
@@ -82,4 +82,4 @@ def _logged_table(study: ForecastStudy, logged: LoggedRanks) -> RenderableType:
             for row in form.rows
             if row.ranks == logged.ranks
         ]
-    return console.table(rows, title="Beside a real run, whose ranks share the machine's memory and cores")
+    return console.table(rows, title="Comparison with a real run, whose ranks share the machine's memory and cores")

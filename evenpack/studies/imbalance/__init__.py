@@ -1,1 +1,1 @@
-"""How fast un-padding is on many devices, where each step waits for the slowest."""
+"""Simulates the speed of un-padding on many devices, where each step waits for the slowest."""

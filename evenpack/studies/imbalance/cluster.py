@@ -1,4 +1,4 @@
-"""One step of a simulated cluster: items are drawn and assigned, micro-batches cost what they hold, ranks wait."""
+"""One step of a simulated cluster: items are drawn and assigned, micro-batches have a cost, and ranks wait."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ from evenpack.studies.imbalance.drawing import ItemKinds, squared_padding
 from evenpack.studies.imbalance.step_cost import StepCost
 
 FEWEST_STEPS = 30
-"""Below, an interval over steps would say nothing."""
+"""Least number of steps; below, an interval over steps is meaningless."""
 
 _FIRST_STAGE_THAT_WAITS_OFTEN = 2
-"""From this ZeRO stage on ranks wait for one another in each micro-batch."""
+"""From this ZeRO stage on ranks synchronise in each micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """A layout, who computes what of it, and what attention computes."""
+    """A layout, an assignment policy, and the kind of attention."""
 
     layout: Layout
     policy: AssignmentPolicy
     dense: bool = False
-    """Of packs: the whole square is computed and then masked, as PackedBERT does, not each sequence's own square."""
+    """For packs: the whole square is computed and then masked, as PackedBERT does, not each sequence's own square."""
 
     @property
     def label(self) -> str:
@@ -43,7 +43,7 @@ class Scheme:
 
     @property
     def batching(self) -> Batching:
-        """What is assigned."""
+        """The items that are assigned."""
         return "packs" if self.layout == "packed" else "sequences"
 
 
@@ -51,7 +51,7 @@ BASELINE = Scheme(layout="padded", policy="arrival")
 UNPADDED_ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 BALANCED_PACKS = Scheme(layout="packed", policy="cost_balanced")
 DENSE_PACKS = Scheme(layout="packed", policy="arrival", dense=True)
-"""All cost the same, however they are assigned."""
+"""Packs with dense attention, which all have the same cost for any assignment."""
 
 _LAYOUTS: tuple[tuple[Batching, Layout], ...] = (
     ("packs", "packed"),
@@ -66,26 +66,26 @@ SCHEMES: tuple[Scheme, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """What every device computes in a step, and how long it is watched.
+    """The work of every device in a step, and the number of steps.
 
     Raises: ConfigError, naming the option of the command line.
     """
 
     batch: int = 32
-    """Sequences of a micro-batch."""
+    """Sequences per micro-batch."""
     packs: int | None = None
-    """Of a micro-batch; None: as many as hold `batch` sequences on average, at least one."""
+    """Packs per micro-batch; None: as many as hold `batch` sequences on average, at least one."""
     accumulation: int = 1
-    """Micro-batches of a step and device."""
+    """Micro-batches per step and device."""
     zero_stage: int = 0
-    """At 2 and 3 devices wait for each other in every micro-batch, else once a step."""
+    """At 2 and 3 devices synchronise in every micro-batch, else once a step."""
     steps: int = 1000
     all_reduce_bytes: float = 0.0
-    """Of the gradients."""
+    """Bytes of the gradients."""
     bandwidth: float | None = None
-    """Bytes a second of a device's link, for the all-reduce; it does not overlap with computing here."""
+    """Bytes per second of a device's link, for the all-reduce, which does not overlap with computing here."""
     noise: bool = False
-    """Scatter the seconds of micro-batches as the cost model's measurements do."""
+    """Whether micro-batch seconds scatter as in the cost model's measurements."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class ClusterOptions:
             raise ConfigError("--all-reduce-bytes and --bandwidth go together: give both or none")
 
     def all_reduce_seconds(self, devices: int) -> float:
-        """Of a ring: every device sends and receives 2 (n - 1) / n times the bytes."""
+        """Returns the seconds of a ring, where every device sends and receives 2 (n - 1) / n times the bytes."""
         if self.bandwidth is None:
             return 0.0
         return 2 * self.all_reduce_bytes * (devices - 1) / devices / self.bandwidth
@@ -111,13 +111,13 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cluster:
-    """Everything that a step depends on, but the number of devices."""
+    """Everything on which a step depends, except the number of devices."""
 
     sequences: ItemKinds
     packs: ItemKinds
     pack_length: int
     max_sequence_length: int
-    """Width of padded rows that are as wide as the longest sequence can be."""
+    """Width of padded rows that do not depend on their longest sequence."""
     packs_per_micro_batch: int
     causal: bool
     cost: StepCost
@@ -126,10 +126,10 @@ class Cluster:
     def steps(
         self, devices: int, first: int, count: int, schemes: Sequence[Scheme] = SCHEMES
     ) -> Float64[np.ndarray, "schemes count 5"]:
-        """Steps `first` to `first + count` by each of `schemes`: columns of `StepTimes`.
+        """Simulates steps `first` to `first + count` by each of `schemes`, as columns of `StepTimes`.
 
-        A step is a function of (seed, devices, step). All schemes of single sequences are given the same sequences in
-        the same order, all schemes of packs the same packs.
+        A step is a function of (seed, devices, step). All schemes of single sequences get the same sequences in the
+        same order, all schemes of packs the same packs.
         """
         found = np.empty((len(schemes), count, 5))
         for row, step in enumerate(range(first, first + count)):
@@ -143,12 +143,12 @@ class Cluster:
         return found
 
     def items_per_step(self, batching: Batching, devices: int) -> int:
-        """Of all devices."""
+        """Returns the items of a step over all devices."""
         of_micro_batch = self.packs_per_micro_batch if batching == "packs" else self.options.batch
         return devices * self.options.accumulation * of_micro_batch
 
     def kinds(self, batching: Batching) -> ItemKinds:
-        """Of what is assigned."""
+        """Returns the kinds of the assigned items."""
         return self.packs if batching == "packs" else self.sequences
 
     def _draw(self, generator: np.random.Generator, devices: int) -> dict[Batching, "_Draw"]:
@@ -161,7 +161,7 @@ class Cluster:
         return drawn
 
     def _noise(self, generator: np.random.Generator, devices: int) -> Float64[np.ndarray, "ranks micro_batches"]:
-        """Positive factors of mean 1, the same for all schemes."""
+        """Returns positive factors of mean 1, the same for all schemes."""
         shape = (devices, self.options.accumulation)
         if not self.options.noise:
             return np.ones(shape)
@@ -185,7 +185,7 @@ class Cluster:
         return slowest + self.options.all_reduce_seconds(devices), slowest, mean
 
     def shape(self, scheme: Scheme, devices: int) -> StepShape:
-        """How training would form a step of this scheme on so many devices, with this cost model."""
+        """Returns the shape of a training step of this scheme on so many devices, with this cost model."""
         cost = self.cost
         weights = CostWeights(
             per_token=cost.per_slot, per_squared_length=cost.per_squared_length, per_segment=cost.per_segment
@@ -216,7 +216,7 @@ class Cluster:
     def micro_batch_seconds(
         self, scheme: Scheme, items: Int64[np.ndarray, " items"], shares: Shares
     ) -> Float64[np.ndarray, " shares"]:
-        """Of each share of a step's `items` (their kinds), without noise, as `placement.py` would lay them out."""
+        """Returns seconds of the micro-batches of a step's `items` (their kinds), without noise."""
         kinds, longest = self.kinds(scheme.batching), self.max_sequence_length
         starts, assigned = shares.offsets[:-1], items[shares.items]
         counts = np.diff(shares.offsets)
@@ -234,18 +234,18 @@ class Cluster:
         else:
             width = padded_width(scheme.policy, np.maximum.reduceat(kinds.tokens[assigned], starts), longest)
             slots = counts * width
-            # Behind a sequence of length l lies padding of width - l: a segment of its own where the model looks
-            # both ways, with l² + (width - l)² = 2 l² - 2 width l + width² for both.
+            # A sequence of length l is followed by padding of width - l: a segment of its own for a bidirectional
+            # model, with l² + (width - l)² = 2 l² - 2 width l + width² for both.
             squared = counts * width**2 if self.causal else 2 * squared - 2 * width * tokens + counts * width**2
         return self.cost.seconds(slots, squared, sequences)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Draw:
-    """What a step is to assign."""
+    """The items of a step, to be assigned."""
 
     items: Int64[np.ndarray, " items"]
-    """Their kinds."""
+    """Kinds of the items."""
     tokens: Int64[np.ndarray, " items"]
     work: Float64[np.ndarray, "2"]
     """`ItemKinds.work` of the mean item."""

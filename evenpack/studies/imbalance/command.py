@@ -1,4 +1,4 @@
-"""`evenpack study imbalance`."""
+"""The command `evenpack study imbalance`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class ImbalanceCommand(ImbalanceArguments):
     """Compare packs with un-padding and padding on one device to thousands, where each step waits for the slowest.
 
-    Clusters are simulated on the lengths; beside them stand the published curve and, if given, a log.
+    Clusters are simulated on the lengths and compared with the published curve and, if given, a log.
 
     \b
     Examples:
@@ -27,7 +27,7 @@ class ImbalanceCommand(ImbalanceArguments):
     """
 
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
-        """Options and the log are checked before the lengths are read. Raises: as `ImbalanceRequest`."""
+        """Checks the options and the log before reading the lengths. Raises: as `ImbalanceRequest`."""
         from evenpack.studies.imbalance.study import ImbalanceRequest, study_imbalance
 
         request = ImbalanceRequest(self)

@@ -1,4 +1,4 @@
-"""At how many devices a scheme stops being faster than packs."""
+"""The numbers of devices at which a scheme stops being faster than packs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_P
 from evenpack.studies.imbalance.step_times import NORMAL_95, StepTimes, log_ratio
 
 Verdict = Literal["ahead everywhere", "behind everywhere", "falls behind", "gets ahead", "undecided"]
-"""Over the counts simulated. Undecided: at each of them the two differ by less than their 95 % interval."""
+"""The verdict over the simulated counts. Undecided: at each of them the difference is below the 95 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
-    """A scheme against a way to pack."""
+    """A scheme compared with a way to pack."""
 
     layout: str
     policy: str
@@ -23,15 +23,15 @@ class Crossing:
     """`Scheme.label` of the packs."""
     verdict: Verdict
     devices: float | None
-    """Where the two are equally fast, interpolated in the logarithm of devices; None where they do not cross."""
+    """Devices where both are equally fast, interpolated in the logarithm of devices; None if they do not cross."""
     low: float | None
-    """The 95 % interval: where the lower and the upper bound of the ratio cross 1; an end of the counts simulated where
-    they do not."""
+    """Start of the 95 % interval: where the lower and the upper bound of the ratio cross 1, or an end of the
+    simulated counts."""
     high: float | None
 
 
 def find_crossings(times: Mapping[tuple[Scheme, int], StepTimes]) -> tuple[Crossing, ...]:
-    """Of every scheme without packs against packs assigned by cost, and against packs with dense attention."""
+    """Compares every scheme without packs with packs assigned by cost, and with packs with dense attention."""
     counts = sorted({devices for _, devices in times})
     return tuple(
         _crossing(scheme, packs, counts, times)
@@ -76,7 +76,7 @@ def _verdict(values: Sequence[float], reaches: Sequence[float]) -> Verdict:
 
 
 def _zero(counts: Sequence[int], values: Sequence[float], *, falling: bool) -> float:
-    """The first zero of values linear in log2(devices), an end of the counts where there is none."""
+    """Returns the first zero of values linear in log2(devices), or an end of the counts if there is none."""
     signed = np.array(values) if falling else -np.array(values)
     if signed[0] <= 0:
         return float(counts[0])

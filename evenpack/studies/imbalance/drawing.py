@@ -1,4 +1,4 @@
-"""What simulated steps are assigned: single sequences or packs, drawn independently of one another."""
+"""The items of simulated steps: single sequences or packs, drawn independently of one another."""
 
 from dataclasses import dataclass
 
@@ -10,29 +10,29 @@ from evenpack.data.packing import LengthHistogram, Packing
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemKinds:
-    """The kinds of items there are: sequences by length, or packs by strategy."""
+    """The kinds of items: sequences by length, or packs by strategy."""
 
     probabilities: Float64[np.ndarray, " kinds"]
     tokens: Int64[np.ndarray, " kinds"]
-    """Real ones of an item."""
+    """Real tokens of an item."""
     squared_lengths: Int64[np.ndarray, " kinds"]
     """Sum of length² over its sequences."""
     padding_squared_lengths: Int64[np.ndarray, " kinds"]
-    """The same over the segments of padding that fill a pack up."""
+    """The same over the segments of padding in a pack."""
     sequences: Int64[np.ndarray, " kinds"]
 
     @property
     def mean_sequences(self) -> float:
-        """Of an item."""
+        """Returns the mean sequences of an item."""
         return float(self.probabilities @ self.sequences)
 
     @property
     def work(self) -> Float64[np.ndarray, "kinds 2"]:
-        """What times of steps depend on, linearly but for waiting and rounding."""
+        """Returns the quantities on which times of steps depend linearly, apart from waiting and rounding."""
         return np.stack([self.tokens, self.squared_lengths + self.padding_squared_lengths], axis=1).astype(np.float64)
 
     def draw(self, generator: np.random.Generator, items: int) -> Int64[np.ndarray, " items"]:
-        """The kinds of independent items in random order: as a sorted sample, shuffled, which is fastest."""
+        """Returns the kinds of independent items in random order: a shuffled sorted sample, which is fastest."""
         counts = generator.multinomial(items, self.probabilities)
         kinds = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
         generator.shuffle(kinds)
@@ -40,7 +40,7 @@ class ItemKinds:
 
 
 def sequence_kinds(histogram: LengthHistogram) -> ItemKinds:
-    """A kind for each length that occurs."""
+    """Returns a kind for each length that occurs."""
     lengths = np.flatnonzero(histogram.counts) + 1
     return ItemKinds(
         probabilities=histogram.counts[lengths - 1] / histogram.sequences,
@@ -52,7 +52,7 @@ def sequence_kinds(histogram: LengthHistogram) -> ItemKinds:
 
 
 def pack_kinds(packing: Packing, *, max_sequence_length: int) -> ItemKinds:
-    """A kind for each strategy."""
+    """Returns a kind for each strategy."""
     lengths, starts = packing.slot_lengths, np.cumsum(packing.depths) - packing.depths
     tokens = np.add.reduceat(lengths, starts)
     return ItemKinds(
@@ -65,7 +65,7 @@ def pack_kinds(packing: Packing, *, max_sequence_length: int) -> ItemKinds:
 
 
 def squared_padding(slots: Int64[np.ndarray, "*shape"], max_sequence_length: int) -> Int64[np.ndarray, "*shape"]:
-    """Sum of length² over the segments into which so many slots of padding are cut (`data/batches/placement.py`)."""
+    """Returns the sum of length² over the segments of so many padding slots (`data/batches/placement.py`)."""
     whole, rest = np.divmod(slots, max_sequence_length)
     squared: Int64[np.ndarray, "*shape"] = whole * max_sequence_length**2 + rest**2
     return squared

@@ -1,4 +1,4 @@
-"""From the steps of a run on some devices: the expected speed-up on other numbers of devices."""
+"""Forecasts the speed-up on other numbers of devices from the steps of a run on some devices."""
 
 import math
 from collections.abc import Sequence
@@ -19,41 +19,42 @@ from evenpack.studies.statistics.laws import Gumbel, Law, expected_minima, minim
 Method = Literal["gumbel", "normal", "generalised_extreme_value", "reference", "empirical"]
 
 _STEPS_IN_TAIL = 20
-"""The minimum of k steps is taken from the steps themselves while as many times k were logged."""
+"""The minimum of k steps is taken from the steps themselves if this many times k were logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Expected speed-up by one method."""
+    """The expected speed-up by one method."""
 
     method: Method
-    """A law: the cluster's survival function to the power of devices / log_devices. "reference": one device's Gumbel
-    by the published inference. "empirical": no law, minima of logged steps."""
+    """The method: a law, which is the cluster's survival function to the power of devices / log_devices;
+    "reference", one device's Gumbel by the published inference; or "empirical", minima of logged steps without a
+    law."""
     expected: float
-    """Infinite where the law has no mean."""
+    """Expected speed-up; infinite where the law has no mean."""
     interval: Interval | None
-    """95 %, of the fit alone and not of the choice of the law; None if too many of its fits failed."""
+    """95 % interval of the fit, not of the choice of the law; None if too many of its fits failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastRow:
-    """Expected speed-up at a number of devices."""
+    """The expected speed-up at a number of devices."""
 
     devices: int
     best: Estimate
-    """By the law with the lowest AIC."""
+    """Estimate by the law with the lowest AIC."""
     estimates: tuple[Estimate, ...]
-    """By all methods that apply."""
+    """Estimates by all methods that apply."""
     extrapolated: bool
-    """Below the log's devices, or beyond what minima of its steps can tell."""
+    """Whether the number is below the log's devices, or beyond the reach of minima of its steps."""
     lowest: float
-    """Of all estimates and their intervals."""
+    """Lowest value of all estimates and their intervals."""
     highest: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogForecast:
-    """What a log says of other counts."""
+    """The forecasts of a log for other numbers of devices."""
 
     path: Path
     format: str
@@ -62,16 +63,16 @@ class LogForecast:
     cuts: tuple[Cut, ...]
     log_devices: int
     padded_baseline: float
-    """Sequences a second with padding, on `log_devices` devices of the same system."""
+    """Sequences/s with padding, on `log_devices` devices of the same system."""
     step_histogram: StepHistogram
-    """Of the speed-up of each step used."""
+    """Histogram of the speed-up of each step used."""
     fits: FitReport
-    """To the speed-up of each step used."""
+    """Fits to the speed-up of each step used."""
     reference_single: Gumbel | None
-    """One device's, by the published inference; None if no Gumbel could be fitted."""
+    """Gumbel of one device, by the published inference; None if no Gumbel could be fitted."""
     rows: tuple[ForecastRow, ...]
     warnings: tuple[str, ...]
-    """Of reading, fitting and extrapolating."""
+    """Warnings of reading, fitting and extrapolating."""
 
 
 def forecast_from_log(
@@ -83,20 +84,20 @@ def forecast_from_log(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> LogForecast:
-    """Expected speed-up over padding for each of `counts`, if steps wait for the slowest of independent devices.
+    """Forecasts the speed-up over padding for each of `counts`, if steps wait for the slowest of independent devices.
 
-    Raises: ConfigError without a padded baseline above 0, for counts that are no positive integers, or if the log says
-    that it comes from another number of devices; FitError if no law can be fitted.
+    Raises: ConfigError without a padded baseline above 0, for counts that are no positive integers, or if the log is of
+    another number of devices; FitError if no law can be fitted.
     """
     if padded_baseline is None or not (math.isfinite(padded_baseline) and padded_baseline > 0):
         raise ConfigError(
-            "a speed-up needs the padded rate of the same system: give sequences a second above 0 over all "
+            "a speed-up needs the padded rate of the same system: give sequences/s above 0 over all "
             f"{log_devices} devices as the padded baseline, got {padded_baseline}"
         )
     (log_devices,), checked = device_counts([log_devices]), device_counts(counts)
     if log.devices not in (None, log_devices):
         raise ConfigError(
-            f"{log.path} says that its run had {log.devices} ranks, and --log-devices is {log_devices}: set "
+            f"{log.path} is of a run with {log.devices} ranks, and --log-devices is {log_devices}: set "
             f"--log-devices {log.devices}"
         )
     speed_ups = log.rates / padded_baseline
@@ -139,7 +140,7 @@ def _row(devices: int, best: Estimate, by_laws: list[Estimate], by_steps: tuple[
 
 
 def _by_laws(fitted: FittedLaws, powers: Float64[np.ndarray, " counts"]) -> dict[Method, list[Estimate]]:
-    """The cluster's law itself: no assumption on one device's, exact at the log's own count."""
+    """Returns estimates by the cluster's law itself: no assumption on one device's, exact at the log's own count."""
     columns: dict[Method, list[Estimate]] = {}
     for fit in fitted.report.fits:
         columns[fit.name] = _estimates(fit.name, fit.law, fitted.resampled[fit.name], powers)
@@ -176,7 +177,7 @@ def _by_steps(
     samples: Float64[np.ndarray, "rounds steps"],
     powers: Float64[np.ndarray, " counts"],
 ) -> list[tuple[Estimate, ...]]:
-    """Expected minimum of k logged steps, drawn with replacement; nothing where k is below 1 or too large."""
+    """Returns the expected minimum of k logged steps, with replacement; nothing where k is below 1 or too large."""
     steps = len(speed_ups)
     ordered, samples = np.sort(speed_ups), np.sort(samples, axis=1)
     estimates: list[tuple[Estimate, ...]] = []
@@ -196,7 +197,7 @@ def _warnings(rows: tuple[ForecastRow, ...], log_devices: int) -> list[str]:
     if any(row.devices < log_devices for row in rows):
         warnings.append(
             f"below {log_devices} devices the upper tail of the law decides, which steps of {log_devices} devices "
-            "hardly show: take the range over all methods, not one of them, and that with care"
+            "hardly show: use the range over all methods, not one of them, and with care"
         )
     far = [row.devices for row in rows if row.extrapolated and row.devices > log_devices]
     if far:
@@ -217,7 +218,7 @@ def _warnings(rows: tuple[ForecastRow, ...], log_devices: int) -> list[str]:
 
 
 def _agree(row: ForecastRow) -> bool:
-    """Whether the best law's interval and that of the steps themselves, if there is one, overlap."""
+    """Returns whether the best law's interval and that of the steps themselves, if there is one, overlap."""
     steps = [estimate for estimate in row.estimates if estimate.method == "empirical"]
     return all(_low(row.best) <= _high(estimate) and _low(estimate) <= _high(row.best) for estimate in steps)
 

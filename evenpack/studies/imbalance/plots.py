@@ -1,4 +1,4 @@
-"""Figure 5 of PackedBERT for any lengths: speed-up over padding by number of devices, and who waits."""
+"""Figure 5 of PackedBERT for any lengths: speed-up over padding by number of devices, and the time spent waiting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,25 +31,25 @@ _LOG = "#c2255c"
 _BANDS = (BALANCED_PACKS, UNPADDED_ARRIVAL)
 """Schemes whose single steps are shown; more bands would hide one another."""
 _BEYOND = 1e6
-"""No speed-up: stands for infinity where an area has to end."""
+"""A value that stands for infinity where an area has to end."""
 _LEAST_SHARE = 0.01
-"""Percent: one device waits for nobody, and has no place on a logarithmic axis."""
+"""Least percentage on a logarithmic axis; one device waits for nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImbalanceStudy:
-    """What three sources say."""
+    """The results of three sources."""
 
     origin: str
-    """Of the lengths."""
+    """Origin of the lengths."""
     reference: ReferenceCurve
     forecast: LogForecast | None
-    """Of a log, if there is one."""
+    """Forecast of a log, if there is one."""
     simulation: Simulation
 
 
 def plot_imbalance(study: ImbalanceStudy, path: Path) -> None:
-    """Speed-up over padding on the left, the share of time spent waiting on the right.
+    """Draws the speed-up over padding on the left, and the fraction of time spent waiting on the right.
 
     Raises: ConfigError without matplotlib.
     """
@@ -61,7 +61,7 @@ def plot_imbalance(study: ImbalanceStudy, path: Path) -> None:
 
 
 def colour(scheme: Scheme) -> str:
-    """One hue for each layout."""
+    """Returns one hue per layout."""
     same = [one for one in SCHEMES if one.layout == scheme.layout]
     return _SHADES[scheme.layout][same.index(scheme)]
 
@@ -86,7 +86,7 @@ def _draw_speed_ups(axes: Any, study: ImbalanceStudy) -> None:
     if study.forecast is not None:
         ends.append(_draw_forecast(axes, study.forecast))
     _device_axis(axes, [row.devices for row in study.simulation.of(BASELINE)])
-    axes.set_ylabel("sequences a second, over padding on as many devices")
+    axes.set_ylabel("speed-up over padding (sequences/s, on as many devices)")
     label_ends(axes, ends)
     write_title(axes, _finding(study.simulation))
 
@@ -104,7 +104,7 @@ def _draw_waiting(axes: Any, simulation: Simulation) -> None:
     axes.set_ylim(_LEAST_SHARE, 100)
     axes.set_yticks([0.01, 0.1, 1, 10, 100], ["0.01 or less", "0.1", "1", "10", "100"])
     axes.minorticks_off()
-    axes.set_ylabel("time that devices wait for the slowest (%, logarithmic)")
+    axes.set_ylabel("time spent waiting for the slowest device (%, logarithmic)")
     label_ends(axes, ends)
     arrival, packs = (_last(simulation, scheme) for scheme in (UNPADDED_ARRIVAL, BALANCED_PACKS))
     write_title(
@@ -129,7 +129,7 @@ def _draw_line(axes: Any, devices: Sequence[int], values: Sequence[float], schem
 
 
 def _draw_reference(axes: Any, reference: ReferenceCurve) -> tuple[str, float, str]:
-    """The published curve, and where nine of ten steps of its law lie."""
+    """Draws the published curve, and the range of nine of ten steps of its law."""
     devices = np.array([row.devices for row in reference.rows])
     expected = [row.expected for row in reference.rows]
     axes.fill_between(
@@ -144,16 +144,16 @@ def _draw_reference(axes: Any, reference: ReferenceCurve) -> tuple[str, float, s
 
 
 def reference_name(reference: ReferenceCurve) -> str:
-    """For people."""
+    """Returns a name of the reference for people."""
     if (reference.fitted, reference.devices) == (PUBLISHED_CLUSTER, PUBLISHED_DEVICES):
         return "published (BERT, 512)"
     return "reference"
 
 
 def _draw_forecast(axes: Any, forecast: LogForecast) -> tuple[str, float, str]:
-    """The log's best law, and the range over all laws and their intervals.
+    """Draws the log's best law, and the range over all laws and their intervals.
 
-    Below the log's own devices the laws part, to infinity: what is far above everything else leaves the axes.
+    Below the log's own devices the laws diverge to infinity: values far above all others are outside the axes.
     """
     devices = np.array([row.devices for row in forecast.rows])
     expected, low, high = (
@@ -182,7 +182,7 @@ def _name(scheme: Scheme) -> str:
     policy = scheme.policy.replace("_", " ")
     if scheme == DENSE_PACKS:
         return "packed, dense attention"
-    return "padded arrival: the base" if scheme == BASELINE else f"{scheme.layout} {policy}"
+    return "padded arrival: the baseline" if scheme == BASELINE else f"{scheme.layout} {policy}"
 
 
 def _last(simulation: Simulation, scheme: Scheme) -> SimulationRow:
@@ -216,8 +216,8 @@ def _caption(study: ImbalanceStudy) -> str:
     options = simulation.options
     lines = [
         f"Lengths: {study.origin}. {options.batch} sequences or {simulation.packs_per_micro_batch} packs of "
-        f"{simulation.pack_length:,} slots a micro-batch, {options.accumulation} a step and device; "
-        f"{options.steps:,} simulated steps: means are sure to ± {_widest(simulation):.3f} (95 %).",
+        f"{simulation.pack_length:,} slots per micro-batch, {options.accumulation} per step and device; "
+        f"{options.steps:,} simulated steps: means have an error of ± {_widest(simulation):.3f} (95 %).",
         f"Cost model: {simulation.cost.origin}.",
         f"Bands: nine of ten steps. Dotted, {reference_name(study.reference)}: un-padding by arrival as inferred from "
         f"{study.reference.devices} GPUs; the published one is of BERT-large at 512 tokens (PackedBERT, section E).",

@@ -1,4 +1,4 @@
-"""Un-padding over device counts as PackedBERT infers it from one cluster's Gumbel (sections 4.4 and E)."""
+"""Speed-up of un-padding by device count, as PackedBERT infers it from one cluster's Gumbel (sections 4.4, E)."""
 
 import math
 import operator
@@ -19,57 +19,58 @@ PUBLISHED_PACKING = 1.913
 """Speed-up of packing over padding, at every device count (section 4.4)."""
 
 _DRAWS = 200_000
-"""Of each minimum by its own inverse distribution function."""
+"""Draws of each minimum by its own inverse distribution function."""
 _REAL_DRAWS = 1 << 21
-"""Single-device draws for each count whose minima are really taken."""
+"""Single-device draws for each count whose minima are actually taken."""
 _REAL_MINIMA_UP_TO = 4096
-"""Devices: beyond, fewer than 512 minima would come of them."""
+"""Largest number of devices for that: beyond, fewer than 512 minima would result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceRow:
-    """Expected speed-up at a number of devices."""
+    """The expected speed-up at a number of devices."""
 
     devices: int
     expected: float
-    """By the published inference, from quadrature."""
+    """Expected speed-up by the published inference, by quadrature."""
     monte_carlo: float
     """The same by drawing minima from their own distribution."""
     monte_carlo_error: float
     """Standard error of that."""
     real_minima: float | None
-    """The same as the mean minimum of really drawn devices, by another generator; None above 4,096 devices."""
+    """The same as the mean minimum of actually drawn devices, by another generator; None above 4,096 devices."""
     real_minima_error: float | None
     by_moments: float
-    """If one device's Gumbel is to give the cluster's mean and deviation instead of its median and mode."""
+    """Expected speed-up if one device's Gumbel is to match the cluster's mean and deviation instead of its median
+    and mode."""
     direct: float
-    """If the cluster alone is a Gumbel and one device has whatever law that asks for."""
+    """Expected speed-up if the cluster is a Gumbel and one device has the law that follows."""
     spread: float
-    """Between the three inferences: what the choice of the law costs in certainty."""
+    """Range of the three inferences: the uncertainty from the choice of the law."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceCurve:
-    """What one cluster's Gumbel says of other counts."""
+    """The prediction of one cluster's Gumbel for other counts."""
 
     fitted: Gumbel
-    """Of the cluster."""
+    """Gumbel of the cluster."""
     devices: int
-    """Of the cluster."""
+    """Devices of the cluster."""
     single: Gumbel
-    """Of one device, by median and mode."""
+    """Gumbel of one device, by median and mode."""
     single_by_moments: Gumbel
     rows: tuple[ReferenceRow, ...]
     expected_at_fitted: float
-    """Mean that `single` gives back for the cluster."""
+    """Mean that `single` predicts for the cluster."""
     fitted_mean: float
-    """Mean that the cluster's Gumbel has."""
+    """Mean of the cluster's Gumbel."""
     model_error_at_fitted: float
-    """What the inference loses: the first less the second."""
+    """Error of the inference: the first minus the second."""
 
 
 def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
-    """One device's Gumbel from that of `devices` (equations 12 to 14), in closed form.
+    """Returns one device's Gumbel from that of `devices` (equations 12 to 14), in closed form.
 
     1 - F_n(s) = (1 - F_1(s))^n holds at the cluster's median and mode. There F_1 is known, and -ln(-ln F_1) =
     (s - location) / scale is linear in s, so both equations together are a straight line through two points.
@@ -84,7 +85,7 @@ def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
 
 
 def single_device_gumbel_by_moments(cluster: Gumbel, devices: int) -> Gumbel:
-    """One device's Gumbel whose minimum of `devices` draws has the cluster's mean and standard deviation.
+    """Returns one device's Gumbel whose minimum of `devices` draws has the cluster's mean and deviation.
 
     Raises: ConfigError if `devices` is no positive integer.
     """
@@ -97,7 +98,7 @@ def single_device_gumbel_by_moments(cluster: Gumbel, devices: int) -> Gumbel:
 
 
 def reference_curve(cluster: Gumbel, devices: int, counts: Sequence[int], *, seed: int = 0) -> ReferenceCurve:
-    """Expected speed-up of each of `counts` devices, given the Gumbel of a cluster of `devices`.
+    """Returns the expected speed-up of each of `counts` devices, given the Gumbel of a cluster of `devices`.
 
     Raises: ConfigError for counts that are no positive integers.
     """
@@ -126,7 +127,7 @@ def reference_curve(cluster: Gumbel, devices: int, counts: Sequence[int], *, see
 
 
 def device_counts(counts: Sequence[int]) -> tuple[int, ...]:
-    """The same counts as plain integers.
+    """Returns the same counts as plain integers.
 
     Raises: ConfigError unless all are positive integers and there is one.
     """
@@ -153,7 +154,7 @@ class _Squared:
 
 
 def _variate(log_survival: float, devices: int) -> float:
-    """-ln(-ln F_1) where the cluster's survival function is known."""
+    """Returns -ln(-ln F_1) where the cluster's survival function is known."""
     return -math.log(-math.log(-special.expm1(log_survival / devices)))
 
 

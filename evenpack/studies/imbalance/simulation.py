@@ -1,4 +1,4 @@
-"""Clusters of any size on given lengths: each layout and policy, step by step, and what the steps say together."""
+"""Simulates clusters of any size on given lengths, step by step for each layout and policy."""
 
 import multiprocessing
 import os
@@ -23,20 +23,20 @@ from evenpack.studies.imbalance.step_times import SimulationRow, StepTimes, step
 from evenpack.studies.statistics.laws import Gumbel
 
 MOST_DEVICES = 1 << 17
-"""More than any cluster has, and 1 GB for a step at 32 sequences a device."""
+"""More devices than any cluster has, and 1 GB for a step at 32 sequences per device."""
 
 MOST_SEQUENCES = 32 * MOST_DEVICES
-"""Of a step."""
+"""Sequences of a step."""
 
 _ITEMS_OF_A_TASK = 1 << 20
 _OVERHEAD_ITEMS = 4000
-"""A step costs as much besides its items."""
+"""Overhead of a step in items: a step costs that much in addition to its items."""
 _WORTH_PROCESSES = 3 * _ITEMS_OF_A_TASK
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """All rows, and where they cross."""
+    """All rows, and their crossings."""
 
     options: ClusterOptions
     cost: StepCost
@@ -49,25 +49,25 @@ class Simulation:
     rows: tuple[SimulationRow, ...]
     crossings: tuple[Crossing, ...]
     step_histograms: tuple[StepHistogram, ...]
-    """Of un-padding by arrival, for the device counts that `simulate` was given laws of; rising."""
+    """Histograms of un-padding by arrival, for the device counts whose laws `simulate` was given; ascending."""
 
     def of(self, scheme: Scheme) -> tuple[SimulationRow, ...]:
-        """A row for each number of devices, rising."""
+        """Summarises steps, with a row for each number of devices, ascending."""
         return tuple(row for row in self.rows if (row.layout, row.policy, row.dense) == astuple(scheme))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationProgress:
-    """How far a simulation is."""
+    """The progress of a simulation."""
 
     share: float
-    """Of the work; small clusters are more of it than their sequences."""
+    """Fraction of the work; small clusters are more of it than their sequences."""
     sequences: int
-    """Drawn."""
+    """Sequences drawn."""
 
 
 def parse_devices(given: str) -> tuple[int, ...]:
-    """`1..2048`: both ends and the powers of two between; `1,8,24`: these. Rising, without repeats.
+    """Parses `1..2048` as both ends and the powers of two between, and `1,8,24` as these; ascending, without repeats.
 
     Raises: ConfigError for anything but positive integers.
     """
@@ -77,7 +77,7 @@ def parse_devices(given: str) -> tuple[int, ...]:
         numbers = [_device_count(number, given) for number in ([first, last] if dots else [first])]
         low, high = numbers[0], numbers[-1]
         if low > high:
-            raise ConfigError(f"--devices {given}: {word.strip()} runs backwards; give the smaller number first")
+            raise ConfigError(f"--devices {given}: {word.strip()} is descending; give the smaller number first")
         counts |= (
             {low, high, *(1 << bit for bit in range(high.bit_length()) if low <= 1 << bit <= high)} if dots else {low}
         )
@@ -92,7 +92,7 @@ def make_cluster(
     options: ClusterOptions,
     causal: bool | None = None,
 ) -> Cluster:
-    """Of any number of devices; the arguments are those of `simulate`."""
+    """Makes a cluster of any number of devices; the arguments are those of `simulate`."""
     packs = pack_kinds(packing, max_sequence_length=histogram.longest)
     return Cluster(
         sequences=sequence_kinds(histogram),
@@ -118,14 +118,14 @@ def simulate(
     processes: int | None = None,
     progress: Callable[[SimulationProgress], None] = lambda state: None,
 ) -> Simulation:
-    """Simulates every scheme at every number of devices, and one device too: efficiency is against it.
+    """Simulates every scheme at every number of devices, and one device too, which is the baseline of efficiency.
 
     Args:
         packing: of `histogram`; packs are drawn by how often each strategy is used.
         causal: None: as the cost model's model is.
-        laws: by device count, laws of the speed-up of an un-padded step: the steps of these counts are held against
+        laws: by device count, laws of the speed-up of an un-padded step: the steps of these counts are compared with
             them in `step_histograms`, whether or not `devices` has them.
-        processes: None: one for each core, where there is enough to do. The result does not depend on it.
+        processes: None: one for each core, where there is enough work. The result does not depend on it.
 
     Raises: ConfigError for device counts that are no positive integers, and for steps of too many sequences.
     """
@@ -177,7 +177,7 @@ class _Task:
 
 
 def _tasks(cluster: Cluster, counts: Sequence[int]) -> list[_Task]:
-    """All steps in pieces of near equal work, the largest clusters first: the last pieces to end are small."""
+    """Returns all steps in pieces of nearly equal work, the largest clusters first, so the last pieces are small."""
     tasks = []
     for devices in sorted(counts, reverse=True):
         of_step = cluster.items_per_step("sequences", devices) + _OVERHEAD_ITEMS
@@ -223,7 +223,7 @@ def _results(
     if processes == 1:
         yield ((task, cluster.steps(task.devices, task.first, task.count)) for task in tasks)
         return
-    # Not forked: a process that shows progress may have threads.
+    # Not forked, because a process that shows progress may have threads.
     executor = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
     try:
         futures = {executor.submit(cluster.steps, task.devices, task.first, task.count): task for task in tasks}

@@ -1,4 +1,4 @@
-"""What a micro-batch costs in a simulated cluster: a measured cost model, or an estimate that says that it is one."""
+"""The cost of a micro-batch in a simulated cluster: a measured cost model, or an explicit estimate."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,46 +17,46 @@ from evenpack.models.families import family_of
 SHIPPED = Path(__file__).with_name("cost_models")
 DEFAULT_COST = "bert_large_estimate"
 _MANY = 1 << 20
-"""So that rounding to whole pairs does not count."""
+"""Number of pairs at which rounding to whole pairs has no effect."""
 
 
 class EstimatedCost(Section):
-    """Seconds from operations and assumed shares of a device's peak; nothing is measured.
+    """Seconds computed from operations and assumed fractions of a device's peak; nothing is measured.
 
-    There is no constant and no optimizer in it. In those that come with evenpack an operation takes as long in
-    attention as elsewhere: neutral, as real attention is slower, which favours layouts with short segments the more.
+    It contains no constant and no optimizer. In the shipped ones an operation takes as long in attention as elsewhere:
+    this is neutral, because real attention is slower, which favours layouts with short segments even more.
     """
 
     model: str
     causal: bool
     flops_per_slot: float = Field(gt=0.0)
-    """Forward and backward, blocks only: embeddings, norms and heads are left out."""
+    """Operations of forward and backward, blocks only: embeddings, norms and heads are left out."""
     flops_per_squared_length: float = Field(gt=0.0)
     device: str
     peak_flops: float = Field(gt=0.0)
-    """Dense, operations a second."""
+    """Dense peak in operations per second."""
     utilisation: float = Field(gt=0.0, le=1.0)
-    """Share of the peak that matrix products outside attention reach."""
+    """Fraction of the peak that matrix products outside attention reach."""
     attention_utilisation: float = Field(gt=0.0, le=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Seconds of micro-batches and steps, and where they come from."""
+    """Seconds of micro-batches and steps, and their origin."""
 
     name: str
     origin: str
-    """For people: device, model, and whether it was measured."""
+    """Description for people: device, model, and whether it was measured."""
     estimated: bool
     causal: bool
-    """Whether the model's attention is: a padded row then costs its whole width squared (`placement.py`)."""
+    """Whether the model's attention is causal: a padded row then costs its whole width squared (`placement.py`)."""
     constant: float
-    """Of a micro-batch."""
+    """Seconds per micro-batch."""
     per_slot: float
     per_squared_length: float
     per_segment: float
     per_step: float
-    """Once a step, on every rank: the optimizer."""
+    """Seconds once per step, on every rank: the optimizer."""
     noise: float
     """Standard deviation of seconds / expected seconds."""
 
@@ -66,18 +66,18 @@ class StepCost:
         squared_lengths: Int64[np.ndarray, "*shape"],
         segments: Int64[np.ndarray, "*shape"],
     ) -> Float64[np.ndarray, "*shape"]:
-        """Of micro-batches, without noise."""
+        """Returns the seconds of micro-batches, without noise."""
         seconds = self.constant + self.per_slot * slots + self.per_squared_length * squared_lengths
         return seconds + self.per_segment * segments if self.per_segment else seconds
 
 
 def shipped_costs() -> tuple[str, ...]:
-    """Names that `find_cost` knows."""
+    """Returns the names that `find_cost` knows."""
     return tuple(sorted(path.stem for path in SHIPPED.glob("*.json")))
 
 
 def find_cost(given: str) -> StepCost:
-    """A shipped cost model by name, or one in a file.
+    """Returns a shipped cost model by name, or one in a file.
 
     Raises: ConfigError if there is neither, or if the file holds something else.
     """
@@ -85,9 +85,7 @@ def find_cost(given: str) -> StepCost:
     if given in shipped_costs():
         path = SHIPPED / f"{given}.json"
     elif not path.is_file():
-        raise ConfigError(
-            f"cost model {given} is neither a file nor one that comes with evenpack; {nearest(given, shipped_costs())}"
-        )
+        raise ConfigError(f"cost model {given} is neither a file nor a shipped one; {nearest(given, shipped_costs())}")
     values = read_cost_values(path)
     if "measured_on" not in values:
         return _estimated(path.stem, validate(values, EstimatedCost, origin=f"cost model {path}"))
@@ -101,7 +99,7 @@ def find_cost(given: str) -> StepCost:
 
 
 def estimate_for(model: TransformerConfig) -> StepCost:
-    """What a model costs at the utilisation that the shipped estimates assume."""
+    """Returns the cost of a model at the utilisation that the shipped estimates assume."""
 
     def flops(**work: int) -> float:
         nothing = {"slots": 0, "squared_lengths": 0, "head_slots": 0, "sequences": 0}

@@ -1,4 +1,4 @@
-"""How the speed-up over padding varies from step to step: a histogram beside laws (PackedBERT, section E, figure 6)."""
+"""The speed-up over padding from step to step: a histogram with laws (PackedBERT, section E, figure 6)."""
 
 import math
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ class StepHistogram:
     mean: float
     deviation: float
     edges: tuple[float, ...]
-    """Of the bars, of equal width."""
+    """Edges of the bars, of equal width."""
     counts: tuple[int, ...]
-    """Steps in each bar; one less than there are edges."""
+    """Steps in each bar; one fewer than there are edges."""
     fitted: Gumbel | None
-    """By maximum likelihood to these steps; None: they are all equally fast."""
+    """Gumbel fitted to these steps by maximum likelihood; None if they are all equally fast."""
     fitted_distance: float | None
-    """Largest gap between its distribution function and that of the steps (Kolmogorov and Smirnov's)."""
+    """Largest difference between its distribution function and that of the steps (Kolmogorov and Smirnov's)."""
     beside: Gumbel | None
-    """The law that the steps are held against, if there is one."""
+    """The law with which the steps are compared, if there is one."""
     beside_distance: float | None
 
 
 def step_histogram(
     speed_ups: Float64[np.ndarray, " steps"], *, devices: int, beside: Gumbel | None = None
 ) -> StepHistogram:
-    """Of finite speed-ups, one for each step; `beside` is the law that they are held against."""
+    """Makes a histogram of finite speed-ups, one for each step; `beside` is the law to compare them with."""
     counts, edges = np.histogram(speed_ups, bins=min(_MOST_BARS, math.ceil(len(speed_ups) ** 0.5)))
     fitted = Gumbel.fit(speed_ups) if np.ptp(speed_ups) > 0 else None
     return StepHistogram(

@@ -1,8 +1,8 @@
-"""Sequences a second of each step, read from a training log; what is no steady training is cut, and said.
+"""Sequences/s of each step from a training log; steps outside of steady training are cut and reported.
 
 metrics   evenpack's metrics.jsonl: `sequences` / `step_seconds` of each record
 seq/s     lines of MLPerf's BERT logs: {..., 'seq/s': 381.2, 'global_steps': 75, ...}, with any prefix
-csv       a column of sequences a second, or one of seconds and one of sequences
+csv       a column of sequences/s, or one of seconds and one of sequences
 """
 
 import csv
@@ -21,12 +21,12 @@ from evenpack.errors import DataError
 from evenpack.files import parse_json_object
 
 MINIMUM_STEPS = 50
-"""Fewer say too little about the tail that decides at many devices."""
+"""Least number of steps; fewer show too little of the tail that decides at many devices."""
 WARM_UP_STEPS = 10
-"""Cut at least."""
+"""Least number of warm-up steps to cut."""
 DIP_SPREADS = 5.0
-"""A step is a dip if its rate is as many spreads below the median. Stragglers are what is to be measured, so the bound
-is far away: a normal law has 3e-7 there, a Gumbel nothing."""
+"""A step is a dip if its rate is this many spreads below the median. Stragglers are to be measured, so the bound is
+far away: a normal law has a probability of 3e-7 there, a Gumbel none."""
 
 RATE_COLUMNS = ("sequences_per_second", "sequences/s", "seq/s", "seq_per_s", "samples_per_second", "samples/s")
 SECONDS_COLUMNS = ("step_seconds", "seconds", "step_time")
@@ -39,12 +39,12 @@ _MLLOG = ":::MLLOG"
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Steps that are left out."""
+    """A range of steps that is left out."""
 
     reason: str
     steps: int
     first_line: int
-    """Of the file, from 1."""
+    """First line of the range in the file, from 1."""
     last_line: int
 
 
@@ -54,20 +54,20 @@ class StepLog:
 
     path: Path
     format: str
-    """What the file was taken for, in words."""
+    """Recognised format of the file, in words."""
     steps_read: int
     rates: Float64[np.ndarray, " steps"]
-    """Sequences a second over all devices, in the order of the file."""
+    """Sequences/s over all devices, in the order of the file."""
     cuts: tuple[Cut, ...]
-    """In the order of the file; together with `rates` all that was read."""
+    """Cuts in the order of the file; together with `rates` they cover all steps."""
     warnings: tuple[str, ...]
     devices: int | None
-    """That it says it comes from: metrics.jsonl, where it tells of single ranks; None: it says nothing."""
+    """Number of ranks according to metrics.jsonl with records of single ranks; None if the log does not contain it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Steps:
-    """All steps of a file with the lines they come from."""
+    """All steps of a file with their lines."""
 
     format: str
     lines: list[int]
@@ -79,7 +79,7 @@ class _Steps:
 def read_step_log(path: Path, *, column: str | None = None, warm_up_steps: int | None = None) -> StepLog:
     """Reads the steady steps of a log.
 
-    `column` names a CSV's column of sequences a second if it has none of the usual names; `warm_up_steps` is cut
+    `column` names a CSV's column of sequences/s if it has none of the usual names; `warm_up_steps` is cut
     from the front in place of what `steady_start` finds.
     Raises: DataError for a file that cannot be read, has no line with a rate, a rate that is not finite or not above
     0 (named with its line), or fewer than 50 steady steps.
@@ -106,7 +106,9 @@ def read_step_log(path: Path, *, column: str | None = None, warm_up_steps: int |
         )
     warnings = steps.warnings
     if is_dip.sum() > 0.05 * len(rates):
-        warnings += (f"{is_dip.sum()} of {len(rates)} steps were cut as dips: is training itself that unsteady?",)
+        warnings += (
+            f"{is_dip.sum()} of {len(rates)} steps were cut as dips: check whether training itself is unsteady",
+        )
     return StepLog(
         path=path,
         format=steps.format,
@@ -119,14 +121,17 @@ def read_step_log(path: Path, *, column: str | None = None, warm_up_steps: int |
 
 
 def steady_start(rates: Float64[np.ndarray, " steps"]) -> int:
-    """How many steps are warm-up: until the rate first comes within a spread of its median, at least 10."""
+    """Returns the number of warm-up steps: until the rate first comes within a spread of its median, at least 10."""
     median, spread = _median_and_spread(rates)
     reached = np.flatnonzero(rates >= median - spread)
     return min(len(rates), max(WARM_UP_STEPS, int(reached[0])))
 
 
 def _median_and_spread(rates: Float64[np.ndarray, " steps"]) -> tuple[float, float]:
-    """The spread is the median distance to the median, scaled to a normal law's standard deviation."""
+    """Returns median and spread.
+
+    The spread is the median absolute deviation, scaled to a normal law's standard deviation.
+    """
     median = float(np.median(rates))
     return median, 1.4826 * float(np.median(np.abs(rates - median)))
 
@@ -145,14 +150,17 @@ def _read(path: Path, column: str | None) -> _Steps:
             return steps
     raise DataError(
         f"{path}: no line with a rate. Expected records with 'sequences' and 'step_seconds' (metrics.jsonl), lines "
-        "with 'seq/s': NUMBER (MLPerf logs; written with log_freq above 0, means between evaluations do not serve), "
+        "with 'seq/s': NUMBER (MLPerf logs; written with log_freq above 0, means between evaluations are not enough), "
         f"or a CSV with one of the columns {', '.join(RATE_COLUMNS)}, or {SECONDS_COLUMNS[0]} and "
         f"{SEQUENCES_COLUMNS[0]}, or one that --log-column names"
     )
 
 
 def _read_metrics(path: Path, lines: list[str]) -> _Steps:
-    """Records without both fields, such as validation of its own, are no steps; a torn last line is none either."""
+    """Reads metrics.jsonl.
+
+    Records without both fields, such as validation, are no steps; nor is an incomplete last line.
+    """
     steps = _Steps(format="metrics.jsonl of evenpack: sequences / step_seconds", lines=[], rates=[])
     devices = None
     for number, line in enumerate(lines, start=1):
@@ -172,14 +180,14 @@ def _read_metrics(path: Path, lines: list[str]) -> _Steps:
 
 
 def _ranks(record: dict[str, Any]) -> int | None:
-    """How many the run had, in a record that tells of each."""
+    """Returns the number of ranks from a record with the times of each; None without such a record."""
     ranks = record.get("ranks")
     seconds = ranks.get("compute_seconds") if isinstance(ranks, dict) else None
     return len(seconds) if isinstance(seconds, list) else None
 
 
 def _read_seq_per_s(path: Path, lines: list[str]) -> _Steps:
-    """Some systems write each rate twice, as a dict and as an MLLOG event: then the dicts count."""
+    """Reads MLPerf logs. Some systems write each rate twice, as a dict and as an MLLOG event: then the dicts count."""
     found = [(number, line, match) for number, line in enumerate(lines, 1) if (match := _SEQ_PER_S.search(line))]
     plain = [hit for hit in found if _MLLOG not in hit[1]]
     kept = plain or found
@@ -257,7 +265,7 @@ def _cut(reason: str, lines: list[int]) -> Cut:
 
 
 def _runs(indices: list[int]) -> list[list[int]]:
-    """Consecutive numbers together."""
+    """Yields ranges of consecutive numbers."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Figure 6 of PackedBERT for any lengths: the speed-up of single steps beside its law."""
+"""Figure 6 of PackedBERT for any lengths: the speed-up of single steps and its law."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from evenpack.studies.statistics.laws import Gumbel
 
 _CURVE_POINTS = 400
 _TAIL = 0.0005
-"""Probability left out at either end of a curve."""
+"""Probability outside of either end of a curve."""
 
 
 def plot_step_speed_ups(study: ImbalanceStudy, path: Path) -> None:
-    """A panel for each histogram: the simulated clusters, largest first, and the log if there is one.
+    """Draws a panel for each histogram: the simulated clusters, largest first, and the log if there is one.
 
     Raises: ConfigError without matplotlib.
     """
@@ -30,7 +30,7 @@ def plot_step_speed_ups(study: ImbalanceStudy, path: Path) -> None:
         for axes, (histogram, origin, law) in zip(drawn, panels, strict=True):
             _draw(axes, histogram, origin=origin, law=law)
         caption = (
-            f"Lengths: {study.origin}; {study.simulation.options.batch} sequences a device. Speed-up of a step: its "
+            f"Lengths: {study.origin}; {study.simulation.options.batch} sequences per device. Speed-up of a step: its "
             f"sequences/s un-padded, by arrival, over the mean of padding on as many devices.\n"
             f"Cost model: {study.simulation.cost.origin}."
         )

@@ -1,4 +1,4 @@
-"""What a scheme's steps say: rates with intervals, waiting, efficiency."""
+"""Statistics of a scheme's steps: rates with intervals, waiting, efficiency."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,32 +11,32 @@ from evenpack.studies.imbalance.cluster import BASELINE, Scheme
 from evenpack.studies.imbalance.drawing import ItemKinds
 
 NORMAL_95 = 1.959964
-"""Standard errors either side that hold 95 % of a normal law."""
+"""Standard errors on either side that contain 95 % of a normal law."""
 STEPS_WITHIN = (5.0, 95.0)
 """Percentiles between which single steps are shown."""
 
 _SCALE = np.array([1e3, 1e6])
-"""Tokens and squared lengths in units of one size, for the regression."""
+"""Scale that brings tokens and squared lengths to one order of magnitude, for the regression."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepTimes:
-    """Steps of one scheme on a number of devices, in seconds."""
+    """The steps of one scheme on a number of devices, in seconds."""
 
     step: Float64[np.ndarray, " steps"]
-    """From one update to the next: until the slowest device is done, and the all-reduce."""
+    """Seconds from one update to the next: until the slowest device has finished, and the all-reduce."""
     slowest: Float64[np.ndarray, " steps"]
-    """The slowest device's computing."""
+    """Computing seconds of the slowest device."""
     mean: Float64[np.ndarray, " steps"]
-    """The mean device's computing."""
+    """Computing seconds of the mean device."""
     excess_work: Float64[np.ndarray, "steps 2"]
-    """Tokens and squared lengths of the mean item drawn, above what is to be expected of one."""
+    """Tokens and squared lengths of the mean drawn item, minus their expectation."""
     sequences: float
-    """Of a step, expected."""
+    """Expected sequences of a step."""
 
     @classmethod
     def of_columns(cls, columns: Float64[np.ndarray, "steps 5"], kinds: ItemKinds, *, items: int) -> "StepTimes":
-        """As `Cluster.steps` gives them, of `items` a step that are drawn from `kinds`."""
+        """Makes the times from the columns of `Cluster.steps`, of `items` per step that are drawn from `kinds`."""
         step, slowest, mean = np.ascontiguousarray(columns[:, :3].T)
         return cls(
             step=step,
@@ -48,10 +48,10 @@ class StepTimes:
 
     @cached_property
     def as_expected(self) -> Float64[np.ndarray, " steps"]:
-        """Seconds of each step, corrected for having drawn more or less work than is to be expected.
+        """Returns the seconds of each step, corrected for having drawn more or less work than expected.
 
-        Control variates: the expected work is known exactly, so the part of the seconds that follows it by linear
-        regression needs no estimate, and the mean of the rest says the more.
+        The method is control variates: the expected work is known exactly, so the part of the seconds that depends on
+        it by linear regression needs no estimate, which reduces the variance of the mean.
         """
         centred = self.excess_work - self.excess_work.mean(axis=0)
         slopes, *_ = np.linalg.lstsq(centred / _SCALE, self.step - self.step.mean(), rcond=1e-9)
@@ -60,7 +60,7 @@ class StepTimes:
 
     @property
     def rate(self) -> float:
-        """Expected sequences of a step over its expected seconds: sequences a second of a long run."""
+        """Returns the expected sequences of a step over its expected seconds: the sequences/s of a long run."""
         return self.sequences / float(self.as_expected.mean())
 
 
@@ -73,13 +73,13 @@ class LogRatio:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 %, as ratios."""
+        """Returns the 95 % interval, as ratios."""
         reach = NORMAL_95 * self.error
         return float(np.exp(self.value - reach)), float(np.exp(self.value + reach))
 
 
 def log_ratio(times: StepTimes, other: StepTimes) -> LogRatio:
-    """Of two schemes on as many devices. Paired by step: schemes that are given the same draws move together."""
+    """Returns the log ratio of two schemes on as many devices, paired by step, because equal draws are correlated."""
     # To first order ln of a mean errs by the mean of (value / mean - 1): the delta method for a ratio of means.
     errors = other.as_expected / other.as_expected.mean() - times.as_expected / times.as_expected.mean()
     error = float(errors.std(ddof=1)) / len(errors) ** 0.5
@@ -88,7 +88,7 @@ def log_ratio(times: StepTimes, other: StepTimes) -> LogRatio:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationRow:
-    """A scheme on a number of devices."""
+    """The results of a scheme on a number of devices."""
 
     layout: str
     policy: str
@@ -96,9 +96,9 @@ class SimulationRow:
     devices: int
     steps: int
     speed_up: float
-    """Sequences a second over those of padding by arrival on as many devices, in the long run (a ratio of means)."""
+    """Sequences/s divided by those of padding by arrival on as many devices, in the long run (a ratio of means)."""
     speed_up_low: float
-    """The 95 % interval of that over steps: normal, by the delta method, paired by step."""
+    """Start of its 95 % interval over steps: normal, by the delta method, paired by step."""
     speed_up_high: float
     step_low: float
     """5 % of single steps are slower than this speed-up."""
@@ -106,17 +106,17 @@ class SimulationRow:
     """5 % of single steps are faster."""
     sequences_per_second: float
     slowest_over_mean: float
-    """Computing of the slowest device over that of the mean one, mean over steps."""
+    """Seconds of the slowest device over those of the mean one, mean over steps."""
     worst_slowest_over_mean: float
     """The same in the most uneven step."""
     wait_share: float
-    """Share of all devices' time that they wait for the slowest."""
+    """Fraction of all devices' time spent waiting for the slowest."""
     efficiency: float
-    """Sequences a second and device, over those of one device alone."""
+    """Sequences/s per device, divided by those of a single device."""
 
 
 def summarise(scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes]) -> list[SimulationRow]:
-    """A row for each number of devices, rising; `times` has one device and the baseline too."""
+    """Returns a row for each number of devices, ascending; `times` has one device and the baseline too."""
     alone = times[scheme, 1].rate
     counts = sorted(devices for one, devices in times if one == scheme)
     return [_row(scheme, devices, times[scheme, devices], times[BASELINE, devices], alone) for devices in counts]
@@ -125,7 +125,7 @@ def summarise(scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes]) -> 
 def step_speed_ups(
     scheme: Scheme, times: Mapping[tuple[Scheme, int], StepTimes], devices: int
 ) -> Float64[np.ndarray, " steps"]:
-    """Of each step: its rate over that of padding by arrival in the long run."""
+    """Returns the speed-up of each step: its rate over that of padding by arrival in the long run."""
     own = times[scheme, devices]
     speed_ups: Float64[np.ndarray, " steps"] = own.sequences / own.step / times[BASELINE, devices].rate
     return speed_ups

@@ -29,7 +29,7 @@ _LINE_SECONDS = 5.0
 class ImbalanceRequest:
     """The options, checked before anything is read.
 
-    Raises: ConfigError for one that is wrong.
+    Raises: ConfigError for an invalid one.
     """
 
     def __init__(self, options: ImbalanceArguments) -> None:
@@ -42,7 +42,7 @@ class ImbalanceRequest:
                 raise ConfigError(f"{name} must be 1 or more, not {count}")
         self.cluster = cluster_options(options)
         self.cost: StepCost | None = None if options.cost_model is None else find_cost(options.cost_model)
-        """None: by what is looked at."""
+        """None: by the subject's model."""
         self.causal = options.causal
         self.plot = options.plot
         self.plot_steps = options.plot_steps
@@ -55,7 +55,7 @@ class ImbalanceRequest:
 
 
 def cluster_options(options: ImbalanceArguments) -> ClusterOptions:
-    """Raises: ConfigError for a number that is out of range."""
+    """Returns the cluster's options. Raises: ConfigError for a number that is out of range."""
     return ClusterOptions(
         batch=options.batch,
         packs=options.packs,
@@ -70,7 +70,7 @@ def cluster_options(options: ImbalanceArguments) -> ClusterOptions:
 
 
 def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[str, Any], list[RenderableType]]:
-    """The study as a value for JSON and as what rich can print; draws it too if asked."""
+    """Returns the study as a value for JSON and as rich tables; draws it if requested."""
     study = ImbalanceStudy(
         origin=subject.origin,
         reference=request.reference,
@@ -113,7 +113,7 @@ def _simulate(subject: Subject, request: ImbalanceRequest) -> Simulation:
 
 
 def _laws_beside(request: ImbalanceRequest) -> dict[int, Gumbel]:
-    """What the reference says of a step on one device and, if as many are simulated, on its own cluster."""
+    """Returns the reference's laws of a step on one device and, if as many are simulated, on its own cluster."""
     reference = request.reference
     cluster = {reference.devices: reference.fitted} if reference.devices <= max(request.devices) else {}
     return {1: reference.single} | cluster
@@ -131,7 +131,7 @@ def _forecast(options: ImbalanceArguments, devices: Sequence[int]) -> LogForecas
             if value is not None
         ]
         if given:
-            raise ConfigError(f"{given[0]} says something about a log: give it with --log FILE")
+            raise ConfigError(f"{given[0]} is an option for a log: give it with --log FILE")
         return None
     if options.log_warmup is not None and options.log_warmup < 0:
         raise ConfigError(f"--log-warmup must be 0 steps or more, not {options.log_warmup}")

@@ -1,4 +1,4 @@
-"""`evenpack study imbalance` as tables: a line for each layout and policy, a column for each number of devices."""
+"""The tables of `evenpack study imbalance`: a line for each layout and policy, a column for each number of devices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,12 +17,12 @@ from evenpack.studies.imbalance.step_times import SimulationRow
 
 
 def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
-    """All of it."""
+    """Returns all tables."""
     shown: list[RenderableType] = [_setting_table(study), _speed_up_table(study)]
     for title, value in (
-        ("Share of the devices' time that they wait for the slowest", lambda row: f"{100 * row.wait_share:.2f} %"),
+        ("Fraction of the devices' time spent waiting for the slowest", lambda row: f"{100 * row.wait_share:.2f} %"),
         ("Slowest device over the mean one, mean over steps", lambda row: f"{row.slowest_over_mean:.4f}"),
-        ("Efficiency: sequences a second and device, over one device's", lambda row: f"{row.efficiency:.4f}"),
+        ("Efficiency: sequences/s per device, divided by that of one device", lambda row: f"{row.efficiency:.4f}"),
     ):
         shown.append(_scheme_table(study.simulation, value, title=title))
     shown += [_crossing_table(study.simulation.crossings), *_reference_tables(study.reference)]
@@ -43,13 +43,13 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
         {
             "micro-batch": f"{options.batch:,} sequences, or {simulation.packs_per_micro_batch:,} packs of "
             f"{simulation.pack_length:,} slots (by {simulation.packing_algorithm}, "
-            f"{simulation.packing_factor:.3f} sequences a pack)",
-            "step": f"{options.accumulation} micro-batches a device, ZeRO {options.zero_stage}: devices wait "
+            f"{simulation.packing_factor:.3f} sequences per pack)",
+            "step": f"{options.accumulation} micro-batches per device, ZeRO {options.zero_stage}: devices wait "
             + ("in every micro-batch" if options.zero_stage >= 2 else "once a step"),
             "cost model": f"{simulation.cost.name}: {simulation.cost.origin}",
             "attention": "causal: a padded row costs its width squared"
             if simulation.causal
-            else "both ways: a padded row costs length² + padding²",
+            else "bidirectional: a padded row costs length² + padding²",
             "all-reduce": reduced,
             "noise": f"{percent(simulation.cost.noise)} of a micro-batch's seconds" if options.noise else "none",
             "steps": f"{options.steps:,} of each cluster, seed {options.seed}",
@@ -59,7 +59,7 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
 
 
 def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
-    """Simulated lines first, then the published one and the log's."""
+    """Returns the speed-ups: simulated lines first, then the published one and the log's."""
     rows = _scheme_rows(study.simulation, lambda row: f"{row.speed_up:.3f}")
     for scheme, cells in zip(SCHEMES, rows, strict=True):
         of_scheme = study.simulation.of(scheme)
@@ -72,7 +72,7 @@ def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
         logged = {f"{row.devices:,}": f"{row.best.expected:.3f}" for row in study.forecast.rows}
         width = max((row.highest - row.lowest) / 2 for row in study.forecast.rows)
         rows.append({"": "log", **logged, "95 %, widest": f"± {width:.2f}, all laws"})
-    return WideTable(rows=rows, title="Sequences a second over those of padding by arrival, by number of devices")
+    return WideTable(rows=rows, title="Speed-up over padding by arrival (sequences/s), by number of devices")
 
 
 def _scheme_table(simulation: Simulation, value: Callable[[SimulationRow], str], *, title: str) -> RenderableType:
@@ -96,7 +96,7 @@ def _crossing_table(crossings: Sequence[Crossing]) -> RenderableType:
         }
         for crossing in crossings
     ]
-    return table(rows, title="Against packs")
+    return table(rows, title="Comparison with packs")
 
 
 def _reference_tables(reference: ReferenceCurve) -> list[RenderableType]:
@@ -115,7 +115,7 @@ def _reference_tables(reference: ReferenceCurve) -> list[RenderableType]:
             "cluster": f"{reference.devices} devices, Gumbel of location {reference.fitted.location:.4f}, scale "
             f"{reference.fitted.scale:.4f}: mean {reference.fitted_mean:.4f}",
             "one device": f"location {reference.single.location:.4f}, scale {reference.single.scale:.4f}",
-            "error of the inference": f"gives {reference.expected_at_fitted:.4f} back at {reference.devices} devices: "
+            "error of the inference": f"predicts {reference.expected_at_fitted:.4f} at {reference.devices} devices: "
             f"{reference.model_error_at_fitted:+.4f}",
         },
         title=f"Inferred from a cluster, {reference_name(reference)}: un-padding by arrival (PackedBERT, section E)",
@@ -145,7 +145,7 @@ def _log_tables(forecast: LogForecast) -> list[RenderableType]:
 
 
 def _forecast_table(forecast: LogForecast) -> RenderableType:
-    """Every method, and the range over all of them with their intervals."""
+    """Returns every method, and the range over all of them with their intervals."""
     best = forecast.fits.best.name
     cells: dict[str, dict[str, Any]] = {}
     for row in forecast.rows:

@@ -1,1 +1,1 @@
-"""What is seen of lengths before a run: the cost of padding, what packing makes of them, which packs to take."""
+"""Inspects lengths before a run: the cost of padding, the effect of packing, and a recommendation of packs."""

@@ -1,4 +1,4 @@
-"""`evenpack inspect --against`: a list of lengths beside another."""
+"""The option `evenpack inspect --against`: a comparison of two lists of lengths."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from evenpack.studies.lengths.subject import Subject
 
 
 def refuse_senseless(against: str, inputs: Sequence[str]) -> None:
-    """Raises: ConfigError where there is not one thing on each side."""
+    """Checks the inputs. Raises: ConfigError unless there is one on each side."""
     if len(inputs) > 1:
         raise ConfigError(f"--against compares one input with {against}, and {len(inputs)} were given: leave one")
     if against.endswith((".yaml", ".yml")):
@@ -21,8 +21,9 @@ def refuse_senseless(against: str, inputs: Sequence[str]) -> None:
 
 
 def distance_to(subject: Subject, against: str) -> HistogramDistance:
-    """Of the subject's lengths, as they are packed, to those called `against`: a published name, or what can be read
-    without any option.
+    """Returns the distance of the subject's lengths, as they are packed, to those called `against`.
+
+    `against` is a published name, or an input that needs no option.
 
     Raises: as `read_histogram`, `--against` named.
     """

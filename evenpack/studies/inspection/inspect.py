@@ -1,4 +1,4 @@
-"""What `evenpack inspect` does."""
+"""The computation of `evenpack inspect`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,10 +30,10 @@ from evenpack.studies.plotting import require_plot
 def inspect_lengths(
     subject: Subject, *, pack_lengths: str | None, plot: Path | None
 ) -> tuple[dict[str, Any], list[RenderableType]]:
-    """The figures as a value for JSON and as what rich can print; draws them too if asked.
+    """Returns the figures as a value for JSON and as rich tables; draws them if requested.
 
-    Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib, pack lengths
-    that are no numbers, or either of rows that are packed no further.
+    Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib, invalid pack
+    lengths, or either of them for rows that are packs already.
     """
     if subject.keeps_order:
         return _inspect_rows(subject, is_drawn=plot is not None or pack_lengths is not None)
@@ -101,19 +101,19 @@ def inspect_lengths(
 
 
 def _inspect_rows(subject: Subject, *, is_drawn: bool) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Rows that are packed no further: what they hold, and what other recipes would cost.
+    """Reports on rows that are packs already: their content, and the cost of other recipes.
 
-    Raises: ConfigError if other packs, or a drawing of packs, are asked for.
+    Raises: ConfigError if other packs, or a plot of packs, are requested.
     """
     if is_drawn:
         raise ConfigError(
-            f"{subject.origin} has rows with atoms, which are packed no further: --pack-lengths and --plot are about "
+            f"{subject.origin} has rows with atoms, which are packs already: --pack-lengths and --plot are about "
             "packs; leave them out, or inspect a run with the recipe documents"
         )
     advice = _advice(subject)
     shown: list[RenderableType] = [
         splits_table(subject.splits, title="Sources"),
-        console.text("Rows keep the order in which they were prepared, and are packed no further"),
+        console.text("Rows keep the order in which they were prepared, and are packs already"),
     ]
     shown += [] if advice is None else advice_shown(advice)
     if subject.source_rows:
@@ -137,7 +137,7 @@ def _advice(subject: Subject) -> RecipeAdvice | None:
 def inspect_side_by_side(
     subjects: Sequence[Subject], *, plot: Path | None
 ) -> tuple[dict[str, Any], list[RenderableType]]:
-    """What packing makes of several lists of lengths, by depth; each at its own pack length.
+    """Returns the packing results of several lists of lengths, by depth, each at its own pack length.
 
     Raises: as `inspect_lengths`.
     """

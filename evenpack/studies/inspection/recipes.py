@@ -1,4 +1,4 @@
-"""Which recipe turns documents into rows best, by what each costs at a length of rows."""
+"""Recommends a recipe that turns documents into rows, by the cost of each at a row length."""
 
 from dataclasses import dataclass
 
@@ -9,30 +9,30 @@ from evenpack import console
 from evenpack.data.packing import LengthHistogram, pack
 
 _AS_GOOD = 0.02
-"""Share of slots that is no reason for rows in which documents are cut anywhere."""
+"""Fraction of slots that does not justify rows in which documents are cut anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeCost:
-    """One pass over all documents as rows of one length."""
+    """The cost of one pass over all documents as rows of one length."""
 
     recipe: str
     rows: int
     padding_share: float
-    """Share of slots that hold no token of a document or its end."""
+    """Fraction of slots that hold no token of a document or its end."""
     steps_over_concat: float
-    """Rows, and so steps of equal batches, over those of `concat`."""
+    """Rows, and so steps of equal batches, divided by those of `concat`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeAdvice:
-    """What to take, by what there is less of."""
+    """The recommended recipes, by the scarce resource."""
 
     max_sequence_length: int
     mean_document_length: float
-    """Tokens, end-of-text included."""
+    """Mean tokens of a document, including end-of-text."""
     documents_cut: float
-    """Share of documents that are longer than a row."""
+    """Fraction of documents that are longer than a row."""
     costs: tuple[RecipeCost, ...]
     scarce_data: str
     scarce_data_reason: str
@@ -41,14 +41,14 @@ class RecipeAdvice:
 
 
 def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> RecipeAdvice:
-    """Compares `documents`, `concat` and `padding` at rows of `max_sequence_length`, an atom being a row.
+    """Compares `documents`, `concat` and `padding` at rows of `max_sequence_length`, where an atom is a row.
 
-    That padding ends lower where documents are longer than rows, and loses that where they are shorter, is the finding
-    of "Optimizing Packing and Shuffling Strategies for Enhanced Performance in Generative Language Models", sections
-    3.3 and 3.4.
+    Padding ends at a lower loss where documents are longer than rows, and loses that advantage where they are shorter,
+    according to "Optimizing Packing and Shuffling Strategies for Enhanced Performance in Generative Language Models",
+    sections 3.3 and 3.4.
 
     Args:
-        documents: lengths in tokens, end-of-text included, of whole documents.
+        documents: lengths in tokens of whole documents, including end-of-text.
     """
     costs = {cost.recipe: cost for cost in _costs(documents, max_sequence_length)}
     mean = documents.tokens / documents.sequences
@@ -57,16 +57,16 @@ def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> Re
     padding, packed = costs["padding"], costs["documents"]
     more = f"{100 * (padding.steps_over_concat - 1):.0f} % more steps than concat"
     if mean > max_sequence_length:
-        data = ("padding", f"documents are longer than rows on average: it ended lowest there, for {more}")
+        data = ("padding", f"documents are longer than rows on average: it ended at the lowest loss there, for {more}")
     else:
         data = (
             "documents",
             f"documents are shorter than rows on average, where padding loses its advantage, for {more}; these are "
-            f"packed with {100 * packed.padding_share:.1f} % of padding, and stay apart",
+            f"packed with {100 * packed.padding_share:.1f} % of padding, and stay isolated",
         )
     extra = packed.steps_over_concat - 1
     if extra <= _AS_GOOD:
-        time = ("documents", f"only {100 * extra:.1f} % more steps than concat, and documents stay apart")
+        time = ("documents", f"only {100 * extra:.1f} % more steps than concat, and documents stay isolated")
     else:
         time = ("concat", f"no padding; packs of whole pieces would take {100 * extra:.1f} % more steps")
     return RecipeAdvice(
@@ -82,11 +82,11 @@ def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> Re
 
 
 def advice_shown(advice: RecipeAdvice) -> list[RenderableType]:
-    """A table of what the recipes cost, and the advice."""
+    """Returns a table of the recipes' costs, and the recommendation."""
     rows = [
         {
             "recipe": cost.recipe,
-            "rows an epoch": cost.rows,
+            "rows per epoch": cost.rows,
             "steps, x concat": f"{cost.steps_over_concat:.3f}",
             "padding": console.percent(cost.padding_share),
         }

@@ -13,7 +13,7 @@ _BAR_CELLS = 40
 
 
 def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
-    """`Manifest.summary`."""
+    """Returns `Manifest.summary` as a table."""
     shown = []
     fills_up = any(row["subsequence_ends"] or row["tail_padding"] for row in rows)
     for row in rows:
@@ -39,13 +39,13 @@ def splits_table(rows: Sequence[Mapping[str, Any]], *, title: str) -> Table:
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """`Manifest.row_summary`."""
+    """Returns `Manifest.row_summary` as a table."""
     shown = [{"source": row["source"], **_read_and_kept(row, "rows"), **_read_and_kept(row, "words")} for row in rows]
     return table(shown, title="Rows and words before tokenising")
 
 
 def lengths_table(statistics: LengthStatistics, *, origin: str, pack_length: int) -> Table:
-    """Lengths and what padding would cost."""
+    """Returns lengths and the cost of padding as a table."""
     return pairs(
         {
             "sequences": statistics.sequences,
@@ -61,7 +61,7 @@ def lengths_table(statistics: LengthStatistics, *, origin: str, pack_length: int
 
 
 def histogram_table(ranges: Sequence[LengthRange], *, sequences: int) -> Table:
-    """One bar for each range of lengths."""
+    """Returns a histogram with one bar for each range of lengths."""
     most = max(bar.sequences for bar in ranges)
     rows = [
         {
@@ -76,14 +76,14 @@ def histogram_table(ranges: Sequence[LengthRange], *, sequences: int) -> Table:
 
 
 def distance_table(found: HistogramDistance) -> Table:
-    """Lengths against those of another histogram."""
+    """Returns the distances of lengths to another histogram as a table."""
     return pairs(
         {
-            "there": f"{found.sequences:,} sequences, mean {found.mean_length:,.1f}, longest {found.longest:,}",
-            "total variation": f"{found.total_variation:.4f}: this share of the sequences would have to change length",
-            "largest CDF gap": f"{found.largest_cdf_gap:.4f}: between the shares of sequences up to a length",
+            "other": f"{found.sequences:,} sequences, mean {found.mean_length:,.1f}, longest {found.longest:,}",
+            "total variation": f"{found.total_variation:.4f}: fraction of sequences that would have to change length",
+            "largest CDF gap": f"{found.largest_cdf_gap:.4f}: between the fractions of sequences up to a length",
         },
-        title=f"Lengths against those of {found.origin}",
+        title=f"Lengths compared with those of {found.origin}",
     )
 
 

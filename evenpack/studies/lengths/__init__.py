@@ -1,1 +1,1 @@
-"""Sequence lengths, as people have them, become a histogram."""
+"""Turns sequence lengths in many formats into a histogram."""

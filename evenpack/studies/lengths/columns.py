@@ -1,4 +1,4 @@
-"""Columns of a table become a histogram: integers are lengths, lists have one, texts get one by a tokenizer."""
+"""Turns columns of a table into a histogram: integers are lengths, lists have one, texts get one by a tokenizer."""
 
 import logging
 import time
@@ -26,10 +26,10 @@ _logger = logging.getLogger(__name__)
 def count_table(
     table: Table, options: InputOptions, progress: Progress, *, known_columns: Sequence[str] = ()
 ) -> LengthHistogram:
-    """The lengths of a table's rows; `known_columns` are taken where the options name none.
+    """Counts the lengths of a table's rows; `known_columns` are used where the options name none.
 
-    Raises: ConfigError for options that do not go together with the columns; DataError for a column that is not there
-    and for a value that is no length, with its row.
+    Raises: ConfigError for options that do not suit the columns; DataError for a missing column and for a value that is
+    no length, with its row.
     """
     columns = _choose(table, options, known_columns)
     encoder = None if options.tokenizer is None else load_encoder(options.tokenizer)
@@ -51,7 +51,7 @@ def _choose(table: Table, options: InputOptions, known_columns: Sequence[str]) -
         columns = _named(table, ",".join(known_columns))
     else:
         columns = (_only_candidate(table, with_text=with_text),)
-        _logger.info("%s: taking column '%s' (%s)", table.origin, columns[0], table.schema[columns[0]])
+        _logger.info("%s: using column '%s' (%s)", table.origin, columns[0], table.schema[columns[0]])
     for name in () if table.untyped else columns:
         _check_kind(table, name, with_text=with_text)
     if len(columns) > 2 or (len(columns) == 2 and not with_text):
@@ -121,7 +121,7 @@ def _refuse_nulls(rows: Rows, columns: Sequence[str]) -> None:
 
 
 def _lengths(rows: Rows, encoder: Encoder | None) -> np.ndarray:
-    """One number for each row."""
+    """Returns the length of each row."""
     if encoder is not None:
         texts = [values.to_pylist() for values in rows.columns]
         return encoder.lengths(texts[0] if len(texts) == 1 else list(zip(*texts, strict=True)))

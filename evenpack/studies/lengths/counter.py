@@ -1,4 +1,4 @@
-"""Lengths, part by part, become a histogram."""
+"""Counts lengths, part by part, into a histogram."""
 
 from collections.abc import Callable
 
@@ -19,9 +19,9 @@ class LengthCounter:
         self.tokens = 0
 
     def add(self, lengths: np.ndarray, place: Callable[[int], str]) -> None:
-        """Counts numbers of any type; `place` tells where the n-th of them comes from.
+        """Counts numbers of any type; `place` describes the origin of the n-th of them.
 
-        Raises: DataError with place and value for the first that is not whole and from 1 to `MOST_SLOTS`.
+        Raises: DataError with origin and value for the first that is no integer from 1 to `MOST_SLOTS`.
         """
         wrong = first_wrong(lengths, least=1, most=MOST_SLOTS)
         if wrong is not None:
@@ -35,7 +35,7 @@ class LengthCounter:
         self.tokens += int(lengths.sum())
 
     def histogram(self, origin: str) -> LengthHistogram:
-        """Of all that was counted. Raises: DataError if that is nothing."""
+        """Returns the histogram of all counted lengths. Raises: DataError if there is none."""
         if not self.sequences:
             raise DataError(f"{origin} holds no sequence: the histogram is empty")
         return LengthHistogram(counts=self._counts[1:])

@@ -48,7 +48,7 @@ class DatasetTable:
 
 
 def known_columns(source: str) -> tuple[str, ...]:
-    """The columns of text of a task of GLUE, NAME:TASK, where a folder may be NAME; else empty.
+    """Returns the text columns of a task of GLUE for NAME:TASK, where NAME may be a folder; else empty.
 
     Raises: ConfigError for an unknown task.
     """
@@ -59,6 +59,6 @@ def known_columns(source: str) -> tuple[str, ...]:
 
 
 def _refuse_prepared(folder: Path) -> None:
-    """`datasets` would take the manifest for rows."""
+    """Checks the folder, because `datasets` would read the manifest as rows."""
     if (folder / "manifest.json").is_file() and (folder / "sources").is_dir():
-        raise DataError(f"{folder} is what `evenpack prepare` has written: give the run file (.yaml) that it was for")
+        raise DataError(f"{folder} was written by `evenpack prepare`: give its run file (.yaml)")

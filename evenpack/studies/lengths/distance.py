@@ -1,4 +1,4 @@
-"""How far two length histograms are from each other, as distributions: numbers in [0, 1], 0 for equal shares."""
+"""Distances between two length histograms as distributions: numbers in [0, 1], 0 for equal distributions."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from evenpack.data.packing import LengthHistogram
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramDistance:
-    """How far lengths are from those of another histogram."""
+    """The distance of lengths to another histogram."""
 
     origin: str
-    """The other one."""
+    """Origin of the other histogram."""
     sequences: int
-    """Of the other one, as the next two."""
+    """Sequences of the other histogram, as are the next two."""
     mean_length: float
     longest: int
     total_variation: float
@@ -23,7 +23,7 @@ class HistogramDistance:
 
 
 def histogram_distance(histogram: LengthHistogram, other: LengthHistogram, *, origin: str) -> HistogramDistance:
-    """Both distances of `histogram` to `other`, which comes from `origin`."""
+    """Returns both distances of `histogram` to `other`, which comes from `origin`."""
     return HistogramDistance(
         origin=origin,
         sequences=other.sequences,
@@ -35,19 +35,19 @@ def histogram_distance(histogram: LengthHistogram, other: LengthHistogram, *, or
 
 
 def total_variation(first: LengthHistogram, second: LengthHistogram) -> float:
-    """Half the sum of the differences of all shares: what part of the sequences would have to change length."""
+    """Half the sum of the absolute differences: the fraction of sequences that would have to change length."""
     differences = _differences(first, second)
     return float(np.abs(differences).sum() / 2)
 
 
 def largest_cdf_gap(first: LengthHistogram, second: LengthHistogram) -> float:
-    """The greatest difference between the shares of sequences up to a length (Kolmogorov and Smirnov's distance)."""
+    """The greatest difference of the cumulative distributions (Kolmogorov and Smirnov's distance)."""
     differences = _differences(first, second)
     return float(np.abs(np.cumsum(differences)).max())
 
 
 def _differences(first: LengthHistogram, second: LengthHistogram) -> Float64[np.ndarray, " lengths"]:
-    """Of the shares of each length, the shorter histogram filled up with zeros."""
+    """Returns the differences of the fractions of each length, with the shorter histogram extended by zeros."""
     differences = np.zeros(max(len(first.counts), len(second.counts)))
     differences[: len(first.counts)] += first.counts / first.sequences
     differences[: len(second.counts)] -= second.counts / second.sequences

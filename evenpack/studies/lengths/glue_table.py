@@ -13,12 +13,12 @@ from evenpack.data.tasks.task_files import TaskRow, read_task_rows
 
 
 class GlueTable:
-    """One split of a task, out of a folder of task folders."""
+    """One split of a task, from a folder of task folders."""
 
     untyped = False
 
     def __init__(self, name: str, directory: Path, split: str) -> None:
-        """Finds the file. Raises: ConfigError for an unknown task or split; DataError for a file that is not there."""
+        """Finds the file. Raises: ConfigError for an unknown task or split; DataError for a missing file."""
         self._task = find_glue_task(name)
         self._path = glue_file(directory, self._task, split)
         self.origin = str(self._path)
@@ -27,7 +27,7 @@ class GlueTable:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The columns that make a sequence."""
+        """Names of the columns that make a sequence."""
         return self._task.texts
 
     def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:

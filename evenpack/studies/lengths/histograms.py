@@ -17,11 +17,14 @@ from evenpack.errors import DataError, PackingError
 
 _FORM = '[n1, n2, ...] or {"17": n, ...}'
 _MOST_DIGITS = 20
-"""Of a length, leading zeros included."""
+"""Digits of a length, including leading zeros."""
 
 
 def from_json(path: Path, name: str | None) -> LengthHistogram:
-    """The histogram in a file, or the one named so. Raises: DataError with what is wrong in the file, and where."""
+    """Reads the histogram in a file, or the one of this name.
+
+    Raises: DataError with the error in the file, and its position.
+    """
     values, origin = _load(path), str(path)
     if isinstance(values, dict) and any(isinstance(inner, list | dict) for inner in values.values()):
         values, origin = _chosen(values, name, path)
@@ -50,14 +53,14 @@ def _refuse_repeats(origin: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]
     for key, value in pairs:
         if key in values:
             raise DataError(
-                f"{origin}: {_shown(key)} stands twice in one object, with {_shown(values[key])} and {_shown(value)}"
+                f"{origin}: {_shown(key)} occurs twice in one object, with {_shown(values[key])} and {_shown(value)}"
             )
         values[key] = value
     return values
 
 
 def _chosen(values: dict[str, Any], name: str | None, path: Path) -> tuple[Any, str]:
-    """One of several histograms, and its origin."""
+    """Returns one of several histograms, and its origin."""
     wrong = [key for key, inner in values.items() if not isinstance(inner, list | dict)]
     if wrong:
         raise DataError(f"{path}, {wrong[0]}: expected counts by length ({_FORM}), found {_shown(values[wrong[0]])}")
@@ -81,7 +84,7 @@ def _counts_by_length(values: dict[str, Any], origin: str) -> Int64[np.ndarray, 
         length = _length(key, origin)
         count = _count(value, length, origin)
         if length in by_length:  # "7" and "07"
-            raise DataError(f"{origin}: length {length} stands there twice, with {by_length[length]} and {count}")
+            raise DataError(f"{origin}: length {length} occurs twice, with {by_length[length]} and {count}")
         by_length[length] = count
     counts = np.zeros(max(by_length), dtype=np.int64)
     counts[np.array(list(by_length)) - 1] = list(by_length.values())
@@ -104,7 +107,7 @@ def _count(value: Any, length: int, origin: str) -> int:
 
 
 def _shown(value: Any) -> str:
-    """A value as JSON has it, if it is short."""
+    """Returns a value in its JSON form, if it is short."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     return f"{json.dumps(value):.40}"

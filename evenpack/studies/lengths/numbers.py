@@ -1,4 +1,4 @@
-"""Files of bare integers: .npy and text. They are lengths, or the counts of a histogram."""
+"""Files of integers: .npy and text. They are lengths, or the counts of a histogram."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,22 +12,25 @@ from evenpack.errors import DataError, PackingError
 from evenpack.studies.lengths.counter import LengthCounter
 
 Read = Callable[[int], bytes]
-"""`read` of a binary file: so many bytes, fewer at its end, then none."""
+"""The `read` of a binary file: so many bytes, fewer at its end, then none."""
 
 _TEXT_BYTES = 1 << 20
-"""Text parsed together; 4 MiB are no faster."""
+"""Bytes of text parsed together; 4 MiB are no faster."""
 
 _ARRAY_NUMBERS = 1 << 20
-"""Of a mapped array, counted together."""
+"""Numbers of a mapped array counted together."""
 
 _LONGEST_WORD = 64
-"""Bytes; as many may be kept from one part of a text to the next. No number needs more."""
+"""Bytes kept from one part of a text to the next. No number needs more."""
 
 _ALPHABET = b"0123456789- \t\n\r\v\f"
 
 
 def from_array(path: Path, *, are_counts: bool) -> LengthHistogram:
-    """Of a .npy file, memory-mapped. Raises: DataError if it holds no list of integers; names a wrong one's index."""
+    """Reads a .npy file, memory-mapped.
+
+    Raises: DataError if it holds no list of integers; names the index of a wrong one.
+    """
     array, origin = _load_array(path), str(path)
     if are_counts:
         return _from_counts(array, origin)
@@ -38,7 +41,7 @@ def from_array(path: Path, *, are_counts: bool) -> LengthHistogram:
 
 
 def from_text(read: Read, origin: str, *, are_counts: bool) -> LengthHistogram:
-    """Of integers between white space. Raises: DataError with the place of what is none, or is no length."""
+    """Reads integers between white space. Raises: DataError with the position of one that is invalid, or no length."""
     if are_counts:
         return _from_counts(_gather_counts(read, origin), origin)
     counter = LengthCounter()
@@ -99,7 +102,7 @@ def _parse_parts(read: Read, origin: str) -> Iterator[Int64[np.ndarray, " part"]
 
 
 def _whole_words(read: Read) -> Iterator[bytes]:
-    """A text in parts that end where a word does, or within one that is too long for a number."""
+    """Yields a text in parts that end at a word boundary, or within a word that is too long for a number."""
     kept = b""
     for block in iter(lambda: read(_TEXT_BYTES), b""):
         text = kept + block
@@ -111,7 +114,7 @@ def _whole_words(read: Read) -> Iterator[bytes]:
 
 
 def _parse(text: bytes) -> Int64[np.ndarray, " words"]:
-    """Raises: ValueError for a word that is no int64 in decimal digits."""
+    """Parses integers. Raises: ValueError for a word that is no int64 in decimal digits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -126,7 +129,7 @@ def _parse(text: bytes) -> Int64[np.ndarray, " words"]:
 
 
 def _locate(text: bytes, lines_before: int, origin: str) -> str:
-    """The message for the first word that is no integer."""
+    """Returns the message for the first word that is no integer."""
     for number, line in enumerate(text.split(b"\n"), lines_before + 1):
         for word in line.split():
             try:

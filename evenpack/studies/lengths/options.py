@@ -1,4 +1,4 @@
-"""What may be said about an input beside its name, and about the packs to look at it in."""
+"""Options of an input, and of the packs to inspect it in."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated
@@ -10,33 +10,33 @@ from evenpack.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """How an input is read; named as the options of the command line."""
+    """The options for reading an input, named as on the command line."""
 
     name: str | None = None
-    """Which of several histograms in a .json file."""
+    """Name of a histogram in a .json file of several."""
     histogram: bool = False
     """The numbers count sequences by length: index i holds those of length i + 1."""
     column: str | None = None
     """The column of a table; `a,b` are the two texts of a pair."""
     tokenizer: str | None = None
-    """Folder or name on the hub; texts become lengths by it."""
+    """Folder or name on the hub of a tokenizer that measures texts."""
     split: str | None = None
-    """Of a dataset; `train` if None."""
+    """Split of a dataset; `train` if None."""
     glue_dir: str | None = None
     """Folder that holds the task folders of GLUE (`CoLA/train.tsv`, ...), for `glue:TASK`."""
 
     @property
     def of_texts(self) -> bool:
-        """Whether an option asks for texts to be measured."""
+        """Whether an option requires texts to be measured."""
         return any(option is not None for option in (self.column, self.tokenizer, self.split, self.glue_dir))
 
     def refuse_all_but(self, *accepted: str, source: str, what: str) -> None:
-        """Raises: ConfigError for an option that is set and says nothing about `source`, which is `what`."""
+        """Checks the options. Raises: ConfigError for an option that does not apply to `source`, which is `what`."""
         for option in fields(InputOptions):
             if getattr(self, option.name) != option.default and option.name not in accepted:
                 takes = " and ".join(_flag(name) for name in accepted)
                 raise ConfigError(
-                    f"{_flag(option.name)} says nothing about {source}, which is {what}: that "
+                    f"{_flag(option.name)} does not apply to {source}, which is {what}: that "
                     f"takes {takes or 'no such option'}"
                 )
 
@@ -47,13 +47,13 @@ def _flag(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions(InputOptions):
-    """What to look at, and in which packs."""
+    """The input to inspect, and the packs to inspect it in."""
 
     source: Annotated[
-        str | None, typer.Option(help="Of a run: this source alone. Default: all together.", show_default=False)
+        str | None, typer.Option(help="One source of a run. Default: all together.", show_default=False)
     ] = None
     name: Annotated[
-        str | None, typer.Option(help="Of a .json file with several histograms: which one.", show_default=False)
+        str | None, typer.Option(help="Name of a histogram in a .json file of several.", show_default=False)
     ] = None
     histogram: Annotated[
         bool,
@@ -65,14 +65,14 @@ class SubjectOptions(InputOptions):
     ] = None
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FOLDER", help="Makes lengths of text, special tokens included.", show_default=False),
+        typer.Option(metavar="NAME|FOLDER", help="Measures text, including special tokens.", show_default=False),
     ] = None
-    split: Annotated[str | None, typer.Option(help="Of a dataset. Default: train.", show_default=False)] = None
+    split: Annotated[str | None, typer.Option(help="Split of a dataset. Default: train.", show_default=False)] = None
     glue_dir: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="For glue:TASK: holds CoLA/train.tsv and the like. Needs --tokenizer.",
+            help="For glue:TASK: folder with CoLA/train.tsv and the like. Needs --tokenizer.",
             show_default=False,
         ),
     ] = None

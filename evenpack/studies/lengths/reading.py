@@ -1,4 +1,4 @@
-"""Sequence lengths, as people have them, become a histogram.
+"""Reads sequence lengths in many formats into a histogram.
 
 wikipedia_512             a published histogram (`studies/lengths/published.py`)
 histogram.json            [n1, n2, ...] counts the sequences of length 1, 2, ...; {"17": n, ...} by length;
@@ -10,7 +10,7 @@ lengths.txt, or -         integers separated by spaces or lines (standard input 
 *.arrow, .feather
 FOLDER, NAME[:SUBSET]     the same of a dataset: a local folder, also one of save_to_disk, or of the hub; `glue:cola`
                           knows its columns
-glue:cola                 without options: the histogram that comes with evenpack (cola, sst2, rte, wnli); with a folder
+glue:cola                 without options: the shipped histogram (cola, sst2, rte, wnli); with a folder
                           of GLUE's own files and a tokenizer: the lengths of any of the nine tasks
 
     read_histogram -> numbers.py, histograms.py, published.py
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from evenpack.data.sources.tables import Table
 
 GLUE = "glue:"
-"""Begins the name of a task of GLUE."""
+"""Prefix of the name of a task of GLUE."""
 
 _TABLE_SUFFIXES = (".parquet", *ARROW_SUFFIXES, ".csv", ".tsv", *JSONL_SUFFIXES)
 _FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
@@ -47,10 +47,10 @@ _FILE_SUFFIXES = (".npy", ".npz", ".json", ".txt", *_TABLE_SUFFIXES)
 def read_histogram(
     source: str, options: InputOptions | None = None, *, progress: Progress | None = None
 ) -> LengthHistogram:
-    """Counts the lengths of `source`; `progress` hears of text that is tokenised.
+    """Counts the lengths of `source`; `progress` reports the tokenisation of text.
 
-    Raises: ConfigError for options that say nothing about such a source, or are missing; DataError with the place of
-    what is wrong.
+    Raises: ConfigError for options that do not apply to such a source, or are missing; DataError with the position of
+    an error.
     """
     options = options or InputOptions()
     path = Path(source).expanduser()
@@ -68,12 +68,12 @@ def read_histogram(
     except OSError as error:
         raise DataError(
             f"{source} cannot be read: {error.strerror}; published histograms: {', '.join(published_names())}. "
-            "A dataset of the hub has a --tokenizer or --column with it"
+            "A dataset of the hub needs a --tokenizer or --column"
         ) from error
 
 
 def merge_histograms(histograms: list[LengthHistogram]) -> LengthHistogram:
-    """Of all their sequences together."""
+    """Returns the histogram of all their sequences together."""
     counts = np.zeros(max(len(histogram.counts) for histogram in histograms), dtype=np.int64)
     for histogram in histograms:
         counts[: len(histogram.counts)] += histogram.counts
@@ -81,7 +81,7 @@ def merge_histograms(histograms: list[LengthHistogram]) -> LengthHistogram:
 
 
 def _names_dataset(source: str, path: Path, options: InputOptions) -> bool:
-    """A folder, or what is no file, looks like none, and comes with what only datasets need."""
+    """Returns whether a source is a dataset: a folder, or no file with options that only datasets need."""
     if path.exists() or source == "-":
         return path.is_dir()
     needs_dataset = ":" in source or options.tokenizer or options.column or options.split
@@ -125,7 +125,7 @@ def _open_table(path: Path) -> "Table":
 
 def _read_glue(source: str, options: InputOptions, progress: Progress) -> LengthHistogram:
     if not source.startswith(GLUE):
-        raise ConfigError(f"--glue-dir says nothing about {source}: it holds the files of a task, glue:TASK")
+        raise ConfigError(f"--glue-dir does not apply to {source}: it holds the files of a task, glue:TASK")
     options.refuse_all_but("glue_dir", "tokenizer", "split", source=source, what="a task of GLUE in files of its own")
     from evenpack.studies.lengths.columns import count_table
     from evenpack.studies.lengths.glue_table import GlueTable
@@ -157,5 +157,5 @@ def _no_tokenizer(source: str, texts: Sequence[str]) -> ConfigError:
     shipped = ", ".join(name for name in published_names() if name.startswith(GLUE))
     return ConfigError(
         f"the lengths of {source} are those of its texts ({', '.join(texts)}): they need --tokenizer NAME or FOLDER. "
-        f"Those of the training sets of {shipped} come with evenpack: give no option"
+        f"Those of the training sets of {shipped} are shipped: give no option"
     )

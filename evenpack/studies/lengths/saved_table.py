@@ -1,4 +1,4 @@
-"""Folders that `datasets` has written with `save_to_disk` as tables, by the reader that sources have."""
+"""Folders written by `datasets` with `save_to_disk` as tables, through the reader of sources."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,12 +12,12 @@ from evenpack.errors import DataError
 
 
 class SavedTable:
-    """The files of a saved data set, or of a split of it, one after the other."""
+    """The files of a saved dataset, or of one of its splits, in order."""
 
     untyped = False
 
     def __init__(self, folder: Path, split: str | None) -> None:
-        """Of several splits `train` is taken unless one is named. Raises: DataError if there is nothing to read."""
+        """Opens a folder; of several splits `train` is the default. Raises: DataError if there is nothing to read."""
         chosen = split or ("train" if saved_splits(folder) else None)
         files = saved_files(folder, split=chosen, key="--split")
         if not files:

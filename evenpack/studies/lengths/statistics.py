@@ -1,4 +1,4 @@
-"""What a histogram of lengths looks like, and what padding it costs."""
+"""Statistics of a histogram of lengths, and the cost of padding it."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from evenpack.data.packing import LengthHistogram
 
 @dataclass(frozen=True, kw_only=True)
 class LengthStatistics:
-    """Of the sequences of a histogram; lengths in tokens."""
+    """Statistics of the sequences of a histogram; lengths in tokens."""
 
     sequences: int
     tokens: int
@@ -20,9 +20,9 @@ class LengthStatistics:
     percentile_99: int
     longest: int
     padding_share: float
-    """Share of slots wasted when every sequence is padded to `pack_length`."""
+    """Fraction of slots wasted when every sequence is padded to `pack_length`."""
     speed_up_limit: float
-    """Slots of padded training over real tokens: what packing without any padding would gain."""
+    """Slots of padded training over real tokens: the speed-up of packing without any padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ class LengthRange:
 
 
 def length_statistics(histogram: LengthHistogram, *, pack_length: int) -> LengthStatistics:
-    """Describes a histogram; `pack_length` is what padding would fill up to."""
+    """Describes a histogram; `pack_length` is the width of padded rows."""
     cumulated = np.cumsum(histogram.counts)
 
     def percentile(share: float) -> int:
-        """The shortest length that at least `share` of all sequences do not exceed."""
+        """Returns the shortest length that at least this fraction of all sequences does not exceed."""
         return int(np.searchsorted(cumulated, share * cumulated[-1])) + 1
 
     slots = histogram.sequences * pack_length
@@ -59,7 +59,7 @@ def length_statistics(histogram: LengthHistogram, *, pack_length: int) -> Length
 
 
 def length_ranges(histogram: LengthHistogram, *, bars: int = 16) -> tuple[LengthRange, ...]:
-    """The histogram in at most `bars` ranges of equal width, empty ones included."""
+    """Returns the histogram in at most `bars` ranges of equal width, empty ones included."""
     width = -(-histogram.longest // bars)
     counts = histogram.counts[: histogram.longest]
     lengths = np.arange(1, histogram.longest + 1)

@@ -1,4 +1,4 @@
-"""What `inspect` and the studies of lengths look at: a prepared run, or any list of lengths."""
+"""The input of `inspect` and of the studies of lengths: a prepared run, or any list of lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,29 +20,29 @@ from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import GLUE, merge_histograms, read_histogram
 
 _GLUE_SLOTS = 128
-"""The length at which GLUE's tasks are fine-tuned, longer texts cut, unless a --pack-length says otherwise."""
+"""The length at which GLUE's tasks are fine-tuned, with longer texts cut, unless --pack-length is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Lengths, and where they come from."""
+    """Lengths and their origin."""
 
     origin: str
     pack_length: int
     fitted: FittedHistogram
-    """To `pack_length`, as `--long` has it."""
+    """Lengths fitted to `pack_length` by `--long`."""
     splits: tuple[dict[str, Any], ...]
-    """`Manifest.summary` of a run; empty for a bare list of lengths."""
+    """`Manifest.summary` of a run; empty for a plain list of lengths."""
     source_rows: tuple[dict[str, Any], ...]
-    """`Manifest.row_summary` of a run; empty for a bare list of lengths."""
+    """`Manifest.row_summary` of a run; empty for a plain list of lengths."""
     model: TransformerConfig | None
-    """The run's; None for a bare list of lengths."""
+    """Model of the run; None for a plain list of lengths."""
     documents: LengthHistogram | None
-    """Of a run that could have another recipe: its training documents, whole."""
+    """Whole training documents of a run that could have another recipe."""
     max_sequence_length: int | None
-    """Of the run's recipe."""
+    """Maximum sequence length of the run's recipe."""
     keeps_order: bool
-    """Whether its rows are packed no further, and some of their tokens may only fill them up."""
+    """Whether its rows are packs already, whose tokens may include padding."""
 
     @property
     def histogram(self) -> LengthHistogram:
@@ -50,27 +50,27 @@ class Subject:
         return self.fitted.histogram
 
     def long_sequences(self) -> dict[str, Any]:
-        """What was longer than a pack, for JSON."""
+        """Returns the sequences that were longer than a pack, for JSON."""
         fitted = self.fitted
         return {"policy": fitted.policy, "sequences": fitted.long_sequences, "tokens_lost": fitted.tokens_lost}
 
 
 def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions) -> Subject:
-    """A `.yaml` file is a run, anything else a list of lengths.
+    """Opens the input: a `.yaml` file is a run, anything else a list of lengths.
 
-    Raises: ConfigError for options that do not go together; DataError or PackingError for what cannot be read.
+    Raises: ConfigError for options that exclude each other; DataError or PackingError for an input that cannot be read.
     """
     if options.pack_length is not None and options.pack_length < 1:
         raise ConfigError(f"--pack-length must be at least 1, not {options.pack_length}")
     if options.pack_length is None and options.long != "error":
-        raise ConfigError(f"--long {options.long} needs a --pack-length: longer than what is to be too long?")
+        raise ConfigError(f"--long {options.long} needs --pack-length, the length above which sequences are too long")
     if lengths.endswith((".yaml", ".yml")):
         if options.name is not None:
             raise ConfigError("--name chooses among the histograms of a .json file; a run's sources have --source")
         options.refuse_all_but(source=lengths, what="a run")
         return _of_run(Path(lengths), overrides, options)
     if overrides or options.source is not None:
-        raise ConfigError(f"{lengths} is no run file (.yaml): overrides and --source say nothing about it")
+        raise ConfigError(f"{lengths} is no run file (.yaml): overrides and --source do not apply to it")
     if lengths.startswith(GLUE) and options.pack_length is None:
         options = replace(options, pack_length=_GLUE_SLOTS, long="truncate")
     histogram = _read(lengths, options)
@@ -119,7 +119,7 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
 
 
 def _document_lengths(prepared: PreparedData, source: str | None) -> LengthHistogram | None:
-    """None for pairs, whose documents are gone through sentence by sentence."""
+    """Returns the documents' lengths; None for pairs, whose documents are read sentence by sentence."""
     histograms = []
     for name in prepared.source_names if source is None else (source,):
         view = prepared.view(name, "train")
@@ -138,7 +138,7 @@ def _fit(
     origin: str,
     pack_length: int,
 ) -> Subject:
-    """`pack_length` unless the options have another."""
+    """Fits lengths to `pack_length` unless the options have another."""
     pack_length = options.pack_length or pack_length
     try:
         fitted = histogram.fitted(pack_length, options.long)

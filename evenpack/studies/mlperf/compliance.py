@@ -1,4 +1,4 @@
-"""`evenpack mlperf check`: MLPerf's own compliance checker on a log."""
+"""The command `evenpack mlperf check`: MLPerf's own compliance checker on a log."""
 
 import subprocess
 import sys
@@ -11,20 +11,20 @@ from evenpack.errors import RunError
 from evenpack.studies.mlperf.results import MlperfResult, read_result
 
 RULESET = "4.1.0"
-"""The last but one that had BERT, which 5.0 left as it was."""
+"""The last ruleset but one that had BERT, which 5.0 left unchanged."""
 
 _PASSED = "SUCCESS"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compliance:
-    """What the checker says of a log."""
+    """The checker's result for a log."""
 
     log: Path
     ruleset: str
     passed: bool
     messages: str
-    """The checker's own; empty where there is nothing to say."""
+    """Messages of the checker; empty if there are none."""
     result: MlperfResult
 
 

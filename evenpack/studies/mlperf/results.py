@@ -1,4 +1,4 @@
-"""MLPerf logs -> time to train, and the score of a set of runs (MLPerf Training rules, "Run results")."""
+"""Times to train from MLPerf logs, and the score of a set of runs (MLPerf Training rules, "Run results")."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,45 +10,45 @@ from evenpack.engine.reporting.mlperf_log import PREFIX, parse_events
 from evenpack.errors import ConfigError, DataError
 
 RUNS_OF_A_SCORE = 10
-"""Of BERT; the fastest and the slowest are dropped, and the rest averaged."""
+"""Runs of a score for BERT; the fastest and the slowest are dropped, and the others averaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlperfResult:
-    """One run as its log tells of it; None for what the log does not have."""
+    """The result of one run from its log; None for missing values."""
 
     log: Path
     benchmark: str | None
     division: str | None
     status: str | None
-    """`success` or `aborted`; None for a run that has not ended."""
+    """Status `success` or `aborted`; None for a run that has not ended."""
     minutes: float | None
-    """From run_start to run_stop."""
+    """Minutes from run_start to run_stop."""
     samples: int | None
-    """Trained on to the end."""
+    """Samples trained on until the end."""
     accuracy: float | None
-    """Of the last evaluation."""
+    """Accuracy of the last evaluation."""
     global_batch_size: int | None
     seed: int | None
 
     @property
     def is_success(self) -> bool:
-        """Whether the run counts with its time: the others count as the slowest."""
+        """Whether the run counts with its time; others count as the slowest."""
         return self.status == "success" and self.minutes is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlperfScore:
-    """What a set of runs comes to."""
+    """The score of a set of runs."""
 
     minutes: float | None
-    """The mean without the fastest and the slowest; None where there is no score."""
+    """Mean without the fastest and the slowest; None if there is no score."""
     reason: str | None
-    """Why there is none."""
+    """The reason if there is none."""
 
 
 def read_result(log: Path) -> MlperfResult:
-    """Raises: DataError if the file cannot be read or holds no event."""
+    """Reads a log. Raises: DataError if the file cannot be read or holds no event."""
     events = _events(log)
     last = {event["key"]: event for event in events}
     started, stopped = last.get("run_start"), last.get("run_stop")
@@ -69,8 +69,7 @@ def read_result(log: Path) -> MlperfResult:
 
 
 def score(results: Sequence[MlperfResult]) -> MlperfScore:
-    """The score of these runs, if they have one: ten of one benchmark, division and batch, at most one of them
-    without success.
+    """Returns the score of these runs, which needs ten runs of one benchmark, at most one of them without success.
 
     Raises: ConfigError if they are of different benchmarks, divisions or batch sizes, or two are of one seed.
     """

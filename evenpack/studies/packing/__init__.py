@@ -1,1 +1,1 @@
-"""Packing algorithms side by side."""
+"""Compares packing algorithms."""

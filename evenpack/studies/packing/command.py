@@ -1,4 +1,4 @@
-"""`evenpack study packing`."""
+"""The command `evenpack study packing`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,15 +29,15 @@ class PackingCommand:
     ] = None
     algorithms: Annotated[
         str | None,
-        typer.Option(help="cutting_stock,least_squares:weight=0. Default: all, where of use.", show_default=False),
+        typer.Option(help="cutting_stock,least_squares:weight=0. Default: all that apply.", show_default=False),
     ] = None
     sample: Annotated[
-        int | None, typer.Option(help="Pack so many sequences, drawn at random, in place of all.", show_default=False)
+        int | None, typer.Option(help="Pack so many random sequences instead of all.", show_default=False)
     ] = None
     plot: Plot = None
 
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
-        """Options are checked before the lengths are read. Raises: as `study_subject` and the parsers of options."""
+        """Checks the options before reading the lengths. Raises: as `study_subject` and the parsers of options."""
         from evenpack.studies.packing.options import parse_choices, parse_depths
         from evenpack.studies.packing.study import study_subject
 

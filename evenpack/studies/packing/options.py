@@ -1,4 +1,4 @@
-"""The options of `evenpack study packing`, as people write them."""
+"""Parses the options of `evenpack study packing`."""
 
 from contextlib import suppress
 
@@ -8,7 +8,7 @@ from evenpack.studies.packing.packing import STUDY_DEPTHS, PackerChoice
 
 
 def parse_depths(given: str | None) -> tuple[int | None, ...]:
-    """`2,3,none` as numbers; those of the study if None. Raises: ConfigError for other words."""
+    """Parses `2,3,none` as numbers; the default depths if None. Raises: ConfigError for other words."""
     if given is None:
         return STUDY_DEPTHS
     words = [word.strip() for word in given.split(",")]
@@ -19,7 +19,7 @@ def parse_depths(given: str | None) -> tuple[int | None, ...]:
 
 
 def parse_pack_lengths(given: str) -> tuple[int, ...]:
-    """`512,640` as numbers. Raises: ConfigError for other words."""
+    """Parses `512,640` as numbers. Raises: ConfigError for other words."""
     words = [word.strip() for word in given.split(",")]
     wrong = [word for word in words if not _is_positive(word)]
     if wrong:
@@ -32,7 +32,7 @@ def _is_positive(word: str) -> bool:
 
 
 def parse_choices(given: str | None) -> tuple[PackerChoice, ...] | None:
-    """`cutting_stock,least_squares:weight=0:leftovers=best_fit` as choices.
+    """Parses `cutting_stock,least_squares:weight=0:leftovers=best_fit` as choices.
 
     Raises: ConfigError for an option without a value; PackingError for unknown algorithms and options.
     """

@@ -1,4 +1,4 @@
-"""Packing algorithms side by side: over limits of depth, over pack lengths, and against padding."""
+"""Compares packing algorithms: over limits of depth, over pack lengths, and with padding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,20 +13,20 @@ STUDY_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, 16, None)
 OVERVIEW_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, None)
 CURVE_DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 6, 8, 12, 16, None)
 BATCH_SIZES = (8, 32, 128, 1024)
-"""Of sorted batches."""
+"""Batch sizes of sorted batches."""
 
 _STRETCHES = ((1, 1), (7, 6), (5, 4), (4, 3), (3, 2), (2, 1))
-"""Pack lengths worth a look, as fractions of the longest sequence."""
+"""Pack lengths to try, as fractions of the longest sequence."""
 _SLOTS_OF_LEAST_SQUARES = 512
 _MOST_SHUFFLED = 50_000_000
-"""Sequences up to which next fit, which shuffles them all, is taken without being asked for: 1.5 GB."""
+"""Sequences up to which next fit, which shuffles them all, is a default: 1.5 GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackerChoice:
     """An algorithm of `evenpack.data.packing`, or `auto`, with its options.
 
-    Raises: PackingError for one that there is not.
+    Raises: PackingError for an unknown one.
     """
 
     algorithm: str
@@ -42,10 +42,10 @@ class PackerChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class PackingRow:
-    """One algorithm at one pack length and limit of depth."""
+    """The result of one algorithm at one pack length and limit of depth."""
 
     algorithm: str
-    """With its options; what `auto` chose."""
+    """Algorithm with its options; for `auto` its choice."""
     pack_length: int
     """Slots of a pack."""
     depth_limit: int | None
@@ -53,33 +53,33 @@ class PackingRow:
     depth: int
     """Sequences of the fullest pack."""
     strategies: int
-    """That are used."""
+    """Number of strategies used."""
     packs: int
     efficiency: float
-    """Share of slots that hold a token."""
+    """Fraction of slots that hold a token."""
     padding: int
-    """Slots of all packs that hold none."""
+    """Slots of all packs that hold no token."""
     packing_factor: float
-    """Sequences a pack, on average."""
+    """Sequences per pack, on average."""
     speed_up: float
-    """Slots of every sequence padded to the longest, over the slots of these packs."""
+    """Slots of every sequence padded to the longest, divided by the slots of these packs."""
     lower_bound: int
-    """Packs that no packing at this limit of depth can do without, as far as is proven."""
+    """Proven lower bound on the packs at this limit of depth."""
     gap: float
-    """Packs above the lower bound, as a share of it."""
+    """Packs above the lower bound, as a fraction of it."""
     cpu_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaddingRow:
-    """Sequences sorted by length, cut into batches, each padded to its longest."""
+    """The result of sequences sorted by length, cut into batches, each padded to its longest."""
 
     batch_size: int
     slots: int
     efficiency: float
-    """Share of slots that hold a token."""
+    """Fraction of slots that hold a token."""
     speed_up: float
-    """Slots of every sequence padded to the longest of all, over these."""
+    """Slots of every sequence padded to the longest of all, divided by these."""
 
 
 def study_packing(
@@ -92,19 +92,20 @@ def study_packing(
     begin: Callable[[str, int | None], None] = lambda algorithm, depth: None,
     refused: Callable[[str, int | None, PackingError], None] | None = None,
 ) -> tuple[PackingRow, ...]:
-    """Packs by each of `choices` at each of `depths`; `begin` hears of each before it starts.
+    """Packs by each of `choices` at each of `depths`; `begin` is called before each.
 
-    What an algorithm cannot do `refused` hears of, and the others go on; without it, it ends the study.
+    If an algorithm fails, `refused` is called with its error and the others continue; without `refused` the error is
+    raised.
 
-    Without `choices` there are the two greedy algorithms at every depth, but for packs of one sequence, which need no
-    algorithm; cutting_stock wherever it is a matter of seconds; and as `baselines` least squares at depth 3 and up to
-    512 slots, and without a limit first fit decreasing and, up to 50 million sequences, next fit.
+    The default `choices` are the two greedy algorithms at every depth, except for packs of one sequence, which need no
+    algorithm; cutting_stock wherever it takes seconds; and as `baselines` least squares at depth 3 and up to 512 slots,
+    and without a limit first fit decreasing and, up to 50 million sequences, next fit.
 
-    Raises: PackingError for an unknown algorithm or depth, or what an algorithm cannot do.
+    Raises: PackingError for an unknown algorithm or depth, or the error of an algorithm.
     """
     for depth in depths:
         if depth is not None and depth < 1:
-            raise PackingError(f"a depth is 1 sequence a pack or more, found {depth}")
+            raise PackingError(f"a depth is 1 sequence per pack or more, found {depth}")
     rows: list[PackingRow] = []
     for depth in dict.fromkeys(depths):
         of_depth = []
@@ -128,7 +129,7 @@ def sweep_pack_lengths(
     depths: Sequence[int | None],
     begin: Callable[[str, int | None], None] = lambda algorithm, depth: None,
 ) -> tuple[PackingRow, ...]:
-    """One algorithm at each pack length and depth.
+    """Packs by one algorithm at each pack length and depth.
 
     Raises: PackingError if a sequence is longer than a pack.
     """
@@ -141,7 +142,10 @@ def sweep_pack_lengths(
 
 
 def pack_lengths_to_try(pack_length: int) -> tuple[int, ...]:
-    """`pack_length` and some up to twice as long, as far as packs go, rising; multiples of 8 if it is one."""
+    """Returns `pack_length` and some lengths up to twice as long, within the limit, ascending.
+
+    Multiples of 8 if it is one.
+    """
     step = 8 if pack_length % 8 == 0 else 1
     lengths = dict.fromkeys(-(-pack_length * above // (below * step)) * step for above, below in _STRETCHES)
     return tuple(length for length in lengths if length <= MOST_SLOTS)
@@ -150,7 +154,7 @@ def pack_lengths_to_try(pack_length: int) -> tuple[int, ...]:
 def study_sorted_batches(
     histogram: LengthHistogram, batch_sizes: Sequence[int] = BATCH_SIZES
 ) -> tuple[PaddingRow, ...]:
-    """The padding that batches of neighbours in length leave; batch sizes above the number of sequences are left out.
+    """Returns the padding of batches of similar lengths; batch sizes above the number of sequences are left out.
 
     Raises: PackingError for a batch size below 1.
     """
@@ -179,7 +183,7 @@ def _of_use(
 
 
 def _with_best_bound(rows: Sequence[PackingRow]) -> list[PackingRow]:
-    """Rows of one limit of depth, each held against the greatest bound that any of them proves."""
+    """Returns rows of one limit of depth, each compared with the greatest bound that any of them proves."""
     bound = max((row.lower_bound for row in rows), default=0)
     return [replace(row, lower_bound=bound, gap=row.packs / bound - 1) for row in rows]
 
@@ -204,5 +208,5 @@ def _packing_row(histogram: LengthHistogram, choice: PackerChoice, depth: int | 
 
 
 def at_work(algorithm: str, depth: int | None) -> str:
-    """A line for people who wait."""
+    """Returns a line that describes the current work."""
     return f"{algorithm}, {'no limit of depth' if depth is None else f'depth {depth}'} ..."

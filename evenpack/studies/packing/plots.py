@@ -1,4 +1,4 @@
-"""Lengths and how full packs get, as figures."""
+"""Figures of lengths and of the efficiency of packs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def plot_packing(
     pack_length: int,
     sweep: Sequence[PackingRow] = (),
 ) -> None:
-    """How long sequences are; how full packs get by depth and algorithm; if given, by depth and pack length (`sweep`).
+    """Draws the lengths, and the efficiency by depth and algorithm; if given, by depth and pack length (`sweep`).
 
     Raises: ConfigError without matplotlib.
     """
@@ -35,14 +35,14 @@ def plot_packing(
 
 
 def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path) -> None:
-    """The speed-up over padding by depth, a curve for each list of lengths.
+    """Draws the speed-up over padding by depth, a curve for each list of lengths.
 
     Raises: ConfigError without matplotlib.
     """
     with figure_as_png(path, width=8.0, height=4.5) as figure:
         axes = figure.add_subplot()
         _draw_curves(axes, {name: [(row.depth_limit, row.speed_up) for row in rows] for name, rows in curves.items()})
-        axes.set_ylabel("speed-up: slots of padded training over slots of packs")
+        axes.set_ylabel("speed-up over padding (slots of padding / slots of packs)")
         best = max((row.speed_up, name) for name, rows in curves.items() for row in rows)
         write_title(axes, f"Padding {best[1]} would take {best[0]:.2f} times the slots of its packs")
 
@@ -67,7 +67,7 @@ def _draw_lengths(axes: Any, histogram: LengthHistogram, statistics: LengthStati
     )
     axes.set_xlim(0, width + 0.5)
     axes.set_xlabel("sequence length (tokens)")
-    axes.set_ylabel("share of sequences (%)")
+    axes.set_ylabel("sequences (%)")
     write_title(axes, f"Padding to {pack_length:,} would waste {100 * statistics.padding_share:.1f} % of all slots")
 
 
@@ -76,7 +76,7 @@ def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
     curves = {}
     for algorithm in dict.fromkeys(row.algorithm for row in rows if row.algorithm != "none"):
         points = [(row.depth_limit, 100 * row.efficiency) for row in rows if row.algorithm == algorithm]
-        # At a single depth it is a point: a line from no packing would tell of depths not tried.
+        # A single depth is a point: a line from no packing would suggest depths that were not tried.
         curves[algorithm.replace("_", " ")] = [*alone, *points] if len(points) > 1 else points
     _draw_curves(axes, curves, unit=" %")
     axes.set_ylabel("packing efficiency (% of slots)")
@@ -98,7 +98,7 @@ def _draw_pack_lengths(axes: Any, sweep: Sequence[PackingRow]) -> None:
 
 
 def _draw_curves(axes: Any, curves: Mapping[str, Sequence[tuple[int | None, float]]], *, unit: str = "") -> None:
-    """A line of (limit of depth, value) for each name, which stands at its end."""
+    """Draws a line of (limit of depth, value) for each name, which is written at its end."""
     limits = {limit for points in curves.values() for limit, _ in points}
     ordered = [*sorted(limit for limit in limits if limit is not None), *([None] if None in limits else [])]
     places = {limit: index for index, limit in enumerate(ordered)}
@@ -106,7 +106,7 @@ def _draw_curves(axes: Any, curves: Mapping[str, Sequence[tuple[int | None, floa
     for index, (name, points) in enumerate(curves.items()):
         colour = COLOURS[index % len(COLOURS)]
         steps, values = [places[limit] for limit, _ in points], [value for _, value in points]
-        width = max(1.4, 2.9 - 0.5 * index)  # those below stay visible
+        width = max(1.4, 2.9 - 0.5 * index)  # lines below stay visible
         axes.plot(steps, values, color=colour, linewidth=width, marker="o", markersize=2 * width)
         ends.append((f"{name} {values[-1]:.2f}{unit}", values[-1], colour))
     axes.set_xticks(range(len(ordered)), ["no limit" if limit is None else str(limit) for limit in ordered])

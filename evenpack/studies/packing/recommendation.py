@@ -1,4 +1,4 @@
-"""Which pack length and depth to take, from what the packers reached."""
+"""Recommends a pack length and a depth from the results of the packers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from evenpack.studies.packing.packing import PackingRow
 
 _WORTH_LONGER_PACKS = 0.01
-"""Share of slots that a longer pack must save: attention over it costs more memory, and its steps hold more."""
+"""Fraction of slots that a longer pack must save: its attention costs more memory, and its steps hold more."""
 _AS_GOOD = 0.001
-"""Share of slots that counts as no difference."""
+"""Fraction of slots that counts as no difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """A pack length, and the least depth that serves it."""
+    """A recommended pack length, and the least sufficient depth."""
 
     pack_length: int
     efficiency: float
-    """Share of slots that hold a token in packs of any depth."""
+    """Fraction of slots that hold a token in packs of any depth."""
     sufficient_depth: int | None
-    """The least limit of depth tried that fills packs within 0.1 points of that; None: only no limit does."""
+    """The least tried limit of depth within 0.1 points of that; None: only packs without a limit."""
     efficiency_at_depth: float
     reason: str
 
@@ -27,7 +27,7 @@ class Recommendation:
 def recommend(
     rows: Sequence[PackingRow], fullest: Sequence[PackingRow], at_depths: Callable[[int], Sequence[PackingRow]]
 ) -> Recommendation:
-    """The pack length of `rows`, unless a longer one of `fullest` saves 1 point of slots or more.
+    """Returns the pack length of `rows`, unless a longer one of `fullest` saves 1 point of slots or more.
 
     Of several longer ones the next is taken only if it saves a point more.
 

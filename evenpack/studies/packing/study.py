@@ -25,11 +25,11 @@ def study_subject(
     sample: int | None,
     plot: Path | None,
 ) -> tuple[dict[str, Any], list[RenderableType]]:
-    """The comparison of packers, as a value for JSON and as what rich can print; draws it too if asked.
+    """Returns the comparison of packers as a value for JSON and as rich tables; draws it if requested.
 
-    `sample` sequences, drawn at random but always the same ones, stand for all.
+    `sample` random sequences, always the same ones, represent all.
 
-    What an algorithm cannot do is said, and the others go on.
+    The error of an algorithm is printed, and the others continue.
 
     Raises: PackingError for a sample of more than all sequences, or if nothing could be packed; ConfigError for a plot
     that cannot be drawn.

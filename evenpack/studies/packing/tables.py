@@ -11,7 +11,7 @@ from evenpack.studies.packing.recommendation import Recommendation
 
 
 def packing_table(rows: Sequence[PackingRow], *, pack_length: int) -> Table:
-    """Algorithms at several depths."""
+    """Returns a table of algorithms at several depths."""
     shown = [
         {
             "algorithm": row.algorithm,
@@ -34,9 +34,9 @@ def packing_table(rows: Sequence[PackingRow], *, pack_length: int) -> Table:
 def depth_curves_table(
     curves: Mapping[str, Sequence[PackingRow]], fullest: Sequence[PackingRow] = (), *, title: str
 ) -> Table:
-    """Efficiency and speed-up over padding: a line for each curve, a column for each limit of depth.
+    """Returns efficiency and speed-up over padding: a line for each curve, a column for each limit of depth.
 
-    `fullest`, one row for each curve, is what `auto` reaches without a limit.
+    `fullest`, one row for each curve, is the result of `auto` without a limit.
     """
     shown = []
     for index, (name, rows) in enumerate(curves.items()):
@@ -50,7 +50,7 @@ def _full_and_fast(row: PackingRow) -> str:
 
 
 def sorted_batches_table(rows: Sequence[PaddingRow]) -> Table:
-    """Padding instead of packing."""
+    """Returns the results of padding instead of packing."""
     shown = [
         {
             "batch size": f"{row.batch_size:,}",
@@ -64,14 +64,14 @@ def sorted_batches_table(rows: Sequence[PaddingRow]) -> Table:
 
 
 def recommendation_text(found: Recommendation) -> Text:
-    """What to write into the run file."""
+    """Returns the settings to write into the run file."""
     lines = [
         f"Recommended: data.pack_length={found.pack_length} ({found.reason}), data.packing.algorithm=auto: "
         f"{percent(found.efficiency)} full"
     ]
     if found.sufficient_depth is not None:
         lines.append(
-            f"Where a model wants few sequences a pack: data.packing.max_sequences_per_pack={found.sufficient_depth} "
+            f"If a model needs few sequences per pack: data.packing.max_sequences_per_pack={found.sufficient_depth} "
             f"still fills {percent(found.efficiency_at_depth)}"
         )
     return text("\n".join(lines))

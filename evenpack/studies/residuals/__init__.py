@@ -1,1 +1,1 @@
-"""What non-negative least squares leaves over, by residual weight."""
+"""Studies the residual of non-negative least squares by residual weight."""

@@ -1,4 +1,4 @@
-"""`evenpack study residuals`."""
+"""The command `evenpack study residuals`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualsCommand:
-    """Search the residual weights of least squares packing, and show what each leaves over by length.
+    """Search the residual weights of least squares packing, and show the residual of each by length.
 
     A search is one solution for each pair of weight and length: half a minute each at 512 slots.
 
@@ -26,14 +26,14 @@ class ResidualsCommand:
     """
 
     weights: Annotated[
-        str, typer.Option(metavar="LIST", help="Of a surplus or missing slot of a short length; other lengths weigh 1.")
+        str, typer.Option(metavar="LIST", help="Weights of the residual of short lengths; other lengths weigh 1.")
     ] = "1,0.09,0"
-    up_to: Annotated[str, typer.Option(metavar="LIST", help="Lengths up to which a weight counts.")] = "8,16"
+    up_to: Annotated[str, typer.Option(metavar="LIST", help="Lengths up to which a weight applies.")] = "8,16"
     depth: Annotated[int, typer.Option(help="Most sequences a pack may hold.")] = 3
     plot: Plot = None
 
     def run(self, find_subject: "Callable[[], Subject]") -> Report:
-        """Options are checked before the lengths are read. Raises: as `ResidualsRequest` and `study_residuals`."""
+        """Checks the options before reading the lengths. Raises: as `ResidualsRequest` and `study_residuals`."""
         from evenpack.studies.residuals.study import ResidualsRequest, study_residuals
 
         request = ResidualsRequest(self)

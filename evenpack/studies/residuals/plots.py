@@ -1,4 +1,4 @@
-"""Figures 7 and 8 of PackedBERT for any lengths: what least squares leaves over, by length; and the search."""
+"""Figures 7 and 8 of PackedBERT for any lengths: the residual of least squares by length, and the search."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, w
 from evenpack.studies.residuals.search import ResidualRow
 
 _LEAST_PERCENT = 1e-4
-"""Full packs have no place on a logarithmic axis."""
+"""Least percentage on the logarithmic axis, where full packs would be infinitely low."""
 _LINEAR_UP_TO = 10
-"""Sequences; rounding moves a residual by a few, the largest residuals are thousands."""
+"""Limit of the linear part in sequences; rounding moves a residual by a few, the largest residuals are thousands."""
 
 
 def plot_residuals(rows: Sequence[ResidualRow], path: Path, *, origin: str) -> None:
-    """The residual of the first setting and of the fullest packs, by length; then padding over all settings.
+    """Draws the residual of the first setting and of the fullest packs, by length; then padding over all settings.
 
     Raises: ConfigError without matplotlib.
     """
@@ -31,7 +31,7 @@ def plot_residuals(rows: Sequence[ResidualRow], path: Path, *, origin: str) -> N
         if len(rows) > 1:
             _draw_search(axes[-1], rows, best)
         caption = (
-            f"Lengths: {origin}. Residual: sequences less slots of a length; linear between "
+            f"Lengths: {origin}. Residual: sequences minus slots of a length; linear between "
             f"-{_LINEAR_UP_TO} and {_LINEAR_UP_TO}, logarithmic beyond."
         )
         figure.text(0.125, -0.04, caption, fontsize=9, va="top")
@@ -61,17 +61,17 @@ def _draw_residual(axes: Any, row: ResidualRow, limits: tuple[float, float]) -> 
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(*limits)
     axes.set_xlabel("sequence length (tokens)")
-    axes.set_ylabel("missing a sequence  |  left over\nresidual (sequences)")
+    axes.set_ylabel("slots without a sequence  |  sequences without a slot\nresidual (sequences)")
     axes.legend(frameon=False, loc="upper center")
     write_title(
         axes,
-        f"{row.setting.label[0].upper()}{row.setting.label[1:]}: {row.left_over:,} sequences left over,\n"
-        f"{row.missing:,} slots missing one, {100 * row.efficiency:.4f} % full",
+        f"{row.setting.label[0].upper()}{row.setting.label[1:]}: {row.left_over:,} sequences without a slot,\n"
+        f"{row.missing:,} slots without a sequence, {100 * row.efficiency:.4f} % full",
     )
 
 
 def _draw_search(axes: Any, rows: Sequence[ResidualRow], best: ResidualRow) -> None:
-    """Padding by the longest length of a weight, a line for each weight."""
+    """Draws padding by the longest length of a weight, a line for each weight."""
     from matplotlib.ticker import LogLocator
 
     limits = sorted({row.setting.weight_up_to for row in rows})
@@ -89,7 +89,7 @@ def _draw_search(axes: Any, rows: Sequence[ResidualRow], best: ResidualRow) -> N
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.minorticks_off()
-    axes.set_xlabel("lengths that the weight counts for: up to (logarithmic)")
+    axes.set_xlabel("longest length with the weight (logarithmic)")
     axes.set_ylabel("padding (% of slots, logarithmic)")
     label_ends(axes, ends)
     write_title(axes, f"Fullest: {best.setting.label}, {100 * best.efficiency:.3f} %")

@@ -1,4 +1,4 @@
-"""Least squares packing at several residual weights: packs, and sequences less slots of each length.
+"""Least squares packing at several residual weights: packs, and sequences minus slots of each length.
 
 Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), sections F.4 and F.5.
 """
@@ -15,7 +15,7 @@ from evenpack.data.packing.least_squares import Mixture, all_strategies, exact_p
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A residual weight, and the lengths that it counts for."""
+    """A residual weight, and the lengths to which it applies."""
 
     weight: float
     weight_up_to: int
@@ -28,45 +28,45 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixSize:
-    """The packing matrix: how many slots of each length a pack of each strategy has."""
+    """The size of the packing matrix: the slots of each length in a pack of each strategy."""
 
     lengths: int
-    """Its rows."""
+    """Rows: the lengths."""
     strategies: int
-    """Its columns: the ways to fill a pack exactly."""
+    """Columns: the ways to fill a pack exactly."""
     non_zeros: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualRow:
-    """What one setting gives."""
+    """The result of one setting."""
 
     setting: Setting
     packs: int
     efficiency: float
-    """Share of slots that hold a token."""
+    """Fraction of slots that hold a token."""
     padding: int
-    """Slots of all packs that hold none."""
+    """Slots of all packs that hold no token."""
     mixed: int
     """Strategies in the solver's mixture, before rounding."""
     used: int
-    """Strategies that fill a pack exactly and are used, after rounding; a sequence left over counts with the length
-    that would complete its pack, as PackedBERT has it."""
+    """Strategies that fill a pack exactly and are used, after rounding; a sequence without a slot counts with the
+    length that would complete its pack, as in PackedBERT."""
     left_over: int
-    """Sequences that no pack of the rounded mixture has a slot for."""
+    """Sequences without a slot in the rounded mixture."""
     missing: int
-    """Slots of the rounded mixture that no sequence is there for."""
+    """Slots without a sequence in the rounded mixture."""
     missing_tokens: int
-    """Their lengths together."""
+    """Sum of their lengths."""
     cpu_seconds: float
     residual: tuple[float, ...]
-    """Sequences less slots of each length from 1 on, before rounding."""
+    """Sequences minus slots of each length from 1 on, before rounding."""
     whole_residual: tuple[int, ...]
     """The same after rounding."""
 
 
 def settings_of(weights: Sequence[float], lengths: Sequence[int]) -> tuple[Setting, ...]:
-    """Every weight with every length; a weight of 1 once, as it makes no difference between lengths."""
+    """Returns every weight with every length; a weight of 1 once, as it does not distinguish lengths."""
     pairs = {
         (weight, lengths[0] if weight == 1 else weight_up_to): None for weight in weights for weight_up_to in lengths
     }
@@ -74,7 +74,7 @@ def settings_of(weights: Sequence[float], lengths: Sequence[int]) -> tuple[Setti
 
 
 def matrix_size(pack_length: int, depth: int) -> MatrixSize:
-    """Of packs of up to `depth` sequences. Raises: PackingError if there are too many strategies to solve for."""
+    """Returns the size for packs of up to `depth` sequences. Raises: PackingError if there are too many strategies."""
     strategies = all_strategies(pack_length, depth)
     non_zeros = int(np.count_nonzero(packing_matrix(strategies, pack_length)))
     return MatrixSize(lengths=pack_length, strategies=len(strategies), non_zeros=non_zeros)
@@ -88,7 +88,7 @@ def search_residuals(
     depth: int,
     begin: Callable[[Setting], None] = lambda setting: None,
 ) -> tuple[ResidualRow, ...]:
-    """A row for each setting; `begin` hears of each before it is solved. Raises: PackingError, as `least_squares`."""
+    """Returns a row for each setting; `begin` is called before each. Raises: PackingError, as `least_squares`."""
     rows = []
     for setting in settings:
         begin(setting)
@@ -117,7 +117,7 @@ def search_residuals(
 
 
 def _used(mixture: Mixture, pack_length: int) -> int:
-    """Strategies of the whole packs, and those that sequences left over make with the lengths that complete them."""
+    """Counts the strategies of whole packs, and those that complete the packs of sequences without a slot."""
     left_over = (np.flatnonzero(mixture.whole_residual > 0) + 1).tolist()
     completed = {tuple(sorted({length, pack_length - length} - {0}, reverse=True)) for length in left_over}
     return len(mixture.packs.keys() | completed)

@@ -17,23 +17,23 @@ from evenpack.studies.residuals.tables import residual_tables
 class ResidualsRequest:
     """The options, checked before anything is read.
 
-    Raises: ConfigError for one that is wrong.
+    Raises: ConfigError for an invalid one.
     """
 
     def __init__(self, options: ResidualsCommand) -> None:
         if options.plot is not None:
             require_plot(options.plot)
         if options.depth < 1:
-            raise ConfigError(f"--depth must be 1 sequence a pack or more, not {options.depth}")
+            raise ConfigError(f"--depth must be 1 sequence per pack or more, not {options.depth}")
         self.settings = settings_of(_weights(options.weights), _lengths(options.up_to))
         self.depth = options.depth
         self.plot = options.plot
 
 
 def study_residuals(subject: Subject, request: ResidualsRequest) -> tuple[dict[str, Any], list[RenderableType]]:
-    """The search as a value for JSON and as what rich can print; draws it too if asked.
+    """Returns the search as a value for JSON and as rich tables; draws it if requested.
 
-    Raises: PackingError where least squares cannot pack at all, as with too many strategies to weigh.
+    Raises: PackingError if least squares cannot pack at all, for example with too many strategies.
     """
     size = matrix_size(subject.pack_length, request.depth)
     rows = search_residuals(

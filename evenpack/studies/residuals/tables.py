@@ -9,7 +9,7 @@ from evenpack.studies.residuals.search import MatrixSize, ResidualRow
 
 
 def residual_tables(rows: Sequence[ResidualRow], size: MatrixSize, *, depth: int) -> list[RenderableType]:
-    """The packing matrix, and a line for each setting."""
+    """Returns a table of the packing matrix, and one with a line for each setting."""
     facts = {
         "rows": f"{size.lengths:,} lengths",
         "columns": f"{size.strategies:,} ways to fill a pack with up to {depth} sequences",
@@ -30,5 +30,5 @@ def residual_tables(rows: Sequence[ResidualRow], size: MatrixSize, *, depth: int
         }
         for row in rows
     ]
-    title = "Least squares: sequences left over, slots missing a sequence, strategies used"
+    title = "Least squares: sequences without a slot, slots without a sequence, strategies used"
     return [pairs(facts, title="Packing matrix"), table(shown, title=title)]

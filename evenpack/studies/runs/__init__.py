@@ -1,1 +1,1 @@
-"""Studies of training runs: arms, seeds and phases of a study file become runs, which are trained one by one."""
+"""The base of studies of training runs: arms, seeds and phases of a study file become runs, trained one by one."""

@@ -1,4 +1,4 @@
-"""A study file: which runs there are. A study that compares them adds a section of its own."""
+"""The study file: its runs. A study that compares them adds a section of its own."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from evenpack.config import Section, UserPath, find_run_file, load_run_file
 from evenpack.errors import ConfigError
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Of a phase or an arm: it names a folder."""
+"""Name of a phase or an arm, which names a folder."""
 
 Settings = dict[str, Any]
 """Dotted keys of a run file with their values, as on the command line: `training.layout: padded`."""
@@ -60,7 +60,7 @@ class RunsStudyConfig(Section):
     """What the file of every study of runs has."""
 
     may_lack_arms: ClassVar[bool] = False
-    """Whether the last phase may stand without arms, which come from elsewhere in the file then."""
+    """Whether the last phase may have no arms, which are elsewhere in the file then."""
 
     study: StudySection
     phases: dict[Name, PhaseSection] = Field(min_length=1)
@@ -73,8 +73,7 @@ class RunsStudyConfig(Section):
             if phase.starts_from is not None and phase.starts_from not in earlier:
                 known = ", ".join(earlier) or "none"
                 raise ValueError(
-                    f"phases.{name}.starts_from: expected a phase that stands before it ({known}), found "
-                    f"'{phase.starts_from}'"
+                    f"phases.{name}.starts_from: expected an earlier phase ({known}), found '{phase.starts_from}'"
                 )
             earlier.append(name)
         return self
@@ -88,11 +87,14 @@ class RunsStudyConfig(Section):
 
     @property
     def last_phase(self) -> str:
-        """The one that is compared."""
+        """Name of the phase that is compared."""
         return next(reversed(self.phases))
 
     def located(self, folder: Path) -> dict[str, Any]:
-        """The fields that name run files, as these are found from here; `folder` is that of the study file."""
+        """Returns the fields that name run files, with paths that are valid from here.
+
+        `folder` is that of the study file.
+        """
         return {"phases": beside(folder, self.phases)}
 
 
@@ -100,7 +102,7 @@ FileT = TypeVar("FileT", bound=RunFileSection)
 
 
 def beside(folder: Path, sections: Mapping[str, FileT]) -> dict[str, FileT]:
-    """The sections with their `base` found from here, which is relative to `folder`, or absolute."""
+    """Returns the sections with `base` paths that are valid from here; they are relative to `folder`, or absolute."""
     return {
         name: section.model_copy(update={"base": Path(os.path.normpath(folder / section.base))})
         for name, section in sections.items()
@@ -114,11 +116,12 @@ def load_study(path: Path, schema: type[StudyT], words: Sequence[str]) -> tuple[
     """Reads a study file; run files are found relative to it.
 
     Args:
-        words: `section.key=value`. Those of sections of the study file change it; the rest is for every run.
+        words: overrides `section.key=value`. Those of sections of the study file change it; the others are for every
+            run.
 
-    Returns: the study, and the words for its runs.
+    Returns: the study, and the overrides for its runs.
 
-    Raises: ConfigError with the place, what was expected and what came.
+    Raises: ConfigError with the key, the expected and the given value.
     """
     own = [word for word in words if word.partition("=")[0].partition(".")[0] in schema.model_fields]
     path = find_run_file(path)

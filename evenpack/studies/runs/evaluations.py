@@ -1,4 +1,4 @@
-"""What may follow the runs of a study: last checkpoints evaluated on other data, as jobs of the same runner."""
+"""Evaluations after the runs of a study: last checkpoints evaluated on other data, as jobs of the same runner."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from evenpack.studies.runs.expansion import StudyRun, as_words, load_run, shared
 from evenpack.studies.runs.jobs import Job
 
 _FOLDER = "held_out"
-"""Within that of a run."""
+"""Name of the folder within that of a run."""
 _RESULT = "evaluation.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """`evenpack evaluate` of one run's last checkpoint: a `Job` of the runner."""
+    """The evaluation of one run's last checkpoint by `evenpack evaluate`: a `Job` of the runner."""
 
     command: ClassVar[str] = "evaluate"
     unit: ClassVar[str] = "step"
@@ -25,7 +25,7 @@ class Evaluation:
     training: StudyRun
     run_file: Path
     overrides: tuple[str, ...]
-    """Those of the run, and what makes it other data."""
+    """Overrides of the run, and those that change its data."""
     config: RunConfig
 
     @property
@@ -42,7 +42,7 @@ class Evaluation:
 
     @property
     def key(self) -> str:
-        """Within the run's own folder: who removes that, to train it again, removes what was found of it."""
+        """A key within the run's own folder: removing that folder to train again removes its evaluations too."""
         return f"{self.training.key}/{_FOLDER}/{self.name}"
 
     @property
@@ -55,7 +55,7 @@ class Evaluation:
 
     @property
     def prepared_dir(self) -> Path:
-        """Of the other data; evaluations on the same data share it."""
+        """Folder of the other data; evaluations on the same data share it."""
         return self.config.prepared_dir
 
     @property
@@ -64,11 +64,11 @@ class Evaluation:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Where the result goes."""
+        """Options that set the path of the result."""
         return ("--save", str(self.result))
 
     def planned(self) -> int:
-        """It counts as one step."""
+        """Returns 1: an evaluation counts as one step."""
         return 1
 
     def done(self) -> int:
@@ -76,7 +76,7 @@ class Evaluation:
 
 
 def evaluation_of(run: StudyRun, name: str, settings: Settings, *, study_dir: Path) -> Evaluation:
-    """Evaluates `run` on the data that `settings` make of its own. Raises: ConfigError if they make no sound run."""
+    """Evaluates `run` on its data with `settings` applied. Raises: ConfigError if they make an invalid run."""
     key = f"{run.key}, evaluated on {name},"
     overrides = [*run.overrides, *as_words(settings)]
     overrides += shared_data_words(study_dir, load_run(run.run_file, key, overrides))
@@ -90,7 +90,7 @@ def evaluation_of(run: StudyRun, name: str, settings: Settings, *, study_dir: Pa
 
 
 def interleaved(runs: Sequence[StudyRun], evaluations: Sequence[Evaluation]) -> tuple[Job, ...]:
-    """Each run, and behind it its evaluations: they are done before the next run is started."""
+    """Returns each run, followed by its evaluations, so that they are done before the next run is started."""
 
     def jobs() -> Iterator[Job]:
         for run in runs:

@@ -1,4 +1,4 @@
-"""A study file -> its runs, each a checked run file with a folder of its own."""
+"""Expands a study file into its runs, each a checked run file with a folder of its own."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from evenpack.studies.runs.config import PhaseSection, RunsStudyConfig
 from evenpack.studies.runs.results import steps_done
 
 _OWNED = ("run.name", "run.output_dir", "run.seed")
-"""Keys that a study gives each run by itself."""
+"""Keys that a study sets for each run itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,10 @@ class StudyRun:
     seed: int
     run_file: Path
     overrides: tuple[str, ...]
-    """What makes of the run file this run, as words of the command line."""
+    """Overrides that turn the run file into this run, as arguments of the command line."""
     config: RunConfig
     starts_from: str | None
-    """The key of the run whose weights it begins with; None: no run of this study."""
+    """Key of the run with whose weights it begins; None: no run of this study."""
 
     @property
     def key(self) -> str:
@@ -51,7 +51,7 @@ class StudyRun:
         return self.config.prepared_dir
 
     def planned(self) -> int:
-        """Steps; a run that cannot be resolved says so when it is started."""
+        """Returns the planned steps; a run that cannot be resolved reports the error when it is started."""
         try:
             return open_run(self.config).config.training.last_step
         except EvenpackError:
@@ -66,14 +66,14 @@ def run_key(phase: str, arm: str, seed: int) -> str:
 
 
 def expand(study: RunsStudyConfig, words: Sequence[str] = ()) -> tuple[StudyRun, ...]:
-    """All runs, in the order in which they are to be started: phase by phase, seed by seed, arm by arm.
+    """Returns all runs, in the order of their start: phase by phase, seed by seed, arm by arm.
 
-    So whatever has been done when a study is interrupted compares arms by as many seeds.
+    An interrupted study therefore compares arms by equal numbers of seeds.
 
     Args:
-        words: `section.key=value` for every run.
+        words: overrides `section.key=value` for every run.
 
-    Raises: ConfigError that names the run whose settings make no sound run file, and words that would make arms alike.
+    Raises: ConfigError that names a run with an invalid run file, and for overrides that would make arms equal.
     """
     for name, phase in study.phases.items():
         for arm, settings in phase.arms.items():
@@ -117,7 +117,7 @@ def _expand_one(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, wo
 
 
 def load_run(run_file: Path, key: str, overrides: Sequence[str]) -> RunConfig:
-    """A run of the study, checked. Raises: ConfigError that names it by its key."""
+    """Loads a run of the study, checked. Raises: ConfigError that names it by its key."""
     try:
         return load_run_file(run_file, RunConfig, overrides)
     except ConfigError as error:
@@ -125,7 +125,7 @@ def load_run(run_file: Path, key: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def _start(earlier: PhaseSection, name: str, arm: str, seed: int) -> str:
-    """The same arm and seed where there are such, else the first."""
+    """Returns the run with the same arm and seed if there is one, else the first."""
     return run_key(
         name,
         arm if arm in earlier.arms else next(iter(earlier.arms)),
@@ -134,8 +134,7 @@ def _start(earlier: PhaseSection, name: str, arm: str, seed: int) -> str:
 
 
 def shared_data_words(output_dir: Path, config: RunConfig) -> list[str]:
-    """Where a run's data is prepared: runs whose prepared files would be the same share them, and all of one corpus its
-    tokens, unless the run file has a place for these."""
+    """Returns overrides with the paths of a run's data, which runs with equal prepared files or equal tokens share."""
     content = json.dumps(data_section(config.data), sort_keys=True)
     folder = output_dir / "data"
     prepared_dir = folder / xxhash.xxh3_64_hexdigest(content.encode())[:8]
@@ -144,7 +143,7 @@ def shared_data_words(output_dir: Path, config: RunConfig) -> list[str]:
 
 
 def as_words(settings: dict[str, Any]) -> list[str]:
-    """JSON is YAML, in one line."""
+    """Returns overrides with their values as JSON, which is valid YAML in one line."""
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
 
 
@@ -152,18 +151,18 @@ def _refuse_owned(phase: str, arm: str, settings: dict[str, Any], words: Sequenc
     for key in [*settings, *(word.partition("=")[0] for word in words)]:
         if key in _OWNED or key == "run":
             raise ConfigError(
-                f"{key} is set by the study itself, for each run: leave it out (phase {phase}, arm {arm}); seeds stand "
-                "in phases.PHASE.seeds, the place is study.output_dir"
+                f"{key} is set by the study itself, for each run: leave it out (phase {phase}, arm {arm}); seeds are "
+                "in phases.PHASE.seeds, the folder is study.output_dir"
             )
 
 
 def _refuse_undoing(phase: str, arm: str, settings: dict[str, Any], words: Sequence[str]) -> None:
-    """A word for every run that an arm sets too: one of the two would be without effect."""
+    """Checks overrides for every run that an arm sets too: one of the two would have no effect."""
     for word in words:
         name = word.partition("=")[0]
         for key in settings:
             if key == name or key.startswith(f"{name}.") or name.startswith(f"{key}."):
                 raise ConfigError(
-                    f"{word}: arm {arm} of phase {phase} sets {key} itself, which makes it the arm that it is. To "
+                    f"{word}: arm {arm} of phase {phase} sets {key} itself, which defines the arm. To "
                     "change it, change the study file"
                 )

@@ -1,4 +1,4 @@
-"""What may follow the runs of a study: each one's weights fine-tuned for tasks, as jobs of the same runner."""
+"""Fine-tunings after the runs of a study: each one's weights fine-tuned for tasks, as jobs of the same runner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from evenpack.studies.runs.config import RunFileSection, Seeds
 from evenpack.studies.runs.expansion import StudyRun, as_words
 
 _OWNED = ("run", "run.name", "run.output_dir", "run.seeds", "data.folder", "training.initialize_from")
-"""Keys of which a study has its own, or that it gives each fine-tuning by itself."""
+"""Keys that a study sets for each fine-tuning itself, or for which it has keys of its own."""
 
 _FOLDER = "finetune"
-"""Within that of a run."""
+"""Name of the folder within that of a run."""
 
 
 class FinetuneSection(RunFileSection):
@@ -33,14 +33,14 @@ class FinetuneSection(RunFileSection):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRun:
-    """One run's weights fine-tuned for one task with each of its seeds: a `Job` of the runner."""
+    """The fine-tuning of one run's weights for one task with each of its seeds: a `Job` of the runner."""
 
     command: ClassVar[str] = "finetune"
     unit: ClassVar[str] = "seed"
     options: ClassVar[tuple[str, ...]] = ()
     prepared_dir: ClassVar[None] = None
     task: str
-    """Its name in the study file."""
+    """Name of the task in the study file."""
     pretraining: StudyRun
     run_file: Path
     overrides: tuple[str, ...]
@@ -60,7 +60,7 @@ class FinetuneRun:
 
     @property
     def key(self) -> str:
-        """Within the run's own folder: who removes that, to train it again, removes what was made of its weights."""
+        """A key within the run's own folder: removing that folder to train again removes its fine-tunings too."""
         return _key(self.pretraining, self.task)
 
     @property
@@ -81,9 +81,9 @@ class FinetuneRun:
 def expand_finetunings(
     sections: Mapping[str, FinetuneSection], runs: Sequence[StudyRun], *, phase: str
 ) -> tuple[FinetuneRun, ...]:
-    """Every task from every run of the phase, in the order of the runs.
+    """Returns the fine-tunings for every task and every run of the phase, in the order of the runs.
 
-    Raises: ConfigError that names the fine-tuning whose settings make no sound run file.
+    Raises: ConfigError that names a fine-tuning with an invalid run file.
     """
     for name, section in sections.items():
         _refuse_owned(name, section)
@@ -93,9 +93,9 @@ def expand_finetunings(
 
 
 def require_tasks(finetunings: Sequence[FinetuneRun]) -> None:
-    """What can be found wrong before the pretraining takes its hours.
+    """Checks everything that can be checked before the pretraining starts.
 
-    Raises: ConfigError if a task's files are not there, a model is no encoder or has too few positions, or scikit-learn
+    Raises: ConfigError if a task's files are missing, a model is no encoder or has too few positions, or scikit-learn
     is not installed.
     """
     if finetunings:
@@ -121,7 +121,7 @@ def _require_encoder(one: FinetuneRun) -> None:
     if not issubclass(family.load_model(), PackedEncoder):
         raise ConfigError(
             f"finetune.{one.task}: run {one.starts_from} trains a model of family '{family.name}', whose tokens see "
-            "only what stands before them; fine-tuning is for encoders"
+            "only earlier tokens; fine-tuning is for encoders"
         )
     positions = run.model.max_positions or run.positions_needed
     if positions < length:
@@ -155,6 +155,6 @@ def _refuse_owned(task: str, section: FinetuneSection) -> None:
     for key in section.settings:
         if key in _OWNED:
             raise ConfigError(
-                f"finetune.{task}.settings: {key} is set by the study itself, for each run: leave it out; seeds stand "
+                f"finetune.{task}.settings: {key} is set by the study itself, for each run: leave it out; seeds are "
                 f"in finetune.{task}.seeds, the task's files are in finetune.{task}.folder"
             )

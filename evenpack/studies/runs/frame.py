@@ -1,4 +1,4 @@
-"""What every study of runs does around its own comparison: it runs what is not finished, and says how that ended."""
+"""The common frame of all studies of runs: it runs unfinished jobs, and reports their states."""
 
 import platform
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from evenpack.studies.throughput.provenance import commit_of_source
 def ended_jobs(
     jobs: Sequence[Job], output_dir: Path, machine: Machine, *, devices_per_run: int | None, only_report: bool
 ) -> tuple[EndedRun, ...]:
-    """How each job has ended: as an earlier call left it, or after it has been started and waited for.
+    """Returns the state of each job, either recorded by an earlier call or after it has been run.
 
     Raises: ConfigError, RunError.
     """
@@ -34,22 +34,22 @@ def ended_jobs(
 
 
 def conclude(report: Report, ended: Sequence[EndedRun], machine: Machine) -> Report:
-    """Gives the report its outcome: unmet if a job failed, stopped if the user asked for that."""
+    """Sets the report's outcome: unmet if a job failed, stopped if the user asked for that."""
     failed = sum(one.state == "failed" for one in ended)
     if failed:
-        report.unmet = f"{failed} of {len(ended)} runs failed; what they said stands above"
+        report.unmet = f"{failed} of {len(ended)} runs failed; their errors are above"
     if machine.is_asked_to_stop:
         report.exit_code = EXIT_STOPPED
     return report
 
 
 def run_states(ended: Sequence[EndedRun]) -> list[dict[str, Any]]:
-    """How each job has ended, for the JSON."""
+    """Returns the state of each job, for the JSON."""
     return [{"run": one.run.key, "state": one.state, "message": one.message} for one in ended]
 
 
 def measured_on(devices: Iterable[str]) -> dict[str, Any]:
-    """What a figure must carry. `devices`: as the runs name theirs."""
+    """Returns the provenance that a figure must carry. `devices`: as the runs name theirs."""
     return {
         "devices": sorted(set(devices)),
         "processor": platform.processor() or platform.machine(),

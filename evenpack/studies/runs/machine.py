@@ -1,4 +1,4 @@
-"""What a study asks of whoever starts processes: studies know nothing of the launcher, which hands itself in."""
+"""The interface through which a study starts processes; the launcher passes an instance."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -11,12 +11,12 @@ class Process(Protocol):
     """A command that was started."""
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Returns the exit code; None while the process runs."""
 
 
 @runtime_checkable
 class Place(Protocol):
-    """Devices that one run at a time is given."""
+    """Devices that one run at a time gets."""
 
     @property
     def ranks(self) -> int: ...
@@ -24,24 +24,22 @@ class Place(Protocol):
     def start(
         self, command: str, run_file: Path, overrides: Sequence[str], *, log: Path, options: Sequence[str] = ()
     ) -> Process:
-        """Starts `evenpack COMMAND RUN.yaml OVERRIDES OPTIONS`, with the place's devices; what it prints is added to
-        `log`.
-        """
+        """Starts `evenpack COMMAND RUN.yaml OVERRIDES OPTIONS` with the place's devices; its output goes to `log`."""
 
 
 @runtime_checkable
 class Machine(Protocol):
-    """This machine, as far as a study needs it."""
+    """The part of this machine that a study needs."""
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether the user has asked for it; what runs has been told so, too."""
+        """Whether the user has requested a stop, which running jobs have received too."""
 
     def places(self, devices_per_run: int | None) -> Sequence[Place]:
-        """All devices, in groups of so many; None: one group of all. Raises: ConfigError if there are fewer."""
+        """Returns all devices, in groups of so many; None: one group of all. Raises: ConfigError if there are fewer."""
 
     def held(self, output_dir: Path) -> AbstractContextManager[None]:
-        """Holds the folder for one study, and listens to requests to stop.
+        """Locks the folder for one study, and handles stop requests.
 
-        Raises: RunError if another one holds it, or it cannot be written.
+        Raises: RunError if another study has locked it, or it cannot be written.
         """

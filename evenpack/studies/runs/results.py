@@ -1,4 +1,4 @@
-"""How far each job of a study is, as its folder tells.
+"""The progress of each job of a study, read from its folder.
 
 result.json     written when it has ended; a finished one is never started again
 metrics.jsonl   a run's own log: the step that it has reached
@@ -26,20 +26,20 @@ _PLACES = (
     "data.folder",
     "training.initialize_from",
 )
-"""Keys that say where things lie, and not what was trained."""
+"""Keys of paths, which do not change the trained result."""
 _TAIL_BYTES = 1 << 14
-"""More than a record of metrics.jsonl has."""
+"""Bytes read at the end of the log; more than a record of metrics.jsonl has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended."""
+    """The outcome of a run."""
 
     state: Literal["finished", "failed"]
     message: str
-    """Of a run that failed: why."""
+    """Error of a run that failed."""
     config: dict[str, Any]
-    """The run file as it was run."""
+    """The run file with the overrides applied."""
 
     def write(self, output_dir: Path) -> None:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -47,9 +47,9 @@ class RunResult:
 
 
 def read_result(run: Job) -> RunResult | None:
-    """None: it has not ended yet.
+    """Reads a result; None if the run has not ended.
 
-    Raises: ConfigError if the run has finished with other settings than the study asks for now.
+    Raises: ConfigError if the run has finished with other settings than the study has now.
     """
     values = read_json_object(run.output_dir / RESULT)
     if values is None:
@@ -60,14 +60,14 @@ def read_result(run: Job) -> RunResult | None:
     if result.state == "finished" and changed:
         key, (before, now) = next(iter(changed.items()))
         raise ConfigError(
-            f"run {run.key} was trained with {key} {before}, and the study now has {now}: take that back, choose "
+            f"run {run.key} was trained with {key} {before}, and the study now has {now}: undo that change, choose "
             f"another study.output_dir, or remove {run.output_dir} to train it again"
         )
     return result
 
 
 def steps_done(output_dir: Path) -> int:
-    """Updates that the run's log tells of; reads the end of it alone."""
+    """Returns the updates in the run's log, reading only its end."""
     try:
         with (output_dir / METRICS).open("rb") as file:
             size = file.seek(0, 2)
@@ -84,7 +84,7 @@ def steps_done(output_dir: Path) -> int:
 
 
 def describe_state(run: Job) -> str:
-    """In a few words. Raises: as `read_result`."""
+    """Describes the state in a few words. Raises: as `read_result`."""
     result = read_result(run)
     if result is not None:
         return result.state

@@ -1,7 +1,7 @@
-"""Does the jobs of a study, as many at a time as there are places, and goes on where an earlier call was stopped.
+"""Runs the jobs of a study, as many at a time as there are places, and resumes an earlier call.
 
-A finished job is not started again; one that failed, or was stopped, is, and goes on by itself: a training from its
-newest checkpoint. A job that fails stops no other, but those that would begin with its weights.
+A finished job is not started again; one that failed, or was stopped, is, and resumes: a training from its newest
+checkpoint. A job that fails stops no others, except those that would begin with its weights.
 """
 
 import time
@@ -18,7 +18,7 @@ from evenpack.studies.runs.machine import Machine, Place, Process
 from evenpack.studies.runs.results import RunResult, read_result
 
 LOG = "study.log"
-"""In a run's folder: all that its commands print."""
+"""Name of the log in a run's folder, with the output of its commands."""
 
 _POLL_SECONDS = 0.25
 _MESSAGE_BYTES = 1 << 16
@@ -29,7 +29,7 @@ State = Literal["finished", "failed", "unfinished"]
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun:
-    """What became of a run in this call, or an earlier one."""
+    """The outcome of a run in this call, or an earlier one."""
 
     run: Job
     state: State
@@ -43,7 +43,7 @@ class _Started:
     place: Place
     log: Path
     log_start: int
-    """Bytes that it held before."""
+    """Size of the log before the start."""
 
 
 @dataclass(kw_only=True)
@@ -62,7 +62,7 @@ class _Study:
                 self._end(run, "finished", "")
 
     def prepare_data(self, place: Place) -> None:
-        """What is not prepared yet, once for all runs that share it."""
+        """Prepares missing data, once for all runs that share it."""
         to_do = {run.prepared_dir: run for run in reversed(self.runs) if run.key not in self.ended}
         for directory, run in reversed(to_do.items()):
             if directory is None or (directory / MANIFEST).is_file() or self.machine.is_asked_to_stop:
@@ -79,7 +79,7 @@ class _Study:
                     self._fail(other, message)
 
     def advance(self) -> bool:
-        """Takes note of runs that have ended and starts others; whether anything is still going on."""
+        """Records ended runs and starts others; returns whether any is still running."""
         for started in list(self.active):
             code = started.process.poll()
             if code is not None:
@@ -95,7 +95,7 @@ class _Study:
         return self.ended.get(run.key) or EndedRun(run=run, state="unfinished", message="")
 
     def _next(self) -> Job | None:
-        """The first that can be started now; those that never can are failed on the way."""
+        """Returns the first run that can be started now; fails runs that can never start."""
         waiting = {started.run.key for started in self.active} | self.ended.keys()
         for run in self.runs:
             if run.key in waiting:
@@ -148,13 +148,13 @@ def train_runs(
     *,
     earlier: Sequence[EndedRun] = (),
 ) -> tuple[EndedRun, ...]:
-    """Does what is not finished, at each place one job at a time; every job's outcome, in the order of `runs`.
+    """Runs unfinished jobs, one at a time at each place; returns every job's outcome, in the order of `runs`.
 
-    Returns early, with jobs unfinished, when the machine is asked to stop, or what they begin with is unfinished.
+    It returns early, with unfinished jobs, if the machine is asked to stop, or if jobs that they need do not finish.
 
     Args:
         runs: at least one, all counted in the same unit.
-        earlier: outcomes of jobs that these may begin with, beside one another.
+        earlier: outcomes of other jobs with whose weights these may begin.
 
     Raises: ConfigError if a job has been finished with other settings.
     """
@@ -171,7 +171,7 @@ def train_runs(
 
 
 def recorded(runs: Sequence[Job]) -> tuple[EndedRun, ...]:
-    """What the folders of the runs tell, without starting anything. Raises: as `train_runs`."""
+    """Returns the outcomes that the folders of the runs record, without starting anything. Raises: as `train_runs`."""
     found = []
     for run in runs:
         result = read_result(run)
@@ -181,7 +181,7 @@ def recorded(runs: Sequence[Job]) -> tuple[EndedRun, ...]:
 
 
 def _amount(study: _Study, planned: Mapping[str, int]) -> int:
-    """Done so far; a job that has ended counts whole, so that the time to go is of what is left."""
+    """Returns the work done so far; an ended job counts fully, so that the remaining time is of unfinished work."""
     return sum(planned[run.key] if run.key in study.ended else min(planned[run.key], run.done()) for run in study.runs)
 
 
@@ -194,7 +194,7 @@ def _show(study: _Study, piece: Piece, planned: Mapping[str, int]) -> None:
 
 
 def _last_words(started: _Started, code: int) -> str:
-    """The last error that the command has printed, or its last line."""
+    """Returns the last error that the command has printed, or its last line."""
     try:
         with started.log.open("rb") as file:
             end = file.seek(0, 2)

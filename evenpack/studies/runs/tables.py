@@ -1,4 +1,4 @@
-"""The runs of a study as a table: what each will be, and how far it is."""
+"""The runs of a study as a table: the settings and the progress of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from evenpack.studies.runs.runner import EndedRun
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """A run before it is started. What follows from its data is None until that is prepared."""
+    """A run before it is started. Values that depend on its data are None until that is prepared."""
 
     run: str
     state: str
@@ -28,18 +28,21 @@ class RunRow:
     batching: str
     layout: str
     items_per_step: int | None
-    """Packs or sequences; of a run that is not prepared, before `training.packing_adjustment`, and None where it gives
-    its step in tokens."""
+    """Packs or sequences; for a run that is not prepared, before `training.packing_adjustment`, and None where its
+    step is in tokens."""
     micro_batches_per_rank: int | None
     steps: int | None
     sequences_per_step: float | None
     sequences: float | None
-    """In all."""
+    """Sequences in total."""
     output_dir: str
 
 
 def run_rows(runs: Sequence[StudyRun], *, ranks: int) -> tuple[RunRow, ...]:
-    """Raises: ConfigError if the ranks cannot divide the steps of a run, or one has finished with other settings."""
+    """Returns the rows.
+
+    Raises: ConfigError if the ranks cannot divide a step, or a run has finished with other settings.
+    """
     return tuple(_row(run, ranks) for run in runs)
 
 
@@ -72,7 +75,10 @@ def _row(run: StudyRun, ranks: int) -> RunRow:
 
 
 def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks: int) -> int | None:
-    """None where it follows from data that are not prepared. Raises: ConfigError if the ranks cannot divide a step."""
+    """Returns the accumulation; None where it depends on unprepared data.
+
+    Raises: ConfigError if a step cannot be divided.
+    """
     if resolved is not None:
         return resolved.micro_batches(ranks)
     is_stated = training.stated_items_per_step is not None and training.packing_adjustment == "none"
@@ -80,7 +86,7 @@ def _accumulation(training: TrainingSection, resolved: ResolvedRun | None, ranks
 
 
 def runs_table(rows: Sequence[RunRow], *, title: str) -> RenderableType:
-    """One line a run."""
+    """Returns one line per run."""
     shown = [
         {
             "run": row.run,
@@ -120,7 +126,7 @@ class FinetuneRow:
 
 
 def finetune_rows(finetunings: Sequence[FinetuneRun]) -> tuple[FinetuneRow, ...]:
-    """Raises: ConfigError if one has finished with other settings."""
+    """Returns the rows. Raises: ConfigError if a fine-tuning has finished with other settings."""
     return tuple(
         FinetuneRow(
             run=one.key,
@@ -140,7 +146,7 @@ def finetune_rows(finetunings: Sequence[FinetuneRun]) -> tuple[FinetuneRow, ...]
 
 
 def finetunings_table(rows: Sequence[FinetuneRow], *, title: str) -> RenderableType:
-    """One line a fine-tuning."""
+    """Returns one line per fine-tuning."""
     shown = [
         {
             "run": row.run,
@@ -156,7 +162,7 @@ def finetunings_table(rows: Sequence[FinetuneRow], *, title: str) -> RenderableT
 
 
 def arms_text(study: RunsStudyConfig) -> RenderableType:
-    """What makes each arm differ."""
+    """Returns the settings in which the arms differ."""
     lines = []
     for name, phase in study.phases.items():
         lines.append(f"{name}: {phase.base}, seeds {', '.join(map(str, phase.seeds))}")
@@ -167,12 +173,12 @@ def arms_text(study: RunsStudyConfig) -> RenderableType:
 
 
 def unfinished_text(ended: Sequence[EndedRun]) -> list[RenderableType]:
-    """Runs that have failed, with what they said, and those that are not done."""
+    """Lists failed runs with their errors, and unfinished ones."""
     failed = [f"  {one.run.key}: {one.message}" for one in ended if one.state == "failed"]
     to_do = [one.run.key for one in ended if one.state == "unfinished"]
     shown: list[RenderableType] = []
     if failed:
         shown.append(console.text("\n".join(["Failed:", *failed])))
     if to_do:
-        shown.append(console.text(f"Not finished: {', '.join(to_do)}. The same command goes on with them."))
+        shown.append(console.text(f"Not finished: {', '.join(to_do)}. Run the same command again to continue them."))
     return shown

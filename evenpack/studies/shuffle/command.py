@@ -1,4 +1,4 @@
-"""`evenpack study shuffle`."""
+"""The command `evenpack study shuffle`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleCommand:
-    """Compare ways of shuffling a corpus: how random the order is, how fast it is read, and what the loss makes of it.
+    """Compare ways of shuffling a corpus: how random the order is, how fast it is read, and how the loss behaves.
 
-    Each arm of the study file sets data.shuffle; its order is measured beside a rolling buffer and no shuffle at all,
-    its data is read, and a model is trained on it. The same command goes on with what an earlier one left undone.
+    Each arm of the study file sets data.shuffle; its order is compared with a rolling buffer and with no shuffle, its
+    data is read, and a model is trained on it. The same command resumes an interrupted study.
 
     \b
     Examples:
@@ -31,7 +31,7 @@ class ShuffleCommand:
     plot: Plot = None
 
     def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
-        """Raises: ConfigError for a study or an option that is wrong, before anything is started."""
+        """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
         from evenpack.studies.shuffle.study import describe_study, run_study
 
         if self.dry_run:

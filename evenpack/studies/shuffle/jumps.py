@@ -1,4 +1,4 @@
-"""Where one block ends and the next begins, and what the loss does there."""
+"""The jump of the loss where one block ends and the next begins."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from evenpack.data.order.pack_stream import PackStream
 
 
 def borders(plan: PackStream, *, packs_per_step: int, steps: int) -> list[int]:
-    """The steps of the first epoch, counted from 0, that are the first to hold packs of a further block."""
+    """Returns the steps of the first epoch, counted from 0, that are the first to hold packs of a further block."""
     if not isinstance(plan, BlockedPlan):
         return []
     ends: list[int] = []
@@ -24,7 +24,7 @@ def borders(plan: PackStream, *, packs_per_step: int, steps: int) -> list[int]:
 
 
 def jump(losses: Float64[np.ndarray, " steps"], at: Sequence[int], *, around: int) -> float | None:
-    """Mean, over the borders, of the mean loss of the steps behind one minus that of the steps before it.
+    """Returns the mean, over borders, of the mean loss of the steps after one minus that of the steps before it.
 
     Borders with fewer than `around` steps on a side are left out; None: all of them are.
     """

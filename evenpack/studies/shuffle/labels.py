@@ -1,4 +1,4 @@
-"""Which part of the corpus each of its sequences comes from: the file, where there are several."""
+"""The part of the corpus from which each of its sequences comes: the file, where there are several."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,14 @@ _TENTHS = 10
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Labels:
-    """Of the N training sequences of a source, in the order of the corpus."""
+    """Labels of the N training sequences of a source, in the order of the corpus."""
 
     names: tuple[str, ...]
     of_sequence: Int64[np.ndarray, " N"]
 
 
 def file_labels(config: DataConfig, source: str, prepared: PreparedData) -> Labels:
-    """The file of each sequence; tenths of the corpus where it is one file, or no view of documents."""
+    """Returns the file of each sequence; tenths of the corpus if it is one file, or no view of documents."""
     view = prepared.view(source, "train")
     view = view.source_view if isinstance(view, ShuffledView) else view
     files = [Path(file.path) for file in source_inputs(source, config.sources[source])]

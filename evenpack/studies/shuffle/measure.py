@@ -1,4 +1,4 @@
-"""One arm of a shuffle study: its order, how it is read, and what the loss does at the borders of its blocks."""
+"""One arm of a shuffle study: its order, its reading rate, and the loss at the borders of its blocks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ class ArmOrder:
     arm: str
     quality: Quality
     reading: Reading | None
-    """None: it is simulated, and no file is in this order."""
+    """Reading rate; None: the order is simulated, and no file is in this order."""
     borders: tuple[int, ...]
-    """Steps that begin a block of the first epoch, but for the first one."""
+    """Steps that begin a block of the first epoch, except for the first one."""
 
 
 def measure_order(arm: str, config: RunConfig, section: ShuffleSection) -> ArmOrder:
-    """The first epoch of a prepared run."""
+    """Measures the first epoch of a prepared run."""
     prepared, source = _opened(config)
     (packed,) = packed_sources(prepared, "train", seed=config.run.seed)
     labels = file_labels(config.data, source, prepared)
@@ -52,7 +52,7 @@ def measure_order(arm: str, config: RunConfig, section: ShuffleSection) -> ArmOr
 
 
 def measure_simulated(config: RunConfig, section: ShuffleSection) -> tuple[ArmOrder, ...]:
-    """A rolling buffer and no shuffle at all, of the sequences of a run that is not shuffled on disk."""
+    """Measures a rolling buffer and no shuffle, for the sequences of a run that is not shuffled on disk."""
     prepared, source = _opened(config)
     view = prepared.view(source, "train")
     labels, lengths = file_labels(config.data, source, prepared), view.lengths()
@@ -73,29 +73,29 @@ def measure_simulated(config: RunConfig, section: ShuffleSection) -> tuple[ArmOr
 
 
 def read_losses(config: RunConfig) -> Float64[np.ndarray, " steps"]:
-    """The training loss of each step of a finished run."""
+    """Returns the training loss of each step of a finished run."""
     return np.array([record["loss"] for record in read_metrics(config.run.output_dir / METRICS)], dtype=np.float64)
 
 
 def jumps_at(
     losses: Mapping[int, Float64[np.ndarray, " steps"]], at: tuple[int, ...], *, around: int
 ) -> dict[int, float]:
-    """By seed, the mean jump of the loss at the given steps; seeds without one are left out."""
+    """Returns, by seed, the mean jump of the loss at the given steps; seeds without one are left out."""
     found = {seed: jump(values, at, around=around) for seed, values in losses.items()}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
 def check_run(config: RunConfig) -> None:
-    """Raises: ConfigError if the order of this run is not that of one source in steps of packs."""
+    """Checks a run. Raises: ConfigError if its order is not that of one source in steps of packs."""
     if len(config.data.sources) != 1:
         raise ConfigError(
-            f"a shuffle study looks at the order of one source, found {', '.join(config.data.sources)}: give one "
+            f"a shuffle study measures the order of one source, found {', '.join(config.data.sources)}: give one "
             "source with several files"
         )
     if config.training.skip_steps:
-        raise ConfigError("a shuffle study looks at the loss of every step: leave training.skip_steps out")
+        raise ConfigError("a shuffle study compares the loss of every step: leave training.skip_steps out")
     if config.training.packs_per_step is None:
-        raise ConfigError("a shuffle study needs training.packs_per_step: it looks at steps of packs")
+        raise ConfigError("a shuffle study needs training.packs_per_step: it measures steps of packs")
 
 
 def _opened(config: RunConfig) -> tuple[PreparedData, str]:

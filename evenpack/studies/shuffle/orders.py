@@ -1,4 +1,4 @@
-"""The order in which one epoch trains the sequences of a corpus, drawn from a plan or simulated."""
+"""The order in which one epoch trains the sequences of a corpus, from a plan or simulated."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ class Order:
     """One epoch of N sequences."""
 
     ranks: Int64[np.ndarray, " N"]
-    """The place of each sequence in the corpus, in the order of training."""
+    """Position of each sequence in the corpus, in the order of training."""
     packs: Int64[np.ndarray, " N"]
-    """The pack that each is in, counted from 0; ascending."""
+    """Pack of each sequence, counted from 0; ascending."""
 
 
 def drawn_order(plan: PackStream, source_ids: Integer[np.ndarray, " N"] | None) -> Order:
-    """The first epoch of a plan. `source_ids`: which sequence of the corpus each is; None: they are in its order."""
+    """Returns the first epoch of a plan. `source_ids`: positions of the sequences in the corpus; None: in order."""
     ids, sizes = [], []
     for first in range(0, plan.packs, _DRAWN_TOGETHER):
         drawn = plan.draw(np.arange(first, min(first + _DRAWN_TOGETHER, plan.packs)))
@@ -33,13 +33,13 @@ def drawn_order(plan: PackStream, source_ids: Integer[np.ndarray, " N"] | None) 
 
 
 def corpus_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int) -> Order:
-    """No shuffle: sequences as they come, put into a pack until the next one does not fit."""
+    """Returns the order without shuffle: sequences in order, added to a pack until the next one does not fit."""
     ranks = np.arange(len(lengths))
     return Order(ranks=ranks, packs=next_fit(lengths, pack_length=pack_length))
 
 
 def buffer_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int, buffer: int, seed: int) -> Order:
-    """A rolling buffer: each sequence is drawn from a buffer at random, and the next of the corpus takes its place."""
+    """Returns the order of a rolling buffer: random sequences leave it and are replaced by the next of the corpus."""
     rng = np.random.default_rng(seed)
     count = len(lengths)
     held = list(range(min(buffer, count)))
@@ -57,7 +57,7 @@ def buffer_order(lengths: Integer[np.ndarray, " N"], *, pack_length: int, buffer
 
 
 def next_fit(lengths: Integer[np.ndarray, " N"], *, pack_length: int) -> Int64[np.ndarray, " N"]:
-    """The pack of each sequence where a pack is closed as soon as the next sequence does not fit."""
+    """Returns the pack of each sequence where a pack is closed as soon as the next sequence does not fit."""
     packs = np.empty(len(lengths), dtype=np.int64)
     pack = filled = 0
     for place, length in enumerate(lengths.tolist()):

@@ -1,4 +1,4 @@
-"""A shuffle study as a figure: the loss of each arm against the step, and what it does at the borders of blocks."""
+"""A shuffle study as a figure: the loss of each arm against the step, and its jumps at the borders of blocks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_title
 from evenpack.studies.shuffle.config import ShuffleSection, ShuffleStudyConfig
 
 _SMOOTHED = 5
-"""Steps of a running mean, in the figure alone."""
+"""Steps of a running mean, in the figure only."""
 
 LossesOfArms = Mapping[str, Mapping[int, Float64[np.ndarray, " steps"]]]
 
@@ -23,7 +23,7 @@ def plot_shuffle(
     study: ShuffleStudyConfig,
     path: Path,
 ) -> None:
-    """Raises: ConfigError without matplotlib."""
+    """Draws the study. Raises: ConfigError without matplotlib."""
     with figure_as_png(path, width=14.0, height=5.0) as figure:
         curves, bars = figure.subplots(1, 2, gridspec_kw={"width_ratios": [2.4, 1], "wspace": 0.22})
         for border in borders:
@@ -60,7 +60,7 @@ def _draw_losses(axes: Any, arm: str, runs: Sequence[Float64[np.ndarray, " steps
 
 
 def _draw_jumps(axes: Any, jumps: Mapping[str, Mapping[int, float]], section: ShuffleSection) -> None:
-    """A bar for each arm, a point for each seed."""
+    """Draws a bar for each arm, and a point for each seed."""
     for index, (colour, (arm, of_seed)) in enumerate(zip(COLOURS, jumps.items(), strict=False)):
         if of_seed:
             values = list(of_seed.values())

@@ -1,4 +1,4 @@
-"""How random an order is, beside what a uniform permutation would give."""
+"""The randomness of an order, compared with a uniform permutation."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,21 @@ from evenpack.studies.shuffle.orders import Order
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Figures of one order."""
+    """Measures of one order."""
 
     displacement: float
-    """Mean distance between a sequence's place in the corpus and in training, as a share of the corpus; 1/3 under a
-    uniform permutation."""
+    """Mean distance between a sequence's positions in the corpus and in training, as a fraction of the corpus; 1/3
+    under a uniform permutation."""
     pack_mates: float | None
-    """Share of the pairs of sequences in a pack that come from one stretch of the corpus; None: no pack has two."""
+    """Fraction of the pairs of sequences in a pack from one stretch of the corpus; None: no pack has two."""
     step_mates: float | None
-    """The same of pairs in a step and not in a pack."""
+    """The same for pairs in a step and not in a pack."""
     window_distance: float
     """The greatest total variation distance between the sources of a window of the epoch and those of the whole."""
 
 
 def quality(order: Order, labels: Int64[np.ndarray, " N"], section: ShuffleSection, *, packs_per_step: int) -> Quality:
-    """`labels`: the part of the corpus, for example the file, that each of its sequences comes from, by rank."""
+    """Measures an order; `labels` are the part of the corpus, such as the file, of each sequence by rank."""
     count = len(order.ranks)
     stretches = order.ranks * section.stretches // count
     pack_equal, pack_pairs = _equal_pairs(order.packs, stretches)
@@ -40,7 +40,7 @@ def quality(order: Order, labels: Int64[np.ndarray, " N"], section: ShuffleSecti
 
 
 def window_distance(labels: Int64[np.ndarray, " N"], *, windows: int) -> float:
-    """The greatest total variation distance between the labels of a window and all labels, both in training order."""
+    """Returns the greatest total variation distance between the labels of a window and all, in training order."""
     kinds = int(labels.max()) + 1
     overall = np.bincount(labels, minlength=kinds) / len(labels)
     return max(
@@ -51,7 +51,7 @@ def window_distance(labels: Int64[np.ndarray, " N"], *, windows: int) -> float:
 
 
 def _equal_pairs(groups: Int64[np.ndarray, " N"], values: Int64[np.ndarray, " N"]) -> tuple[int, int]:
-    """Pairs within a group that have the same value, and all pairs within a group."""
+    """Returns the pairs within a group that have the same value, and all pairs within a group."""
     together = groups * (int(values.max()) + 1) + values
     _, equal = np.unique(together, return_counts=True)
     _, sizes = np.unique(groups, return_counts=True)

@@ -1,4 +1,4 @@
-"""How fast the sequences of an order are read from a file of which nothing is in memory."""
+"""The rate at which the sequences of an order are read from a file that is not cached."""
 
 import os
 import time
@@ -19,18 +19,18 @@ class Reading:
     """The first steps of an epoch, read once."""
 
     bytes_used: int
-    """Of the sequences."""
+    """Bytes of the sequences."""
     bytes_from_disk: int
-    """What the process had the disk read."""
+    """Bytes that the process read from disk."""
     bytes_per_second: float
-    """Of those used."""
+    """Rate of the bytes used."""
 
 
 def read_steps(source: PackedSource, *, packs_per_step: int, steps: int) -> Reading:
     """Reads the sequences of the first `steps` steps in their order, with the read-ahead of training."""
     view = source.view
     assert isinstance(view, StoredView | ShuffledView), "views of token files are the only ones there are"
-    view.token_file.release_pages()  # what is mapped stays cached
+    view.token_file.release_pages()  # mapped pages stay cached
     _forget(bin_path(view.token_file.prefix))
     ahead = ReadAhead([source])
     used = 0
@@ -47,7 +47,7 @@ def read_steps(source: PackedSource, *, packs_per_step: int, steps: int) -> Read
 
 
 def _forget(path: Path) -> None:
-    """Asks the system to take the file out of its cache."""
+    """Asks the system to remove the file from its cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

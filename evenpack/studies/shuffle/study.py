@@ -1,4 +1,4 @@
-"""`evenpack study shuffle`: from a study file to what was found."""
+"""The study `evenpack study shuffle`, from a study file to its results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ from evenpack.studies.shuffle.tables import jump_table, order_tables
 
 
 def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, devices_per_run: int | None) -> Report:
-    """`--dry-run`. Raises: ConfigError."""
+    """Lists the runs for `--dry-run`. Raises: ConfigError."""
     study, runs = _expanded(study_file, words)
     places = machine.places(devices_per_run)
     rows = run_rows(runs, ranks=places[0].ranks)
@@ -45,7 +45,7 @@ def run_study(
     only_report: bool,
     plot: Path | None,
 ) -> Report:
-    """Trains what is not finished, and measures and compares what is. Raises: ConfigError, RunError, DataError."""
+    """Trains unfinished runs, measures and compares finished ones. Raises: ConfigError, RunError, DataError."""
     study, runs = _expanded(study_file, words)
     if plot is not None:
         require_plot(plot)
@@ -91,7 +91,7 @@ def _expanded(study_file: Path, words: Sequence[str]) -> tuple[ShuffleStudyConfi
 
 
 def _finished(study: ShuffleStudyConfig, ended: Sequence[EndedRun]) -> dict[str, list[StudyRun]]:
-    """The finished runs of the last phase, by arm."""
+    """Returns the finished runs of the last phase, by arm."""
     found: dict[str, list[StudyRun]] = {arm: [] for arm in study.phases[study.last_phase].arms}
     for one in ended:
         if isinstance(one.run, StudyRun) and one.run.phase == study.last_phase and one.state == "finished":
@@ -100,14 +100,17 @@ def _finished(study: ShuffleStudyConfig, ended: Sequence[EndedRun]) -> dict[str,
 
 
 def _orders(study: ShuffleStudyConfig, finished: dict[str, list[StudyRun]]) -> list[ArmOrder]:
-    """Of each arm with a finished run, by its first seed; then what is simulated on the reference's data."""
+    """Returns the order of each arm with a finished run, by its first seed, and the simulated orders."""
     orders = [measure_order(arm, runs[0].config, study.shuffle) for arm, runs in finished.items() if runs]
     reference = finished[study.shuffle.reference]
     return [*orders, *(measure_simulated(reference[0].config, study.shuffle) if reference else ())]
 
 
 def _borders_of_corpus(orders: Sequence[ArmOrder], finished: dict[str, list[StudyRun]]) -> tuple[int, ...]:
-    """Where the blocks of the corpus in its own order begin: in the first arm of the kind `blocks`; else nowhere."""
+    """Returns the starts of blocks of the corpus in its own order, from the first arm of the kind `blocks`.
+
+    Else none.
+    """
     for one in orders:
         if one.borders and finished[one.arm][0].config.data.shuffle.kind == "blocks":
             return one.borders

@@ -11,7 +11,7 @@ from evenpack.studies.statistics.paired import Spread
 
 
 def order_tables(orders: Sequence[ArmOrder], section: ShuffleSection) -> list[RenderableType]:
-    """How random each order is, and how it is read."""
+    """Returns tables of the randomness of each order, and of its reading rate."""
     chance = 1 / section.stretches
     quality = [
         {
@@ -36,8 +36,9 @@ def order_tables(orders: Sequence[ArmOrder], section: ShuffleSection) -> list[Re
         console.table(
             quality,
             title=(
-                "Order of an epoch: mean distance from the place in the corpus (1/3: uniform); neighbours of one "
-                f"{section.stretches}th of the corpus among mates, over chance; greatest distance of a window's sources"
+                "Order of an epoch: mean distance from the position in the corpus (1/3: uniform); neighbours of one "
+                f"{section.stretches}th of the corpus in a pack or step, relative to chance; greatest distance of a "
+                "window's sources"
             ),
         ),
         console.table(
@@ -50,7 +51,10 @@ def order_tables(orders: Sequence[ArmOrder], section: ShuffleSection) -> list[Re
 def jump_table(
     jumps: Mapping[str, Mapping[int, float]], section: ShuffleSection, *, borders: Sequence[int]
 ) -> list[RenderableType]:
-    """What the loss does at the borders of blocks, in each arm at the same steps; nothing without a finished run."""
+    """Returns the jumps of the loss at borders of blocks, in each arm at the same steps.
+
+    Nothing without a finished run.
+    """
     rows = []
     for arm, of_seed in jumps.items():
         if not of_seed:
@@ -58,12 +62,12 @@ def jump_table(
         spread = Spread.of(list(of_seed.values()))
         deviation = None if spread.deviation is None else f"{spread.deviation:.4f}"
         rows.append(
-            {"arm": arm, "seeds": len(of_seed), "jump, nats a target": f"{spread.mean:+.4f}", "deviation": deviation}
+            {"arm": arm, "seeds": len(of_seed), "jump, nats/target": f"{spread.mean:+.4f}", "deviation": deviation}
         )
     if not rows:
         return []
     title = (
-        f"Mean loss of the {section.steps_around_border} steps behind a border of blocks minus that of as many before "
+        f"Mean loss of the {section.steps_around_border} steps after a border of blocks minus that of as many before "
         f"it, at steps {', '.join(map(str, borders))}"
     )
     return [console.table(rows, title=title)]

@@ -1,4 +1,4 @@
-"""Laws fitted to measured speed-ups, with how well they fit and how sure their parameters are."""
+"""Distributions fitted to measured speed-ups, with their goodness of fit and confidence intervals."""
 
 import itertools
 import math
@@ -24,16 +24,16 @@ FITTERS: dict[LawName, Fitter] = {
 }
 
 ROUNDS = 200
-"""Of either bootstrap."""
+"""Rounds of either bootstrap."""
 CONFIDENCE = 0.95
 ACCEPTABLE_P_VALUE = 0.05
 _FAILED_SHARE = 0.1
-"""Of a bootstrap's fits: more, and its result is not given."""
+"""Fraction of a bootstrap's fits that may fail; above it, no result is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """From the 2.5th to the 97.5th percentile of a bootstrap."""
+    """The 2.5th to the 97.5th percentile of a bootstrap."""
 
     low: float
     high: float
@@ -41,19 +41,20 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class DistributionFit:
-    """One law and how it fits."""
+    """One law and its fit."""
 
     name: LawName
     law: AnyLaw
     intervals: dict[str, Interval]
-    """Of each parameter; empty if more than a tenth of the bootstrap's fits failed."""
+    """Interval of each parameter; empty if more than a tenth of the bootstrap's fits failed."""
     log_likelihood: float
     aic: float
-    """2 parameters - 2 log-likelihood: the lowest wins."""
+    """Akaike's criterion 2 parameters - 2 log-likelihood: the lowest wins."""
     ks_distance: float
-    """Largest gap between the fitted and the empirical distribution function."""
+    """Largest difference between the fitted and the empirical distribution function."""
     ks_p_value: float | None
-    """Share of samples drawn from the fitted law, and fitted again, with as large a gap; None if too many failed."""
+    """Fraction of samples drawn from the fitted law, and fitted again, with as large a difference; None if too many
+    failed."""
 
     @property
     def is_acceptable(self) -> bool:
@@ -62,17 +63,17 @@ class DistributionFit:
 
 @dataclass(frozen=True, kw_only=True)
 class FitReport:
-    """All laws, side by side."""
+    """The fits of all laws."""
 
     values: int
     mean: float
     deviation: float
     autocorrelation: float
-    """Of neighbouring steps."""
+    """Autocorrelation of neighbouring steps."""
     block_length: int
     """Steps that the bootstrap draws together."""
     fits: tuple[DistributionFit, ...]
-    """Of the laws that converged, the lowest AIC first."""
+    """Fits of the laws that converged, the lowest AIC first."""
     warnings: tuple[str, ...]
 
     @property
@@ -82,13 +83,13 @@ class FitReport:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FittedLaws:
-    """The report, and what a forecast's intervals are made of."""
+    """The report, and the data for a forecast's intervals."""
 
     report: FitReport
     samples: Float64[np.ndarray, "rounds values"]
-    """The bootstrap's."""
+    """Samples of the bootstrap."""
     resampled: dict[LawName, tuple[AnyLaw, ...]]
-    """Of each law in the report, the fits of `samples` that converged; empty if too few did."""
+    """For each law in the report, the fits of `samples` that converged; empty if too few did."""
 
 
 def fit_distributions(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, seed: int = 0) -> FitReport:
@@ -100,10 +101,10 @@ def fit_distributions(values: Float64[np.ndarray, " values"], *, rounds: int = R
 
 
 def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, seed: int = 0) -> FittedLaws:
-    """As `fit_distributions`, which see, with the bootstrap's fits."""
+    """Does the same as `fit_distributions`, and returns the bootstrap's fits too."""
     if len(values) < 3 or not np.isfinite(values).all() or np.ptp(values) == 0:
         got = f"{len(values)}, all {values[0]:.6g}" if len(values) and np.ptp(values) == 0 else f"{len(values)}"
-        raise FitError(f"a law needs 3 or more finite values that differ, got {got}: look at the log's rates")
+        raise FitError(f"a law needs 3 or more finite values that differ, got {got}: check the log's rates")
     samples = resampled(values, rounds=rounds, seed=seed)
     fitted, warnings = _fit_each(values)
     laws = {name: _converged(FITTERS[name], samples) for name in fitted}
@@ -122,7 +123,7 @@ def fit_laws(values: Float64[np.ndarray, " values"], *, rounds: int = ROUNDS, se
 
 
 def best_law(values: Float64[np.ndarray, " values"]) -> tuple[LawName, AnyLaw]:
-    """The law of lowest AIC.
+    """Returns the law of lowest AIC.
 
     Raises: FitError if no fit converges.
     """
@@ -131,7 +132,7 @@ def best_law(values: Float64[np.ndarray, " values"]) -> tuple[LawName, AnyLaw]:
 
 
 def _fit_each(values: Float64[np.ndarray, " values"]) -> tuple[dict[LawName, AnyLaw], list[str]]:
-    """The laws that converge, and what is to be said of the others."""
+    """Returns the laws that converge, and warnings for the others."""
     fitted: dict[LawName, AnyLaw] = {}
     warnings = []
     for name, fitter in FITTERS.items():
@@ -151,7 +152,7 @@ def _aic(law: AnyLaw, values: Float64[np.ndarray, " values"]) -> float:
 def resampled(
     values: Float64[np.ndarray, " values"], *, rounds: int, seed: int
 ) -> Float64[np.ndarray, "rounds values"]:
-    """Bootstrap samples of blocks of neighbouring steps, taken round the end."""
+    """Returns bootstrap samples of blocks of neighbouring steps, circularly."""
     random = np.random.default_rng([seed, 1])
     length = block_length(values)
     blocks = -(-len(values) // length)
@@ -162,16 +163,16 @@ def resampled(
 
 
 def autocorrelation(values: Float64[np.ndarray, " values"], *, lag: int = 1) -> float:
-    """Of values `lag` apart."""
+    """Returns the autocorrelation of values `lag` apart."""
     centred = values - values.mean()
     return float((centred[lag:] * centred[:-lag]).sum() / (centred**2).sum())
 
 
 def block_length(values: Float64[np.ndarray, " values"]) -> int:
-    """1 where neighbours are not correlated; a tenth of all values at most.
+    """Returns the block length: 1 where neighbours are not correlated; a tenth of all values at most.
 
-    Else the greater of Carlstein's rule, made for an autoregressive series, and twice the integrated autocorrelation
-    time, 1 + 2 (sum over the lags before the first that is not above 0), which also sees slow drift.
+    Otherwise it is the greater of Carlstein's rule, made for an autoregressive series, and twice the integrated
+    autocorrelation time, 1 + 2 (sum over the lags before the first that is not above 0), which also sees slow drift.
     """
     correlation = abs(autocorrelation(values))
     longest = max(1, len(values) // 10)
@@ -184,14 +185,14 @@ def block_length(values: Float64[np.ndarray, " values"]) -> int:
 
 
 def interval(numbers: Float64[np.ndarray, " rounds"]) -> Interval:
-    """The middle 95 %."""
+    """Returns the middle 95 %."""
     tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
     low, high = np.quantile(numbers, tails, method="nearest").tolist()  # never between two infinities
     return Interval(low=low, high=high)
 
 
 def _converged(fitter: Fitter, samples: Float64[np.ndarray, "rounds values"]) -> tuple[AnyLaw, ...]:
-    """The fits that converge; none if more than a tenth do not."""
+    """Returns the fits that converge; none if more than a tenth do not."""
     laws = []
     for sample in samples:
         try:
@@ -237,7 +238,7 @@ def _warnings(fits: list[DistributionFit], block: int) -> list[str]:
         closest = min(fits, key=lambda fit: fit.ks_distance)
         warnings.append(
             f"no law fits: every p-value is below {ACCEPTABLE_P_VALUE}; the closest, {closest.name}, is off by up to "
-            f"{100 * closest.ks_distance:.2g} % of the steps, so read its tail with care"
+            f"{100 * closest.ks_distance:.2g} % of the steps, so its tail is unreliable"
         )
     for fit in fits:
         if not fit.intervals or fit.ks_p_value is None:
@@ -251,5 +252,5 @@ def _warnings(fits: list[DistributionFit], block: int) -> list[str]:
 
 
 def ks_distance(law: AnyLaw, values: Float64[np.ndarray, " values"]) -> float:
-    """Kolmogorov and Smirnov's."""
+    """Returns Kolmogorov and Smirnov's distance."""
     return float(stats.ks_1samp(values, law.frozen.cdf, method="asymp").statistic)

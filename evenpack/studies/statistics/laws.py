@@ -1,4 +1,4 @@
-"""Laws of a random speed-up or time, and the expected minimum and maximum of several draws: ranks wait for the slowest.
+"""Laws of a random speed-up or time, and the expected minimum and maximum of several draws, for the slowest rank.
 
 Densities, distribution functions and fits are SciPy's (`frozen`, `fit`), but for the generalised extreme value law's
 likelihood: a bootstrap fits it hundreds of times, and SciPy's way through its checks takes eight times as long.
@@ -21,13 +21,13 @@ from scipy import optimize, special, stats
 from evenpack.errors import ConfigError, FitError
 
 _STEP = 1 / 8
-"""Of the trapezoidal rule over ln H, in which the integrand is analytic: its error is below 1e-16."""
+"""Step of the trapezoidal rule over ln H, in which the integrand is analytic: its error is below 1e-16."""
 _NODES = np.exp(np.arange(-45.0, math.log(700.0), _STEP))
 _WEIGHTS = _STEP * _NODES * np.exp(-_NODES)
 _LARGE_HAZARD = 36.0
 """From here on -ln(-ln F) and H are equal in double precision."""
 _OUTSIDE_LOSS = 100 * math.log(np.finfo(np.float64).max)
-"""Of a value that a law says cannot be."""
+"""Loss of a value outside of a law's support."""
 _LARGEST_SHAPE = 0.99
 """Below -1 the likelihood has no maximum, above 1 the law has no mean."""
 
@@ -37,11 +37,11 @@ class Law(Protocol):
     """A continuous distribution of speed-ups."""
 
     def at_hazard(self, hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-        """The speed-up s at which -ln(1 - F(s)) is `hazard`; of an exponential variate it is a draw."""
+        """Returns the speed-up s at which -ln(1 - F(s)) is `hazard`; of an exponential variate it is a draw."""
         ...
 
     def has_mean(self, devices: float) -> bool:
-        """Whether the minimum of `devices` draws has a finite mean."""
+        """Returns whether the minimum of `devices` draws has a finite mean."""
         ...
 
 
@@ -57,13 +57,13 @@ class Gumbel:
 
     @classmethod
     def fit(cls, values: Float64[np.ndarray, " values"]) -> "Gumbel":
-        """Maximum likelihood."""
+        """Fits by maximum likelihood."""
         location, scale = stats.gumbel_r.fit(values)
         return cls(location=float(location), scale=float(scale))
 
     @property
     def frozen(self) -> Any:
-        """SciPy's."""
+        """Returns SciPy's distribution."""
         return stats.gumbel_r(self.location, self.scale)
 
     @property
@@ -79,7 +79,7 @@ class Gumbel:
 
 @dataclass(frozen=True, kw_only=True)
 class Normal:
-    """Normal; the scale is its standard deviation."""
+    """Normal law; the scale is its standard deviation."""
 
     location: float
     scale: float
@@ -89,13 +89,13 @@ class Normal:
 
     @classmethod
     def fit(cls, values: Float64[np.ndarray, " values"]) -> "Normal":
-        """Maximum likelihood."""
+        """Fits by maximum likelihood."""
         location, scale = stats.norm.fit(values)
         return cls(location=float(location), scale=float(scale))
 
     @property
     def frozen(self) -> Any:
-        """SciPy's."""
+        """Returns SciPy's distribution."""
         return stats.norm(self.location, self.scale)
 
     def at_hazard(self, hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
@@ -124,7 +124,7 @@ class GeneralisedExtremeValue:
 
     @classmethod
     def fit(cls, values: Float64[np.ndarray, " values"]) -> "GeneralisedExtremeValue":
-        """Maximum likelihood, from the fitted Gumbel on: from SciPy's own start it ends far off for bounded laws.
+        """Fits by maximum likelihood, starting at the fitted Gumbel: SciPy's own start fails for bounded laws.
 
         Raises: FitError if the likelihood has no maximum at a shape with a mean.
         """
@@ -140,7 +140,7 @@ class GeneralisedExtremeValue:
 
     @property
     def frozen(self) -> Any:
-        """SciPy's."""
+        """Returns SciPy's distribution."""
         return stats.genextreme(-self.shape, self.location, self.scale)
 
     def at_hazard(self, hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
@@ -153,7 +153,7 @@ class GeneralisedExtremeValue:
 
 
 def expected_minima(law: Law, devices: Sequence[float | int]) -> Float64[np.ndarray, " counts"]:
-    """Expected minimum of each number of independent draws from `law`.
+    """Returns the expected minimum of each number of independent draws from `law`.
 
     E[min] = integral of s(t / devices) exp(-t) dt over t > 0, where s is `law.at_hazard`. Fractions are allowed: if
     `law` is that of a cluster of n, then m / n draws stand for m devices. Infinite where the mean does not exist.
@@ -168,30 +168,32 @@ def expected_minima(law: Law, devices: Sequence[float | int]) -> Float64[np.ndar
 
 
 def expected_maximum(law: Law, draws: int) -> float:
-    """Expected maximum of independent draws from `law`: as the minimum, with ln F in the place of ln(1 - F)."""
+    """Returns the expected maximum of independent draws from `law`: as the minimum, with ln F instead of ln(1 - F)."""
     return float(law.at_hazard(-_log_complement(_NODES / draws)) @ _WEIGHTS)
 
 
 def expected_maximum_of_draws(values: Float64[np.ndarray, " values"], draws: int) -> float:
-    """Of draws with replacement from `values`."""
+    """Returns the expected maximum of draws with replacement from `values`."""
     return float(np.sort(values)[::-1] @ minimum_weights(len(values), draws))
 
 
 def minimum_weights(values: int, draws: float | int) -> Float64[np.ndarray, " values"]:
-    """How probable it is that the i-th lowest of n values is the lowest of `draws` of them, drawn with replacement:
-    ((n - i + 1) / n)^draws - ((n - i) / n)^draws."""
+    """Returns the probability that the i-th lowest of n values is the lowest of `draws` draws with replacement.
+
+    It is ((n - i + 1) / n)^draws - ((n - i) / n)^draws.
+    """
     weights: Float64[np.ndarray, " values"] = -np.diff((np.arange(values, -1, -1) / values) ** draws)
     return weights
 
 
 def _gumbel_variate(hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    """-ln(-ln F) at a hazard, exact in both tails."""
+    """Returns -ln(-ln F) at a hazard, exact in both tails."""
     log_cdf = _log_complement(np.minimum(hazard, _LARGE_HAZARD))
     return np.where(hazard < _LARGE_HAZARD, -np.log(-log_cdf), hazard)
 
 
 def _log_complement(hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
-    """ln(1 - exp(-hazard)), which is ln F, exact in both tails."""
+    """Returns ln(1 - exp(-hazard)), which is ln F, exact in both tails."""
     low = np.log(-np.expm1(-np.minimum(hazard, 1.0)))
     high = np.log1p(-np.exp(-np.maximum(hazard, 0.5)))
     found: Float64[np.ndarray, "*shape"] = np.where(hazard < math.log(2.0), low, high)
@@ -201,7 +203,7 @@ def _log_complement(hazard: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray
 def _extreme_value_loss(
     parameters: Float64[np.ndarray, " shape_location_scale"], values: Float64[np.ndarray, " values"]
 ) -> float:
-    """Minus the log-likelihood, and a penalty for each value outside of the support, as in SciPy's `fit`.
+    """Returns minus the log-likelihood, with a penalty for each value outside of the support, as in SciPy's `fit`.
 
     With y = ln(1 + shape z) / shape, which is z at shape 0, ln F' = -exp(-y) - y - shape y - ln scale.
     """

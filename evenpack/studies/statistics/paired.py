@@ -1,7 +1,7 @@
 """Differences between pairs of measurements, and whether they are within a margin that was fixed beforehand.
 
 Two one-sided tests at significance s reject "the difference is as large as the margin" exactly where the interval of
-confidence 1 - 2s lies within the margin (Schuirmann 1987). Intervals are Student's, of the mean difference.
+confidence 1 - 2s is within the margin (Schuirmann 1987). Intervals are Student's, of the mean difference.
 """
 
 import math
@@ -16,16 +16,16 @@ from scipy import stats
 Verdict = Literal["equivalent", "worse", "better", "undecided"]
 
 _MOST_PAIRS = 10_000
-"""Beyond that nobody repeats a run."""
+"""Largest number of pairs considered; nobody repeats a run more often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of one number over seeds."""
+    """The mean and deviation of one number over seeds."""
 
     mean: float
     deviation: float | None
-    """None of a single seed, and where one of them is infinite."""
+    """Deviation; None for a single seed, and if a value is infinite."""
 
     @staticmethod
     def of(values: Sequence[float]) -> "Spread":
@@ -35,18 +35,18 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDifference:
-    """Mean difference of pairs, and its interval of confidence 1 - 2 x significance."""
+    """The mean difference of pairs, and its interval of confidence 1 - 2 x significance."""
 
     mean: float
     standard_deviation: float | None
-    """Of the single differences; None of a single pair, as are the ends."""
+    """Deviation of the single differences; None for a single pair, as are the ends."""
     low: float | None
     high: float | None
     pairs: int
 
 
 def paired_difference(values: Sequence[float], reference: Sequence[float], *, significance: float) -> PairedDifference:
-    """Of `values` - `reference`, item by item. Raises: ValueError without a pair, or if their numbers differ."""
+    """Returns `values` - `reference`, item by item. Raises: ValueError without a pair, or if their numbers differ."""
     differences = np.asarray(values, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
     if not len(differences):
         raise ValueError("there is no pair to compare")
@@ -59,7 +59,7 @@ def paired_difference(values: Sequence[float], reference: Sequence[float], *, si
 
 
 def verdict_of(difference: PairedDifference, *, margin: float, larger_is_worse: bool) -> Verdict:
-    """equivalent: the interval lies within the margin; worse, better: beyond it; undecided: it crosses it."""
+    """Returns equivalent: the interval is within the margin; worse, better: beyond it; undecided: it crosses it."""
     low, high = difference.low, difference.high
     if low is None or high is None:
         return "undecided"
@@ -73,9 +73,9 @@ def verdict_of(difference: PairedDifference, *, margin: float, larger_is_worse: 
 
 
 def pairs_to_decide(difference: PairedDifference, *, margin: float, significance: float) -> int | None:
-    """The smallest number of pairs that would decide, if they came out with this mean and deviation.
+    """Returns the smallest number of pairs that would decide, with this mean and deviation.
 
-    None: of a single pair, or where the mean lies so near the margin that no number up to 10,000 would do.
+    None for a single pair, or if the mean is so near the margin that no number up to 10,000 is sufficient.
     """
     if difference.standard_deviation is None:
         return None
@@ -87,6 +87,6 @@ def pairs_to_decide(difference: PairedDifference, *, margin: float, significance
 
 
 def _reach(deviation: float, pairs: int, significance: float) -> float:
-    """From the mean to either end."""
+    """Returns the distance from the mean to either end."""
     quantile: float = stats.t.ppf(1.0 - significance, pairs - 1)
     return float(quantile * deviation / math.sqrt(pairs))

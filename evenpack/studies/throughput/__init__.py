@@ -1,1 +1,1 @@
-"""Steps of a run, timed on the device that is there: layouts, packing depths, the cost of a micro-batch."""
+"""Times steps of a run on the available device: layouts, packing depths, the cost of a micro-batch."""

@@ -1,4 +1,4 @@
-"""What is given to `evenpack study throughput`, as people write it."""
+"""The options of `evenpack study throughput`, as they are typed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from evenpack.studies.shared_options import Clock, Plot
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputArguments:
-    """A field is an option of the command line; nothing of it has been checked."""
+    """Fields are options of the command line; nothing is checked yet."""
 
     layouts: Annotated[str | None, typer.Option(help="Default: padded,unpadded,packed.", show_default=False)] = None
     depths: Annotated[
@@ -20,9 +20,9 @@ class ThroughputArguments:
             help="Most sequences a pack may hold. Default: 1,2,3,4,8,none; '': leave out.", show_default=False
         ),
     ] = None
-    rounds: Annotated[int, typer.Option(help="Steps that count, of each layout and depth.")] = 10
-    warmup: Annotated[int, typer.Option(help="Steps before them.")] = 2
-    samples: Annotated[int, typer.Option(help="Further micro-batches, for the cost model; 0: none is fitted.")] = 40
+    rounds: Annotated[int, typer.Option(help="Timed steps of each layout and depth.")] = 10
+    warmup: Annotated[int, typer.Option(help="Warm-up steps.")] = 2
+    samples: Annotated[int, typer.Option(help="Further micro-batches, for the cost model; 0: fit none.")] = 40
     clock: Clock = "wall"
     cost_model: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the cost model.", show_default=False)

@@ -1,4 +1,4 @@
-"""Seconds of the phases of a step, its peak of memory, and how values scatter."""
+"""Measures seconds of the phases of a step, its peak of memory, and the spread of values."""
 
 import resource
 import time
@@ -15,12 +15,12 @@ from evenpack.engine.engine import Phase
 from evenpack.errors import ConfigError
 
 ClockName = Literal["wall", "cpu"]
-"""cpu: seconds of this process alone, for machines that are not quiet."""
+"""Names of clocks; cpu is seconds of this process only, for busy machines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of repeated measurements: the median and where the middle half lies."""
+    """Repeated measurements: the median and the middle half."""
 
     median: float
     quartile_1: float
@@ -28,22 +28,22 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """At least one value."""
+        """Summarises at least one value."""
         low, middle, high = np.percentile(values, [25, 50, 75])
         return cls(median=float(middle), quartile_1=float(low), quartile_3=float(high))
 
 
 class PhaseClock:
-    """Observes an engine. On CUDA by events, which the device reaches in its own time; else by the host's clock."""
+    """Observes an engine: on CUDA by events, which are recorded asynchronously; otherwise by the host's clock."""
 
     def __init__(self, device: torch.device, name: ClockName = "wall", *, ranks: int = 1) -> None:
-        """Raises: ConfigError for seconds of the CPU where they are not those that a step takes."""
+        """Checks the clock. Raises: ConfigError if the seconds of the CPU are not those of a step."""
         if name == "cpu" and device.type != "cpu":
             raise ConfigError(f"the cpu clock sees no work of a {device.type} device: leave --clock out")
         if name == "cpu" and torch.get_num_threads() > 1:
             raise ConfigError(
-                f"the cpu clock adds up the seconds of {torch.get_num_threads()} threads, which is no time that a "
-                "step takes: set OMP_NUM_THREADS=1, or leave --clock out"
+                f"the cpu clock adds up the seconds of {torch.get_num_threads()} threads, which is not the "
+                "duration of a step: set OMP_NUM_THREADS=1, or leave --clock out"
             )
         if name == "cpu" and ranks > 1:
             raise ConfigError(
@@ -55,7 +55,7 @@ class PhaseClock:
         self._marks: list[tuple[Phase, Any]] = []
 
     def __call__(self, phase: Phase) -> None:
-        """The phase ends here."""
+        """Ends a phase here."""
         if self._is_cuda:
             new_event: Any = torch.cuda.Event  # has no annotations
             event = new_event(enable_timing=True)
@@ -65,7 +65,10 @@ class PhaseClock:
             self._marks.append((phase, self.now()))
 
     def take(self) -> list[tuple[Phase, float]]:
-        """Seconds of each phase since `begin`, in order, and forgets them. A CUDA device must have done its work."""
+        """Returns the seconds of each phase since `begin`, in order, and resets them.
+
+        A CUDA device must have finished.
+        """
         marks, self._marks = self._marks, []
         return [(phase, self._between(before, mark)) for (_, before), (phase, mark) in pairwise(marks)]
 
@@ -74,23 +77,23 @@ class PhaseClock:
 
 
 class PeakMemory:
-    """Most memory held at once: what torch allocated on a CUDA device, else the resident memory of this process."""
+    """The peak of memory: allocations of torch on a CUDA device, otherwise the resident memory of this process."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def reset(self) -> None:
-        """Begins again, where the system can do that."""
+        """Resets the peak, if the system supports that."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             return
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
-            return  # no Linux, or a sandbox: the peak is that of the whole process then
+            return  # no Linux, or a sandbox: the peak is then that of the whole process
 
     def bytes(self) -> int:
-        """Since the last reset."""
+        """Returns the peak since the last reset."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         try:

@@ -1,4 +1,4 @@
-"""`evenpack study throughput`."""
+"""The command `evenpack study throughput`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ThroughputCommand(ThroughputArguments):
     """Time steps of a prepared run in each layout and at each packing depth, and fit a cost model.
 
-    On the device that is there. Nothing is saved of the training. Several ranks: see docs/throughput.md.
+    It runs on the available device and saves nothing of the training. For several ranks see docs/throughput.md.
 
     \b
     Examples:
@@ -24,7 +24,7 @@ class ThroughputCommand(ThroughputArguments):
     """
 
     def run(self, config: "RunConfig") -> Report:
-        """On every rank; one of them shows what was found. Raises: as `parse_options` and `study_throughput`."""
+        """Runs on every rank; one of them shows the results. Raises: as `parse_options` and `study_throughput`."""
         from evenpack.studies.throughput.measured import measure_run
         from evenpack.studies.throughput.options import parse_options
 

@@ -1,4 +1,4 @@
-"""What is measured side by side: one run's sequences in different layouts, assignments and packs."""
+"""The contenders of the study: one run's sequences in different layouts, assignments and packs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from evenpack.errors import ConfigError
 LAYOUTS: tuple[Layout, ...] = ("padded", "unpadded", "packed")
 
 DEPTHS: tuple[int | None, ...] = (1, 2, 3, 4, 8, None)
-"""Of table 1 of PackedBERT; None: no limit."""
+"""Depths of table 1 of PackedBERT; None: no limit."""
 
 
 FORMS: dict[str, tuple[Batching, Layout, AssignmentPolicy | None]] = {
@@ -28,27 +28,30 @@ FORMS: dict[str, tuple[Batching, Layout, AssignmentPolicy | None]] = {
         if batching == "sequences"
     },
 }
-"""By the name on the command line. A layout alone lays out the run's packs, the same sequences in each, assigned as the
-run file's default is; with a policy, single sequences."""
+"""Forms by their name on the command line. A layout without a policy lays out the run's packs, the same sequences in
+each, with the run file's default assignment; with a policy, single sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One way to lay a step out."""
+    """One layout and assignment of a step."""
 
     name: str
     dataset: MicroBatchDataset
 
     @property
     def packing_factor(self) -> float:
-        """Sequences a pack over an epoch of each source, the sources weighted as the run draws them."""
+        """Mean sequences per pack over an epoch of each source, the sources weighted as the run draws them."""
         weights, sources = self.dataset.prepared.weights, self.dataset.planner.sources
         drawn = zip(weights, sources, strict=True)
         return sum(weight * one.plan.sequences / one.plan.packs for weight, one in drawn) / sum(weights)
 
 
 def parse_forms(given: str) -> tuple[str, ...]:
-    """`padded,unpadded/max_tokens` as names of `FORMS`. Raises: ConfigError for another word, or one given twice."""
+    """Parses `padded,unpadded/max_tokens` as names of `FORMS`.
+
+    Raises: ConfigError for another word, or a repeated one.
+    """
     words = [word.strip() for word in given.split(",")]
     for word in words:
         if word not in FORMS:
@@ -59,12 +62,12 @@ def parse_forms(given: str) -> tuple[str, ...]:
 
 
 def contender(form: str, run: ResolvedRun, world: World) -> Contender:
-    """The run in another form; its steps have as many rows, packs or sequences, as the run file says."""
+    """Returns the run in another form; its steps have the rows, packs or sequences, of the run file."""
     return _contender(form, resolve(formed(run.config, form), run.prepared), world)
 
 
 def formed(config: RunConfig, form: str) -> RunConfig:
-    """The run file as it would be for this form."""
+    """Returns the run file with the settings of this form."""
     batching, layout, policy = FORMS[form]
     training, other = config.training, {"packs": "sequences", "sequences": "packs"}[batching]
     return changed(
@@ -84,10 +87,10 @@ def formed(config: RunConfig, form: str) -> RunConfig:
 def depth_contenders(
     run: ResolvedRun, world: World, depths: tuple[int | None, ...]
 ) -> tuple[Contender, Contender, dict[int | None, Contender]]:
-    """Padding, the unmasked model, and packs of each depth: as many rows in each.
+    """Returns padding, the unmasked model, and packs of each depth: as many rows in each.
 
-    Padding has a sequence a row. The unmasked model attends over whole packs, those of no limit of depth, with
-    positions that run through: it does what it would do on rows that are one long sequence each.
+    Padding has one sequence per row. The unmasked model attends over whole packs, those without a limit of depth, with
+    positions that run through: its work is that on rows of one long sequence each.
     """
     config, prepared = run.config, run.prepared
     padding = replace(contender("padded/arrival", run, world), name="padding")
@@ -104,9 +107,9 @@ def depth_contenders(
 
 
 def run_to_measure(config: RunConfig) -> ResolvedRun:
-    """The run as training would resolve it, with rows for positions that run through a pack.
+    """Resolves the run as training would, with rows for positions that run through a pack.
 
-    It has no cost model: layouts are compared that none was measured in. Raises: as `open_run` does.
+    It has no cost model, because none was measured in the compared layouts. Raises: as `open_run` does.
     """
     run = open_run(changed(config, training={"cost_model": None}))
     changes: dict[str, dict[str, Any]] = {}
@@ -116,7 +119,7 @@ def run_to_measure(config: RunConfig) -> ResolvedRun:
 
 
 def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
-    """The run with some values changed, section by section. Raises: ConfigError if it is not sound then."""
+    """Returns the run with some values changed, section by section. Raises: ConfigError if it is invalid then."""
     values = config.model_dump()
     for name, section in sections.items():
         values[name] |= section
@@ -124,7 +127,7 @@ def changed(config: RunConfig, **sections: Mapping[str, Any]) -> RunConfig:
 
 
 def _limited(packing: PackingConfig, depth: int | None) -> PackingConfig:
-    """The run's packing at another limit of depth."""
+    """Returns the run's packing at another limit of depth."""
     algorithm, options = (packing.algorithm, packing.options) if packing.algorithm != "none" else ("auto", {})
     return PackingConfig(algorithm=algorithm, max_sequences_per_pack=depth, options=options)
 

@@ -18,7 +18,7 @@ from evenpack.studies.cost_model import MicroBatchTimes
 from evenpack.studies.throughput.clock import ClockName, PeakMemory, PhaseClock
 
 Progress = Callable[[str, int, int], None]
-"""Told what was done, how many steps are done and how many there are."""
+"""Progress callback: description, steps done and steps in total."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,15 +26,15 @@ class MeasuredStep:
     """One step: amounts over all ranks, seconds of phases of this rank."""
 
     step_seconds: float
-    """From when all ranks are ready until all are done; without the loader."""
+    """Seconds from when all ranks are ready until all have finished, without the loader."""
     forward_seconds: float
     backward_seconds: float
     all_reduce_seconds: float
-    """Averaging gradients over the ranks, their norm, clipping."""
+    """Seconds of the gradients' all-reduce, their norm, and clipping."""
     update_seconds: float
-    """The optimizer."""
+    """Seconds of the optimizer."""
     loader_seconds: float
-    """Planning, reading and collating in this process; `training.loader_workers` do it beside the step before."""
+    """Planning, reading and collating in this process; `training.loader_workers` do it during the previous step."""
     packs: int
     sequences: int
     tokens: int
@@ -42,16 +42,19 @@ class MeasuredStep:
     useful_flops: int
     performed_flops: int
     peak_memory_bytes: int
-    """Of the rank with the most."""
+    """Peak of the rank with the most."""
     micro_batches: MicroBatchTimes
-    """Of this rank."""
+    """Micro-batches of this rank."""
 
 
 class StepTimer:
-    """One engine, by which steps of any layout are taken in turn."""
+    """One engine that takes steps of any layout in turn."""
 
     def __init__(self, run: ResolvedRun, world: World, *, clock: ClockName) -> None:
-        """Raises: ConfigError if these ranks cannot divide a step, or for a clock that cannot serve."""
+        """Takes an engine.
+
+        Raises: ConfigError if these ranks cannot divide a step, or for a clock that does not apply.
+        """
         self.run = run
         self.world = world
         self._clock = PhaseClock(world.device, clock, ranks=world.size)
@@ -61,7 +64,7 @@ class StepTimer:
         self._steps = 0
 
     def time_step_of(self, dataset: MicroBatchDataset, step: int) -> MeasuredStep:
-        """This rank's share of a step."""
+        """Returns this rank's part of a step, timed."""
         count = dataset.settings.micro_batches
         started = self._clock.now()
         batches = [dataset[step * count + index] for index in range(count)]
@@ -70,7 +73,7 @@ class StepTimer:
         return self.time_step(batches, loader_seconds=self._clock.now() - started)
 
     def time_step(self, batches: Sequence[PackedBatch], *, loader_seconds: float = 0.0) -> MeasuredStep:
-        """An update over this rank's micro-batches, as many as the run's step has."""
+        """Runs an update over this rank's micro-batches, as many as the run's step has."""
         self._memory.reset()
         self._meet()
         started = self._clock.now()
@@ -121,18 +124,18 @@ class StepTimer:
 
 
 def with_step_counts(batches: Sequence[PackedBatch]) -> list[PackedBatch]:
-    """Micro-batches put together by a study, as one step of one rank."""
+    """Turns micro-batches into one step of one rank."""
     counts = sum((batch.local_counts for batch in batches[1:]), batches[0].local_counts)
     return [replace(batch, step_counts=counts) for batch in batches]
 
 
 def segment_count(batch: PackedBatch) -> int:
-    """Segments that attention computes, those of padding included; waits for the device if the batch is there."""
+    """Returns the segments that attention computes, including padding; synchronises with the device."""
     return int((batch.cu_seqlens.diff() > 0).sum())
 
 
 def _micro_batch_times(batches: Sequence[PackedBatch], phases: Sequence[float]) -> MicroBatchTimes:
-    """Forward and backward of each; `phases` begin with the forward of the first."""
+    """Returns forward and backward of each; `phases` begin with the forward of the first."""
     works = [performed_work(batch) for batch in batches]
     return MicroBatchTimes(
         slots=np.array([work.slots for work in works]),

@@ -1,4 +1,4 @@
-"""The study of throughput on this process's ranks."""
+"""Runs the study of throughput on this process's ranks."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from evenpack.studies.throughput.tables import throughput_tables
 
 
 class StepProgress:
-    """Steps done of all, and what the latest was of; shown where there are fewer again, or others, as new work."""
+    """Shows the steps done, and the current measurement; fewer steps, or another total, begin a new bar."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -25,7 +25,7 @@ class StepProgress:
         self._called_at = progress.clock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` steps are done."""
+        """Shows that `done` of `total` steps are done."""
         now = self._progress.clock()
         if self._steps is None or total != self._total or done < self._done:
             self._steps = self._progress.begin("step", counted=True, elapsed_seconds=now - self._called_at)
@@ -34,7 +34,7 @@ class StepProgress:
 
 
 def measure_run(config: RunConfig, options: ThroughputOptions, *, plot: Path | None, cost_model: Path | None) -> Report:
-    """The study; draws it and writes its cost model, if asked. One of the ranks shows it."""
+    """Runs the study; draws it and writes its cost model, if requested. One of the ranks shows it."""
     with joined_world() as world, Progress(console.messages(), silent=not world.is_main) as progress:
         configure_logging(world)
         study = study_throughput(config, world, options, progress=StepProgress(progress))

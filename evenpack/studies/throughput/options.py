@@ -1,4 +1,4 @@
-"""The options of `evenpack study throughput`, as people write them."""
+"""Parses the options of `evenpack study throughput`."""
 
 from pathlib import Path
 
@@ -15,7 +15,10 @@ _CLOCKS: tuple[ClockName, ...] = ("wall", "cpu")
 
 
 def parse_options(command: ThroughputArguments) -> ThroughputOptions:
-    """Raises: ConfigError for what cannot be measured, drawn or written, before anything is read."""
+    """Parses the options.
+
+    Raises: ConfigError for values that cannot be measured, drawn or written, before anything is read.
+    """
     if command.plot is not None:
         require_plot(command.plot)
     if command.cost_model is not None:
@@ -33,13 +36,13 @@ def parse_options(command: ThroughputArguments) -> ThroughputOptions:
 
 def _require_cost_model(path: Path, samples: int) -> None:
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--cost-model {path}: there is no folder {path.absolute().parent}; make it first")
+        raise ConfigError(f"--cost-model {path}: there is no folder {path.absolute().parent}; create it first")
     if samples == 0:
         raise ConfigError("--cost-model needs --samples: with 0 of them no cost model is fitted")
 
 
 def parse_clock(given: str) -> ClockName:
-    """Raises: ConfigError for another word."""
+    """Parses the clock. Raises: ConfigError for another word."""
     for name in _CLOCKS:
         if name == given:
             return name

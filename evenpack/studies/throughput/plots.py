@@ -11,20 +11,20 @@ from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStu
 _PHASES = ("forward", "backward", "all_reduce", "update")
 _PANEL_INCHES = 4.2
 _BAR_INCHES = 0.95
-"""Of width: the longest word of a layout's name stays beside its neighbour's."""
+"""Width of a bar in inches: the longest word of a layout's name fits without overlap."""
 _GAP_INCHES = 1.1
-"""Left of each panel, for its axis."""
+"""Inches left of each panel, for its axis."""
 
 
 def plot_throughput(study: ThroughputStudy, path: Path) -> None:
-    """Where a step's time goes in each layout, sequences a second, and, if measured, speed-ups by packing depth.
+    """Draws the phases of a step in each layout, sequences/s, and, if measured, speed-ups by packing depth.
 
     Raises: ConfigError without matplotlib.
     """
     widths = [max(_PANEL_INCHES, _BAR_INCHES * len(study.layouts))] * 2 + [_PANEL_INCHES] * bool(study.depths)
     width = sum(widths) + _GAP_INCHES * len(widths)
     grid = {"width_ratios": widths, "left": _GAP_INCHES / width, "right": 1.0}
-    grid["wspace"] = _GAP_INCHES * len(widths) / sum(widths)  # in average panels
+    grid["wspace"] = _GAP_INCHES * len(widths) / sum(widths)  # in widths of the average panel
     with figure_as_png(path, width=width, height=4.4) as figure:
         axes = figure.subplots(1, len(widths), gridspec_kw=grid)
         _draw_phases(axes[0], study.layouts)
@@ -90,12 +90,12 @@ def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
 
 
 def _in_lines(layout: str) -> str:
-    """`unpadded/sorted_serpentine` with a word a line, to stand below a bar."""
+    """Returns `unpadded/sorted_serpentine` with one word per line, for the label of a bar."""
     return layout.replace("/", "/\n").replace("_", "_\n")
 
 
 def _reach(spreads: Sequence[Spread]) -> list[list[float]]:
-    """Below and above the medians."""
+    """Returns the distances below and above the medians."""
     return [
         [spread.median - spread.quartile_1 for spread in spreads],
         [spread.quartile_3 - spread.median for spread in spreads],

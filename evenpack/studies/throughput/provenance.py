@@ -1,4 +1,4 @@
-"""On what something was measured."""
+"""The provenance of a measurement."""
 
 import subprocess
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from evenpack.models.families import family_of
 
 
 def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> MeasuredOn:
-    """All that a figure must carry."""
+    """Returns the provenance that a figure must carry."""
     config = run.config
     shape = config.model.shape
     return MeasuredOn(
@@ -37,7 +37,7 @@ def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> 
 
 
 def commit_of_source() -> str | None:
-    """Of the source, with a mark if it was changed since; None if it is no checkout."""
+    """Returns the commit of the source, with a mark if it was changed; None if it is no checkout."""
     root = Path(evenpack.__file__).parents[1]
     if not (root / ".git").exists():
         return None

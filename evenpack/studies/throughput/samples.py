@@ -1,4 +1,4 @@
-"""Micro-batches of different make-up, for a cost model."""
+"""Different micro-batches, for a cost model."""
 
 from collections.abc import Iterator
 
@@ -12,15 +12,17 @@ _POOL = 2048
 """Sequences to choose from; 16 times a micro-batch if that is more."""
 
 _SIZES = 4
-"""A quarter, half, three quarters of a micro-batch, and a whole one."""
+"""Sizes: a quarter, half and three quarters of a micro-batch, and a whole one."""
 
 _GOLDEN = 0.5 * (5**0.5 - 1)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
 
 def sample_micro_batches(singles: MicroBatchDataset, count: int) -> Iterator[PackedBatch]:
-    """Un-padded micro-batches of single sequences of nearly one length each, from the shortest to the longest, of
-    different numbers of sequences: so slots and squared lengths vary apart. The same ones each time.
+    """Yields un-padded micro-batches of single sequences of nearly one length each, the same ones each time.
+
+    They go from the shortest to the longest and have different numbers of sequences, so that slots and squared lengths
+    vary independently.
 
     Args:
         singles: over packs of one sequence.

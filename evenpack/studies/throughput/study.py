@@ -1,6 +1,6 @@
-"""How fast a run's steps are in each layout, at each packing depth, and what a micro-batch costs.
+"""The speed of a run's steps in each layout, at each packing depth, and the cost of a micro-batch.
 
-One engine takes all steps in turn, a step of each contender a round, so that whatever else the machine does hits each
+One engine takes all steps in turn, a step of each contender per round, so that other load of the machine affects all
 of them. Ratios are of steps of the same round.
 """
 
@@ -31,17 +31,17 @@ from evenpack.studies.throughput.samples import sample_micro_batches
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputOptions:
-    """What to measure, and how often."""
+    """The layouts and depths to measure, and the number of steps."""
 
     layouts: tuple[str, ...]
     """Names of `FORMS`."""
     depths: tuple[int | None, ...]
-    """None: no limit."""
+    """Depths; None: no limit."""
     rounds: int
     warmup: int
-    """Rounds that do not count."""
+    """Warm-up rounds."""
     samples: int
-    """Micro-batches for the cost model beside those of the layouts; 0: no cost model."""
+    """Micro-batches for the cost model in addition to those of the layouts; 0: no cost model."""
     clock: ClockName
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class ThroughputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutRow:
-    """One layout; amounts over all ranks."""
+    """The result of one layout; amounts over all ranks."""
 
     layout: str
     step_seconds: Spread
@@ -66,14 +66,14 @@ class LayoutRow:
     all_reduce_seconds: float
     update_seconds: float
     loader_seconds: float
-    """What a run without loader workers would wait; see `MeasuredStep`."""
+    """The wait of a run without loader workers; see `MeasuredStep`."""
     slots_per_second: Spread
     tokens_per_second: Spread
     sequences_per_second: Spread
     sequences_per_pack: float
     padding_share: float
     useful_tflops: Spread
-    """Operations a second over real tokens, 1e12."""
+    """Operations per second over real tokens, 1e12."""
     performed_tflops: Spread
     mfu: Spread | None
     """Useful operations over the dense peak; None where the device's is not known."""
@@ -82,30 +82,30 @@ class LayoutRow:
 
 @dataclass(frozen=True, kw_only=True)
 class DepthRow:
-    """Packs of up to `depth` sequences (PackedBERT, table 1)."""
+    """The result of packs of up to `depth` sequences (PackedBERT, table 1)."""
 
     depth: int | None
-    """The limit; None: none."""
+    """The limit of depth; None: none."""
     packing_factor: float
-    """Sequences a pack, over an epoch."""
+    """Mean sequences per pack, over an epoch."""
     step_seconds: Spread
     overhead: Spread
-    """Of packs over the unmasked model: seconds / seconds - 1."""
+    """Cost of packs over the unmasked model: seconds / seconds - 1."""
     predicted_speed_up: float
-    """Over padding: packing factor / (1 + overhead), times the width of a padded row / slots of a pack."""
+    """Predicted over padding: packing factor / (1 + overhead), times the width of a padded row / slots of a pack."""
     realised_speed_up: Spread
-    """Sequences a second over those of padding, at as many rows a step."""
+    """Sequences/s divided by those of padding, at as many rows per step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputStudy:
-    """All that was measured."""
+    """All results of the study."""
 
     run: str
     ranks: int
     measured_on: MeasuredOn
     rows_per_step: int
-    """Packs, or single sequences where a layout is of these."""
+    """Packs, or single sequences in layouts of these."""
     rows_per_micro_batch: int
     pack_length: int
     max_sequence_length: int
@@ -116,13 +116,13 @@ class ThroughputStudy:
     depths: tuple[DepthRow, ...]
     cost_model: CostModel | None
     cost_model_refusal: str | None
-    """Why there is none, where one was wanted."""
+    """Reason why there is no cost model, if one was requested."""
 
 
 def study_throughput(
     config: RunConfig, world: World, options: ThroughputOptions, *, progress: Progress
 ) -> ThroughputStudy:
-    """Every rank calls it. A first step each, or `warmup` of them, does not count.
+    """Runs the study on every rank. A first step each, or `warmup` of them, does not count.
 
     Raises: NotPreparedError, DataError; ConfigError if these ranks cannot divide a step.
     """
@@ -161,7 +161,7 @@ def study_throughput(
 def measure_in_turn(
     timer: StepTimer, contenders: Sequence[Contender], options: ThroughputOptions, *, progress: Progress
 ) -> dict[str, list[MeasuredStep]]:
-    """A step of each in every round; step t of one is step t of all."""
+    """Takes a step of each in every round; step t of one is step t of all."""
     measured: dict[str, list[MeasuredStep]] = {one.name: [] for one in contenders}
     total = (options.warmup + options.rounds) * len(contenders)
     done = 0
@@ -205,7 +205,7 @@ def _layout_row(timer: StepTimer, name: str, steps: Sequence[MeasuredStep]) -> L
 
 
 def _peak_flops(timer: StepTimer) -> float | None:
-    """Of all ranks' devices together."""
+    """Returns the peak of all ranks' devices together."""
     if timer.world.device.type != "cuda":
         return None
     dtype = torch.bfloat16 if timer.run.config.training.precision == "bf16_autocast" else torch.float32
@@ -214,7 +214,7 @@ def _peak_flops(timer: StepTimer) -> float | None:
 
 
 def _promised(measured: dict[str, list[MeasuredStep]]) -> float | None:
-    """Round by round, for the two lay out the same sequences."""
+    """Returns the ratios round by round, because the two lay out the same sequences."""
     if not {"packed", "padded"} <= measured.keys():
         return None
     speed_ups = _ratios(measured["padded"], measured["packed"])
@@ -249,14 +249,14 @@ def _depth_rows(
 
 
 def _ratios(steps: Sequence[MeasuredStep], others: Sequence[MeasuredStep]) -> list[float]:
-    """Of the seconds, round by round."""
+    """Returns the ratios of the seconds, round by round."""
     return [step.step_seconds / other.step_seconds for step, other in zip(steps, others, strict=True)]
 
 
 def _sampled_times(
     timer: StepTimer, singles: MicroBatchDataset, options: ThroughputOptions, progress: Progress
 ) -> list[MicroBatchTimes]:
-    """Each rank measures the same ones; whole steps of them."""
+    """Times the sampled micro-batches, the same on each rank, as whole steps."""
     size = timer.engine.micro_batches
     count = -(-options.samples // size) * size
     batches = list(sample_micro_batches(singles, count))
@@ -273,7 +273,7 @@ def _sampled_times(
 def _fit(
     world: World, times: Sequence[MicroBatchTimes], steps: Sequence[MeasuredStep], origin: MeasuredOn
 ) -> tuple[CostModel | None, str | None]:
-    """What rank 0 has measured."""
+    """Fits the cost model to the measurements of rank 0."""
     alone = world.size == 1
     per_step = float(np.median([step.update_seconds + (step.all_reduce_seconds if alone else 0.0) for step in steps]))
     try:

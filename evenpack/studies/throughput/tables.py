@@ -12,13 +12,13 @@ from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStu
 
 
 def throughput_tables(study: ThroughputStudy) -> list[RenderableType]:
-    """What it says of itself, layouts, depths, the cost model."""
+    """Returns tables of the provenance, layouts, depths, and the cost model."""
     origin, options = study.measured_on, study.options
     head = (
         f"{study.run}: {origin.model} ({origin.layers} layers of {origin.hidden_size}) on {study.ranks} x "
         f"{origin.device}\n{origin.precision}, attention {origin.attention}; {study.rows_per_step} rows of "
-        f"{study.pack_length} slots a step, {study.rows_per_micro_batch} a micro-batch; medians of {options.rounds} "
-        f"steps after {options.warmup}, {options.clock} clock; commit {origin.commit or 'unknown'}"
+        f"{study.pack_length} slots per step, {study.rows_per_micro_batch} per micro-batch; medians of "
+        f"{options.rounds} steps after {options.warmup}, {options.clock} clock; commit {origin.commit or 'unknown'}"
     )
     shown: list[RenderableType] = [console.text(head), _layout_table(study)]
     if study.ratio_of_promised_speed_up is not None:
@@ -28,7 +28,7 @@ def throughput_tables(study: ThroughputStudy) -> list[RenderableType]:
             )
         )
     if study.depths:
-        title = "Packing depths (padding: a sequence a row; overhead: over the model that attends across whole packs)"
+        title = "Packing depths (padding: one sequence per row; overhead: relative to attention across whole packs)"
         shown.append(console.table([_depth_row(row) for row in study.depths], title=title))
     if study.cost_model is not None:
         shown.append(cost_model_table(study.cost_model))
@@ -38,19 +38,19 @@ def throughput_tables(study: ThroughputStudy) -> list[RenderableType]:
 
 
 def _layout_table(study: ThroughputStudy) -> RenderableType:
-    """Layouts side by side, a figure a line."""
+    """Returns the layouts side by side, one figure per line."""
     memory = "peak memory" if "CPU" not in study.measured_on.device else "peak memory (resident, of the process)"
     lines: dict[str, Callable[[LayoutRow], str]] = {
         "step, s (middle half)": lambda row: _spread(row.step_seconds),
         "forward, s": lambda row: f"{row.forward_seconds:.4g}",
         "backward, s": lambda row: f"{row.backward_seconds:.4g}",
-        "exchange and clipping, s": lambda row: f"{row.all_reduce_seconds:.4g}",
+        "all-reduce and clipping, s": lambda row: f"{row.all_reduce_seconds:.4g}",
         "optimizer, s": lambda row: f"{row.update_seconds:.4g}",
-        "loader, s (beside the step)": lambda row: f"{row.loader_seconds:.4g}",
+        "loader, s (parallel to the step)": lambda row: f"{row.loader_seconds:.4g}",
         "slots/s": lambda row: f"{row.slots_per_second.median:,.4g}",
         "tokens/s": lambda row: f"{row.tokens_per_second.median:,.4g}",
         "sequences/s (middle half)": lambda row: _spread(row.sequences_per_second),
-        "sequences a row": lambda row: f"{row.sequences_per_pack:.3f}",
+        "sequences per row": lambda row: f"{row.sequences_per_pack:.3f}",
         "padding share": lambda row: console.percent(row.padding_share),
         "useful TFLOP/s": lambda row: f"{row.useful_tflops.median:.4g}",
         "performed TFLOP/s": lambda row: f"{row.performed_tflops.median:.4g}",
@@ -59,7 +59,7 @@ def _layout_table(study: ThroughputStudy) -> RenderableType:
     }
     rows = [{"": name, **{row.layout: show(row) for row in study.layouts}} for name, show in lines.items()]
     return console.table(
-        rows, title="Layouts (alone: the same packs in each; with a policy: single sequences, as many as else packs)"
+        rows, title="Layouts (without a policy: the same packs in each; with one: as many single sequences)"
     )
 
 
@@ -75,20 +75,20 @@ def _depth_row(row: DepthRow) -> dict[str, Any]:
 
 
 def cost_model_table(model: CostModel) -> RenderableType:
-    """What a micro-batch costs, and how sure that is."""
+    """Returns the cost of a micro-batch, and its error."""
     origin = model.measured_on
     rows = {
-        "a micro-batch": f"{model.constant * 1e3:.4g} ms",
-        "a: a slot": f"{model.per_token * 1e6:.4g} µs",
-        "b: a squared length": f"{model.per_squared_length * 1e9:.4g} ns",
-        **({"a segment": f"{model.per_segment * 1e6:.4g} µs"} if model.per_segment else {}),
-        **({"a step (optimizer)": f"{model.per_step * 1e3:.4g} ms"} if model.per_step else {}),
-        "a length at which attention costs as much as all else": _crossing(model),
+        "per micro-batch": f"{model.constant * 1e3:.4g} ms",
+        "a: per slot": f"{model.per_token * 1e6:.4g} µs",
+        "b: per squared length": f"{model.per_squared_length * 1e9:.4g} ns",
+        **({"per segment": f"{model.per_segment * 1e6:.4g} µs"} if model.per_segment else {}),
+        **({"per step (optimizer)": f"{model.per_step * 1e3:.4g} ms"} if model.per_step else {}),
+        "length at which attention costs as much as everything else": _crossing(model),
         "error on held-out micro-batches": f"median {console.percent(model.held_out_median_error)}, 95 % within "
         f"{console.percent(model.held_out_95_percent_error)}",
         "noise": console.percent(model.noise)
         + ("" if model.repeat_noise is None else f", of repeats {console.percent(model.repeat_noise)}"),
-        "measured": f"{model.samples} micro-batches; layers: {origin.layers}, and nothing is scaled to another number",
+        "measured": f"{model.samples} micro-batches; layers: {origin.layers}, not scaled to another number",
         "for the run file": "training.cost_model=FILE, the one that --cost-model writes",
     }
     return console.pairs(rows, title="Cost model: forward and backward of a micro-batch")

@@ -28,7 +28,7 @@ def test_a_decoder_is_refused(tmp_path: Path) -> None:
     section = Gpt2Config(kind="gpt2", layers=1, hidden_size=16, heads=2)
     model = Gpt2(section, vocabulary_size=20, max_positions=64)
     to_huggingface(model, tmp_path / "gpt2", tokenizer_dir=None, special_token_id=0)
-    with pytest.raises(ConfigError, match=r"is of family 'gpt2', whose tokens see only what stands before them"):
+    with pytest.raises(ConfigError, match=r"is of family 'gpt2', whose tokens see only earlier tokens"):
         read_pretrained(config(tmp_path, tmp_path / "gpt2"))
 
 
@@ -56,7 +56,7 @@ def test_weights_without_a_tokenizer_and_without_a_path_are_refused(tmp_path: Pa
 def test_weights_that_do_not_say_of_what_model_they_are_are_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").touch()
     with pytest.raises(
-        CheckpointError, match=r"training\.initialize_from: .*weights\.pt \(PyTorch\) does not say of what"
+        CheckpointError, match=r"training\.initialize_from: .*weights\.pt \(PyTorch\) does not describe"
     ):
         read_pretrained(config(tmp_path, tmp_path / "weights.pt"))
 

@@ -230,9 +230,9 @@ def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPat
         (["lengths.txt", "--pack-length", "6"], "(--pack-length, --long)"),
         (["lengths.txt", "--pack-length", "6", "--long", "cut"], "known: error, truncate, drop, split"),
         (["lengths.txt", "--long", "split"], "--long split needs a --pack-length"),
-        (["lengths.txt", "--column", "n"], "--column says nothing about lengths.txt"),
-        (["run.yaml", "--column", "n"], "--column says nothing about run.yaml, which is a run"),
-        (["run.yaml", "--histogram"], "--histogram says nothing about run.yaml"),
+        (["lengths.txt", "--column", "n"], "--column does not apply to lengths.txt"),
+        (["run.yaml", "--column", "n"], "--column does not apply to run.yaml, which is a run"),
+        (["run.yaml", "--histogram"], "--histogram does not apply to run.yaml"),
         (["nothing.txt"], "No such file"),
     ],
 )
@@ -450,7 +450,7 @@ def test_lengths_are_held_against_a_published_histogram(evenpack: Command, tmp_p
         "largest_cdf_gap": pytest.approx(largest_cdf_gap(first, second)),
     }
     shown = evenpack("inspect", source, "--against", "wikipedia_512").out
-    assert "Lengths against those of wikipedia_512" in shown
+    assert "Lengths compared with those of wikipedia_512" in shown
     assert f"{total_variation(first, second):.4f}" in shown
     assert f"{largest_cdf_gap(first, second):.4f}" in shown
     assert "against" not in evenpack("inspect", source, "--json").json()

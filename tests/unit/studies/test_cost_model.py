@@ -142,7 +142,7 @@ def test_micro_batches_that_are_too_few_or_too_much_alike_are_refused() -> None:
         fit(few)
     slots = np.arange(1, 101) * 64
     alike = MicroBatchTimes(slots=slots, squared_lengths=slots * 64, segments=slots // 64, seconds=slots * 1e-5)
-    with pytest.raises(DataError, match="too much alike"):
+    with pytest.raises(DataError, match="too similar"):
         fit(alike)
 
 

@@ -75,7 +75,7 @@ def test_a_launcher_that_ends_before_any_rank_has_started_is_to_blame_itself() -
 def test_ranks_that_have_left_no_word_where_it_is_looked_for_are_no_success() -> None:
     result = verdict(rank(0, "finished", exit_code=0), ranks=3)
     assert result.exit_code == 1
-    assert "no word from rank 1, 2" in result.message
+    assert "no status of rank 1, 2" in result.message
 
 
 def test_a_killed_run_ends_with_the_code_of_the_signal() -> None:

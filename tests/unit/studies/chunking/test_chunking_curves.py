@@ -93,10 +93,10 @@ def test_what_is_kept_of_a_log_is_as_good_as_the_log(tmp_path: Path) -> None:
 
 
 def test_a_log_without_each_step_is_refused_and_one_that_is_gone_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"neither .*metrics.jsonl nor .*curve.json is there"):
+    with pytest.raises(DataError, match=r"neither .*metrics.jsonl nor .*curve.json exists"):
         read_curve(tmp_path)
     log = write_metrics(tmp_path, [3.0, 2.0, 1.0])
     log.write_text("".join(log.read_text().splitlines(keepends=True)[1:]))
-    with pytest.raises(DataError, match="does not tell of each step once"):
+    with pytest.raises(DataError, match="does not have each step once"):
         read_curve(tmp_path)
     assert not (tmp_path / CURVE).exists()

@@ -68,7 +68,7 @@ def test_a_log_that_samples_cannot_be_counted_from_is_refused(tmp_path: Path) ->
     write_log(tmp_path, losses=[5.0, 4.0, 3.0, 2.0])
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[1:]))
-    with pytest.raises(DataError, match="does not tell of each step once"):
+    with pytest.raises(DataError, match="does not have each step once"):
         read_curve(tmp_path)
     write_log(tmp_path, losses=[5.0])
     with pytest.raises(DataError, match="has no evaluation"):
@@ -148,7 +148,7 @@ def test_the_tables_say_what_was_found_and_what_is_missing() -> None:
     for table in comparison_tables(compare(curves, SECTION), SECTION):
         console.print(table)
     text = " ".join(console.export_text().split())
-    for words in ("margin ± 0.1 nats a target", "90 % intervals", "+0.0020", "equivalent", "2.5000 ± 0.7071"):
+    for words in ("margin ± 0.1 nats/target", "90 % intervals", "+0.0020", "equivalent", "2.5000 ± 0.7071"):
         assert words in text
     assert "noisy is undecided: it would take " in text
     assert "seeds, if they come out like these 2" in text

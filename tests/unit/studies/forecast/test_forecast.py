@@ -143,11 +143,11 @@ def test_a_log_says_how_its_ranks_waited() -> None:
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([], "does not say how many ranks"),
-        (LOG[:1], "does not say how many ranks"),
+        ([], "does not contain the number of ranks"),
+        (LOG[:1], "does not contain the number of ranks"),
         ([{**LOG[0], "ranks": {"compute_seconds": [1.0]}}], "a run on one rank"),
         ([{**LOG[0], **RANKS}], "has 1 steps, and the first 1 are left out"),
-        ([{**LOG[0], "ranks": 4}], "does not say how many ranks"),
+        ([{**LOG[0], "ranks": 4}], "does not contain the number of ranks"),
         ([{"step": 1, **RANKS}] * 2, "step 1 must have a compute_seconds_mean above 0, found None"),
         ([{**LOG[0], **RANKS, "compute_seconds_max": 0.0}] * 2, "a compute_seconds_max above 0, found 0.0"),
     ],
@@ -192,5 +192,5 @@ def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str)
 
 def test_several_real_ranks_are_refused(config: RunConfig, world: World) -> None:
     two = World(rank=0, size=2, local_rank=0, device=world.device)
-    with pytest.raises(ConfigError, match="on one device, and 2 were started"):
+    with pytest.raises(ConfigError, match="on one device, but 2 processes were started"):
         study_forecast(config, two, options(), progress=lambda *_: None)

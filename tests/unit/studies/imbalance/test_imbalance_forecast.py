@@ -68,7 +68,7 @@ def test_the_range_over_all_methods_is_near_smaller_clusters() -> None:
 def test_a_log_of_another_number_of_devices_than_is_said_is_refused() -> None:
     """The number is the power of every law: a wrong one moves the whole curve."""
     log = _log(_minima(8, 200), devices=2)
-    with pytest.raises(ConfigError, match="had 2 ranks, and --log-devices is 8: set --log-devices 2"):
+    with pytest.raises(ConfigError, match="with 2 ranks, and --log-devices is 8: set --log-devices 2"):
         forecast_from_log(log, log_devices=8, padded_baseline=BASELINE, counts=[8])
     assert forecast_from_log(log, log_devices=2, padded_baseline=BASELINE, counts=[8], rounds=5).log_devices == 2
 

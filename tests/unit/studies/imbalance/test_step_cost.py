@@ -43,7 +43,7 @@ def test_every_shipped_cost_model_can_be_read() -> None:
 
 
 def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"neither a file nor one that comes with evenpack; .*bert_large_estimate"):
+    with pytest.raises(ConfigError, match=r"neither a file nor a shipped one; .*bert_large_estimate"):
         find_cost("bert_large")
     path = tmp_path / "cost.json"
     for text, message in (

@@ -122,7 +122,7 @@ def test_other_types_of_parquet_count_too(kind: Any, tmp_path: Path) -> None:
 def test_the_only_column_of_integers_is_taken(write: Writer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "evenpack"):
         assert counts(write(tmp_path, {"text": ["a", "b"], "size": [2, 3], "share": [0.5, 2.0]})) == [0, 1, 1]
-    assert "taking column 'size'" in caplog.text
+    assert "using column 'size'" in caplog.text
 
 
 @pytest.mark.parametrize("write", WITH_LISTS)

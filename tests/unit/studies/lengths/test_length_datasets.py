@@ -160,7 +160,7 @@ def test_a_folder_that_is_no_dataset_is_named(glue: Path, tokenizer: str) -> Non
         counts(f"{empty}:part", tokenizer=tokenizer)
     (empty / "sources").mkdir()
     (empty / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match=r"is what `evenpack prepare` has written: give the run file"):
+    with pytest.raises(DataError, match=r"was written by `evenpack prepare`: give its run file"):
         counts(str(empty))
 
 

@@ -127,7 +127,7 @@ def test_numbers_may_be_the_counts_of_a_histogram(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("source", ["wikipedia_512", "some.json", "some.parquet", "some.csv", "some.jsonl", "a:b"])
 def test_only_numbers_can_be_called_a_histogram(source: str) -> None:
-    with pytest.raises(ConfigError, match=f"--histogram says nothing about {source}"):
+    with pytest.raises(ConfigError, match=f"--histogram does not apply to {source}"):
         read_histogram(source, InputOptions(histogram=True))
 
 
@@ -145,7 +145,7 @@ def test_only_numbers_can_be_called_a_histogram(source: str) -> None:
     ],
 )
 def test_an_option_that_says_nothing_about_the_input_is_refused(source: str, options: InputOptions) -> None:
-    with pytest.raises(ConfigError, match=f"says nothing about {source}, which is"):
+    with pytest.raises(ConfigError, match=f"does not apply to {source}, which is"):
         read_histogram(source, options)
 
 
@@ -194,7 +194,7 @@ def test_a_missing_file_a_matrix_and_a_needless_name_are_errors(tmp_path: Path) 
         read_histogram(str(tmp_path / "matrix.npy"))
     with pytest.raises(DataError, match="found float64"):
         read_histogram(str(tmp_path / "floats.npy"))
-    with pytest.raises(ConfigError, match=r"--name says nothing about lengths\.txt"):
+    with pytest.raises(ConfigError, match=r"--name does not apply to lengths\.txt"):
         read_histogram("lengths.txt", InputOptions(name="short"))
     with pytest.raises(DataError, match="is a single histogram"):
         read_histogram(write(tmp_path / "one.json", "[1]"), InputOptions(name="short"))
@@ -225,9 +225,9 @@ WRONG_JSON = {
     "length 0": ('{"3": 1, "0": 4}', 'from 1 to 16777216, found "0"'),
     "a negative length": ('{"-3": 4}', 'from 1 to 16777216, found "-3"'),
     "no length": ('{"3": 1, "short": 4}', 'from 1 to 16777216, found "short"'),
-    "a length twice": ('{"3": 4, "3": 5}', '"3" stands twice in one object, with 4 and 5'),
-    "a length in two ways": ('{"3": 4, "03": 5}', "length 3 stands there twice, with 4 and 5"),
-    "a name twice": ('{"a": [4], "a": [5]}', '"a" stands twice in one object, with a list and a list'),
+    "a length twice": ('{"3": 4, "3": 5}', '"3" occurs twice in one object, with 4 and 5'),
+    "a length in two ways": ('{"3": 4, "03": 5}', "length 3 occurs twice, with 4 and 5"),
+    "a name twice": ('{"a": [4], "a": [5]}', '"a" occurs twice in one object, with a list and a list'),
     "no counts at all": ("[0, 0]", "the histogram is empty"),
     "a name without counts": ('{"a": [4], "b": 5}', r", b: expected counts by length .*, found 5"),
     "too deep": ("[" * 100_000, "nested too deep"),

@@ -133,7 +133,7 @@ def command(**options: object) -> ResidualsCommand:
         ({"weights": "1,"}, "'' is no number of 0 or more"),
         ({"up_to": "0"}, "--up-to 0: '0' is no length of 1 or more; give 8,16"),
         ({"up_to": "8,x"}, "'x' is no length"),
-        ({"depth": 0}, "--depth must be 1 sequence a pack or more, not 0"),
+        ({"depth": 0}, "--depth must be 1 sequence per pack or more, not 0"),
         ({"plot": Path("residuals.svg")}, "a plot is a PNG file"),
     ],
 )

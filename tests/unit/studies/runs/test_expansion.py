@@ -124,7 +124,7 @@ def test_two_arms_of_one_name_are_refused(tmp_path: Path) -> None:
         ({"arms": {"../up": {}}}, "phases.second.arms"),
         ({"arms": {"unpacked": {}, "odd": {"training.layot": "padded"}}}, "second/odd/seed_1.*did you mean 'layout'"),
         ({"arms": {"unpacked": {}, "odd": {"training.layout": "paded"}}}, "second/odd/seed_1"),
-        ({"starts_from": "second"}, r"expected a phase that stands before it \(first\), found 'second'"),
+        ({"starts_from": "second"}, r"expected an earlier phase \(first\), found 'second'"),
         ({"base": "missing.yaml"}, "missing.yaml does not exist"),
     ],
 )

@@ -146,5 +146,5 @@ def test_what_fine_tuning_would_miss_is_named_before_the_first_run(tmp_path: Pat
         require_tasks(finetunings_of(path))
     write_sentences(tmp_path / "SST-2", training=4, evaluation=4)
     write_run_file(tmp_path / "base.yaml", run_values("gpt2", tmp_path, data={"prepared_dir": None}))
-    with pytest.raises(ConfigError, match="of family 'gpt2', whose tokens see only what stands before them"):
+    with pytest.raises(ConfigError, match="of family 'gpt2', whose tokens see only earlier tokens"):
         require_tasks(finetunings_of(path))
