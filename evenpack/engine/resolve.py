@@ -128,7 +128,7 @@ class ResolvedRun:
         )
 
     def is_evaluation_due(self, step: int) -> bool:
-        """Whether the model is evaluated after `step` updates; where it is evaluated at all, after the last one too."""
+        """Whether the model is evaluated after `step` updates; see `run_length.is_evaluation_due`."""
         return is_evaluation_due(self.config.training, step, samples_per_step=self.samples_per_step)
 
     def with_cost_weights(self, weights: CostWeights) -> "ResolvedRun":

@@ -45,7 +45,8 @@ class RunLengthSection(Section):
     """Real tokens to train on for each parameter of the model, all parameters counted. About 20 give the lowest loss
     for the operations of training (Hoffmann et al. 2022, arXiv:2203.15556)."""
     stop_after_steps: Steps | None = Field(default=None, ge=1)
-    """Stop at this absolute step and go on later; null: at the schedule's end."""
+    """Stop at this absolute step, with exit code 0, and go on later; null: at the schedule's end. A stop adds no
+    evaluation."""
     target_accuracy: Share | None = Field(default=None, gt=0.0, le=1.0)
     """Stop as soon as an evaluation finds this share of all held-out targets predicted correctly; null: never."""
     evaluate_every_steps: Steps | None = Field(default=200, ge=1)
@@ -155,10 +156,12 @@ def _require_a_step(key: str, asked: int | Fraction, *, holds: Fraction, unit: s
 
 
 def is_evaluation_due(length: RunLengthSection, step: int, *, samples_per_step: Fraction) -> bool:
-    """Whether the model is evaluated after `step` updates; where it is evaluated at all, after the last one too."""
+    """Whether the model is evaluated after `step` updates; where it is evaluated at all, after the schedule's last too.
+
+    A stop in between adds no evaluation, so that a run that was stopped and went on has logged what any other has.
+    """
     every = length.evaluate_every_samples
-    # An evaluation may end a run that has a target: one that is not due must not come of a stop in between.
-    is_last = step == (length.last_step if length.target_accuracy is None else length.planned_steps)
+    is_last = step == length.planned_steps
     if every is None:
         steps = length.evaluate_every_steps
         return steps is not None and (is_last or step % steps == 0)

@@ -127,6 +127,11 @@ def test_evaluations_by_samples_come_with_the_step_that_completes_them() -> None
     ]
 
 
+def test_a_stop_in_between_adds_no_evaluation() -> None:
+    length = RunLengthSection(steps=7, evaluate_every_steps=3, stop_after_steps=5)
+    assert [step for step in range(1, 8) if is_evaluation_due(length, step, samples_per_step=Fraction(1))] == [3, 6, 7]
+
+
 def test_mlperf_evaluates_by_its_rule() -> None:
     """For the batches of 448 and 3,072 samples by hand: 0.05 (230.23 x 448 + 3e6) = 155,157 -> 150,000."""
     assert mlperf_evaluation_interval(448.0) == 150_000
