@@ -11,7 +11,7 @@ from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.engine.config_checks import check_named_steps, check_validation_weights
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
-from evenpack.engine.reporting.config import MlperfSection
+from evenpack.engine.reporting.config import MetricsSection, MlperfSection
 from evenpack.engine.run_length import RunLengthSection
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
@@ -187,6 +187,7 @@ class RunConfig(Section):
     """The optimizer and its learning rate."""
     schedule: ScheduleSection = ScheduleSection()
     deepspeed: DeepSpeedSection = DeepSpeedSection()
+    metrics: MetricsSection = MetricsSection()
     mlperf: MlperfSection | None = None
     """What the log of an MLPerf run says of it; null: no log for MLPerf is written."""
 

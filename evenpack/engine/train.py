@@ -16,10 +16,12 @@ from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, evaluate_model, overall_accuracy
+from evenpack.engine.reporting.config import MetricsSection
 from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
+from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolve import open_run, require_trainable
 from evenpack.engine.verification import DataVerification
 from evenpack.errors import RunError
@@ -67,6 +69,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
     require_shared_directory(config.run.output_dir, world)
     resolved = open_run(config)
     require_trainable(resolved)
+    world.on_main(lambda: require_trackers(resolved.config.metrics))
     run = build(resolved, world)
     last_step = run.config.training.last_step
     log.info("%s", describe(run, last_step=last_step))
@@ -78,7 +81,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
         closing(run.batches(stop_step=last_step)) as batches,
     ):
         first = next(batches)  # starts the loader's processes, which is no part of a step's time
-        with Journal.opened(run, mlperf) as journal:
+        with Journal.opened(run, mlperf, run.config.metrics) as journal:
             outcome = _loop(
                 run,
                 journal,
@@ -96,7 +99,9 @@ def _nothing_to_do(run: Run) -> TrainOutcome:
         log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
     else:
         log.info("nothing to do: step %d of %d is done", run.first_step, run.config.training.last_step)
-    with Journal.opened(run, MlperfLog.silent(run)) as journal:  # a kill may have come before the summary
+    with Journal.opened(
+        run, MlperfLog.silent(run), MetricsSection()
+    ) as journal:  # a kill may have come before the summary
         journal.summarise("finished", run.first_step, reached_accuracy=reached)
     return TrainOutcome(state="finished", step=run.first_step, reached_accuracy=reached)
 

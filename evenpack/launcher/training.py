@@ -8,6 +8,7 @@ from typing import Any
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
+from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolve import open_run, require_trainable
 from evenpack.engine.step_items import items_of_an_epoch
 from evenpack.files import read_json_object
@@ -56,10 +57,11 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     """Computes and checks everything that can be known before a process is started.
 
     Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step, or
-    `training.packing_adjustment` is not possible; and see `require_trainable`.
+    `training.packing_adjustment` is not possible; and see `require_trainable` and `require_trackers`.
     """
     run = open_run(config)
     require_trainable(run)
+    require_trackers(run.config.metrics)
     prepared, training = run.prepared, run.config.training
     micro_batches = run.micro_batches(ranks)
     settings = deepspeed_config(training, run.config.deepspeed, ranks)

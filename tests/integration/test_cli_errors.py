@@ -280,3 +280,15 @@ def test_a_model_whose_weights_have_the_same_shapes_and_mean_something_else_is_n
 def test_a_trained_model_is_loaded_without_the_cost_model_of_its_run(trained: Path) -> None:
     config = load_run_file(trained / "run.yaml", RunConfig, ["training.cost_model=gone.json"])
     assert load_trained_model(config, torch.device("cpu")).checkpoint.step == 2
+
+
+def test_a_tracker_without_a_login_is_named_before_anything_is_started(
+    trained: Path, refuse: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(trained))
+    for name in ("WANDB_API_KEY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    message = refuse("train", "run.yaml", "metrics.wandb={}", "training.steps=4")
+    assert "metrics.wandb: nobody is logged in to Weights & Biases: run `wandb login`" in message
+    assert "metrics.on_missing_tracker=warn" in message
+    assert not (trained / "out" / "wandb_run.json").exists()

@@ -1,4 +1,4 @@
-"""The section `mlperf:` of a run file."""
+"""The sections `metrics:` and `mlperf:` of a run file."""
 
 import importlib.util
 from typing import Literal
@@ -7,6 +7,35 @@ from pydantic import Field
 
 from evenpack.config import Section
 from evenpack.errors import ConfigError
+
+
+class WandbSection(Section):
+    """Where Weights & Biases puts the run. Needs the extra `evenpack[wandb]`."""
+
+    project: str = Field(default="evenpack", min_length=1)
+    """The project."""
+    entity: str | None = Field(default=None, min_length=1)
+    """The team or user; null: the default of who is logged in."""
+    group: str | None = Field(default=None, min_length=1)
+    """Groups several runs of a project; null: none."""
+    tags: tuple[str, ...] = ()
+    """Labels of the run."""
+    mode: Literal["online", "offline"] = "online"
+    """offline writes to OUTPUT_DIR/wandb, to be sent later by `wandb sync`, and needs no login."""
+
+
+class MetricsSection(Section):
+    """Trackers that get the numbers of each step. OUTPUT_DIR/metrics.jsonl is written whatever stands here."""
+
+    csv: bool = False
+    """Write OUTPUT_DIR/metrics.csv: a line for each step."""
+    tensorboard: bool = False
+    """Write event files to OUTPUT_DIR/tensorboard. Needs the extra `evenpack[tensorboard]`."""
+    wandb: WandbSection | None = None
+    """Log to Weights & Biases; null: do not."""
+    on_missing_tracker: Literal["error", "warn"] = "error"
+    """What to do about a tracker that is not installed, not logged in or cannot be opened: refuse to train, or train
+    with the others and say so."""
 
 
 class MlperfSection(Section):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,19 @@ from evenpack import console
 from evenpack.data.batches.pipeline import SkippedStep
 from evenpack.engine.build import Run
 from evenpack.engine.evaluate import Evaluations, aggregate_loss, evaluations_to_json, overall_accuracy
-from evenpack.engine.reporting.metrics import METRICS, MetricsLog, read_metrics, write_summary
+from evenpack.engine.reporting.config import MetricsSection
+from evenpack.engine.reporting.metrics import (
+    METRICS,
+    MetricsLog,
+    last_told_step,
+    read_metrics,
+    write_summary,
+)
 from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.reporting.summary import run_summary
+from evenpack.engine.reporting.trackers.tracker import RunLog
+from evenpack.engine.reporting.trackers.trackers import Trackers
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.models.cost import Work, step_flops
 from evenpack.progress import Piece, Progress
@@ -45,32 +55,48 @@ class StepProgress:
         self._steps.update(step, self._stop_step, amount=self._tokens, facts=self._facts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Outputs:
+    """What rank 0 writes to and shows."""
+
+    metrics: MetricsLog
+    trackers: Trackers
+    progress: StepProgress
+
+
 class Journal:
     """Written by rank 0 alone; on the other ranks it does nothing."""
 
-    def __init__(self, run: Run, metrics: MetricsLog | None, progress: StepProgress | None, mlperf: MlperfLog) -> None:
+    def __init__(self, run: Run, outputs: "_Outputs | None", mlperf: MlperfLog) -> None:
         self.samples = run.first_samples
         """Sequences trained on, those of earlier starts included; the same on all ranks."""
         self._run = run
         self._mlperf = mlperf
         self._evaluated_samples = 0
         self._evaluation_seconds: float | None = None
-        self._metrics = metrics
-        self._progress = progress
+        self._outputs = outputs
         self._peak_flops = peak_flops(run)
 
     @classmethod
     @contextmanager
-    def opened(cls, run: Run, mlperf: MlperfLog) -> Iterator["Journal"]:
-        """Cuts metrics.jsonl back to where the run goes on, and appends from there."""
+    def opened(cls, run: Run, mlperf: MlperfLog, trackers: MetricsSection) -> Iterator["Journal"]:
+        """Cuts metrics.jsonl back to where the run goes on, opens the trackers, and appends from there.
+
+        Raises: ConfigError for a tracker that cannot be opened, unless the run may go on without.
+        """
         if not run.world.is_main:
-            yield cls(run, None, None, mlperf)
+            yield cls(run, None, mlperf)
             return
         last_step = run.config.training.last_step
         path = run.config.run.output_dir / METRICS
-        with MetricsLog.resume(path, step=run.first_step) as metrics, Progress(console.messages()) as progress:
+        told_step = last_told_step(path)
+        with (
+            MetricsLog.resume(path, step=run.first_step) as metrics,
+            Trackers.opened(trackers, _run_log(run, told_step)) as opened,
+            Progress(console.messages()) as progress,
+        ):
             steps = StepProgress(progress, step=run.first_step, stop_step=last_step)
-            yield cls(run, metrics, steps, mlperf)
+            yield cls(run, _Outputs(metrics=metrics, trackers=opened, progress=steps), mlperf)
 
     def count(self, totals: StepTotals) -> None:
         """Counts the samples of a step, once its update is done and before anything is said of it."""
@@ -99,13 +125,15 @@ class Journal:
         ranks: dict[str, Any] | None,
     ) -> None:
         """Notes a finished step; `step` is the number of updates done, `ranks` what `RankTimes` gathered."""
-        if self._metrics is None or self._progress is None:
+        if self._outputs is None:
             return
         record = step_record(
             self._run, step, totals, learning_rate=learning_rate, step_seconds=step_seconds, peak_flops=self._peak_flops
         )
         self._append(record, evaluations=evaluations, ranks=ranks)
-        self._progress.update(step=step, loss=totals.loss, learning_rate=learning_rate, tokens=totals.counts.tokens)
+        self._outputs.progress.update(
+            step=step, loss=totals.loss, learning_rate=learning_rate, tokens=totals.counts.tokens
+        )
 
     def skip(
         self,
@@ -116,21 +144,21 @@ class Journal:
         ranks: dict[str, Any] | None,
     ) -> None:
         """Notes a step that nothing was learned from; the rest as for `add`."""
-        if self._metrics is None or self._progress is None:
+        if self._outputs is None:
             return
-        step = skipped.step + 1
         record = skipped_record(skipped, self._run.prepared.source_names, learning_rate=learning_rate)
         self._append(record, evaluations=evaluations, ranks=ranks)
-        self._progress.skip(step=step)
+        self._outputs.progress.skip(step=skipped.step + 1)
 
     def commit(self) -> None:
         """Puts on disk what a checkpoint of this step will rely on."""
-        if self._metrics is not None:
-            self._metrics.commit()
+        if self._outputs is not None:
+            self._outputs.metrics.commit()
+            self._outputs.trackers.flush()
 
     def _append(self, record: dict[str, Any], *, evaluations: Evaluations | None, ranks: dict[str, Any] | None) -> None:
         """Writes the record of a step, with what every step's has."""
-        assert self._metrics is not None, "rank 0 writes"
+        assert self._outputs is not None, "rank 0 writes"
         record["samples"] = self.samples
         record["source_epochs"] = self._run.resolved.epochs(record["step"])
         if evaluations is not None:
@@ -141,18 +169,19 @@ class Journal:
             record["evaluation_seconds"] = self._evaluation_seconds
         if ranks is not None:
             record["ranks"] = ranks
-        self._metrics.append(record)
+        self._outputs.metrics.append(record)
+        self._outputs.trackers.write(record)
 
     def paused(self) -> AbstractContextManager[None]:
         """Around what is no training: it lowers no rate."""
-        return nullcontext() if self._progress is None else self._progress.paused()
+        return nullcontext() if self._outputs is None else self._outputs.progress.paused()
 
     def summarise(self, state: str, step: int, *, reached_accuracy: float | None) -> None:
         """Writes summary.json from all that metrics.jsonl holds; not if it was lost and nothing came after.
 
         `reached_accuracy`: that reached the run's target; None if none did.
         """
-        if self._metrics is None:
+        if self._outputs is None:
             return
         output_dir = self._run.config.run.output_dir
         records = read_metrics(output_dir / METRICS)
@@ -167,6 +196,16 @@ class Journal:
         )
 
 
+def _run_log(run: Run, told_step: int) -> RunLog:
+    return RunLog(
+        name=run.config.run.name,
+        output_dir=run.config.run.output_dir,
+        config=run.resolved.settled_config.model_dump(mode="json"),
+        first_step=run.first_step,
+        told_step=told_step,
+    )
+
+
 def step_record(
     run: Run, step: int, totals: StepTotals, *, learning_rate: float, step_seconds: float, peak_flops: float | None
 ) -> dict[str, Any]:
@@ -177,22 +216,15 @@ def step_record(
         "loss": totals.loss,
         "accuracy": totals.correct[0] / max(counts.targets, 1),
         "learning_rate": learning_rate,
-        "gradient_norm": totals.gradient_norm,
-        "tokens": counts.tokens,
-        "targets": counts.targets,
-        "sequences": counts.sequences,
-        "slots": totals.slots,
+        **totals.metrics,
         "padding_share": 1.0 - counts.tokens / totals.slots,
-        "host_to_device_bytes": totals.moved_bytes,
         "order_hash": f"{totals.order_hash:016x}",
+        "world_size": run.world.size,
         "step_seconds": step_seconds,
         "tokens_per_second": counts.tokens / step_seconds,
         "targets_per_second": counts.targets / step_seconds,
         "slots_per_second": totals.slots / step_seconds,
         "sequences_per_second": counts.sequences / step_seconds,
-        "compute_seconds_mean": totals.compute_seconds_mean,
-        "compute_seconds_max": totals.compute_seconds_max,
-        "loader_seconds": totals.loader_seconds,
         "source_tokens": dict(zip(run.prepared.source_names, totals.source_tokens, strict=True)),
     }
     if totals.padding_targets:

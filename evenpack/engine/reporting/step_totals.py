@@ -4,20 +4,24 @@ Neither grows with the number of ranks; what each of them did by itself is told 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
 
 from evenpack.batch import StepCounts
 from evenpack.data.batches.pipeline import StepBatches
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import LocalStep
+from evenpack.engine.reporting.reduction import RankValue, reduce_over_ranks
 from evenpack.errors import RunError
 from evenpack.models.common.losses import LossDenominators
 
 _LIMBS = 4
 _LIMB_BITS = 16
 """A 64-bit number travels as four: float64 holds their sums over ranks exactly."""
+
+_LIMB = "_order_hash_{}"
+_SOURCE_TOKENS = "_source_tokens_{}"
+"""Names of the parts of what is no single number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,28 +36,30 @@ class StepTotals:
     """Targets and next sentences whose label had the highest logit."""
     denominators: LossDenominators
     """What the loss sums are divided by."""
-    gradient_norm: float
     stop: bool
     """Whether any rank was asked to stop."""
     counts: StepCounts
     """What the ranks really collated."""
-    slots: int
-    """Padding included."""
     squared_lengths: int
     """Sum of length² over segments, what only fills them up left out."""
     padding_targets: int
     """Targets that only fill sequences up."""
-    moved_bytes: int
-    """That the batches take from the hosts to the devices."""
     order_hash: int
     """Sum mod 2**64 over what the ranks really collated, whoever did."""
     source_tokens: tuple[int, ...]
     """Real tokens of each source, in the mixture's order."""
-    compute_seconds_mean: float
-    """Over the ranks: forward and backward passes, without exchange."""
-    compute_seconds_max: float
-    loader_seconds: float
-    """That a rank waited for its batches, on average."""
+    metrics: Mapping[str, int | float]
+    """What was measured on the ranks and goes into the step's record as it is (`definitions.py`)."""
+
+    @property
+    def gradient_norm(self) -> float:
+        """L2 norm of the global mean gradient before clipping."""
+        return self.metrics["gradient_norm"]
+
+    @property
+    def slots(self) -> int:
+        """Padding included."""
+        return int(self.metrics["slots"])
 
     @property
     def token_loss(self) -> float:
@@ -95,15 +101,8 @@ def sum_over_ranks(
 
     Raises: RunError if the ranks did not collate what this rank's plan of the step says.
     """
-    shared = local.gradient_norm if world.is_main else torch.zeros_like(local.gradient_norm)
-    losses = (local.loss_sums.double().sum(dim=0), local.optimised_losses.double())
-    on_device = torch.cat([*losses, local.correct.double(), shared.double().reshape(1)])
-    compute_seconds = local.stopwatch.seconds()
-    shares = (loader_seconds / world.size, compute_seconds / world.size)
-    on_host = torch.tensor([*_host_part(batches, stop=stop), *shares, compute_seconds], dtype=torch.float64)
-    vector = torch.cat([on_device, on_host.to(on_device.device, non_blocking=True)])
-    values = world.all_sum(vector, maxima=1).tolist()
-    totals = _unpack(values, denominators)
+    measured = _measured(batches, local, stop=stop, loader_seconds=loader_seconds)
+    totals = _totals(reduce_over_ranks(world, measured), denominators)
     if totals.counts != batches.counts:
         raise RunError(
             f"step {batches.step + 1}: the plan of rank {world.rank} has {batches.counts}, the ranks together "
@@ -112,48 +111,57 @@ def sum_over_ranks(
     return totals
 
 
-def _host_part(batches: StepBatches, *, stop: bool) -> list[float]:
-    """What the host knows of this rank's share, in the order of `_unpack`."""
+def _measured(batches: StepBatches, local: LocalStep, *, stop: bool, loader_seconds: float) -> dict[str, RankValue]:
+    """What this rank knows of its share. A further metric is a line here and one in `definitions.py`."""
     micro_batches = batches.micro_batches
-    order_hash = sum(batch.order_hash for batch in micro_batches)
-    limbs = [(order_hash >> (_LIMB_BITS * index)) % (1 << _LIMB_BITS) for index in range(_LIMBS)]
     counts = sum((batch.local_counts for batch in micro_batches[1:]), micro_batches[0].local_counts)
+    order_hash = sum(batch.order_hash for batch in micro_batches)
     source_tokens = [sum(tokens) for tokens in zip(*(batch.source_tokens for batch in micro_batches), strict=True)]
-    numbers = [
-        *limbs,
-        stop,
-        *(counts.packs, counts.sequences, counts.tokens, counts.targets),
-        sum(batch.slots for batch in micro_batches),
-        sum(batch.squared_lengths for batch in micro_batches),
-        sum(batch.padding_targets for batch in micro_batches),
-        sum(batch.moved_bytes for batch in micro_batches),
-        *source_tokens,
-    ]
-    return [float(number) for number in numbers]
+    compute_seconds = local.stopwatch.seconds()
+    token_loss_sum, next_sentence_loss_sum = local.loss_sums.double().sum(dim=0).unbind()
+    return {
+        "gradient_norm": local.gradient_norm,
+        "tokens": counts.tokens,
+        "targets": counts.targets,
+        "sequences": counts.sequences,
+        "slots": sum(batch.slots for batch in micro_batches),
+        "host_to_device_bytes": sum(batch.moved_bytes for batch in micro_batches),
+        "compute_seconds_mean": compute_seconds,
+        "compute_seconds_max": compute_seconds,
+        "loader_seconds": loader_seconds,
+        "_token_loss_sum": token_loss_sum,
+        "_next_sentence_loss_sum": next_sentence_loss_sum,
+        "_optimised_token_loss": local.optimised_losses[0],
+        "_optimised_next_sentence_loss": local.optimised_losses[1],
+        "_correct_targets": local.correct[0],
+        "_correct_next_sentences": local.correct[1],
+        "_stop": stop,
+        "_packs": counts.packs,
+        "_squared_lengths": sum(batch.squared_lengths for batch in micro_batches),
+        "_padding_targets": sum(batch.padding_targets for batch in micro_batches),
+        **{_LIMB.format(index): (order_hash >> (_LIMB_BITS * index)) % (1 << _LIMB_BITS) for index in range(_LIMBS)},
+        **{_SOURCE_TOKENS.format(index): tokens for index, tokens in enumerate(source_tokens)},
+    }
 
 
-def _unpack(values: list[float], denominators: LossDenominators) -> StepTotals:
-    token_loss_sum, next_sentence_loss_sum, *rest = values
-    optimised_token_loss, optimised_next_sentence_loss, *rest = rest
-    correct, next_sentence_correct, gradient_norm, *rest = rest
-    limbs, rest = rest[:_LIMBS], rest[_LIMBS:]
-    stop, packs, sequences, tokens, targets, slots, squared_lengths, padding_targets, moved_bytes, *rest = rest
-    *source_tokens, loader_seconds, compute_seconds_mean, compute_seconds_max = rest
+def _totals(reduced: Mapping[str, int | float], denominators: LossDenominators) -> StepTotals:
+    whole = {name: int(value) for name, value in reduced.items() if isinstance(value, int)}
+    sources = sum(name.startswith(_SOURCE_TOKENS.format("")) for name in reduced)
     return StepTotals(
-        loss_sums=(token_loss_sum, next_sentence_loss_sum),
-        optimised_losses=(optimised_token_loss, optimised_next_sentence_loss),
-        correct=(round(correct), round(next_sentence_correct)),
+        loss_sums=(reduced["_token_loss_sum"], reduced["_next_sentence_loss_sum"]),
+        optimised_losses=(reduced["_optimised_token_loss"], reduced["_optimised_next_sentence_loss"]),
+        correct=(whole["_correct_targets"], whole["_correct_next_sentences"]),
         denominators=denominators,
-        gradient_norm=gradient_norm,
-        stop=stop > 0.0,
-        counts=StepCounts(packs=round(packs), sequences=round(sequences), tokens=round(tokens), targets=round(targets)),
-        slots=round(slots),
-        squared_lengths=round(squared_lengths),
-        padding_targets=round(padding_targets),
-        moved_bytes=round(moved_bytes),
-        order_hash=sum(round(limb) << (_LIMB_BITS * index) for index, limb in enumerate(limbs)) % (1 << 64),
-        source_tokens=tuple(round(tokens) for tokens in source_tokens),
-        compute_seconds_mean=compute_seconds_mean,
-        compute_seconds_max=compute_seconds_max,
-        loader_seconds=loader_seconds,
+        stop=whole["_stop"] > 0,
+        counts=StepCounts(
+            packs=whole["_packs"],
+            sequences=whole["sequences"],
+            tokens=whole["tokens"],
+            targets=whole["targets"],
+        ),
+        squared_lengths=whole["_squared_lengths"],
+        padding_targets=whole["_padding_targets"],
+        order_hash=sum(whole[_LIMB.format(index)] << (_LIMB_BITS * index) for index in range(_LIMBS)) % (1 << 64),
+        source_tokens=tuple(whole[_SOURCE_TOKENS.format(index)] for index in range(sources)),
+        metrics={name: value for name, value in reduced.items() if not name.startswith("_")},
     )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evenpack.engine.config import RunConfig
+from evenpack.engine.reporting.config import MetricsSection
 from evenpack.engine.resolve import open_run
 from evenpack.errors import ConfigError
 from evenpack.launcher.training import plan_training
@@ -38,3 +39,15 @@ def test_a_target_with_nothing_held_out_to_measure_it_on_is_refused(tmp_path: Pa
     config = mlperf_run(tmp_path, validation_fraction=0.0)
     with pytest.raises(ConfigError, match=r"target_accuracy \(0\.72\) is measured on what is held out"):
         plan_training(config, ranks=1)
+
+
+def test_a_tracker_that_is_missing_is_named_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = mlperf_run(tmp_path)
+    tracked = config.model_copy(update={"mlperf": None, "metrics": MetricsSection(tensorboard=True)})
+    assert plan_training(tracked, ranks=1).steps == 4
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    open_run(tracked)
+    with pytest.raises(ConfigError, match=r"metrics.tensorboard: .* pip install 'evenpack\[tensorboard\]'"):
+        plan_training(tracked, ranks=1)

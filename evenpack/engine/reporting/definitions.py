@@ -1,0 +1,198 @@
+"""Every value that a run tells of itself: name, unit, reduction over the ranks, meaning.
+
+A metric is one line where it is measured and one line here. `docs/metrics.md` holds this list as tables, and a record
+with a name that is not in it is refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args
+
+Reduction = Literal["sum", "mean", "max", "same"]
+"""What becomes of the values of all ranks; `same`: each rank has the same one, and rank 0's is taken."""
+
+Group = Literal["progress", "training", "data", "throughput", "waiting", "ranks", "validation"]
+
+Path = tuple[str, ...]
+"""Keys from the record to a value, one for each depth."""
+
+SOURCE = "SOURCE"
+"""Stands in a name for that of each source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One named value of a record."""
+
+    name: str
+    """As in metrics.jsonl; each `/` goes one object deeper."""
+    group: Group
+    """Where trackers and the documentation show it."""
+    unit: str
+    over_ranks: Reduction | None
+    """None: computed from values that are known on every rank."""
+    meaning: str
+    when: str
+    """In which records it is."""
+
+    @property
+    def path(self) -> Path:
+        return tuple(self.name.split("/"))
+
+    def is_named(self, path: Path) -> bool:
+        """Whether a value at `path` of a record is this metric."""
+        pairs = zip(self.path, path, strict=False)
+        return len(path) == len(self.path) and all(mine in (SOURCE, key) for mine, key in pairs)
+
+
+def _metric(
+    name: str, unit: str, over_ranks: Reduction | None, meaning: str, *, when: str = "every step"
+) -> dict[str, Any]:
+    return {"name": name, "unit": unit, "over_ranks": over_ranks, "meaning": meaning, "when": when}
+
+
+_TRAINED = "every step that is not skipped"
+_PAIRS = "models that predict next sentences"
+_PADDING = "steps with predicted padding"
+_SKIPPED = "skipped steps"
+_EVALUATED = "steps with an evaluation"
+_EVALUATED_PAIRS = "evaluations of models that predict next sentences"
+_WEIGHTED = "evaluations with training.validation_weights"
+_GATHERED = "every training.log_rank_times_every_steps steps"
+
+_DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
+    "progress": (
+        _metric("step", "updates", None, "Updates done with this one; numbered from 1."),
+        _metric("samples", "sequences", None, "Sequences trained on so far, those of earlier starts included."),
+        _metric("source_epochs/SOURCE", "epochs", None, "Passes over the source so far, skipped steps included."),
+        _metric("world_size", "ranks", None, "Ranks that computed the step.", when=_TRAINED),
+        _metric("order_hash", "hexadecimal", None, "64-bit sum of hash(source, pack, slot, sequence id) over what was "
+                "collated: equal for the same data order, whoever computed what.", when=_TRAINED),
+        _metric("skipped/packs", "packs", None, "What the step would have held.", when=_SKIPPED),
+        _metric("skipped/sequences", "sequences", None, "What the step would have held.", when=_SKIPPED),
+        _metric("skipped/tokens", "tokens", None, "What the step would have held.", when=_SKIPPED),
+    ),
+    "training": (
+        _metric("loss", "nats", None, "Exact global mean of the step: token_loss + next_sentence_loss where there are "
+                "two, else the loss per target. Null for a skipped step."),
+        _metric("accuracy", "share", None, "Targets whose label had the highest logit.", when=_TRAINED),
+        _metric("learning_rate", "1", None, "Of this update."),
+        _metric("gradient_norm", "1", "same", "L2 norm of the global mean gradient before clipping.", when=_TRAINED),
+        _metric("loss_per_real_target", "nats/token", None, "The loss sum over targets that are no padding.",
+                when=_PADDING),
+        _metric("token_loss", "nats/token", None, "Masked-token loss.", when=_PAIRS),
+        _metric("next_sentence_loss", "nats/sequence", None, "Next-sentence loss.", when=_PAIRS),
+        _metric("optimised_token_loss", "nats/token", None, "The masked-token loss whose gradient was taken; another "
+                "than token_loss where model.loss_balancing is not exact.", when=_PAIRS),
+        _metric("optimised_next_sentence_loss", "nats/sequence", None, "The same of next sentences.", when=_PAIRS),
+        _metric("next_sentence_accuracy", "share", None, "Next sentences predicted correctly.", when=_PAIRS),
+    ),
+    "data": (
+        _metric("tokens", "tokens", "sum", "Real tokens, padding left out."),
+        _metric("targets", "targets", "sum", "Positions that count in the loss."),
+        _metric("sequences", "sequences", "sum", "What attends to itself: documents, pieces of them, sentence pairs."),
+        _metric("slots", "slots", "sum", "Positions that were computed, padding included."),
+        _metric("padding_share", "share", None, "Of the slots, those that hold no real token.", when=_TRAINED),
+        _metric("padding_targets", "targets", None, "Targets that only fill sequences up.", when=_PADDING),
+        _metric("source_tokens/SOURCE", "tokens", None, "Real tokens of the source."),
+        _metric("host_to_device_bytes", "bytes", "sum", "What the batches move from the hosts to the devices."),
+    ),
+    "throughput": (
+        _metric("step_seconds", "s", None, "Wall time of the step on rank 0, waiting for data included; evaluation and "
+                "saving are not.", when=_TRAINED),
+        _metric("tokens_per_second", "tokens/s", None, "Real tokens over step_seconds.", when=_TRAINED),
+        _metric("targets_per_second", "targets/s", None, "Targets over step_seconds.", when=_TRAINED),
+        _metric("slots_per_second", "slots/s", None, "Slots over step_seconds.", when=_TRAINED),
+        _metric("sequences_per_second", "sequences/s", None, "Sequences over step_seconds.", when=_TRAINED),
+        _metric("mfu", "share", None, "Model FLOPs utilization: operations on real tokens over the dense peak of all "
+                "devices.", when="devices whose peak is known"),
+    ),
+    "waiting": (
+        _metric("loader_seconds", "s", "mean", "That a rank waited for its batches.", when=_TRAINED),
+        _metric("compute_seconds_mean", "s", "mean", "Forward and backward passes of a rank, without all-reduce.",
+                when=_TRAINED),
+        _metric("compute_seconds_max", "s", "max", "The same of the slowest rank, for which the others wait.",
+                when=_TRAINED),
+    ),
+    "ranks": (
+        _metric("ranks/steps", "steps", None, "Steps since the last time; what follows is over them.", when=_GATHERED),
+        _metric("ranks/compute_seconds", "s", None, "A list in the order of ranks, as are the next ones: sum.",
+                when=_GATHERED),
+        _metric("ranks/compute_seconds_max", "s", None, "Of the longest step.", when=_GATHERED),
+        _metric("ranks/compute_seconds_deviation", "s", None, "Standard deviation over steps.", when=_GATHERED),
+        _metric("ranks/sequences", "sequences", None, "That the rank computed.", when=_GATHERED),
+        _metric("ranks/tokens", "tokens", None, "Real ones.", when=_GATHERED),
+        _metric("ranks/slots", "slots", None, "Padding included.", when=_GATHERED),
+        _metric("ranks/squared_lengths", "tokens²", None, "Σ length² over real segments.", when=_GATHERED),
+    ),
+    "validation": (
+        _metric("validation/SOURCE/loss", "nats/token", None, "Mean over held-out targets: next tokens, or masked ones "
+                "(without next sentences).", when=_EVALUATED),
+        _metric("validation/SOURCE/perplexity", "1", None, "exp(loss).", when=_EVALUATED),
+        _metric("validation/SOURCE/accuracy", "share", None, "Held-out targets predicted correctly.", when=_EVALUATED),
+        _metric("validation/SOURCE/next_sentence_loss", "nats/sequence", None, "Mean over held-out sequences.",
+                when=_EVALUATED_PAIRS),
+        _metric("validation/SOURCE/next_sentence_accuracy", "share", None, "Next sentences predicted correctly.",
+                when=_EVALUATED_PAIRS),
+        _metric("validation/SOURCE/targets", "targets", None, "Over which the means are.", when=_EVALUATED),
+        _metric("validation/SOURCE/sequences", "sequences", None, "That were evaluated.", when=_EVALUATED),
+        _metric("validation/SOURCE/packs", "packs", None, "That were evaluated.", when=_EVALUATED),
+        _metric("validation_aggregate/loss", "nats/token", None, "Mean of the sources' losses by their weights.",
+                when=_WEIGHTED),
+        _metric("validation_aggregate/weights/SOURCE", "1", None, "The weight.", when=_WEIGHTED),
+        _metric("evaluation_seconds", "s", None, "That the evaluation took.", when=_EVALUATED),
+    ),
+}  # fmt: skip
+
+DEFINITIONS = tuple(Metric(group=group, **values) for group in get_args(Group) for values in _DEFINED[group])
+"""All of them, as `docs/metrics.md` lists them."""
+
+
+@cache
+def find_metric(path: Path) -> Metric:
+    """Raises: ValueError if there is no such metric."""
+    found = next((metric for metric in DEFINITIONS if metric.is_named(path)), None)
+    if found is None:
+        raise ValueError(f"'{'/'.join(path)}' is no metric: add its line to {__name__.replace('.', '/')}.py")
+    return found
+
+
+def values_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Each value of a record with its path. An object that is null has none."""
+    for key, value in record.items():
+        path = (*above, key)
+        if isinstance(value, Mapping):
+            yield from values_of(value, path)
+        elif value is not None or any(metric.is_named(path) for metric in DEFINITIONS):
+            yield path, value
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, int | float]:
+    """What trackers get beside the step: each single number under `group/name`.
+
+    Lists, texts and what is null are left out. Raises: ValueError for a name that is no metric.
+    """
+    found = {}
+    for path, value in values_of(record):
+        metric = find_metric(path)
+        if isinstance(value, int | float) and metric.group != "ranks" and path != ("step",):
+            name = "/".join(path)
+            found[name if path[0] == metric.group else f"{metric.group}/{name}"] = value
+    return found
+
+
+_TABLE_HEAD = "| name | unit | over ranks | meaning | in |\n| --- | --- | --- | --- | --- |"
+
+
+def metrics_tables() -> str:
+    """The definitions as Markdown, a table for each group."""
+    parts = []
+    for group in get_args(Group):
+        rows = [metric for metric in DEFINITIONS if metric.group == group]
+        lines = [f"### {group.capitalize()}", "", _TABLE_HEAD]
+        lines += [
+            f"| `{row.name}` | {row.unit} | {row.over_ranks or '-'} | {row.meaning} | {row.when} |" for row in rows
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,154 @@
+"""What runs tell of themselves: reductions by name, every key documented and no other, and a tracker that fails."""
+
+import csv
+import importlib.util
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pair_sources import pair_run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
+
+from evenpack.data.prepare.prepare import prepare
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.reporting import journal
+from evenpack.engine.reporting.definitions import DEFINITIONS, find_metric, scalars, values_of
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.reporting.reduction import reduce_over_ranks
+from evenpack.engine.reporting.trackers import trackers
+from evenpack.engine.train import train_in
+from evenpack.errors import ConfigError
+from evenpack.testing import run_ranks
+
+DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(200)]
+
+
+class Breaks:
+    """A tracker whose service goes away at step 2."""
+
+    def write(self, step: int, values: Mapping[str, int | float]) -> None:
+        if step == 2:
+            raise ConnectionError("the service went away")
+
+    def flush(self) -> None: ...
+
+    def close(self, *, failed: bool) -> None: ...
+
+
+class Warnings(logging.Handler):
+    """Keeps what is warned of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
+    """Together they have all that a record can hold; `tracked` has the trackers."""
+    length = MAX_SEQUENCE_LENGTH
+    trained = {"steps": 4, "evaluate_every_steps": 2, "log_rank_times_every_steps": 2}
+    plain = prepare_run(folder / "plain", {"lines": DOCUMENTS}, **trained)
+    held_out = {"validation_fraction": 0.2, "prepared_dir": folder / "held_out"}
+    weighted = {"validation_weights": {"lines": 2.0}, "skip_steps": [3]}
+    tracked = changed(
+        plain,
+        run={"output_dir": folder / "tracked"},
+        data=held_out,
+        training=weighted,
+        metrics={"csv": True, "tensorboard": True, "wandb": {"mode": "offline"}},
+    )
+    rows = {"kind": "padding", "max_sequence_length": length, "atom": length, "isolate_documents": False}
+    padded = changed(
+        plain,
+        run={"output_dir": folder / "padded"},
+        data={"recipe": rows, "pack_length": length, "prepared_dir": folder / "rows"},
+    )
+    pairs = changed(pair_run(folder / "pairs"), run={"output_dir": folder / "bert"}, training=trained)
+    runs = {"tracked": tracked, "padded": padded, "pairs": pairs}
+    for config in runs.values():
+        prepare(config.data, config.prepared_dir)
+    return runs
+
+
+def train_all(world: World, runs: dict[str, RunConfig]) -> list[str]:
+    """What was warned of; the device's peak is said to be known, as it is of GPUs."""
+    journal.peak_flops = lambda run: 1e9
+    trackers._OPENERS["wandb"] = lambda section, run: Breaks()
+    warnings = Warnings()
+    logging.getLogger("evenpack").addHandler(warnings)
+    stopped = changed(runs["tracked"], training={"stop_after_steps": 1})
+    for config in (stopped, *runs.values()):
+        train_in(world, config, stop_requested=never)
+    find = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, package=None: None if name == "tensorboard" else find(name, package)
+    refused = changed(runs["tracked"], run={"output_dir": runs["tracked"].run.output_dir / "refused"})
+    with pytest.raises(ConfigError, match="the package tensorboard is not installed"):
+        train_in(world, refused, stop_requested=never)
+    assert list(refused.run.output_dir.iterdir()) == [], "nothing has begun"
+    return warnings.messages
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of the runs, and what rank 0 warned of."""
+    folder = tmp_path_factory.mktemp("tracked")
+    (folder / "plain").mkdir()
+    (folder / "pairs").mkdir()
+    warnings, _ = run_ranks(train_all, 2, runs_of_all_kinds(folder))
+    return folder, warnings
+
+
+def test_every_key_that_runs_write_is_documented_and_none_other(trained: tuple[Path, list[str]]) -> None:
+    folder, _ = trained
+    logs = [read_metrics(folder / name / "metrics.jsonl") for name in ("tracked", "padded", "bert")]
+    written = {find_metric(path).name for log in logs for record in log for path, _ in values_of(record)}
+    assert {metric.name for metric in DEFINITIONS} == written
+
+
+def test_a_tracker_that_fails_is_warned_of_once_and_the_run_and_the_others_go_on(
+    trained: tuple[Path, list[str]],
+) -> None:
+    folder, warnings = trained
+    found = [message for message in warnings if "metrics." in message]
+    assert len(found) == 1
+    assert found[0].startswith("metrics.wandb failed (ConnectionError: the service went away)")
+    records = read_metrics(folder / "tracked" / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert "skipped" in records[2]
+    with (folder / "tracked" / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    told = [scalars(record) for record in records]
+    assert [{name: float(value) for name, value in row.items() if value and name != "step"} for row in rows] == told
+    events = EventAccumulator(str(folder / "tracked" / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    for name in told[0]:
+        expected = [(one["step"], values[name]) for one, values in zip(records, told, strict=True) if name in values]
+        assert [(event.step, pytest.approx(event.value)) for event in events.Scalars(name)] == expected
+
+
+def reduced(world: World) -> dict[str, Any]:
+    """Each reduction, of values by rank."""
+    on_device = torch.tensor(2.5 if world.is_main else math.inf)
+    return reduce_over_ranks(
+        world,
+        {
+            "compute_seconds_max": 1.0 - world.rank,
+            "tokens": 10 + world.rank,
+            "gradient_norm": on_device,
+            "loader_seconds": float(world.rank),
+            "_correct": torch.tensor(3),
+        },
+    )
+
+
+def test_each_metric_is_reduced_as_its_definition_says() -> None:
+    expected = {"compute_seconds_max": 1.0, "tokens": 21, "gradient_norm": 2.5, "loader_seconds": 0.5, "_correct": 6}
+    assert run_ranks(reduced, 2) == [expected, expected]

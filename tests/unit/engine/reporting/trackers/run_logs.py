@@ -1,0 +1,28 @@
+"""A run's metrics.jsonl, for trackers to begin with."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from evenpack.engine.reporting.metrics import METRICS, MetricsLog
+from evenpack.engine.reporting.trackers.tracker import RunLog
+
+
+def record(step: int, **values: Any) -> dict[str, Any]:
+    return {"step": step, "loss": 10.0 / step, "tokens": 100 + step, **values}
+
+
+def run_log(folder: Path, *, steps: Iterable[int] = (), told_step: int = 0) -> RunLog:
+    """A run that goes on after the last of `steps`, or begins."""
+    told = list(steps)
+    (folder / METRICS).unlink(missing_ok=True)
+    with MetricsLog(folder / METRICS) as log:
+        for step in told:
+            log.append(record(step))
+    return RunLog(
+        name="tried",
+        output_dir=folder,
+        config={"run": {"seed": 3}},
+        first_step=max(told, default=0),
+        told_step=told_step,
+    )

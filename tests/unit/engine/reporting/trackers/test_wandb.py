@@ -1,0 +1,92 @@
+"""Runs of Weights & Biases that are written offline, read back from their files."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from run_logs import record, run_log
+from wandb.proto import wandb_internal_pb2
+
+from evenpack.engine.reporting.config import WandbSection
+from evenpack.engine.reporting.definitions import scalars
+from evenpack.engine.reporting.trackers.wandb import WandbRun
+
+OFFLINE = WandbSection(mode="offline", project="packing", group="tries", tags=("one", "two"))
+
+_BLOCK = 1 << 15
+_HEAD = 7
+_LAST_PARTS = (1, 4)
+
+
+def records(path: Path) -> Iterator[wandb_internal_pb2.Record]:
+    """W&B's file is a log as LevelDB has it: blocks of parts with a checksum, a length and a kind each."""
+    data, at, whole = path.read_bytes(), _HEAD, b""
+    while at + _HEAD <= len(data):
+        if _BLOCK - at % _BLOCK < _HEAD:
+            at += _BLOCK - at % _BLOCK
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + _HEAD : at + _HEAD + length]
+        at += _HEAD + length
+        if kind in _LAST_PARTS:
+            yield wandb_internal_pb2.Record.FromString(whole)
+            whole = b""
+
+
+def finished(folder: Path) -> list[list[Any]]:
+    """The records of each start, in the order of their files; W&B's own process may still be writing the last ones."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = [list(records(path)) for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb"))]
+        if all(any(one.HasField("exit") for one in start) for start in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def logged(start: list[Any]) -> list[tuple[int, float]]:
+    """Step and loss."""
+    found = []
+    for one in start:
+        if one.HasField("history"):
+            values = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.history.item}
+            found.append((int(values["_step"]), values["training/loss"]))
+    return found
+
+
+def test_a_run_goes_on_under_its_id_and_tells_no_step_twice(tmp_path: Path) -> None:
+    first = WandbRun(OFFLINE, run_log(tmp_path))
+    for step in range(1, 5):
+        first.write(step, scalars(record(step)))
+    first.close(failed=True)
+    known = json.loads((tmp_path / "wandb_run.json").read_text())
+    time.sleep(1.1)  # W&B names a start by the second
+    again = WandbRun(OFFLINE, run_log(tmp_path, steps=[1, 2], told_step=4))
+    for step in range(3, 7):
+        again.write(step, {"training/loss": 0.5})
+    again.close(failed=False)
+    starts = finished(tmp_path)
+    assert [logged(start) for start in starts] == [[(1, 10.0), (2, 5.0), (3, 10 / 3), (4, 2.5)], [(5, 0.5), (6, 0.5)]]
+    runs = [one.run for start in starts for one in start if one.HasField("run")]
+    assert {(run.run_id, run.project, run.run_group, run.display_name) for run in runs} == {
+        (known["id"], "packing", "tries", "tried")
+    }
+    assert [one.exit.exit_code for start in starts for one in start if one.HasField("exit")] == [1, 0]
+
+
+def test_a_run_that_begins_again_is_another_one_and_gets_earlier_steps(tmp_path: Path) -> None:
+    (tmp_path / "wandb_run.json").write_text('{"id": "ofbefore"}')
+    begun = WandbRun(OFFLINE, run_log(tmp_path, told_step=9))  # whose checkpoints are gone
+    begun.write(1, {"training/loss": 0.5})
+    begun.close(failed=False)
+    (start,) = finished(tmp_path)
+    assert logged(start) == [(1, 0.5)]
+    known = json.loads((tmp_path / "wandb_run.json").read_text())["id"]
+    assert known != "ofbefore"
+    (tmp_path / "wandb_run.json").unlink()
+    time.sleep(1.1)
+    later = WandbRun(OFFLINE, run_log(tmp_path, steps=[1, 2], told_step=2))
+    later.write(3, {"training/loss": 0.5})
+    later.close(failed=False)
+    assert logged(finished(tmp_path)[1]) == [(1, 10.0), (2, 5.0), (3, 0.5)]
