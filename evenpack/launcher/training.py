@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.order.step_shape import AssignmentPolicy, Batching
+from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.reporting.trackers.trackers import require_trackers
@@ -19,6 +19,7 @@ class TrainingPlan:
     """The plan of a run: everything that is known before its start, except for the exact count of tokens."""
 
     ranks: int
+    layout: Layout
     batching: Batching
     """The items that the next two count."""
     items_per_step: int
@@ -71,6 +72,7 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
     has_fixed_rows = training.layout == "packed" or padded_alike
     return TrainingPlan(
         ranks=ranks,
+        layout=training.layout,
         batching=training.batching,
         items_per_step=training.items_per_step,
         items_per_micro_batch=training.items_per_micro_batch,
@@ -97,15 +99,21 @@ class TrainingReport:
     """The main figures of a finished run."""
 
     step: int
-    packing_efficiency: float
-    packing_factor: float
+    packing_efficiency: float | None
+    """Of an epoch of packs, whatever part of it the run has trained on; None where the layout computes no packs."""
+    packing_factor: float | None
+    """Sequences a pack, in the same way."""
     padding_share: float
-    """Fraction of the slots that were computed."""
+    """Fraction of the slots that the run has computed."""
+    ranks: int
+    """Ranks of the last step, and of the steps that the rate is of."""
     tokens_per_second: float
     """Real tokens/s over all ranks; the median step, without evaluation and saving."""
     first_loss: float | None
-    """Loss in nats/target; None if it was not finite."""
+    """In nats/token, next-sentence loss included where there is one; None if it was not finite."""
     last_loss: float | None
+    losses_apart: dict[str, float | None]
+    """The parts of these two, as in summary.json, of a model that has two losses."""
     target: dict[str, Any] | None
     """Result for training.target_accuracy; None if there is none."""
     validation_loss: dict[str, float | None]
@@ -119,12 +127,14 @@ def report_training(plan: TrainingPlan, output_dir: Path) -> TrainingReport | No
         return None
     return TrainingReport(
         step=summary["step"],
-        packing_efficiency=plan.packing_efficiency,
-        packing_factor=plan.packing_factor,
+        packing_efficiency=plan.packing_efficiency if plan.layout == "packed" else None,
+        packing_factor=plan.packing_factor if plan.layout == "packed" else None,
         padding_share=summary["padding_share"],
+        ranks=summary["ranks"],
         tokens_per_second=summary["tokens_per_second"],
         first_loss=summary["first_loss"],
         last_loss=summary["last_loss"],
+        losses_apart={name: summary[name] for name in summary if name.endswith(("_token_loss", "_next_sentence_loss"))},
         target=summary["target"],
         validation_loss=losses_of(summary["validation"] or {}),
     )

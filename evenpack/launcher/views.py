@@ -78,20 +78,34 @@ def plan_table(plan: TrainingPlan) -> Table:
 
 def report_table(report: TrainingReport, *, title: str) -> Table:
     """Returns the report of a finished run as a table."""
-    values: dict[str, Any] = {
-        "steps": report.step,
-        "packing efficiency": percent(report.packing_efficiency),
-        "packing factor": f"{report.packing_factor:.3f} sequences per pack",
-        "padding share": percent(report.padding_share),
-        "tokens/s": format_rate(report.tokens_per_second),
-        "first loss": _loss(report.first_loss),
-        "last loss": _loss(report.last_loss),
+    values: dict[str, Any] = {"steps": report.step}
+    if report.packing_efficiency is not None and report.packing_factor is not None:
+        values["packing, all data"] = (
+            f"{percent(report.packing_efficiency)} efficient, {report.packing_factor:.3f} sequences per pack"
+        )
+    values |= {
+        "padding share, these steps": percent(report.padding_share),
+        f"tokens/s on {report.ranks} {'rank' if report.ranks == 1 else 'ranks'}": format_rate(report.tokens_per_second),
+        **_training_losses(report),
     }
     if report.target is not None:
         values[f"target accuracy {percent(report.target['accuracy'])}"] = _target(report.target)
+    kind = "masked-token loss" if report.losses_apart else "loss"
     for source, loss in report.validation_loss.items():
-        values[f"validation loss, {source}"] = _loss(loss) if loss is not None else "nothing held out"
+        values[f"validation {kind}, {source}"] = _loss(loss) if loss is not None else "nothing held out"
     return pairs(values, title=title)
+
+
+def _training_losses(report: TrainingReport) -> dict[str, str]:
+    """Of a model with two losses each by itself: its validation loss is of masked tokens alone."""
+    if not report.losses_apart:
+        return {"first loss": _loss(report.first_loss), "last loss": _loss(report.last_loss)}
+    names = {"token_loss": "masked-token loss", "next_sentence_loss": "next-sentence loss"}
+    return {
+        f"{end} {name}": _loss(report.losses_apart[f"{end}_{key}"])
+        for key, name in names.items()
+        for end in ("first", "last")
+    }
 
 
 def _target(target: Mapping[str, Any]) -> str:

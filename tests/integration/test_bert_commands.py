@@ -18,9 +18,10 @@ from transformers import AutoTokenizer, BertForPreTraining
 
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
+from evenpack.launcher.training import plan_training, report_training
 from evenpack.models.bert.model import Bert
 from evenpack.models.huggingface import from_huggingface
-from evenpack.testing import run_ranks, write_run_file
+from evenpack.testing import changed, run_ranks, write_run_file
 
 STEPS = 4
 TEXTS = ("late pillow dunk", "tad coven kad")
@@ -68,6 +69,27 @@ def test_a_run_tells_of_both_losses_from_the_first_step(run_file: Path) -> None:
             assert record[f"optimised_{name}"] == pytest.approx(record[name], rel=1e-6)
     assert records[0]["token_loss"] == pytest.approx(math.log(VOCABULARY), rel=0.05)
     assert records[-1]["token_loss"] < records[0]["token_loss"]
+
+
+def test_the_end_of_a_run_has_both_losses_by_themselves(run_file: Path) -> None:
+    config = load_run_file(run_file, RunConfig)
+    report = report_training(plan_training(config, ranks=2), config.run.output_dir)
+    assert report is not None
+    first, last = metrics(config.run.output_dir)[0], metrics(config.run.output_dir)[-1]
+    assert report.losses_apart == {
+        "first_token_loss": first["token_loss"],
+        "first_next_sentence_loss": first["next_sentence_loss"],
+        "last_token_loss": last["token_loss"],
+        "last_next_sentence_loss": last["next_sentence_loss"],
+    }
+    unpadded = changed(config, training={"layout": "unpadded"})
+    other = report_training(plan_training(unpadded, ranks=2), config.run.output_dir)
+    assert other is not None
+    assert (report.packing_factor, other.packing_efficiency, other.packing_factor) == (
+        pytest.approx(1.5, abs=0.5),
+        None,
+        None,
+    )
 
 
 def test_evaluate_finds_what_training_has_seen_and_shows_next_sentences(run_file: Path) -> None:

@@ -119,7 +119,7 @@ def test_train_ends_with_the_numbers_of_the_run_and_a_plot(run_file: Path, train
 def test_a_run_that_is_done_is_shown_again_as_a_table(run_file: Path, trained: Trained) -> None:
     done = evenpack_process("train", run_file, options=["--cpu-ranks", "1"])
     assert "nothing to do" in done.stderr
-    for words in ("packing efficiency", "packing factor", "padding share", "tokens/s", "validation loss, two"):
+    for words in ("packing, all data", "padding share, these steps", "tokens/s on 2 ranks", "validation loss, two"):
         assert words in done.stdout
     assert f"{trained.value['report']['last_loss']:.4f}" in done.stdout
 

@@ -8,11 +8,15 @@ import torch
 
 from evenpack.engine.build import Run
 
+_LOSSES = ("token_loss", "next_sentence_loss")
+
 
 def run_summary(
     run: Run, records: list[dict[str, Any]], *, state: str, step: int, reached_accuracy: float | None
 ) -> dict[str, Any]:
-    """The whole run in a few numbers, earlier processes included; rates leave evaluation and saving out.
+    """The whole run in a few numbers, earlier starts included.
+
+    Rates leave evaluation and saving out, and are of the steps that as many ranks computed as the last one.
 
     `reached_accuracy`: that reached the run's target; None if none did.
     """
@@ -21,6 +25,7 @@ def run_summary(
     skipped = [record["skipped"] for record in records if "skipped" in record]
     trained = [record for record in records if "skipped" not in record]
     evaluated = [record for record in records if "validation" in record]
+    alike = computed_alike(trained)
     return {
         "name": run.config.run.name,
         "state": state,
@@ -28,6 +33,7 @@ def run_summary(
         "steps": run.config.training.planned_steps,
         "first_loss": trained[0]["loss"] if trained else None,
         "last_loss": trained[-1]["loss"] if trained else None,
+        **_losses_apart(trained),
         "validation_step": evaluated[-1]["step"] if evaluated else None,
         "validation": evaluated[-1]["validation"] if evaluated else None,
         "validation_aggregate": evaluated[-1].get("validation_aggregate") if evaluated else None,
@@ -38,14 +44,28 @@ def run_summary(
         "skipped": {"steps": len(skipped)}
         | {name: sum(step[name] for step in skipped) for name in ("packs", "sequences", "tokens")},
         "padding_share": 1.0 - tokens / slots if slots else 0.0,
-        "tokens_per_second": _median(trained, "tokens_per_second"),
-        "step_seconds_median": _median(trained, "step_seconds"),
+        "tokens_per_second": _median(alike, "tokens_per_second"),
+        "step_seconds_median": _median(alike, "step_seconds"),
         "parameters": sum(parameter.numel() for parameter in run.engine.model.parameters()),
-        "ranks": run.world.size,
+        "ranks": alike[-1].get("world_size", run.world.size) if alike else run.world.size,
         "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
         "fingerprint": run.resolved.fingerprint(step),
         "target": _target(run, records, reached_accuracy),
     }
+
+
+def computed_alike(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps that as many ranks computed as the last one; all steps, where an earlier version has not told."""
+    ranks = trained[-1].get("world_size") if trained else None
+    return [record for record in trained if ranks is None or record.get("world_size", ranks) == ranks]
+
+
+def _losses_apart(trained: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The two losses whose sum is `loss`, at the first and last step; nothing for a model that has one."""
+    if not trained or "token_loss" not in trained[0]:
+        return {}
+    ends = {"first": trained[0], "last": trained[-1]}
+    return {f"{end}_{name}": record[name] for end, record in ends.items() for name in _LOSSES}
 
 
 def _added(records: list[dict[str, Any]], name: str) -> dict[str, int]:
