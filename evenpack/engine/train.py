@@ -20,6 +20,7 @@ from evenpack.engine.reporting.config import MetricsSection
 from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.rank_times import RankTimes
+from evenpack.engine.reporting.run_record import write_start
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolve import open_run, require_trainable
@@ -75,6 +76,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
     log.info("%s", describe(run, last_step=last_step))
     if run.first_step >= last_step or run.is_at_its_target:
         return _nothing_to_do(run)
+    world.on_main(lambda: write_start(run))
     with (
         MlperfLog.opened(run, started=started) as mlperf,
         DataVerification.begin(run.prepared, world) as verification,

@@ -1,82 +1,103 @@
-"""The loss plot OUTPUT_DIR/loss.png."""
+"""OUTPUT_DIR/loss.png."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
-from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.reporting.metrics import METRICS, read_metrics
+from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.errors import ConfigError
-from evenpack.launcher.training import losses_of
-from evenpack.studies.plotting import COLOURS, figure_as_png, label_ends, write_title
+from evenpack.studies.plotting import COLOURS, figure_as_png, label_ends, smooth, write_footer, write_title
+from evenpack.studies.report.figures import origin_of
 
 LOSS_PLOT = "loss.png"
+
+_PANEL_INCHES = 8.0
+_PANEL_SPACE = 0.45
+"""Between two panels, for the names of the lines, as a share of a panel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """Losses of a run by step, in nats/target."""
+    """One loss of a run by step, in training and on what is held out."""
 
+    name: str
+    unit: str
     steps: Sequence[int]
     losses: Sequence[float]
     validation: Mapping[str, Sequence[tuple[int, float]]]
     """Pairs (step, loss) of each source."""
 
 
-def loss_curve(output_dir: Path) -> LossCurve:
-    """Returns the losses of all steps in the run's metrics whose loss was finite."""
-    records = read_metrics(output_dir / "metrics.jsonl")
-    steps = [record for record in records if record.get("loss") is not None]
-    validation: dict[str, list[tuple[int, float]]] = {}
+def loss_curves(records: Sequence[Mapping[str, Any]]) -> list[LossCurve]:
+    """Returns the losses of all steps whose loss was finite; for a model with two losses, one curve for each."""
+    if any("token_loss" in record for record in records):
+        return [
+            _curve(records, "masked-token loss", "nats/token", training="token_loss", validation="loss"),
+            _curve(records, "next-sentence loss", "nats/sequence", training="next_sentence_loss"),
+        ]
+    return [_curve(records, "loss", "nats/token", training="loss")]
+
+
+def _curve(
+    records: Sequence[Mapping[str, Any]], name: str, unit: str, *, training: str, validation: str | None = None
+) -> LossCurve:
+    """`training` and `validation`: keys of a step and of a source's evaluation; the same if one is given."""
+    steps = [record for record in records if record.get(training) is not None]
+    points: dict[str, list[tuple[int, float]]] = {}
     for record in records:
-        for source, loss in losses_of(record.get("validation") or {}).items():
+        for source, values in (record.get("validation") or {}).items():
+            loss = (values or {}).get(validation or training)
             if loss is not None:
-                validation.setdefault(source, []).append((record["step"], loss))
+                points.setdefault(source, []).append((record["step"], loss))
     return LossCurve(
-        steps=[record["step"] for record in steps], losses=[record["loss"] for record in steps], validation=validation
+        name=name,
+        unit=unit,
+        steps=[record["step"] for record in steps],
+        losses=[record[training] for record in steps],
+        validation=points,
     )
 
 
 def draw_loss(output_dir: Path, *, name: str) -> Path:
-    """Writes OUTPUT_DIR/loss.png. Raises: ConfigError without matplotlib, or before the first step."""
+    """Writes OUTPUT_DIR/loss.png. Raises: ConfigError without matplotlib, or before the first step; DataError."""
     path = output_dir / LOSS_PLOT
-    plot_loss(loss_curve(output_dir), path, name=name)
+    origin = origin_of(name, read_run_record(output_dir))
+    plot_losses(loss_curves(read_metrics(output_dir / METRICS)), path, name=name, origin=origin)
     return path
 
 
-def plot_loss(curve: LossCurve, path: Path, *, name: str) -> None:
-    """Draws the training loss, smoothed over its light raw values, and the validation losses of each source.
+def plot_losses(curves: Sequence[LossCurve], path: Path, *, name: str, origin: str) -> None:
+    """Draws each training loss, smoothed over its light raw values, and the validation losses of each source.
 
-    Raises: ConfigError without matplotlib, or if the curve has no step.
+    Raises: ConfigError without matplotlib, or if the run has no step.
     """
-    if not curve.steps:
+    if not all(curve.steps for curve in curves):
         raise ConfigError(f"run '{name}' has no step yet whose loss could be plotted")
+    width = _PANEL_INCHES * (len(curves) + _PANEL_SPACE * (len(curves) - 1))
+    with figure_as_png(path, width=width, height=4.5) as figure:
+        grid = {"wspace": _PANEL_SPACE}
+        for axes, curve in zip(
+            figure.subplots(1, len(curves), squeeze=False, gridspec_kw=grid)[0], curves, strict=True
+        ):
+            _draw(axes, curve, name)
+        write_footer(figure, [origin])
+
+
+def _draw(axes: Any, curve: LossCurve, name: str) -> None:
     smoothed = smooth(np.asarray(curve.losses, dtype=np.float64))
-    last = _last_step(curve)
-    with figure_as_png(path, width=8.0, height=4.5) as figure:
-        axes = figure.add_subplot()
-        axes.plot(curve.steps, curve.losses, color=COLOURS[0], alpha=0.25, linewidth=0.8)
-        axes.plot(curve.steps, smoothed, color=COLOURS[0], linewidth=2.0)
-        ends = [(f"training {smoothed[-1]:.2f}", float(smoothed[-1]), COLOURS[0])]
-        for index, (source, points) in enumerate(curve.validation.items(), start=1):
-            colour = COLOURS[index % len(COLOURS)]
-            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, marker="o", markersize=4.5)
-            ends.append((f"validation {source} {points[-1][1]:.2f}", points[-1][1], colour))
-        axes.set_xlabel("step (optimizer updates)")
-        axes.set_ylabel("loss (nats/target)")
-        axes.set_xlim(0, last)
-        label_ends(axes, ends)
-        write_title(axes, f"{name}: loss {curve.losses[0]:.2f} → {smoothed[-1]:.2f} in {curve.steps[-1]:,} steps")
-
-
-def smooth(losses: Float64[np.ndarray, " steps"]) -> Float64[np.ndarray, " steps"]:
-    """Returns the mean over about a fiftieth of the run around each step, at least five steps; fewer at both ends."""
-    reach = min(max(2, len(losses) // 100), len(losses) // 10)
-    window = np.ones(2 * reach + 1)
-    return np.convolve(losses, window, mode="same") / np.convolve(np.ones_like(losses), window, mode="same")
-
-
-def _last_step(curve: LossCurve) -> int:
-    return max([curve.steps[-1], *(points[-1][0] for points in curve.validation.values())])
+    axes.plot(curve.steps, curve.losses, color=COLOURS[0], alpha=0.25, linewidth=0.8)
+    axes.plot(curve.steps, smoothed, color=COLOURS[0], linewidth=2.0)
+    ends = [(f"training {smoothed[-1]:.2f}", float(smoothed[-1]), COLOURS[0])]
+    for index, (source, points) in enumerate(curve.validation.items(), start=1):
+        colour = COLOURS[index % len(COLOURS)]
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, marker="o", markersize=4.5)
+        ends.append((f"validation {source} {points[-1][1]:.2f}", points[-1][1], colour))
+    axes.set_xlabel("step (optimizer updates)")
+    axes.set_ylabel(f"{curve.name} ({curve.unit})")
+    axes.set_xlim(0, max([curve.steps[-1], *(points[-1][0] for points in curve.validation.values())]))
+    label_ends(axes, ends)
+    write_title(axes, f"{name}: {curve.name} {curve.losses[0]:.2f} → {smoothed[-1]:.2f} in {curve.steps[-1]:,} steps")

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.engine.config import RunSection
-from evenpack.errors import ConfigError
+from evenpack.errors import ConfigError, DataError
 from evenpack.launcher import views
 from evenpack.launcher.loss_plot import draw_loss
 from evenpack.launcher.processes.launch import LaunchPlan
@@ -64,6 +64,6 @@ def _try_to_draw(run: RunSection) -> Path | None:
     """Draws the loss plot; a run does not fail without it."""
     try:
         return draw_loss(run.output_dir, name=run.name)
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         say(f"no loss plot: {error}")
         return None

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float64
+
 from evenpack.errors import ConfigError
 from evenpack.files import atomic_open
 
@@ -75,6 +78,24 @@ def figure_as_png(path: Path, *, width: float, height: float) -> Iterator[Any]:
 
 def write_title(axes: Any, finding: str) -> None:
     axes.set_title(finding, loc="left", fontsize=11.5, fontweight="bold", pad=12)
+
+
+def write_footer(figure: Any, lines: Sequence[str]) -> None:
+    """What a figure is of, below everything else in it: run, data, commit, device."""
+    figure.text(0.02, -0.02, "\n".join(lines), fontsize=8, va="top", color=INK, linespacing=1.4)
+
+
+def smooth(values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """The mean over about a fiftieth of the values around each, five at least; at both ends over fewer.
+
+    What is not a number counts for nothing, and has a mean of its neighbours.
+    """
+    reach = min(max(2, len(values) // 100), len(values) // 10)
+    window = np.ones(2 * reach + 1)
+    known = np.isfinite(values)
+    sums = np.convolve(np.where(known, values, 0.0), window, mode="same")
+    counts = np.convolve(known.astype(np.float64), window, mode="same")
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:

@@ -17,10 +17,12 @@ from tiny_training import MAX_SEQUENCE_LENGTH, changed, never, prepare_run
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
+from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.reporting import journal
 from evenpack.engine.reporting.definitions import DEFINITIONS, find_metric, scalars, values_of
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.reporting.reduction import reduce_over_ranks
+from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.engine.reporting.trackers import trackers
 from evenpack.engine.train import train_in
 from evenpack.errors import ConfigError
@@ -152,3 +154,17 @@ def reduced(world: World) -> dict[str, Any]:
 def test_each_metric_is_reduced_as_its_definition_says() -> None:
     expected = {"compute_seconds_max": 1.0, "tokens": 21, "gradient_norm": 2.5, "loader_seconds": 0.5, "_correct": 6}
     assert run_ranks(reduced, 2) == [expected, expected]
+
+
+def test_a_run_says_where_each_start_of_it_ran(trained: tuple[Path, list[str]]) -> None:
+    folder, _ = trained
+    tracked, padded = (read_run_record(folder / name) for name in ("tracked", "padded"))
+    assert tracked is not None
+    assert padded is not None
+    assert [(start.first_step, start.ranks) for start in tracked.starts] == [(0, 2), (1, 2)]
+    assert tracked.starts[0].device.startswith("CPU (")
+    assert tracked.starts[0].commit == commit_of_source()
+    assert tracked.config["training"]["stop_after_steps"] is None, "as the newest start has it"
+    assert tracked.data.sources == ("lines",)
+    assert tracked.data.fingerprint != padded.data.fingerprint
+    assert tracked.data.pack_length == MAX_SEQUENCE_LENGTH

@@ -21,6 +21,7 @@ from evenpack.launcher.cli.inspect import inspect
 from evenpack.launcher.cli.mlperf import mlperf_app
 from evenpack.launcher.cli.new import new
 from evenpack.launcher.cli.prepare import prepare
+from evenpack.launcher.cli.report import report
 from evenpack.launcher.cli.shards import shards_app
 from evenpack.launcher.cli.study import STUDIES
 from evenpack.launcher.cli.train import train
@@ -34,6 +35,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     budget,
     train,
     evaluate,
+    report,
     inspect,
     where,
     export,

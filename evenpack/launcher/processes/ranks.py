@@ -284,3 +284,13 @@ def plain_run_id(place: RankPlace) -> str:
             parent = psutil.Process(os.getppid())
             return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}"
     return uuid.uuid4().hex
+
+
+def is_held(output_dir: Path) -> bool:
+    """Whether a run is writing into the directory now; False where its file system has no locks."""
+    with suppress(OSError), (output_dir / ".lock").open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

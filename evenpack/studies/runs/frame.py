@@ -11,12 +11,12 @@ import torch
 import evenpack
 from evenpack import console
 from evenpack.console import Report
+from evenpack.engine.provenance import commit_of_source
 from evenpack.errors import EXIT_STOPPED
 from evenpack.progress import Progress
 from evenpack.studies.runs.jobs import Job
 from evenpack.studies.runs.machine import Machine
 from evenpack.studies.runs.runner import EndedRun, recorded, train_runs
-from evenpack.studies.throughput.provenance import commit_of_source
 
 
 def ended_jobs(

@@ -1,14 +1,13 @@
 """The provenance of a measurement."""
 
-import subprocess
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
 import evenpack
 from evenpack.engine.cost_model import MeasuredOn
 from evenpack.engine.distributed import World
+from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.resolve import ResolvedRun
 from evenpack.models.families import family_of
 
@@ -34,15 +33,3 @@ def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> 
         commit=commit_of_source(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-
-
-def commit_of_source() -> str | None:
-    """Returns the commit of the source, with a mark if it was changed; None if it is no checkout."""
-    root = Path(evenpack.__file__).parents[1]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from evenpack.errors import ConfigError
-from evenpack.studies.plotting import require_plot, spread
+from evenpack.studies.plotting import require_plot, smooth, spread
 
 
 @pytest.mark.parametrize(
@@ -22,3 +23,19 @@ def test_labels_keep_their_distance_and_stay_above_the_bottom() -> None:
     assert spread([9.0, 5.0, 1.0], gap=1.0, low=0.0) == [9.0, 5.0, 1.0]
     assert spread([5.0, 4.9, 4.8], gap=1.0, low=0.0) == [5.0, 4.0, 3.0]
     assert spread([0.3, 0.2, 0.1], gap=1.0, low=0.0) == [2.0, 1.0, 0.0]
+
+
+def test_smoothing_keeps_a_constant_and_means_over_a_fiftieth_of_the_values() -> None:
+    assert smooth(np.full(500, 2.0)) == pytest.approx(np.full(500, 2.0))
+    spike = np.zeros(500)
+    spike[250] = 11.0
+    assert smooth(spike)[245:256] == pytest.approx(np.ones(11))
+    assert smooth(spike)[[244, 256]] == pytest.approx(np.zeros(2))
+    assert smooth(np.array([1.0, 5.0])) == pytest.approx(np.array([1.0, 5.0]))
+
+
+def test_what_is_not_a_number_counts_for_nothing_in_a_mean() -> None:
+    values = np.arange(20.0)
+    values[10] = np.nan
+    assert smooth(values)[10] == pytest.approx((8 + 9 + 11 + 12) / 4)
+    assert np.isnan(smooth(np.full(20, np.nan))).all()

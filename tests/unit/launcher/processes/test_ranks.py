@@ -17,6 +17,7 @@ from evenpack.launcher.processes.ranks import (
     RankPlace,
     RankStatus,
     held_output_dir,
+    is_held,
     plain_run_id,
 )
 
@@ -150,6 +151,15 @@ def test_an_output_directory_is_held_by_one_run_at_a_time(tmp_path: Path) -> Non
         held_output_dir(tmp_path / "out", patience_seconds=0.3),
     ):
         pass
+    with held_output_dir(tmp_path / "out", patience_seconds=0.0):
+        pass
+
+
+def test_whether_a_run_writes_into_a_directory_can_be_asked_without_stopping_it(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "nothing")
+    with held_output_dir(tmp_path / "out"):
+        assert is_held(tmp_path / "out")
+    assert not is_held(tmp_path / "out")
     with held_output_dir(tmp_path / "out", patience_seconds=0.0):
         pass
 

@@ -1,0 +1,108 @@
+"""OUTPUT_DIR/run.json: what a run is, for whoever reads its metrics later, and where each start of it ran."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field, ValidationError
+
+import evenpack
+from evenpack.config import Section
+from evenpack.engine.build import Run
+from evenpack.engine.provenance import commit_of_source
+from evenpack.errors import DataError, RunError
+from evenpack.files import read_json_object, write_json
+
+RUN_RECORD = "run.json"
+
+
+class DataIdentity(Section):
+    """By which runs over the same data are known."""
+
+    fingerprint: str
+    """Of files, tokenizer, recipe, pack length and mixture; not of the seed."""
+    tokenizer: str
+    """Checksum of the tokenizer: losses per token are comparable where it is the same."""
+    vocabulary_size: int = Field(ge=1)
+    pack_length: int = Field(ge=1)
+    sources: tuple[str, ...]
+
+
+class Start(Section):
+    """One start of the run, from the beginning or from a checkpoint."""
+
+    first_step: int = Field(ge=0)
+    """Updates done before."""
+    ranks: int = Field(ge=1)
+    device: str
+    """Of each rank, by name."""
+    commit: str | None
+    """Of the source, where it is a checkout."""
+    evenpack: str
+    torch: str
+    date: str
+    """ISO 8601, UTC."""
+
+
+class RunRecord(Section):
+    """What run.json holds."""
+
+    config: dict[str, Any]
+    """The resolved run file of the newest start, as JSON values."""
+    data: DataIdentity
+    starts: tuple[Start, ...] = Field(min_length=1)
+    """Oldest first; a start that went back behind another one takes its place."""
+
+
+def write_start(run: Run) -> None:
+    """Adds this start to the record; called by rank 0. Raises: RunError if the disk does not take it."""
+    path = run.config.run.output_dir / RUN_RECORD
+    prepared = run.prepared
+    start = Start(
+        first_step=run.first_step,
+        ranks=run.world.size,
+        device=run.world.device_name,
+        commit=commit_of_source(),
+        evenpack=evenpack.__version__,
+        torch=torch.__version__,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    record = RunRecord(
+        config=run.resolved.settled_config.model_dump(mode="json"),
+        data=DataIdentity(
+            fingerprint=prepared.fingerprint(seed=0),
+            tokenizer=prepared.manifest.tokenizer.checksum,
+            vocabulary_size=prepared.vocabulary_size,
+            pack_length=prepared.pack_length,
+            sources=tuple(prepared.source_names),
+        ),
+        starts=(*_earlier_starts(path, run.first_step), start),
+    )
+    try:
+        write_json(path, record.model_dump(mode="json"))
+    except OSError as error:
+        raise RunError(f"cannot write to {path}: {error}; is the disk full?") from error
+
+
+def read_run_record(output_dir: Path) -> RunRecord | None:
+    """None for a run of an earlier version, which has none. Raises: DataError naming a file that is none."""
+    path = output_dir / RUN_RECORD
+    if not path.exists():
+        return None
+    try:
+        return RunRecord.model_validate(read_json_object(path))
+    except ValidationError as error:
+        place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the whole file"
+        raise DataError(
+            f"{path} is not as `evenpack train` writes it ({place}): remove it, and the run is reported without its "
+            "settings until it is started again"
+        ) from error
+
+
+def _earlier_starts(path: Path, first_step: int) -> tuple[Start, ...]:
+    try:
+        known = read_run_record(path.parent)
+    except DataError:
+        return ()  # nothing that training needs
+    return () if known is None else tuple(start for start in known.starts if start.first_step < first_step)

@@ -1,0 +1,213 @@
+"""The figures of a report. A colour is a run, in all of them; thin lines are single steps, bold ones running means."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from evenpack.engine.reporting.run_record import RunRecord
+from evenpack.studies.plotting import COLOURS, figure_as_png, smooth, write_footer, write_title
+from evenpack.studies.report.comparison import Comparison
+from evenpack.studies.report.reading import Course, ReportedRun
+
+_DASHES = ("-", "--", ":")
+"""Colours are used again with the next of them."""
+_TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+_PANEL_INCHES = 5.2
+_GAP_INCHES = 0.9
+"""Left of each panel, for its axis."""
+_HEIGHT_INCHES = 4.2
+_MANY = 10_000
+"""From here on an axis counts in k, M or G."""
+_SHORT_NAME = 12
+"""Characters of a fingerprint that tell data apart for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """What curves are drawn against."""
+
+    label: str
+    title: str
+    """How the axis is called in a sentence."""
+    values: Callable[[Course], Float64[np.ndarray, " n"]]
+
+
+STEPS = Axis(label="step (optimizer updates)", title="steps", values=lambda course: course.steps.astype(np.float64))
+TOKENS = Axis(label="tokens trained on", title="tokens", values=lambda course: course.tokens)
+
+
+def time_axis(runs: Sequence[ReportedRun]) -> Axis:
+    """In the unit that suits the longest run."""
+    longest = max((float(run.course.seconds[-1]) for run in runs if len(run.course.steps)), default=0.0)
+    unit, seconds = next((unit, least) for unit, least in _TIME_UNITS if longest >= 2 * least or least == 1.0)
+    return Axis(label=f"time in training steps ({unit})", title="time", values=lambda course: course.seconds / seconds)
+
+
+def draw_figures(runs: Sequence[ReportedRun], comparison: Comparison, folder: Path) -> dict[str, Path]:
+    """Writes a PNG for each figure that the runs have something for; by their names.
+
+    Raises: ConfigError without matplotlib.
+    """
+    drawn = [run for run in runs if len(run.course.steps)]
+    figures: dict[str, Callable[[Sequence[ReportedRun], Comparison, Path], None]] = {
+        "loss": draw_losses,
+        "validation": draw_validation,
+        "throughput": draw_throughput,
+        "padding": draw_padding,
+        "waits": draw_waits,
+    }
+    if not any(run.course.validation for run in drawn):
+        del figures["validation"]
+    paths = {name: folder / f"{name}.png" for name in figures}
+    for name, draw in figures.items():
+        draw(drawn, comparison, paths[name])
+    return paths
+
+
+def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """The training loss against steps, if they are alike, tokens and time."""
+    axes_of_x = [*([STEPS] if comparison.shares_steps else []), TOKENS, time_axis(runs)]
+    kinds = {"masked-token loss" if run.has_two_losses else "loss" for run in runs}
+    label = f"training {' or '.join(sorted(kinds))} (nats/token)"
+    with _figure(path, panels=len(axes_of_x)) as figure:
+        for panel, axis in zip(_panels(figure, len(axes_of_x)), axes_of_x, strict=True):
+            _draw_steps(panel, runs, axis, lambda course: course.loss)
+            _finish(panel, axis.label, label, f"Training loss against {axis.title}")
+        _legend(figure, runs)
+
+
+def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """A panel for each source."""
+    sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))
+    kinds = {"masked-token loss" if run.has_two_losses else "loss" for run in runs}
+    with _figure(path, panels=len(sources)) as figure:
+        for panel, source in zip(_panels(figure, len(sources)), sources, strict=True):
+            for index, run in enumerate(runs):
+                if source in run.course.validation:
+                    places, losses = run.course.validation[source]
+                    panel.plot(run.course.tokens[places], losses, marker="o", markersize=4, **_style(index))
+            label = f"held-out {' or '.join(sorted(kinds))} (nats/token)"
+            _finish(panel, TOKENS.label, label, f"Validation on {source}")
+        _legend(figure, runs)
+
+
+def draw_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """Tokens/s of the steps, and the median of each run with the middle half of its steps."""
+    axis = _first_axis(comparison)
+    with _figure(path, panels=2) as figure:
+        courses, medians = _panels(figure, 2)
+        _draw_steps(courses, runs, axis, lambda course: course.tokens_per_second)
+        _finish(courses, axis.label, "tokens/s (real tokens, all ranks)", "Throughput of single steps")
+        courses.set_ylim(bottom=0.0)
+        for index, run in enumerate(runs):
+            low, median, high = quartiles(run.course.tokens_per_second)
+            reach = [[median - low], [high - median]]
+            medians.errorbar([index], [median], yerr=reach, fmt="o", capsize=5, color=_style(index)["color"])
+            medians.annotate(f"{median:,.4g}", (index, median), xytext=(9, 0), textcoords="offset points", va="center")
+        medians.set_xticks(range(len(runs)), [run.label for run in runs], rotation=15 if len(runs) > 2 else 0)
+        medians.set_xlim(-0.6, len(runs) - 0.2)
+        _finish(medians, "", "tokens/s", "Median step and middle half of the steps")
+        medians.set_ylim(bottom=0.0)
+        _legend(figure, runs)
+
+
+def draw_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """The share of the slots of each step that hold no real token."""
+    axis = _first_axis(comparison)
+    with _figure(path, panels=1) as figure:
+        (panel,) = _panels(figure, 1)
+        _draw_steps(panel, runs, axis, lambda course: 100 * course.padding_share)
+        _finish(panel, axis.label, "padding (% of the slots computed)", "Padding")
+        panel.set_ylim(bottom=0.0)
+        _legend(figure, runs)
+
+
+def draw_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
+    """What ranks wait for: batches, and the slowest rank."""
+    axis = _first_axis(comparison)
+    with _figure(path, panels=2) as figure:
+        loaders, stragglers = _panels(figure, 2)
+        _draw_steps(loaders, runs, axis, lambda course: 100 * course.loader_share)
+        _finish(loaders, axis.label, "% of the step's time", "Waiting for batches")
+        _draw_steps(stragglers, runs, axis, lambda course: 100 * course.straggler_share)
+        label = "% of the slowest rank's compute time"
+        _finish(stragglers, axis.label, label, "Waiting for the slowest rank")
+        for panel in (loaders, stragglers):
+            panel.set_ylim(bottom=0.0)
+        _legend(figure, runs)
+
+
+def quartiles(values: Float64[np.ndarray, " n"]) -> tuple[float, float, float]:
+    """The first, the median and the third of what is a number; not a number without any."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return (float("nan"),) * 3
+    low, median, high = np.quantile(known, (0.25, 0.5, 0.75)).tolist()
+    return low, median, high
+
+
+def origin_of(label: str, record: RunRecord | None) -> str:
+    """Run, data, commit and device in a line."""
+    if record is None:
+        return f"{label}: data, commit and device are not recorded"
+    data, start = record.data, record.starts[-1]
+    commit = "no checkout" if start.commit is None else f"commit {start.commit}"
+    return (
+        f"{label}: data {', '.join(data.sources)} ({data.fingerprint[:_SHORT_NAME]}); evenpack {start.evenpack}, "
+        f"{commit}; {start.ranks} x {start.device}"
+    )
+
+
+def _figure(path: Path, *, panels: int) -> AbstractContextManager[Any]:
+    return figure_as_png(path, width=(_GAP_INCHES + _PANEL_INCHES) * panels, height=_HEIGHT_INCHES)
+
+
+def _panels(figure: Any, count: int) -> list[Any]:
+    left = _GAP_INCHES / figure.get_figwidth()
+    grid = {"wspace": _GAP_INCHES / _PANEL_INCHES, "left": left, "right": 1.0}
+    return list(figure.subplots(1, count, squeeze=False, gridspec_kw=grid)[0])
+
+
+def _first_axis(comparison: Comparison) -> Axis:
+    return STEPS if comparison.shares_steps else TOKENS
+
+
+def _draw_steps(
+    axes: Any, runs: Sequence[ReportedRun], axis: Axis, of: Callable[[Course], Float64[np.ndarray, " n"]]
+) -> None:
+    """The running mean of each run; beside few runs, single steps too."""
+    for index, run in enumerate(runs):
+        x, y = axis.values(run.course), of(run.course)
+        style = _style(index)
+        if len(runs) <= len(COLOURS):
+            axes.plot(x, y, color=style["color"], linewidth=0.6, alpha=0.25)
+        axes.plot(x, smooth(y), linewidth=1.8, marker="o" if len(x) == 1 else None, **style)
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % len(_DASHES)]}
+
+
+def _finish(axes: Any, x_label: str, y_label: str, title: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    for axis in (axes.xaxis, axes.yaxis) if x_label else (axes.yaxis,):
+        if max(map(abs, axis.get_view_interval())) >= _MANY:
+            axis.set_major_formatter(EngFormatter(sep=""))  # 20k
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    write_title(axes, title)
+
+
+def _legend(figure: Any, runs: Sequence[ReportedRun]) -> None:
+    """One for all panels, and below it where the runs come from."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], linewidth=1.8, label=run.label, **_style(index)) for index, run in enumerate(runs)]
+    figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.98), ncols=4, frameon=False)
+    write_footer(figure, [origin_of(run.label, run.record) for run in runs])

@@ -1,0 +1,70 @@
+"""What is said of runs that stand beside each other."""
+
+from pathlib import Path
+
+from written_runs import DATA, START, write_run
+
+from evenpack.studies.report.comparison import Comparison, compare
+from evenpack.studies.report.reading import read_runs
+
+
+def compared(*folders: Path) -> Comparison:
+    return compare(read_runs(folders, is_held=lambda folder: False))
+
+
+def test_runs_over_the_same_data_share_their_steps(tmp_path: Path) -> None:
+    settings = [{"optimizer": {"learning_rate": rate}, "training": {"skip_steps": []}} for rate in (1e-3, 2e-3)]
+    folders = [write_run(tmp_path / name, config=config) for name, config in zip("ab", settings, strict=True)]
+    found = compared(*folders)
+    assert found.notes == ()
+    assert found.shares_steps
+    assert found.settings == {"optimizer.learning_rate": ("0.001", "0.002")}
+
+
+def test_other_data_is_said_and_keeps_steps_apart(tmp_path: Path) -> None:
+    for name, difference in {
+        "tokenizer": "The tokenizers differ: a token is not the same amount of text, and losses do not compare.",
+        "fingerprint": "The runs had other data: other documents, recipe, packing or mixture.",
+    }.items():
+        other = DATA.model_copy(update={name: "other"})
+        found = compared(write_run(tmp_path / name / "a"), write_run(tmp_path / name / "b", data=other))
+        assert found.notes == (difference, "Curves are drawn against tokens and time, and not against steps.")
+        assert not found.shares_steps
+    longer = compared(
+        write_run(tmp_path / "short"), write_run(tmp_path / "long", data=DATA.model_copy(update={"pack_length": 128}))
+    )
+    assert longer.notes[0] == "The pack lengths differ: short 64, long 128."
+
+
+def test_steps_of_other_sizes_are_said(tmp_path: Path) -> None:
+    found = compared(write_run(tmp_path / "small"), write_run(tmp_path / "large", tokens=200))
+    assert found.notes == (
+        "The steps hold other numbers of tokens: small 100, large 200 on average. Against steps the runs have seen "
+        "other amounts.",
+    )
+    assert found.shares_steps
+    assert compared(write_run(tmp_path / "a"), write_run(tmp_path / "b", tokens=100.5)).notes == ()
+
+
+def test_a_run_of_an_earlier_version_is_said_to_be_unknown(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", data=None)
+    found = compared(old, write_run(tmp_path / "new", config={"training": {"steps": 20}}))
+    assert found.notes[0] == "Whether old had the same data is not recorded (there is no run.json)."
+    assert not found.shares_steps
+    assert found.settings == {}, "of one run nothing differs"
+    assert compared(old).shares_steps, "by itself it can be drawn against anything"
+
+
+def test_what_befell_a_run_is_said(tmp_path: Path) -> None:
+    again = START.model_copy(update={"first_step": 12, "ranks": 1})
+    resumed = write_run(tmp_path / "resumed", starts=(START, again))
+    bert = write_run(tmp_path / "bert", token_loss=5.0)
+    empty = write_run(tmp_path / "empty", steps=0)
+    with (bert / "metrics.jsonl").open("a") as file:
+        file.write("broken\n")
+    assert compared(resumed, bert, empty).notes == (
+        "resumed went on after step 12 on 1 x CPU (some).",
+        "bert: 1 line is broken in metrics.jsonl, and left out.",
+        "empty has no step yet and is not drawn.",
+        "The losses are of masked tokens in some runs and of next tokens in others: they do not compare.",
+    )

@@ -1,0 +1,110 @@
+"""What a report reads of a run: finished, stopped, still on, damaged."""
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from written_runs import record, write_run
+
+from evenpack.errors import ConfigError, DataError
+from evenpack.studies.report.reading import ReportedRun, read_runs
+
+
+def read(*folders: Path, held: Path | None = None) -> tuple[ReportedRun, ...]:
+    return read_runs(folders, is_held=lambda folder: folder == held)
+
+
+def test_a_course_adds_up_tokens_and_time_and_gives_shares(tmp_path: Path) -> None:
+    (run,) = read(write_run(tmp_path / "one", steps=20, planned=20))
+    course = run.course
+    assert (run.label, run.state, run.has_two_losses, run.unread_lines, run.missing_steps) == (
+        "one",
+        "finished",
+        False,
+        0,
+        0,
+    )
+    assert course.steps.tolist() == list(range(1, 21))
+    assert (course.tokens[-1], course.slots[-1], course.seconds[-1]) == (2000, 2500, 40)
+    assert course.padding_share == pytest.approx(np.full(20, 0.2))
+    assert course.loader_share == pytest.approx(np.full(20, 0.25))
+    assert course.straggler_share == pytest.approx(np.full(20, 0.25))
+    places, losses = course.validation["wiki"]
+    assert places.tolist() == [4, 9, 14, 19]
+    assert losses == pytest.approx([5.5, 5.0, 4.5, 4.0])
+    assert list(course.validation) == ["wiki"], "code holds nothing out"
+
+
+def test_the_loss_of_masked_tokens_is_taken_without_next_sentences(tmp_path: Path) -> None:
+    (run,) = read(write_run(tmp_path / "bert", token_loss=5.5, next_sentence_loss=1.0))
+    assert run.has_two_losses
+    assert set(run.course.loss.tolist()) == {5.5}
+
+
+def test_a_skipped_step_counts_no_tokens_and_has_no_loss(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", steps=3)
+    skipped = {"step": 4, "loss": None, "tokens": 0, "slots": 0, "skipped": {"packs": 2}}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(skipped) + "\n" + json.dumps(record(5)) + "\n")
+    (run,) = read(folder)
+    assert run.course.tokens.tolist() == [100, 200, 300, 300, 400]
+    assert math.isnan(run.course.loss[3])
+    assert math.isnan(run.course.padding_share[3])
+
+
+@pytest.mark.parametrize(
+    ("steps", "planned", "held", "state"),
+    [
+        (20, 20, False, "finished"),
+        (20, 30, False, "stopped"),
+        (20, None, False, "ended without a summary"),
+        (20, 20, True, "running"),
+        (0, None, True, "running"),
+    ],
+)
+def test_the_state_of_a_run(tmp_path: Path, steps: int, planned: int | None, held: bool, state: str) -> None:
+    folder = write_run(tmp_path / "one", steps=steps, planned=planned)
+    other = write_run(tmp_path / "other")
+    run, _ = read(folder, other, held=folder if held else None)
+    assert run.state == state
+
+
+def test_a_summary_of_an_earlier_start_is_not_taken_for_the_runs_state(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", steps=20, planned=20)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record(21)) + "\n")
+    (run,) = read(folder)
+    assert run.state == "ended without a summary"
+
+
+def test_broken_lines_and_missing_steps_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_run(tmp_path / "one")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join([*lines[2:7], "{broken\n", *lines[8:], '{"step": 21, "lo']))
+    with caplog.at_level(logging.WARNING, logger="evenpack"):
+        (run,) = read(folder)
+    assert (run.unread_lines, run.missing_steps) == (2, 3)
+    assert "metrics.jsonl, line 6 is no record" in caplog.text
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / place / "out") for place in ("a", "b")]
+    assert [run.label for run in read(*folders)] == ["a/out", "b/out"]
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one")
+    with pytest.raises(DataError, match=r"nothing holds no metrics.jsonl: give the output_dir of a run"):
+        read(one, tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="is named twice: name each run once"):
+        read(one, tmp_path / "other" / ".." / "one")
+    empty = write_run(tmp_path / "empty", steps=0)
+    with pytest.raises(DataError, match=r"no step yet in .*empty/metrics.jsonl: there is nothing to report"):
+        read(empty)
+    assert len(read(one, empty)[1].course.steps) == 0, "beside another it is only not drawn"
+    (one / "run.json").write_text('{"config": {}}')
+    with pytest.raises(DataError, match=r"one/run.json is not as `evenpack train` writes it \(data\): remove it"):
+        read(one)

@@ -1,0 +1,54 @@
+"""Output directories as runs leave them, without training."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evenpack.engine.reporting.run_record import RUN_RECORD, DataIdentity, RunRecord, Start
+
+DATA = DataIdentity(fingerprint="f" * 32, tokenizer="t" * 32, vocabulary_size=256, pack_length=64, sources=("wiki",))
+START = Start(
+    first_step=0, ranks=2, device="CPU (some)", commit="abc123", evenpack="0.1", torch="2", date="2026-11-22T10:00:00"
+)
+
+
+def record(step: int, **values: Any) -> dict[str, Any]:
+    """A step of 100 tokens that took 2 s; every fifth is evaluated."""
+    evaluated = {"validation": {"wiki": {"loss": 6.0 - 0.1 * step}, "code": None}} if step % 5 == 0 else {}
+    return {
+        "step": step,
+        "loss": 7.0 - 0.1 * step,
+        "tokens": 100,
+        "slots": 125,
+        "step_seconds": 2.0,
+        "tokens_per_second": 50.0 + step % 3,
+        "loader_seconds": 0.5,
+        "compute_seconds_mean": 0.75,
+        "compute_seconds_max": 1.0,
+        **evaluated,
+        **values,
+    }
+
+
+def write_run(
+    folder: Path,
+    *,
+    steps: int = 20,
+    planned: int | None = None,
+    config: dict[str, Any] | None = None,
+    data: DataIdentity | None = DATA,
+    starts: tuple[Start, ...] = (START,),
+    **values: Any,
+) -> Path:
+    """`planned`: the steps of the run, whose summary is written; None: no summary. `values`: of each record."""
+    folder.mkdir(parents=True)
+    lines = "".join(json.dumps(record(step, **values)) + "\n" for step in range(1, steps + 1))
+    (folder / "metrics.jsonl").write_text(lines)
+    if planned is not None:
+        summary = {"step": steps, "steps": planned, "state": "finished", "target": None}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    if data is not None:
+        settings = {"run": {"name": folder.name, "output_dir": str(folder)}, **(config or {})}
+        known = RunRecord(config=settings, data=data, starts=starts)
+        (folder / RUN_RECORD).write_text(known.model_dump_json())
+    return folder
