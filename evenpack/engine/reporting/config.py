@@ -13,15 +13,16 @@ class WandbSection(Section):
     """Where Weights & Biases puts the run. Needs the extra `evenpack[wandb]`."""
 
     project: str = Field(default="evenpack", min_length=1)
-    """The project."""
+    """Project in which the run appears."""
     entity: str | None = Field(default=None, min_length=1)
-    """The team or user; null: the default of who is logged in."""
+    """Team or user that the project belongs to; null: the default of who is logged in."""
     group: str | None = Field(default=None, min_length=1)
-    """Groups several runs of a project; null: none."""
+    """Name under which the runs of an experiment are shown together; null: none."""
     tags: tuple[str, ...] = ()
-    """Labels of the run."""
+    """Labels by which runs can be found."""
     mode: Literal["online", "offline"] = "online"
-    """offline writes to OUTPUT_DIR/wandb, to be sent later by `wandb sync`, and needs no login."""
+    """`online` sends each step at once and needs a login; `offline` writes to OUTPUT_DIR/wandb, from where `wandb sync`
+    sends it later."""
 
 
 class MetricsSection(Section):
