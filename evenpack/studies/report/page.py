@@ -18,6 +18,11 @@ th { font-weight: 600; }
 .note { background: #fff8e6; border-left: 3px solid #e8a800; padding: 0.4rem 0.8rem; margin: 0.4rem 0; }
 """
 
+_SHOWN_SIZE = 0.6
+"""Of a figure's pixels, so that its letters are as large as the page's, and sharp on dense screens."""
+_WIDTH_IN_PNG = slice(16, 20)
+"""Where its first chunk has the width, in pixels."""
+
 FIGURE_TEXTS = {
     "loss": "Training loss. Thin: single steps; bold: mean over about a fiftieth of the run.",
     "validation": "Loss on the held-out documents of each source.",
@@ -53,11 +58,13 @@ def write_page(
         lines = [[key, *values] for key, values in comparison.settings.items()]
         body.append(_table(["key", *labels], lines) if lines else "<p>None that are recorded.</p>")
     for name, figure in figures.items():
-        picture = base64.b64encode(figure.read_bytes()).decode()
+        png = figure.read_bytes()
+        width = round(_SHOWN_SIZE * int.from_bytes(png[_WIDTH_IN_PNG]))
+        picture = base64.b64encode(png).decode()
         body += [
             f"<h2>{escape(name.capitalize())}</h2>",
             f"<p>{escape(FIGURE_TEXTS[name])}</p>",
-            f'<img alt="{escape(FIGURE_TEXTS[name])}" src="data:image/png;base64,{picture}">',
+            f'<img alt="{escape(FIGURE_TEXTS[name])}" width="{width}" src="data:image/png;base64,{picture}">',
         ]
     body.append(f"<p>{escape(origin)}</p>")
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
