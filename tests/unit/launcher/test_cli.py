@@ -207,7 +207,7 @@ def test_rows_that_are_packed_no_further_are_inspected_by_what_they_hold(run_fil
     assert (padding["rows"], padding["padding_share"]) == (train["sequences"], pytest.approx(train["padding_share"]))
     refused = evenpack("inspect", run_file, *chunks, "--pack-lengths", "32")
     assert refused.code == 2
-    assert "packed no further" in refused.err
+    assert "which are packs already" in refused.err
 
 
 def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPatch, evenpack: Command) -> None:
@@ -229,7 +229,7 @@ def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPat
         (["lengths.txt", "--pack-length", "6"], "do not fit into a pack of 6"),
         (["lengths.txt", "--pack-length", "6"], "(--pack-length, --long)"),
         (["lengths.txt", "--pack-length", "6", "--long", "cut"], "known: error, truncate, drop, split"),
-        (["lengths.txt", "--long", "split"], "--long split needs a --pack-length"),
+        (["lengths.txt", "--long", "split"], "--long split needs --pack-length"),
         (["lengths.txt", "--column", "n"], "--column does not apply to lengths.txt"),
         (["run.yaml", "--column", "n"], "--column does not apply to run.yaml, which is a run"),
         (["run.yaml", "--histogram"], "--histogram does not apply to run.yaml"),

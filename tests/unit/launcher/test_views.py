@@ -32,7 +32,7 @@ def shown(capsys: pytest.CaptureFixture[str], **values: Any) -> dict[str, str]:
 def test_packings_are_told_from_what_the_steps_computed(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys) == {
         "steps": "7",
-        "packing, all data": "99.00 % efficient, 1.500 sequences a pack",
+        "packing, all data": "99.00 % efficient, 1.500 sequences per pack",
         "padding share, these steps": "2.00 %",
         "tokens/s on 2 ranks": "1.00k",
         "first loss": "10.0000",

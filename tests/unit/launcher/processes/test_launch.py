@@ -45,7 +45,7 @@ def test_a_cpu_gets_two_ranks_unless_another_number_is_asked_for_and_the_choice_
     assert "PyTorch sees no CUDA device; --cpu-ranks chooses another number" in plan.devices.choice
     asked = plan_launch(RUN, [], num_gpus=None, cpu_ranks=5, hostfile=None)
     assert (asked.devices.ranks, asked.environment["DS_ACCELERATOR"]) == (5, "cpu")
-    assert asked.devices.choice == "5 ranks on the CPU (as asked), 1 of 8 cores each"
+    assert asked.devices.choice == "5 ranks on the CPU (as requested), 1 of 8 cores each"
 
 
 def test_ranks_on_the_cpu_do_not_wait_until_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
