@@ -1,3 +1,100 @@
-"""Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no document sees another."""
+"""Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no document sees another.
 
-__version__ = "0.1.0"
+    import evenpack
+
+    packing = evenpack.pack([512, 130, 87, 300], pack_length=512)
+    run = evenpack.open("demo", "training.steps=50")
+    run.prepare()
+    for batch in run.batches(rank=0, ranks=1):
+        ...
+    run.train()
+
+Each name is loaded when it is first used: packing imports no torch, and nothing imports DeepSpeed before training does.
+docs/python_api.md has the whole of it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from evenpack.version import VERSION
+
+if TYPE_CHECKING:
+    from evenpack.api.run import Run
+    from evenpack.api.run import open_run_file as open  # noqa: A004 - it is called as evenpack.open
+    from evenpack.api.study import study
+    from evenpack.batch import CausalTargets, MaskedTargets, PackedBatch, StepCounts
+    from evenpack.data.batches.pipeline import StepBatches
+    from evenpack.data.packing.histogram import LengthHistogram
+    from evenpack.data.packing.lengths import pack_lengths as pack
+    from evenpack.data.packing.strategy import Packing
+    from evenpack.data.prepared import PreparedData
+    from evenpack.engine.config import RunConfig
+    from evenpack.errors import (
+        BackendError,
+        CheckpointError,
+        ConfigError,
+        DataError,
+        EvenpackError,
+        FitError,
+        NotPreparedError,
+        PackingError,
+        RunError,
+    )
+
+__version__ = VERSION
+
+__all__ = [
+    "open",
+    "Run",
+    "RunConfig",
+    "PreparedData",
+    "PackedBatch",
+    "StepBatches",
+    "CausalTargets",
+    "MaskedTargets",
+    "StepCounts",
+    "pack",
+    "Packing",
+    "LengthHistogram",
+    "study",
+    "EvenpackError",
+    "BackendError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "FitError",
+    "NotPreparedError",
+    "PackingError",
+    "RunError",
+]
+
+_RENAMED = {"open": "open_run_file", "pack": "pack_lengths"}
+"""What is called otherwise where it stands."""
+
+_MODULES = {
+    "evenpack.api.run": ("open", "Run"),
+    "evenpack.api.study": ("study",),
+    "evenpack.batch": ("PackedBatch", "CausalTargets", "MaskedTargets", "StepCounts"),
+    "evenpack.data.batches.pipeline": ("StepBatches",),
+    "evenpack.data.packing.histogram": ("LengthHistogram",),
+    "evenpack.data.packing.lengths": ("pack",),
+    "evenpack.data.packing.strategy": ("Packing",),
+    "evenpack.data.prepared": ("PreparedData",),
+    "evenpack.engine.config": ("RunConfig",),
+    "evenpack.errors": tuple(name for name in __all__ if name.endswith("Error")),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # to a type checker a module with this has every name there could be
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'evenpack' has no attribute '{name}'")
+        value = getattr(importlib.import_module(_MODULE_OF[name]), _RENAMED.get(name, name))
+        globals()[name] = value  # so that this is asked once
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

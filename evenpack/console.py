@@ -39,6 +39,10 @@ class Report:
     exit_code: int = 0
     """Of a command that has printed its result, and is not at its end (`EXIT_STOPPED`)."""
 
+    def show(self) -> None:
+        """Prints the tables on standard output."""
+        print_apart(self.shown)
+
     def take(self, found: "Report") -> None:
         """Becomes what another report is."""
         vars(self).update(vars(found))

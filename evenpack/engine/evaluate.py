@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from evenpack.batch import StepCounts
+from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.distributed import World
@@ -136,6 +136,22 @@ def evaluate_model(model: nn.Module, run: ResolvedRun, world: World) -> Evaluati
     return evaluations
 
 
+def validation_batches(run: ResolvedRun, source: str, *, rank: int, ranks: int) -> Iterator[PackedBatch]:
+    """A rank's share of what a source is evaluated on; empty if it holds nothing out."""
+    if run.prepared.view(source, "validation").count == 0:
+        return iter(())
+    return evaluation_batches(
+        run.prepared,
+        source,
+        objective=run.objective,
+        shape=run.evaluation_shape,
+        rank=rank,
+        ranks=ranks,
+        max_packs=run.config.training.evaluation_packs,
+        seed=run.config.run.seed,
+    )
+
+
 def evaluations_to_json(prepared: PreparedData, evaluations: Evaluations) -> dict[str, dict[str, float | int] | None]:
     """Every source by name; null says that it has nothing held out."""
     return {name: evaluations[name].to_json() if name in evaluations else None for name in prepared.source_names}
@@ -145,22 +161,12 @@ def _sum_source(model: nn.Module, run: ResolvedRun, source: str, world: World) -
     """This rank's loss sum and correct targets, the same of next sentences, then targets, sequences and packs."""
     sums = torch.zeros(_TARGETS, dtype=torch.float64, device=world.device)
     counts = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
-    if run.prepared.view(source, "validation").count > 0:
-        for batch in evaluation_batches(
-            run.prepared,
-            source,
-            objective=run.objective,
-            shape=run.evaluation_shape,
-            rank=world.rank,
-            ranks=world.size,
-            max_packs=run.config.training.evaluation_packs,
-            seed=run.config.run.seed,
-        ):
-            result = model(batch.to(world.device, non_blocking=True))
-            # Added up on the device, so that no batch waits for the one before it.
-            next_sentence = (result.next_sentence_loss_sum, result.next_sentence_correct)
-            sums += torch.stack([part.double() for part in (result.loss_sum, result.correct, *next_sentence)])
-            counts += batch.local_counts
+    for batch in validation_batches(run, source, rank=world.rank, ranks=world.size):
+        result = model(batch.to(world.device, non_blocking=True))
+        # Added up on the device, so that no batch waits for the one before it.
+        next_sentence = (result.next_sentence_loss_sum, result.next_sentence_correct)
+        sums += torch.stack([part.double() for part in (result.loss_sum, result.correct, *next_sentence)])
+        counts += batch.local_counts
     host_counts = torch.tensor([counts.targets, counts.sequences, counts.packs], dtype=torch.float64)
     return torch.cat([sums.cpu(), host_counts])
 

@@ -3,12 +3,10 @@
 import subprocess
 from pathlib import Path
 
-import evenpack
-
 
 def commit_of_source() -> str | None:
     """Of the source, with a mark if it was changed since; None if it is no checkout."""
-    root = Path(evenpack.__file__).parents[1]
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

@@ -2,8 +2,9 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 from rich.console import RenderableType
 
@@ -15,7 +16,7 @@ from evenpack.launcher.loss_plot import draw_loss
 from evenpack.launcher.processes.launch import LaunchPlan
 from evenpack.launcher.processes.streams import say
 from evenpack.launcher.processes.supervise import supervise
-from evenpack.launcher.training import TrainingPlan, report_training
+from evenpack.launcher.training import TrainingPlan, TrainingReport, report_training
 
 
 def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
@@ -34,30 +35,69 @@ def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any]
     return value, shown
 
 
-def run_training(
-    run: RunSection, launch: LaunchPlan, plan: TrainingPlan
-) -> tuple[dict[str, Any], list[RenderableType], int]:
-    """Trains; returns the outcome as a value for JSON and as rich tables, and the exit code.
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """How a training run ended, and what came of it."""
+
+    state: Literal["finished", "stopped", "failed"]
+    """`stopped`: it was asked to stop, has saved, and goes on when it is started again."""
+    message: str
+    """What to tell its user; empty if there is nothing to add to what the ranks have printed."""
+    error: str | None
+    """What the first rank to fail has printed, where its user can mend it; None for any other end."""
+    exit_code: int
+    output_dir: Path
+    report: TrainingReport | None
+    """None if it failed, or has written no summary."""
+    loss_plot: Path | None
+    """None without a report, or where it could not be drawn."""
+
+
+def run_training(run: RunSection, launch: LaunchPlan, plan: TrainingPlan) -> TrainingResult:
+    """Trains, with the output of the ranks on standard error.
 
     Raises: RunError if the output directory cannot be locked or written.
     """
-    output_dir = run.output_dir
     say(f"starting {launch.devices.choice}")
-    result = supervise(launch, output_dir, say=say, output=sys.stderr)
-    if result.state == "failed":
-        if result.message:
-            console.print_error(result.message)
+    result = supervise(launch, run.output_dir, say=say, output=_standard_error())
+    report = report_training(plan, run.output_dir) if result.state != "failed" else None
+    return TrainingResult(
+        state=result.state,
+        message=result.message,
+        error=result.error,
+        exit_code=result.exit_code,
+        output_dir=run.output_dir,
+        report=report,
+        loss_plot=_try_to_draw(run) if report is not None else None,
+    )
+
+
+def describe_result(name: str, result: TrainingResult) -> tuple[dict[str, Any], list[RenderableType]]:
+    """The end of the run `name`, as a value for JSON and as what rich can print.
+
+    Why it failed or stopped is printed on standard error.
+    """
+    if result.message and result.state == "failed":
+        console.print_error(result.message)
     elif result.message:
         say(result.message)
-    value: dict[str, Any] = {"state": result.state, "message": result.message, "output_dir": output_dir}
-    report = report_training(plan, output_dir) if result.state != "failed" else None
+    value: dict[str, Any] = {"state": result.state, "message": result.message, "output_dir": result.output_dir}
     shown: list[RenderableType] = []
-    if report is not None:
-        value |= {"report": report, "loss_plot": _try_to_draw(run)}
-        shown.append(views.report_table(report, title=f"{run.name}: {result.state}"))
-        if value["loss_plot"] is not None:
-            shown.append(console.text(f"Loss plot: {value['loss_plot']}"))
-    return value, shown, result.exit_code
+    if result.report is not None:
+        value |= {"report": result.report, "loss_plot": result.loss_plot}
+        shown.append(views.report_table(result.report, title=f"{name}: {result.state}"))
+        if result.loss_plot is not None:
+            shown.append(console.text(f"Loss plot: {result.loss_plot}"))
+    return value, shown
+
+
+def _standard_error() -> IO[str] | None:
+    """What a process that is started can write to; a notebook's own stream may have no file behind it."""
+    try:
+        sys.stderr.fileno()
+    except OSError:
+        return sys.__stderr__
+    return sys.stderr
 
 
 def _try_to_draw(run: RunSection) -> Path | None:

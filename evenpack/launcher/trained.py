@@ -1,4 +1,4 @@
-"""The newest checkpoint's weights in a model, in one process, for `evaluate` and `export`."""
+"""A checkpoint's weights in a model, in one process: `load_trained_model`, for `evaluate_run` and `export_run`."""
 
 import logging
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.engine.build import build_model
 from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
+from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole, whole_at
 from evenpack.engine.checkpoints.weights import (
     load_model_weights,
     require_fitting,
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """A model with the weights of a run's newest complete checkpoint."""
+    """A model with the weights of a checkpoint of its run."""
 
     model: Model
     checkpoint: Checkpoint
@@ -47,8 +47,8 @@ class TrainedModel:
         return self.run.prepared.padding_id if is_padding else self.run.prepared.end_of_text_id
 
 
-def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
-    """Opens the run's data and loads its newest complete checkpoint.
+def load_trained_model(config: RunConfig, device: torch.device, *, step: int | None = None) -> TrainedModel:
+    """Opens the run's data and loads its newest complete checkpoint, or that after `step` steps.
 
     The data may differ from the training data, for example in the recipe, if the tokenizer is the same.
 
@@ -58,7 +58,7 @@ def load_trained_model(config: RunConfig, device: torch.device) -> TrainedModel:
     run = open_run(_without_cost_model(config))
     world = World(rank=0, size=1, local_rank=0, device=device)
     directory = config.run.output_dir / CHECKPOINTS
-    checkpoint = newest_whole(directory, world)
+    checkpoint = newest_whole(directory, world) if step is None else whole_at(directory, step, world)
     if checkpoint is None:
         raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")
     if checkpoint.state.fingerprint != run.fingerprint(checkpoint.step):

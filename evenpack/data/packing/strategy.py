@@ -1,6 +1,6 @@
 """The exact result of packing: the combinations of lengths that form packs, and how often each is used."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -87,6 +87,28 @@ class Packing:
     def depths(self) -> Int64[np.ndarray, " strategies"]:
         """Sequences in a pack of each strategy."""
         return np.fromiter(map(len, self.strategies), dtype=np.int64)
+
+    def assign(self, lengths: np.ndarray | Sequence[int | float]) -> list[Int64[np.ndarray, " members"]]:
+        """Which sequences each pack holds, as indices of `lengths`, the longest of a pack first.
+
+        Packs come strategy by strategy. Of sequences of one length the first ones come first.
+
+        Raises: PackingError if these are not the lengths that were packed.
+        """
+        values = np.asarray(lengths)
+        slots = np.concatenate(
+            [np.tile(strategy, count) for strategy, count in zip(self.strategies, self.counts, strict=True)]
+        )
+        by_length = np.argsort(values, kind="stable")
+        by_slot = np.argsort(slots, kind="stable")
+        if len(values) != len(slots) or not np.array_equal(values[by_length], slots[by_slot]):
+            raise PackingError(
+                f"expected the lengths that were packed ({self.sequences:,} sequences of {self.tokens:,} tokens), "
+                f"found others ({len(values):,} sequences)"
+            )
+        sequences = np.empty(len(slots), dtype=np.int64)
+        sequences[by_slot] = by_length
+        return np.split(sequences, np.cumsum(np.repeat(self.depths, self.counts))[:-1])
 
     @property
     def packs(self) -> int:

@@ -123,6 +123,12 @@ def find_candidates(directory: Path) -> list[Path]:
     return [found[step] for step in sorted(found, reverse=True)]
 
 
+def step_of(path: Path) -> int | None:
+    """The step of a checkpoint by its name; None for other files."""
+    step = _step_in_name(path, _VISIBLE)
+    return _step_in_name(path, _REPLACED) if step is None else step
+
+
 def find_leftovers(directory: Path) -> list[Path]:
     """Everything hidden that saves and removals left behind; of no use once a newer checkpoint stands."""
     return sorted(path for path in _children(directory) if _HIDDEN.fullmatch(path.name))
@@ -174,7 +180,7 @@ def read_manifest(path: Path) -> Checkpoint:
         raise CheckpointError(f"{MANIFEST} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{MANIFEST} is unreadable ({type(error).__name__}: {error})") from error
-    if checkpoint.step not in (_step_in_name(path, _VISIBLE), _step_in_name(path, _REPLACED)):
+    if checkpoint.step != step_of(path):
         raise CheckpointError(f"{MANIFEST} is of step {checkpoint.step}, unlike the directory's name")
     return checkpoint
 

@@ -31,6 +31,7 @@ from evenpack.engine.checkpoints.files import (
     list_files,
     read_manifest,
     remove_checkpoint,
+    step_of,
     write_manifest,
 )
 from evenpack.engine.checkpoints.pickles import find_classes, running_no_code
@@ -221,6 +222,28 @@ def newest_whole(directory: Path, world: World) -> Checkpoint | None:
             + f"\nRestore one from a copy, or move {directory} away to start from step 0."
         )
     return None
+
+
+def whole_at(directory: Path, step: int, world: World) -> Checkpoint | None:
+    """The checkpoint after `step` steps, checked as `newest_whole` does; None if there never was one of any step.
+
+    Raises: CheckpointError if it is broken, or if there are checkpoints and none of this step: those are listed.
+    """
+    candidates = world.on_main(lambda: find_candidates(directory))
+    if not candidates:
+        return None
+    names = (checkpoint_name(step), hidden(checkpoint_name(step), REPLACED))
+    path = next((path for path in candidates if path.name in names), None)
+    if path is None:
+        known = ", ".join(str(step_of(path)) for path in reversed(candidates))
+        raise CheckpointError(
+            f"{directory} holds no checkpoint of step {step}; there are those of {known} (training.keep_checkpoints "
+            "says how many are kept)"
+        )
+    checkpoint, problem = _verify(path, world)
+    if problem is not None:
+        raise CheckpointError(f"checkpoint {path} is broken: {problem}. Restore it from a copy, or name another step")
+    return checkpoint
 
 
 def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:

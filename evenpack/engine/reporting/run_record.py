@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from pydantic import Field, ValidationError
 
-import evenpack
 from evenpack.config import Section
 from evenpack.engine.build import Run
 from evenpack.engine.provenance import commit_of_source
 from evenpack.errors import DataError, RunError
 from evenpack.files import read_json_object, write_json
+from evenpack.version import VERSION
 
 RUN_RECORD = "run.json"
 
@@ -64,7 +64,7 @@ def write_start(run: Run) -> None:
         ranks=run.world.size,
         device=run.world.device_name,
         commit=commit_of_source(),
-        evenpack=evenpack.__version__,
+        evenpack=VERSION,
         torch=torch.__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )

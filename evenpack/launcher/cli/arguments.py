@@ -39,6 +39,16 @@ StudyOverrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all other output goes to stderr.")]
+AtStep = Annotated[
+    int | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="STEP",
+        min=1,
+        help="The checkpoint of this step. Default: the newest.",
+        show_default=False,
+    ),
+]
 LengthsInput = Annotated[str, typer.Argument(metavar="INPUT", help=INPUT_HELP, show_default=False)]
 Save = Annotated[Path | None, typer.Option("--save", metavar="FILE.json", help="Also write the JSON document.")]
 
@@ -65,7 +75,7 @@ def reporting(as_json: bool, *, save: Path | None = None) -> Iterator[Report]:
     if as_json:
         console.print_json(report.value)
     else:
-        console.print_apart(report.shown)
+        report.show()
     if report.unmet is not None:
         console.print_error(report.unmet)
         sys.exit(report.exit_code or EXIT_BAD_INPUT)

@@ -14,7 +14,6 @@ from evenpack.launcher.cli.arguments import (
     load,
     reporting,
 )
-from evenpack.launcher.cli.measuring import settle_rank
 from evenpack.launcher.cli.subject_options import takes, takes_subject
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.registry import (
@@ -40,9 +39,9 @@ def lengths_command(study_class: type[LengthsStudy]) -> Callable[..., None]:
         as_json: AsJson = False,
     ) -> None:
         with reporting(as_json, save=save) as report:
-            from evenpack.studies.lengths.subject import find_subject
+            from evenpack.launcher.studying import study_lengths
 
-            report.take(study.run(lambda: find_subject(lengths, overrides or [], options)))
+            report.take(study_lengths(study, lengths, overrides or [], options))
 
     return takes_subject(_explained(takes("study", study_class)(command), study_class))
 
@@ -60,8 +59,9 @@ def run_command(study_class: type[RunStudy]) -> Callable[..., None]:
     ) -> None:
         config = load(run_file, overrides)
         with reporting(as_json, save=save) as report:
-            settle_rank()
-            report.take(study.run(config))
+            from evenpack.launcher.studying import study_run
+
+            report.take(study_run(study, config))
 
     return _explained(takes("study", study_class)(command), study_class)
 
@@ -78,11 +78,9 @@ def runs_command(study_class: type[StudyOfRuns]) -> Callable[..., None]:
         as_json: AsJson = False,
     ) -> None:
         with reporting(as_json, save=save) as report:
-            from evenpack.launcher.processes.devices import settle_accelerator
-            from evenpack.launcher.processes.places import ThisMachine
+            from evenpack.launcher.studying import study_runs
 
-            settle_accelerator()
-            report.take(study.run(study_file, overrides or [], ThisMachine()))
+            report.take(study_runs(study, study_file, overrides or []))
 
     return _explained(takes("study", study_class)(command), study_class)
 

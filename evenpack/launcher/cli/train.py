@@ -46,7 +46,7 @@ def train(
     config = load(run_file, overrides)
     exit_code = 0
     with reporting(as_json) as report:
-        from evenpack.launcher.start import describe_run, run_training
+        from evenpack.launcher.start import describe_result, describe_run, run_training
         from evenpack.launcher.training import plan_training
 
         launch = plan_launch(
@@ -65,5 +65,7 @@ def train(
         if dry_run:
             report.value, report.shown = describe_run(launch, plan)
         else:
-            report.value, report.shown, exit_code = run_training(config.run, launch, plan)
+            result = run_training(config.run, launch, plan)
+            report.value, report.shown = describe_result(config.run.name, result)
+            exit_code = result.exit_code
     raise typer.Exit(exit_code)

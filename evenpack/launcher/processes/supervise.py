@@ -116,7 +116,7 @@ class _Supervisor:
         statuses = self._wait_for_last_words()
         if not self._folder.path.is_dir():
             message = f"{self._output_dir} was removed while the run was writing into it; start the same command again"
-            return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message)
+            return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=None)
         return judge(
             statuses,
             self._folder.read_failure(),

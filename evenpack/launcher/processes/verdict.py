@@ -22,6 +22,8 @@ class LaunchResult:
     exit_code: int
     message: str
     """Message for the user; empty if the ranks have printed everything."""
+    error: str | None
+    """The error that the first failed rank has printed, if the user can correct it; None for any other end."""
 
 
 def judge(
@@ -44,14 +46,14 @@ def judge(
         return _error(f"no status of rank {names} in {folder}: all machines must see the same run.output_dir")
     if any(status.state == "stopped" for status in statuses.values()):
         message = f"stopped and saved after step {statuses[0].step}; run the same command again to continue"
-        return LaunchResult(state="stopped", exit_code=EXIT_STOPPED, message=message)
-    return LaunchResult(state="finished", exit_code=0, message="")
+        return LaunchResult(state="stopped", exit_code=EXIT_STOPPED, message=message, error=None)
+    return LaunchResult(state="finished", exit_code=0, message="", error=None)
 
 
 def killed(by: int) -> LaunchResult:
     """Returns the outcome of a run that was stopped immediately; exit code as a shell reports the signal."""
     message = "stopped immediately; the same command continues from the last checkpoint"
-    return LaunchResult(state="failed", exit_code=128 + by, message=message)
+    return LaunchResult(state="failed", exit_code=128 + by, message=message, error=None)
 
 
 def describe_exit(launcher_code: int) -> str:
@@ -66,10 +68,10 @@ def describe_exit(launcher_code: int) -> str:
 def _failed(failure: Failure, launcher_code: int, *, everyone: bool) -> LaunchResult:
     if failure.exit_code == EXIT_BAD_INPUT:  # the rank has printed why
         message = "" if everyone else f"rank {failure.rank} on {failure.host} ended with the error above"
-        return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message)
+        return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=failure.error)
     if failure.error is None and launcher_code == EXIT_BAD_INPUT:
         message = f"rank {failure.rank} on {failure.host} ended with an error that it could not record; see above"
-        return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message)
+        return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=None)
     how = f" ({describe_exit(launcher_code)})" if failure.error is None else ""
     return _error(failure.describe() + how)
 
@@ -79,4 +81,4 @@ def _ended_well(status: RankStatus) -> bool:
 
 
 def _error(message: str) -> LaunchResult:
-    return LaunchResult(state="failed", exit_code=1, message=message)
+    return LaunchResult(state="failed", exit_code=1, message=message, error=None)

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float64
 from rich.console import RenderableType
 
-import evenpack
 from evenpack.console import Report, pairs, percent, table, text
 from evenpack.errors import ConfigError
 from evenpack.progress import format_rate
@@ -18,6 +17,7 @@ from evenpack.studies.report.comparison import Comparison, compare
 from evenpack.studies.report.figures import draw_figures, quartiles
 from evenpack.studies.report.page import write_page
 from evenpack.studies.report.reading import Course, ReportedRun, read_runs
+from evenpack.version import VERSION
 
 PAGE = "report.html"
 
@@ -43,7 +43,7 @@ def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[
     rows = [row_of(run, sources) for run in runs]
     now = datetime.now(UTC).isoformat(timespec="seconds")
     page = folder / PAGE
-    write_page(page, rows, comparison, figures, origin=f"Written by evenpack {evenpack.__version__} at {now}.")
+    write_page(page, rows, comparison, figures, origin=f"Written by evenpack {VERSION} at {now}.")
     return Report(
         value={
             "runs": rows,

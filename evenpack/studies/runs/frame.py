@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-import evenpack
 from evenpack import console
 from evenpack.console import Report
 from evenpack.engine.provenance import commit_of_source
@@ -17,6 +16,7 @@ from evenpack.progress import Progress
 from evenpack.studies.runs.jobs import Job
 from evenpack.studies.runs.machine import Machine
 from evenpack.studies.runs.runner import EndedRun, recorded, train_runs
+from evenpack.version import VERSION
 
 
 def ended_jobs(
@@ -53,7 +53,7 @@ def measured_on(devices: Iterable[str]) -> dict[str, Any]:
     return {
         "devices": sorted(set(devices)),
         "processor": platform.processor() or platform.machine(),
-        "evenpack": evenpack.__version__,
+        "evenpack": VERSION,
         "torch": torch.__version__,
         "commit": commit_of_source(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

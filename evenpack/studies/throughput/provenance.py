@@ -4,12 +4,12 @@ from datetime import UTC, datetime
 
 import torch
 
-import evenpack
 from evenpack.engine.cost_model import MeasuredOn
 from evenpack.engine.distributed import World
 from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.resolve import ResolvedRun
 from evenpack.models.families import family_of
+from evenpack.version import VERSION
 
 
 def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> MeasuredOn:
@@ -28,7 +28,7 @@ def measured_on(run: ResolvedRun, world: World, *, layouts: tuple[str, ...]) -> 
         layouts=layouts,
         precision=config.training.precision,
         attention=config.attention.backend,
-        evenpack=evenpack.__version__,
+        evenpack=VERSION,
         torch=torch.__version__,
         commit=commit_of_source(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),

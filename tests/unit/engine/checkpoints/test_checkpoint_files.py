@@ -28,7 +28,7 @@ from evenpack.engine.checkpoints.files import (
     remove_checkpoint,
     write_manifest,
 )
-from evenpack.engine.checkpoints.store import CheckpointStore, newest_whole
+from evenpack.engine.checkpoints.store import CheckpointStore, newest_whole, whole_at
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
@@ -456,6 +456,32 @@ class TestWeights:
             DAMAGE[damage](path)
         with pytest.raises(CheckpointError, match="mp_rank_00_model_states"):
             load_model_weights(checkpoint)
+
+
+class TestOfAStep:
+    def test_it_is_found_also_where_it_stepped_aside_for_a_new_one(self, tmp_path: Path):
+        assert whole_at(tmp_path / "none", 2, SOLO) is None
+        save_steps(tmp_path, 1, 2, 3)
+        found = whole_at(tmp_path, 2, SOLO)
+        assert found is not None
+        assert found.step == 2
+        (tmp_path / "step_000002").rename(tmp_path / ".step_000002.replaced")
+        aside = whole_at(tmp_path, 2, SOLO)
+        assert aside is not None
+        assert aside.path.name == ".step_000002.replaced"
+
+    def test_one_that_is_not_there_is_refused_with_those_that_are(self, tmp_path: Path):
+        save_steps(tmp_path, 1, 2, 30)
+        with pytest.raises(CheckpointError, match="no checkpoint of step 3; there are those of 1, 2, 30 "):
+            whole_at(tmp_path, 3, SOLO)
+
+    @pytest.mark.parametrize("name", ["manifest.json", "mp_rank_00_model_states.pt"])
+    def test_one_that_is_broken_is_refused_and_no_other_taken(self, tmp_path: Path, name: str):
+        save_steps(tmp_path, 1, 2)
+        flip_a_bit(tmp_path / "step_000002" / name)
+        with pytest.raises(CheckpointError, match=rf"step_000002 is broken: {name}"):
+            whole_at(tmp_path, 2, SOLO)
+        assert whole_at(tmp_path, 1, SOLO) is not None
 
 
 def test_a_kill_between_taking_the_name_and_deleting_leaves_no_checkpoint_behind(

@@ -23,7 +23,7 @@ def verdict(*statuses: RankStatus, failure: Failure | None = None, code: int = 0
 
 def test_a_run_whose_ranks_all_finish_has_finished() -> None:
     result = verdict(rank(0, "finished", exit_code=0), rank(1, "finished", exit_code=0))
-    assert result == LaunchResult(state="finished", exit_code=0, message="")
+    assert result == LaunchResult(state="finished", exit_code=0, message="", error=None)
 
 
 def test_a_stopped_run_has_its_own_code_whatever_deepspeed_returns() -> None:
@@ -56,7 +56,8 @@ def test_the_rank_that_failed_first_is_named_and_not_its_victims() -> None:
 
 def test_an_error_of_the_user_that_all_ranks_have_needs_no_more_words() -> None:
     both = [rank(number, "failed", exit_code=EXIT_BAD_INPUT, error="wrong key") for number in (0, 1)]
-    assert verdict(*both, code=2) == LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message="")
+    expected = LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message="", error="wrong key")
+    assert verdict(*both, code=2) == expected
 
 
 def test_an_error_of_the_user_on_one_rank_names_it() -> None:

@@ -1,0 +1,246 @@
+"""A run file in Python: the same functions that the commands call, without the command line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evenpack.config import find_run_file, load_run_file
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    import torch
+
+    from evenpack.batch import PackedBatch
+    from evenpack.data.batches.pipeline import StepBatches
+    from evenpack.data.prepare.manifest import Manifest
+    from evenpack.engine.resolve import ResolvedRun
+    from evenpack.launcher.evaluation import RunEvaluation
+    from evenpack.launcher.exporting import Export
+    from evenpack.launcher.start import TrainingResult
+    from evenpack.launcher.training import TrainingPlan
+    from evenpack.models.build import Model
+
+
+def open_run_file(run_file: str | Path, *overrides: str) -> "Run":
+    """Reads a run file and checks it; nothing else is read or started yet.
+
+    Args:
+        run_file: a path, or the name of a run file that comes with evenpack (`evenpack config list`).
+        overrides: `section.key=value`, as on the command line.
+
+    Raises: ConfigError with the place, what was expected and what came.
+    """
+    path = find_run_file(Path(run_file))
+    return Run(config=load_run_file(path, RunConfig, overrides), run_file=path, overrides=overrides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: its file with the overrides, and what can be done with it. `evenpack.open` makes one.
+
+    Errors are those of the command line, `EvenpackError` and its kinds. What is logged goes to the logger `evenpack`.
+    """
+
+    config: RunConfig
+    """The checked values, defaults included."""
+    run_file: Path
+    overrides: tuple[str, ...]
+
+    def prepare(self) -> "Manifest":
+        """Turns the run's text into tokens and packs, with progress on standard error, and returns what there is then.
+
+        What is prepared already is only verified; what was interrupted goes on.
+
+        Raises: DataError or ConfigError for sources that cannot be read.
+        """
+        from evenpack.launcher.preparing import prepare_run
+
+        return prepare_run(self.config)
+
+    @property
+    def prepared(self) -> PreparedData:
+        """The prepared data, opened anew each time; that reads no payload.
+
+        Raises: NotPreparedError before `prepare`; DataError if it was prepared from another data section.
+        """
+        return PreparedData.open(self.config.prepared_dir, self.config.data)
+
+    def plan(self, *, ranks: int = 1) -> "TrainingPlan":
+        """What training on so many ranks will do: steps, tokens, epochs, accumulation, DeepSpeed's configuration.
+
+        Raises: as `prepared`; ConfigError if the ranks cannot divide a step, or if the run cannot be trained.
+        """
+        from evenpack.launcher.training import plan_training
+
+        return plan_training(self.config, ranks=ranks)
+
+    def steps(
+        self,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        start_step: int = 0,
+        stop_step: int | None = None,
+        loader_workers: int = 0,
+    ) -> "Iterator[StepBatches]":
+        """One rank's share of each training step, in order; each has `step` (from 0) and its `micro_batches`.
+
+        They are those of `evenpack train`: step t holds the same sequences whatever the rank count, and starting at any
+        step costs the same. Steps of `training.skip_steps` are left out.
+
+        Args:
+            start_step: the first step, from 0.
+            stop_step: the step before which to stop; None: the run's last.
+            loader_workers: processes that read ahead. They import the main script again, so a script that asks for
+                some must begin its work below `if __name__ == "__main__":`.
+
+        Raises: as `prepared`; ConfigError if there is no such rank or step, or if the ranks cannot divide a step.
+        """
+        _require_rank(rank, ranks)
+        resolved = self._resolved
+        last_step = resolved.config.training.last_step if stop_step is None else stop_step
+        if not 0 <= start_step <= last_step:
+            raise ConfigError(f"start_step ({start_step}) must lie between 0 and stop_step ({last_step})")
+        resolved.micro_batches(ranks)
+        return _steps(resolved, (rank, ranks), range(start_step, last_step), loader_workers=loader_workers)
+
+    def batches(
+        self,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        start_step: int = 0,
+        stop_step: int | None = None,
+        loader_workers: int = 0,
+    ) -> "Iterator[PackedBatch]":
+        """The micro-batches of `steps`, one after another; arguments and errors are the same.
+
+        `batch.step_counts` has what the whole step holds over all ranks, by which its losses are divided.
+        """
+        found = self.steps(
+            rank=rank, ranks=ranks, start_step=start_step, stop_step=stop_step, loader_workers=loader_workers
+        )
+        return (batch for step in found for batch in step.micro_batches)
+
+    def evaluation_batches(self, source: str, *, rank: int = 0, ranks: int = 1) -> "Iterator[PackedBatch]":
+        """One rank's share of a source's validation packs, each pack once over all ranks, in a fixed order.
+
+        At most `training.evaluation_packs` packs. A rank may get fewer batches than another, and none if nothing is
+        held out.
+
+        Raises: as `steps`; ConfigError if the run has no such source.
+        """
+        from evenpack.config import nearest
+        from evenpack.engine.evaluate import validation_batches
+
+        if source not in self.config.data.sources:
+            raise ConfigError(f"the run has no source '{source}'; {nearest(source, list(self.config.data.sources))}")
+        _require_rank(rank, ranks)
+        return validation_batches(self._resolved, source, rank=rank, ranks=ranks)
+
+    def new_model(self, device: "torch.device | str" = "cpu") -> "Model":
+        """The run's model with the initial weights of its seed: `model(batch)` gives the sums of its losses.
+
+        Raises: as `prepared`, which says how large the vocabulary is.
+        """
+        import torch
+
+        from evenpack.engine.build import build_model
+
+        return build_model(self._resolved, torch.device(device))
+
+    def train(
+        self,
+        *,
+        num_gpus: int | None = None,
+        cpu_ranks: int | None = None,
+        hostfile: str | Path | None = None,
+        deepspeed_options: str = "",
+    ) -> "TrainingResult":
+        """Trains the prepared run under `deepspeed`, as `evenpack train` does, and waits for its end.
+
+        It goes on from the newest checkpoint. The ranks are processes of their own, which print to standard error. A
+        KeyboardInterrupt (SIGINT) asks them to save at the end of the step; the result's `state` is `stopped` then.
+        To be called from the main thread, which alone receives signals.
+
+        Args:
+            num_gpus: GPUs of this machine, or of each machine of the hostfile; None: all.
+            cpu_ranks: that many ranks on this machine's CPU instead.
+            hostfile: machines, in lines `NAME slots=N`.
+            deepspeed_options: further options of `deepspeed`, in one string.
+
+        Raises: as `plan`; RunError if the run fails, with what the first rank to fail has said.
+        """
+        from evenpack.launcher.processes.launch import plan_launch
+        from evenpack.launcher.start import run_training
+
+        launch = plan_launch(
+            self.run_file,
+            self.overrides,
+            num_gpus=num_gpus,
+            cpu_ranks=cpu_ranks,
+            hostfile=None if hostfile is None else Path(hostfile),
+            deepspeed_options=deepspeed_options,
+        )
+        result = run_training(self.config.run, launch, self.plan(ranks=launch.devices.ranks))
+        if result.state == "failed":
+            raise RunError(result.error or result.message)
+        return result
+
+    def evaluate(self, *, checkpoint: int | None = None) -> "RunEvaluation":
+        """Loss, perplexity and accuracy on each source's held-out documents, in this process.
+
+        It takes the GPU if there is one.
+
+        Args:
+            checkpoint: the step after which it was saved; None: the newest whole one.
+
+        Raises: as `prepared`; CheckpointError if there is no such checkpoint: those that there are are listed.
+        """
+        from evenpack.launcher.evaluation import evaluate_run
+
+        return evaluate_run(self.config, step=checkpoint)
+
+    def export(self, directory: str | Path, *, checkpoint: int | None = None) -> "Export":
+        """Writes a checkpoint into a new folder, for `from_pretrained` of Hugging Face transformers.
+
+        Raises: as `evaluate`; ConfigError if transformers has no such model, or if the folder is not empty.
+        """
+        from evenpack.launcher.exporting import export_run
+
+        return export_run(self.config, Path(directory), step=checkpoint)
+
+    @property
+    def _resolved(self) -> "ResolvedRun":
+        from evenpack.engine.resolve import open_run
+
+        return open_run(self.config)
+
+
+def _require_rank(rank: int, ranks: int) -> None:
+    """Raises: ConfigError unless there is such a rank."""
+    if not 0 <= rank < ranks:
+        raise ConfigError(f"rank {rank} is none of {ranks} ranks: give at least 1 rank, and one that counts from 0")
+
+
+def _steps(
+    resolved: "ResolvedRun", place: tuple[int, int], steps: range, *, loader_workers: int
+) -> "Iterator[StepBatches]":
+    """The steps of one rank, `place` being (rank, ranks), on the CPU; closing it ends the loader."""
+    import torch
+
+    from evenpack.data.batches.pipeline import StepBatches, training_batches
+    from evenpack.engine.distributed import World
+
+    rank, ranks = place
+    world = World(rank=rank, size=ranks, local_rank=0, device=torch.device("cpu"))
+    settings = replace(resolved.pipeline_settings(world), loader_workers=loader_workers)
+    skipped = resolved.config.training.skipped
+    for step in training_batches(
+        resolved.prepared, settings, start_step=steps.start, stop_step=steps.stop, skipped=skipped
+    ):
+        if isinstance(step, StepBatches):
+            yield step

@@ -1,0 +1,61 @@
+"""`evenpack evaluate`: a checkpoint of a run on the documents that are held out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import RenderableType
+
+from evenpack.engine.config import RunConfig
+from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss, evaluate_model
+from evenpack.launcher import views
+from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.launcher.trained import load_trained_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvaluation:
+    """What a checkpoint makes of the documents that are held out."""
+
+    checkpoint: Path
+    step: int
+    """Optimizer updates after which it was saved."""
+    sources: dict[str, SourceEvaluation | None]
+    """Every source by name; None: it holds nothing out."""
+    aggregate: dict[str, Any] | None
+    """The mean of the sources' losses by `training.validation_weights`, and these; None without weights."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the aggregate where there is none."""
+        sources = {name: None if found is None else found.to_json() for name, found in self.sources.items()}
+        aggregate = {} if self.aggregate is None else {"aggregate": self.aggregate}
+        return {"checkpoint": self.checkpoint, "step": self.step, "sources": sources, **aggregate}
+
+
+def evaluate_run(config: RunConfig, *, step: int | None = None) -> RunEvaluation:
+    """Evaluates the run's newest whole checkpoint, or that after `step` steps, in this process.
+
+    It takes the GPU if there is one.
+
+    Raises: as `load_trained_model`; DataError for validation weights of a source that holds nothing out.
+    """
+    settle_accelerator()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trained = load_trained_model(config, device, step=step)
+    evaluations = evaluate_model(trained.model, trained.run, trained.world)
+    return RunEvaluation(
+        checkpoint=trained.checkpoint.path,
+        step=trained.checkpoint.step,
+        sources={name: evaluations.get(name) for name in trained.run.prepared.source_names},
+        aggregate=aggregate_loss(evaluations, config.training.validation_weights),
+    )
+
+
+def describe_evaluation(found: RunEvaluation) -> tuple[dict[str, Any], list[RenderableType]]:
+    """As a value for JSON and as what rich can print."""
+    value = found.to_json()
+    shown: list[RenderableType] = [views.evaluation_table(value["sources"], title=f"After step {found.step:,}")]
+    if found.aggregate is not None:
+        shown.append(views.aggregate_line(found.aggregate))
+    return value, shown

@@ -1,0 +1,34 @@
+"""`evenpack export`: a checkpoint of a run as a directory for Hugging Face transformers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from evenpack.engine.config import RunConfig
+from evenpack.launcher.processes.devices import settle_accelerator
+from evenpack.launcher.trained import load_trained_model
+from evenpack.models.huggingface import to_huggingface
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A checkpoint that transformers loads."""
+
+    directory: Path
+    step: int
+    """Optimizer updates after which it was saved."""
+    tokenizer: bool
+    """Whether the tokenizer lies beside it; False where the run's tokens came ready made."""
+
+
+def export_run(config: RunConfig, directory: Path, *, step: int | None = None) -> Export:
+    """Writes the run's newest whole checkpoint, or that after `step` steps, into the new folder `directory`.
+
+    Raises: as `load_trained_model`; ConfigError if transformers has no such model, or if `directory` is not empty.
+    """
+    settle_accelerator()
+    trained = load_trained_model(config, torch.device("cpu"), step=step)
+    tokenizer = trained.run.prepared.tokenizer_dir if trained.run.prepared.tokenizer_dir.is_dir() else None
+    to_huggingface(trained.model, directory, tokenizer_dir=tokenizer, special_token_id=trained.special_token_id)
+    return Export(directory=directory, step=trained.checkpoint.step, tokenizer=tokenizer is not None)

@@ -1,0 +1,3 @@
+"""The version of the package, where every room may read it."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,145 @@
+"""docs/python_api.md and examples/ as a reader runs them: from a run file to an exported model, by Python alone.
+
+The ranks of the documented run are forked, which spares 15 s of CPU time; a slow test starts `deepspeed` itself.
+"""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import ROOT
+from small_run import metrics, small_run_values, train_on
+
+import evenpack
+from evenpack.launcher import start
+from evenpack.launcher.processes.launch import LaunchPlan
+from evenpack.launcher.processes.verdict import LaunchResult
+from evenpack.testing import run_ranks, write_run_file
+
+STEPS = 20
+"""Of the run in the documentation."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where RUN.yaml lies."""
+    folder = tmp_path_factory.mktemp("python")
+    values = small_run_values(folder)
+    values["training"] |= {"packs_per_micro_batch": 1, "checkpoint_every_steps": 10}
+    write_run_file(folder / "RUN.yaml", values)
+    return folder
+
+
+def supervise_forked_ranks(plan: LaunchPlan, output_dir: Path, **_: Any) -> LaunchResult:
+    """Does what `deepspeed` would do of this plan."""
+    run_file, *overrides = plan.command[plan.command.index("evenpack.launcher.worker") + 1 :]
+    config = evenpack.open(run_file, *overrides).config
+    assert config.run.output_dir == output_dir
+    run_ranks(train_on, plan.devices.ranks, config)
+    return LaunchResult(state="finished", exit_code=0, message="", error=None)
+
+
+@pytest.fixture(scope="module")
+def names(folder: Path) -> dict[str, Any]:
+    """What the documentation's blocks of Python leave behind, run one after another."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python_api.md").read_text("utf-8"), re.M | re.S)
+    assert len(blocks) >= 4
+    found: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(start, "supervise", supervise_forked_ranks)
+        for block in blocks:
+            exec(compile(block, "docs/python_api.md", "exec"), found)
+    return found
+
+
+def test_the_documented_lines_prepare_train_evaluate_and_export(names: dict[str, Any], folder: Path) -> None:
+    result = names["result"]
+    assert (result.state, result.report.step) == ("finished", STEPS)
+    assert len(metrics(folder / "out")) == STEPS
+    assert (folder / "exported" / "model.safetensors").is_file()
+    assert (folder / "exported" / "tokenizer.json").is_file()
+
+
+def test_the_batches_of_all_ranks_are_those_that_the_run_was_trained_on(names: dict[str, Any], folder: Path) -> None:
+    for ranks in (1, 4):
+        hashes = [0] * STEPS
+        for rank in range(ranks):
+            for step in names["run"].steps(rank=rank, ranks=ranks):
+                hashes[step.step] += sum(batch.order_hash for batch in step.micro_batches)
+        assert [f"{value % (1 << 64):016x}" for value in hashes] == [
+            record["order_hash"] for record in metrics(folder / "out")
+        ]
+
+
+def test_a_checkpoint_is_evaluated_by_its_step(names: dict[str, Any]) -> None:
+    run = names["run"]
+    newest, earlier = run.evaluate(), run.evaluate(checkpoint=10)
+    assert (newest.step, earlier.step) == (STEPS, 10)
+    assert newest.sources["one"].loss < earlier.sources["one"].loss
+    with pytest.raises(evenpack.CheckpointError, match="no checkpoint of step 7; there are those of 10, 20"):
+        run.evaluate(checkpoint=7)
+
+
+def test_a_run_that_fails_raises_what_its_rank_has_said(
+    names: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, message, expected in (
+        ("no space", "rank 0 ended on the error above", "no space"),
+        (None, "died", "died"),
+    ):
+        failed = LaunchResult(state="failed", exit_code=2, message=message, error=error)
+        monkeypatch.setattr(start, "supervise", lambda *_, failed=failed, **__: failed)
+        with pytest.raises(evenpack.RunError, match=f"^{expected}$"):
+            names["run"].train(cpu_ranks=1)
+    with pytest.raises(evenpack.ConfigError, match=r"number of ranks can be 1, 2, 4, 8"):
+        names["run"].train(cpu_ranks=3)
+
+
+@pytest.mark.slow
+def test_deepspeed_is_started_and_its_failure_is_an_error(names: dict[str, Any], folder: Path) -> None:
+    run_file, data = folder / "RUN.yaml", f"data.prepared_dir={folder / 'data'}"
+    run = evenpack.open(run_file, data, f"run.output_dir={folder / 'real'}", "training.steps=2")
+    assert run.train(cpu_ranks=1).report.step == 2
+    refused = evenpack.open(run_file, data, f"run.output_dir={folder / 'refused'}", "attention.backend=flash")
+    with pytest.raises(evenpack.RunError, match="flash"):
+        refused.train(cpu_ranks=1)
+
+
+def test_a_file_in_the_way_is_the_error_of_the_command_line(names: dict[str, Any], folder: Path) -> None:
+    with pytest.raises(evenpack.ConfigError, match="not an empty directory"):
+        names["run"].export(folder / "exported")
+
+
+def test_an_example_trains_a_model_of_others_on_the_batches(
+    names: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert names["run"].config.training.packs_per_step == 8
+    monkeypatch.setattr(sys, "argv", ["training_loop.py", str(folder / "RUN.yaml")])
+    runpy.run_path(str(ROOT / "examples" / "training_loop.py"))
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+) over", capsys.readouterr().out)]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0] - 0.2
+
+
+def test_an_example_packs_lengths_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("60\n40\n100\n50\n50\n")
+    monkeypatch.setattr(sys, "argv", ["packing_statistics.py", str(lengths)])
+    runpy.run_path(str(ROOT / "examples" / "packing_statistics.py"))
+    shown = capsys.readouterr().out
+    assert "5 sequences, the longest of 100 tokens" in shown
+    assert "packs of any number of sequences: 100.0%, 3 packs" in shown
+    assert "holds sequences [2] of [100] tokens" in shown
+
+
+def test_an_example_runs_a_study_as_a_notebook_does(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "packing_study.py"))
+    shown = capsys.readouterr().out
+    assert "longest_pack_first" in shown
+    assert re.search(r"cutting_stock, 3 sequences a pack: 99\.\d\d% full, 2\.\d\d x padding", shown)
