@@ -32,7 +32,7 @@ def pack_lengths(
         options: those of the algorithm, such as `weight` of least_squares.
 
     Raises: PackingError with the first length that is no whole number from 1 on, and its index; if there is none, or
-        one is longer than a pack; for an unknown algorithm or option.
+    one is longer than a pack; for an unknown algorithm or option.
     """
     return pack(
         histogram_of(lengths),
