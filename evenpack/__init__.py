@@ -1,4 +1,4 @@
-"""Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no document sees another.
+"""Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no sequence sees another.
 
     import evenpack
 

@@ -137,7 +137,7 @@ def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] =
 
 
 def find_run_file(path: Path) -> Path:
-    """The file at `path`; where there is none, the one of this name that comes with evenpack.
+    """Returns `path` if it is a file, otherwise the run file of this name that comes with evenpack.
 
     Raises: ConfigError with the nearest names if there is neither.
     """

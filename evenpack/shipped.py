@@ -10,14 +10,14 @@ _PACKAGE = Path(__file__).parent
 
 @cache
 def shipped_run_files() -> dict[str, Path]:
-    """All of them, sorted by name. A name is the path below the folder `configs`, without `.yaml`."""
+    """Returns their paths by name, sorted. A name is the path below the folder `configs`, without `.yaml`."""
     folder = _configs()
     found = {path.relative_to(folder).as_posix().removesuffix(".yaml"): path for path in folder.rglob("*.yaml")}
     return dict(sorted(found.items()))
 
 
 def first_comment(path: Path) -> str:
-    """What a run file says of itself: the first sentence of the comment that it begins with."""
+    """Returns what a run file says of itself: the first sentence of the comment at its beginning."""
     lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     words = " ".join(line.removeprefix("#").strip() for line in lines)
     sentence = re.match(r".*?\.(?= [A-Z]|$)", words)
@@ -25,6 +25,6 @@ def first_comment(path: Path) -> str:
 
 
 def _configs() -> Path:
-    """A wheel holds them inside the package; a checkout has them beside it."""
+    """Returns their folder: inside the package in a wheel, beside it in a checkout."""
     inside = _PACKAGE / "configs"
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"

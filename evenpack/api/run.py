@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def open_run_file(run_file: str | Path, *overrides: str) -> "Run":
-    """Reads a run file and checks it; nothing else is read or started yet.
+    """Reads and checks a run file; nothing else is read or started yet.
 
     Args:
         run_file: a path, or the name of a run file that comes with evenpack (`evenpack config list`).
@@ -39,7 +39,7 @@ def open_run_file(run_file: str | Path, *overrides: str) -> "Run":
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run: its file with the overrides, and what can be done with it. `evenpack.open` makes one.
+    """One run: its file with the overrides, and what can be done with it; returned by `evenpack.open`.
 
     Errors are those of the command line, `EvenpackError` and its kinds. What is logged goes to the logger `evenpack`.
     """
@@ -50,9 +50,9 @@ class Run:
     overrides: tuple[str, ...]
 
     def prepare(self) -> "Manifest":
-        """Turns the run's text into tokens and packs, with progress on standard error, and returns what there is then.
+        """Turns the run's text into tokens and packs, with progress on standard error, and returns the manifest.
 
-        What is prepared already is only verified; what was interrupted goes on.
+        Data that is prepared already is only verified; an interrupted preparation continues.
 
         Raises: DataError or ConfigError for sources that cannot be read.
         """
@@ -62,14 +62,14 @@ class Run:
 
     @property
     def prepared(self) -> PreparedData:
-        """The prepared data, opened anew each time; that reads no payload.
+        """The prepared data, opened again at each access, which reads no payload.
 
         Raises: NotPreparedError before `prepare`; DataError if it was prepared from another data section.
         """
         return PreparedData.open(self.config.prepared_dir, self.config.data)
 
     def plan(self, *, ranks: int = 1) -> "TrainingPlan":
-        """What training on so many ranks will do: steps, tokens, epochs, accumulation, DeepSpeed's configuration.
+        """Returns what training on so many ranks will do: steps, tokens, epochs, accumulation, DeepSpeed's settings.
 
         Raises: as `prepared`; ConfigError if the ranks cannot divide a step, or if the run cannot be trained.
         """
@@ -86,7 +86,7 @@ class Run:
         stop_step: int | None = None,
         loader_workers: int = 0,
     ) -> "Iterator[StepBatches]":
-        """One rank's share of each training step, in order; each has `step` (from 0) and its `micro_batches`.
+        """Yields one rank's share of each training step, in order, with its `step` (from 0) and `micro_batches`.
 
         They are those of `evenpack train`: step t holds the same sequences whatever the rank count, and starting at any
         step costs the same. Steps of `training.skip_steps` are left out.
@@ -116,7 +116,7 @@ class Run:
         stop_step: int | None = None,
         loader_workers: int = 0,
     ) -> "Iterator[PackedBatch]":
-        """The micro-batches of `steps`, one after another; arguments and errors are the same.
+        """Yields the micro-batches of `steps`, one after another; arguments and errors are the same.
 
         `batch.step_counts` has what the whole step holds over all ranks, by which its losses are divided.
         """
@@ -126,7 +126,7 @@ class Run:
         return (batch for step in found for batch in step.micro_batches)
 
     def evaluation_batches(self, source: str, *, rank: int = 0, ranks: int = 1) -> "Iterator[PackedBatch]":
-        """One rank's share of a source's validation packs, each pack once over all ranks, in a fixed order.
+        """Yields one rank's share of a source's validation packs, each pack once over all ranks, in a fixed order.
 
         At most `training.evaluation_packs` packs. A rank may get fewer batches than another, and none if nothing is
         held out.
@@ -142,7 +142,7 @@ class Run:
         return validation_batches(self._resolved, source, rank=rank, ranks=ranks)
 
     def new_model(self, device: "torch.device | str" = "cpu") -> "Model":
-        """The run's model with the initial weights of its seed: `model(batch)` gives the sums of its losses.
+        """Returns the run's model with the initial weights of its seed; `model(batch)` returns sums of losses.
 
         Raises: as `prepared`, which says how large the vocabulary is.
         """
@@ -162,7 +162,7 @@ class Run:
     ) -> "TrainingResult":
         """Trains the prepared run under `deepspeed`, as `evenpack train` does, and waits for its end.
 
-        It goes on from the newest checkpoint. The ranks are processes of their own, which print to standard error. A
+        It continues from the newest checkpoint. The ranks are processes of their own, which print to standard error. A
         KeyboardInterrupt (SIGINT) asks them to save at the end of the step; the result's `state` is `stopped` then.
         To be called from the main thread, which alone receives signals.
 
@@ -172,7 +172,7 @@ class Run:
             hostfile: machines, in lines `NAME slots=N`.
             deepspeed_options: further options of `deepspeed`, in one string.
 
-        Raises: as `plan`; RunError if the run fails, with what the first rank to fail has said.
+        Raises: as `plan`; RunError if the run fails, with the error of the first failed rank.
         """
         from evenpack.launcher.processes.launch import plan_launch
         from evenpack.launcher.start import run_training
@@ -191,14 +191,12 @@ class Run:
         return result
 
     def evaluate(self, *, checkpoint: int | None = None) -> "RunEvaluation":
-        """Loss, perplexity and accuracy on each source's held-out documents, in this process.
-
-        It takes the GPU if there is one.
+        """Evaluates a checkpoint on each source's held-out documents, in this process, on the GPU if there is one.
 
         Args:
-            checkpoint: the step after which it was saved; None: the newest whole one.
+            checkpoint: the step after which it was saved; None: the newest complete one.
 
-        Raises: as `prepared`; CheckpointError if there is no such checkpoint: those that there are are listed.
+        Raises: as `prepared`; CheckpointError if there is no such checkpoint, with those that exist.
         """
         from evenpack.launcher.evaluation import evaluate_run
 
@@ -229,7 +227,7 @@ def _require_rank(rank: int, ranks: int) -> None:
 def _steps(
     resolved: "ResolvedRun", place: tuple[int, int], steps: range, *, loader_workers: int
 ) -> "Iterator[StepBatches]":
-    """The steps of one rank, `place` being (rank, ranks), on the CPU; closing it ends the loader."""
+    """Yields the steps of one rank, `place` being (rank, ranks), on the CPU; closing it ends the loader."""
     import torch
 
     from evenpack.data.batches.pipeline import StepBatches, training_batches

@@ -1,4 +1,4 @@
-"""The studies in Python: those of `evenpack study`, with the same options."""
+"""The studies of `evenpack study` in Python, with the same options."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -26,7 +26,7 @@ def study(name: str, subject: str | Path, *overrides: str, **options: Any) -> Re
         overrides: `section.key=value`.
         options: those of the command line, with underscores: `depths="2,3,none"`, `plot=Path("packing.png")`.
 
-    Raises: ConfigError for a study or an option that there is not; and what the study itself raises.
+    Raises: ConfigError for an unknown study or option; and what the study itself raises.
     """
     from evenpack.launcher import studying
 
@@ -48,9 +48,9 @@ def study(name: str, subject: str | Path, *overrides: str, **options: Any) -> Re
 def _made(
     name: str, study_class: type[StudyT], options: Mapping[str, Any], *, further: type[Any] | None = None
 ) -> StudyT:
-    """The study with its options; `further` is a dataclass whose fields it takes too, for the message.
+    """Returns the study with its options; `further` is a dataclass whose fields are options too, for the message.
 
-    Raises: ConfigError for an option that it does not have.
+    Raises: ConfigError for an unknown option.
     """
     own = {one.name for one in fields(cast(Any, study_class))}
     known = own | ({one.name for one in fields(further)} if further is not None else set())

@@ -137,7 +137,7 @@ def evaluate_model(model: nn.Module, run: ResolvedRun, world: World) -> Evaluati
 
 
 def validation_batches(run: ResolvedRun, source: str, *, rank: int, ranks: int) -> Iterator[PackedBatch]:
-    """A rank's share of what a source is evaluated on; empty if it holds nothing out."""
+    """Yields a rank's share of the batches on which a source is evaluated; none if it holds nothing out."""
     if run.prepared.view(source, "validation").count == 0:
         return iter(())
     return evaluation_batches(

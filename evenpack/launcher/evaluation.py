@@ -1,4 +1,4 @@
-"""`evenpack evaluate`: a checkpoint of a run on the documents that are held out."""
+"""Evaluation of a checkpoint on the held-out documents, for `evenpack evaluate` and the library."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from evenpack.launcher.trained import load_trained_model
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvaluation:
-    """What a checkpoint makes of the documents that are held out."""
+    """The evaluation of a checkpoint on the held-out documents."""
 
     checkpoint: Path
     step: int
@@ -27,14 +27,14 @@ class RunEvaluation:
     """The mean of the sources' losses by `training.validation_weights`, and these; None without weights."""
 
     def to_json(self) -> dict[str, Any]:
-        """Without the aggregate where there is none."""
+        """Returns the values for JSON; the aggregate is left out if there is none."""
         sources = {name: None if found is None else found.to_json() for name, found in self.sources.items()}
         aggregate = {} if self.aggregate is None else {"aggregate": self.aggregate}
         return {"checkpoint": self.checkpoint, "step": self.step, "sources": sources, **aggregate}
 
 
 def evaluate_run(config: RunConfig, *, step: int | None = None) -> RunEvaluation:
-    """Evaluates the run's newest whole checkpoint, or that after `step` steps, in this process.
+    """Evaluates the run's newest complete checkpoint, or that after `step` steps, in this process.
 
     It takes the GPU if there is one.
 
@@ -53,7 +53,7 @@ def evaluate_run(config: RunConfig, *, step: int | None = None) -> RunEvaluation
 
 
 def describe_evaluation(found: RunEvaluation) -> tuple[dict[str, Any], list[RenderableType]]:
-    """As a value for JSON and as what rich can print."""
+    """Returns an evaluation as a value for JSON and as rich tables."""
     value = found.to_json()
     shown: list[RenderableType] = [views.evaluation_table(value["sources"], title=f"After step {found.step:,}")]
     if found.aggregate is not None:

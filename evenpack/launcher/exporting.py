@@ -1,4 +1,4 @@
-"""`evenpack export`: a checkpoint of a run as a directory for Hugging Face transformers."""
+"""Export of a checkpoint for Hugging Face transformers, for `evenpack export` and the library."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,11 @@ class Export:
     step: int
     """Optimizer updates after which it was saved."""
     tokenizer: bool
-    """Whether the tokenizer lies beside it; False where the run's tokens came ready made."""
+    """Whether the tokenizer was written too; False if the sources hold tokens."""
 
 
 def export_run(config: RunConfig, directory: Path, *, step: int | None = None) -> Export:
-    """Writes the run's newest whole checkpoint, or that after `step` steps, into the new folder `directory`.
+    """Writes the run's newest complete checkpoint, or that after `step` steps, into the new folder `directory`.
 
     Raises: as `load_trained_model`; ConfigError if transformers has no such model, or if `directory` is not empty.
     """

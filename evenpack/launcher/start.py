@@ -37,20 +37,20 @@ def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """How a training run ended, and what came of it."""
+    """The outcome of a training run."""
 
     state: Literal["finished", "stopped", "failed"]
-    """`stopped`: it was asked to stop, has saved, and goes on when it is started again."""
+    """`stopped`: it was asked to stop, has saved, and continues when it is started again."""
     message: str
-    """What to tell its user; empty if there is nothing to add to what the ranks have printed."""
+    """Message for the user; empty if the ranks have printed everything."""
     error: str | None
-    """What the first rank to fail has printed, where its user can mend it; None for any other end."""
+    """The error that the first failed rank has printed, if the user can correct it; None for any other end."""
     exit_code: int
     output_dir: Path
     report: TrainingReport | None
     """None if it failed, or has written no summary."""
     loss_plot: Path | None
-    """None without a report, or where it could not be drawn."""
+    """None without a report, or if it could not be drawn."""
 
 
 def run_training(run: RunSection, launch: LaunchPlan, plan: TrainingPlan) -> TrainingResult:
@@ -73,9 +73,9 @@ def run_training(run: RunSection, launch: LaunchPlan, plan: TrainingPlan) -> Tra
 
 
 def describe_result(name: str, result: TrainingResult) -> tuple[dict[str, Any], list[RenderableType]]:
-    """The end of the run `name`, as a value for JSON and as what rich can print.
+    """Returns the outcome of the run `name` as a value for JSON and as rich tables.
 
-    Why it failed or stopped is printed on standard error.
+    The reason of a failure or stop is printed on standard error.
     """
     if result.message and result.state == "failed":
         console.print_error(result.message)
@@ -92,7 +92,7 @@ def describe_result(name: str, result: TrainingResult) -> tuple[dict[str, Any], 
 
 
 def _standard_error() -> IO[str] | None:
-    """What a process that is started can write to; a notebook's own stream may have no file behind it."""
+    """Returns a standard error that child processes can write to; a notebook's own stream may have no file."""
     try:
         sys.stderr.fileno()
     except OSError:

@@ -1,4 +1,4 @@
-"""Runs a study, for `evenpack study` and for `evenpack.study` in Python: what it looks at, and on which devices."""
+"""Runs studies for `evenpack study` and for the library, each on its input and devices."""
 
 import os
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from evenpack.studies.registry import LengthsStudy, RunStudy, StudyOfRuns
 
 
 def study_lengths(study: LengthsStudy, lengths: str, overrides: Sequence[str], options: SubjectOptions) -> Report:
-    """A study of lengths; the study checks its own options before they are read."""
+    """Runs a study of lengths, which checks its options before the lengths are read."""
     from evenpack.studies.lengths.subject import find_subject
 
     return study.run(lambda: find_subject(lengths, overrides, options))
 
 
 def study_run(study: RunStudy, config: RunConfig) -> Report:
-    """A study of a prepared run on this machine's devices, which the ranks of this machine share."""
+    """Runs a study of a prepared run on this rank's share of the machine."""
     share_cores(RankPlace.of_environment(os.environ))  # before torch is imported
     settle_accelerator()
     return study.run(config)
 
 
 def study_runs(study: StudyOfRuns, study_file: Path, words: Sequence[str]) -> Report:
-    """A study that trains runs, in processes of their own."""
+    """Runs a study that trains runs in processes of their own."""
     settle_accelerator()
     return study.run(study_file, words, ThisMachine())

@@ -44,7 +44,7 @@ def pack_lengths(
 
 
 def histogram_of(lengths: np.ndarray | Sequence[int | float]) -> LengthHistogram:
-    """The histogram of lengths that may be as long as a pack can be. Raises: as `LengthHistogram.from_lengths`."""
+    """Returns the histogram of lengths, up to the longest possible pack. Raises: as `LengthHistogram.from_lengths`."""
     values = np.asarray(lengths)
     is_numeric = values.ndim == 1 and len(values) > 0 and values.dtype.kind in "iuf"
     longest = float(np.nanmax(values)) if is_numeric else 1.0

@@ -89,7 +89,7 @@ class Packing:
         return np.fromiter(map(len, self.strategies), dtype=np.int64)
 
     def assign(self, lengths: np.ndarray | Sequence[int | float]) -> list[Int64[np.ndarray, " members"]]:
-        """Which sequences each pack holds, as indices of `lengths`, the longest of a pack first.
+        """Returns the sequences of each pack, as indices of `lengths`, the longest of a pack first.
 
         Packs come strategy by strategy. Of sequences of one length the first ones come first.
 

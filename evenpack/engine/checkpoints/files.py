@@ -124,7 +124,7 @@ def find_candidates(directory: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int | None:
-    """The step of a checkpoint by its name; None for other files."""
+    """Returns the step in the name of a checkpoint; None for other files."""
     step = _step_in_name(path, _VISIBLE)
     return _step_in_name(path, _REPLACED) if step is None else step
 

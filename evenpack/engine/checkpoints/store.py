@@ -225,7 +225,7 @@ def newest_whole(directory: Path, world: World) -> Checkpoint | None:
 
 
 def whole_at(directory: Path, step: int, world: World) -> Checkpoint | None:
-    """The checkpoint after `step` steps, checked as `newest_whole` does; None if there never was one of any step.
+    """Returns the checkpoint after `step` steps, checked as by `newest_whole`; None if there are no checkpoints.
 
     Raises: CheckpointError if it is broken, or if there are checkpoints and none of this step: those are listed.
     """

@@ -50,15 +50,16 @@ FILES: dict[str, Callable[[], type[Section]]] = {
 
 
 def schema_of(file: str) -> type[Section]:
-    """The schema of a kind of file. Raises: ConfigError if there is no such kind."""
+    """Returns the schema of a kind of file. Raises: ConfigError if there is no such kind."""
     if file not in FILES:
         raise ConfigError(f"--file {file}: there is no such kind of file; {nearest(file, tuple(FILES))}")
     return FILES[file]()
 
 
 def json_schema(file: str) -> dict[str, Any]:
-    """The JSON schema of a kind of file, for editors. It says less than `evenpack`'s own checks: nothing of how keys
-    fit together.
+    """Returns the JSON schema of a kind of file, for editors.
+
+    It covers types, limits and kinds; the checks of how keys fit together are evenpack's own.
 
     Raises: ConfigError if there is no such kind, or for a model family that cannot be loaded.
     """

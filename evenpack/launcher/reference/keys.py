@@ -70,7 +70,7 @@ _STEPS_INTO = {"sections by name": f".{NAME}", "list of sections": ENTRY}
 
 
 def keys_of(schema: type[Section]) -> tuple[Key, ...]:
-    """All keys of a file, a section before those in it.
+    """Returns all keys of a file, each section before the keys in it.
 
     Raises: ConfigError for a model family that cannot be loaded.
     """
@@ -102,7 +102,7 @@ def _key(place: str, field: FieldInfo, sections: Sequence[_Labelled]) -> Key:
 
 
 def _meaning(place: str, field: FieldInfo, sections: Sequence[_Labelled]) -> str:
-    """A key without a docstring means what its section is for."""
+    """Returns the docstring of a key, or that of its section if it has none."""
     if field.description or not sections:
         is_lone_kind = place.endswith(".kind") and not field.description
         return "The only kind that can stand here." if is_lone_kind else meaning_of(field.description)
@@ -110,7 +110,7 @@ def _meaning(place: str, field: FieldInfo, sections: Sequence[_Labelled]) -> str
 
 
 def _sections_of(field: FieldInfo) -> list[_Labelled]:
-    """The sections that may stand under a key, be it in a mapping or a list."""
+    """Returns the sections that a key may hold, also in a mapping or a list, each with its kind."""
     for mark in field.metadata:
         if isinstance(mark, SectionByKind):
             return [(kind, mark.find(kind)) for kind in mark.known()]
@@ -130,7 +130,7 @@ def _kind_of(section: type[Section]) -> str:
 
 
 def _merged(sections: Sequence[_Labelled], place: str) -> Iterator[Key]:
-    """The keys of the sections that may stand at a place; those that are the same in several kinds stand once."""
+    """Yields the keys of the sections that a place may hold; a key that several kinds share comes once."""
     if len(sections) > 1:
         yield _choice(sections, place)
     kinds_of: dict[Key, list[str]] = {}
@@ -143,7 +143,7 @@ def _merged(sections: Sequence[_Labelled], place: str) -> Iterator[Key]:
 
 
 def _choice(sections: Sequence[_Labelled], place: str) -> Key:
-    """The key `kind`, which has one value in each of the sections."""
+    """Returns the key `kind`, which has one value in each of the sections."""
     fields = [section.model_fields["kind"] for _, section in sections]
     return Key(
         place=f"{place}.kind",

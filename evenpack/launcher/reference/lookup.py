@@ -13,10 +13,10 @@ _MOST_HINTS = 4
 
 
 def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
-    """The keys at `place`: several where kinds of its section have a key of one name that means different things.
+    """Returns the keys at `place`: several if a key of this name differs between the kinds of its section.
 
     Args:
-        place: dotted; a name of the user's, as that of a source, stands for any.
+        place: dotted; any name may be given where the user chooses one, as for a source.
 
     Raises: ConfigError with the nearest places if there is none.
     """
@@ -30,7 +30,7 @@ def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
 
 
 def keys_at(keys: Sequence[Key], place: str | None) -> tuple[Key, ...]:
-    """What `find_keys` finds, with the keys directly in it where it is a section; None: all keys.
+    """Returns what `find_keys` finds, with the keys directly in it if it is a section; all keys if `place` is None.
 
     Raises: ConfigError with the nearest places if there is none.
     """
@@ -40,7 +40,7 @@ def keys_at(keys: Sequence[Key], place: str | None) -> tuple[Key, ...]:
 
 
 def keys_below(keys: Sequence[Key], section: Key) -> tuple[Key, ...]:
-    """The keys that stand directly in a section."""
+    """Returns the keys directly in a section."""
     return tuple(key for key in keys if key.parent == section.inside)
 
 
@@ -54,7 +54,7 @@ def _matches(asked: Sequence[str], place: str) -> bool:
 
 
 def _hint(keys: Sequence[Key], asked: Sequence[str]) -> str:
-    """Places that end alike, then those that are spelt alike."""
+    """Returns a hint: places with a similar last part, then those with similar spelling."""
     places = list(dict.fromkeys(key.place for key in keys))
     name = difflib.get_close_matches(asked[-1], {place.rpartition(".")[2] for place in places}, n=1, cutoff=0.7)
     alike = [place for place in places if place.rpartition(".")[2] in name]

@@ -55,7 +55,7 @@ _TITLES = {
 
 
 def pages() -> dict[str, str]:
-    """The pages by their names in the folder docs/."""
+    """Returns the pages by their names in the folder docs/."""
     return {"run_file.md": _run_file(), "other_files.md": _other_files()}
 
 
@@ -71,7 +71,7 @@ def _other_files() -> str:
 
 
 def _sections(keys: Sequence[Key], *, heading: str) -> Iterator[str]:
-    """A heading and a table for each section, those inside another one level below."""
+    """Yields a heading and a table for each section; nested sections have a lower heading."""
     for key in keys:
         if key.is_section:
             yield f"{heading}{'#' if '.' in key.place else ''} `{key.inside}`\n"
@@ -109,5 +109,5 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _code_safe(text: str) -> str:
-    """Characters that Markdown would read as something else."""
+    """Returns the text with characters escaped that Markdown would interpret."""
     return text.replace("|", "\\|").replace("<", "&lt;")

@@ -13,12 +13,12 @@ REQUIRED = "required"
 
 
 def outline(keys: Sequence[Key]) -> Table:
-    """Every key of a file, indented by its section."""
+    """Returns a table of all keys of a file, indented by section."""
     return table([{"key": "  " * key.place.count(".") + key.name, **_columns(key)} for key in keys])
 
 
 def explained(keys: Sequence[Key], place: str) -> list[RenderableType]:
-    """What stands at a place: a key with all that is known of it, or a section with its keys.
+    """Returns tables of what is at a place: all about a key, or a section with its keys.
 
     Raises: ConfigError if there is no such place.
     """
@@ -29,7 +29,7 @@ def explained(keys: Sequence[Key], place: str) -> list[RenderableType]:
 
 
 def type_and_limits(key: Key) -> str:
-    """What may stand at a key, in a table's cell."""
+    """Returns the type of a key with its limits."""
     return f"{key.type}, {key.limits}" if key.limits else key.type
 
 

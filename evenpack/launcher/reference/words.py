@@ -38,7 +38,7 @@ _LARGE = 1 << 20
 
 
 def type_of(annotation: Any) -> str:
-    """What may stand in a YAML file: `whole number`, `one of packed, unpadded, padded`, `path, or list of paths`.
+    """Returns what a YAML file may hold at a key: `whole number`, `one of packed, unpadded`, `path, or list of paths`.
 
     Null is left out; the default says where it may stand.
     """
@@ -47,7 +47,7 @@ def type_of(annotation: Any) -> str:
 
 
 def unit_of(field: FieldInfo) -> str | None:
-    """The unit of a number, or of the numbers of a list; None if it has none."""
+    """Returns the unit of a number, or of the numbers of a list; None if it has none."""
     if _bare(field.annotation) is ByteSize:
         return "bytes"
     marks = [*field.metadata, *_marks_within(field.annotation)]
@@ -55,7 +55,7 @@ def unit_of(field: FieldInfo) -> str | None:
 
 
 def limits_of(field: FieldInfo) -> str | None:
-    """The range of a number, or how many entries there must be; None if there is no limit."""
+    """Returns the range of a number, or the fewest entries of a list; None if there is no limit."""
     lower, upper, fewest = None, None, None
     for mark in _marks(field):
         if isinstance(mark, Ge):
@@ -72,7 +72,7 @@ def limits_of(field: FieldInfo) -> str | None:
 
 
 def default_of(field: FieldInfo) -> str | None:
-    """The default as YAML writes it; None if the key is required."""
+    """Returns the default as YAML writes it; None if the key is required."""
     if field.is_required():
         return None
     value = field.get_default(call_default_factory=True)
@@ -83,12 +83,12 @@ def default_of(field: FieldInfo) -> str | None:
 
 
 def meaning_of(text: str | None) -> str:
-    """A docstring as one paragraph."""
+    """Returns a docstring as one paragraph."""
     return " ".join((text or "").split())
 
 
 def _choices(annotation: Any) -> Iterator[Any]:
-    """The types of a union, annotations taken off, without None."""
+    """Yields the types of a union without their annotations, and without None."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         if any(isinstance(mark, SectionByKind) for mark in typing.get_args(annotation)):
@@ -131,7 +131,7 @@ def _bare(annotation: Any) -> Any:
 
 
 def _marks(field: FieldInfo) -> Iterator[Any]:
-    """What annotates a field itself, or a type of the union that it may be."""
+    """Yields the annotations of a field, and of the types of its union."""
     yield from field.metadata
     if typing.get_origin(field.annotation) in (typing.Union, types.UnionType):
         for part in typing.get_args(field.annotation):
@@ -140,7 +140,7 @@ def _marks(field: FieldInfo) -> Iterator[Any]:
 
 
 def _marks_within(annotation: Any) -> Iterator[Any]:
-    """What annotates a type or any that it is made of."""
+    """Yields the annotations of a type and of all types in it."""
     if typing.get_origin(annotation) is typing.Annotated:
         yield from _opened(annotation)
     for part in typing.get_args(annotation):
