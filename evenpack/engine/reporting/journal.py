@@ -16,7 +16,6 @@ from evenpack.engine.reporting.config import MetricsSection
 from evenpack.engine.reporting.metrics import (
     METRICS,
     MetricsLog,
-    last_told_step,
     read_metrics,
     write_summary,
 )
@@ -89,10 +88,9 @@ class Journal:
             return
         last_step = run.config.training.last_step
         path = run.config.run.output_dir / METRICS
-        told_step = last_told_step(path)
         with (
             MetricsLog.resume(path, step=run.first_step) as metrics,
-            Trackers.opened(trackers, _run_log(run, told_step)) as opened,
+            Trackers.opened(trackers, _run_log(run)) as opened,
             Progress(console.messages()) as progress,
         ):
             steps = StepProgress(progress, step=run.first_step, stop_step=last_step)
@@ -196,13 +194,12 @@ class Journal:
         )
 
 
-def _run_log(run: Run, told_step: int) -> RunLog:
+def _run_log(run: Run) -> RunLog:
     return RunLog(
         name=run.config.run.name,
         output_dir=run.config.run.output_dir,
         config=run.resolved.settled_config.model_dump(mode="json"),
         first_step=run.first_step,
-        told_step=told_step,
     )
 
 

@@ -112,11 +112,6 @@ def samples_trained(path: Path, *, step: int) -> int:
     return sum(record.get("sequences", 0) for record in records if record["step"] <= step)
 
 
-def last_told_step(path: Path) -> int:
-    """The highest step that the log tells of; 0 without one."""
-    return max((record["step"] for record in read_metrics(path)), default=0) if path.exists() else 0
-
-
 def cut_back(path: Path, *, step: int) -> int:
     """Leaves only whole records of steps up to `step`, validation included; returns how many lines were removed.
 

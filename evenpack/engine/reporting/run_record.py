@@ -77,7 +77,7 @@ def write_start(run: Run) -> None:
             pack_length=prepared.pack_length,
             sources=tuple(prepared.source_names),
         ),
-        starts=(*_earlier_starts(path, run.first_step), start),
+        starts=(*earlier_starts(path.parent, run.first_step), start),
     )
     try:
         write_json(path, record.model_dump(mode="json"))
@@ -100,9 +100,10 @@ def read_run_record(output_dir: Path) -> RunRecord | None:
         ) from error
 
 
-def _earlier_starts(path: Path, first_step: int) -> tuple[Start, ...]:
+def earlier_starts(output_dir: Path, first_step: int) -> tuple[Start, ...]:
+    """Those that have led to `first_step`: what one did after it has been left behind."""
     try:
-        known = read_run_record(path.parent)
+        known = read_run_record(output_dir)
     except DataError:
         return ()  # nothing that training needs
     return () if known is None else tuple(start for start in known.starts if start.first_step < first_step)

@@ -35,8 +35,6 @@ class RunLog:
     """The resolved run file, as JSON values."""
     first_step: int
     """Updates done before."""
-    told_step: int
-    """The last step that metrics.jsonl told of before it was cut back."""
 
     def records(self) -> list[dict[str, Any]]:
         """The steps up to `first_step`, for a tracker that does not have them."""

@@ -11,17 +11,18 @@ from evenpack.files import read_json_object, write_json
 log = logging.getLogger(__name__)
 
 WANDB_RUN = "wandb_run.json"
-"""Holds the id under which W&B knows the run, so that it goes on there."""
+"""Holds the id under which W&B knows the run, and the step at which the last start of it ended in good order."""
 
 
 class WandbRun:
-    """By W&B's own library. It takes no step back: a step that it has keeps the values that it had first."""
+    """By W&B's own library. It takes no step back: a step that its server has keeps the values that it had first."""
 
     def __init__(self, section: WandbSection, run: RunLog) -> None:
         import wandb
 
-        path = run.output_dir / WANDB_RUN
-        known = (read_json_object(path) or {}).get("id") if run.first_step else None
+        self._path = run.output_dir / WANDB_RUN
+        self._step = run.first_step
+        known = self._known_id(section, run)
         self._run = wandb.init(
             project=section.project,
             entity=section.entity,
@@ -36,16 +37,16 @@ class WandbRun:
             allow_val_change=True,
             settings=wandb.Settings(silent=True, console="off"),
         )
-        write_json(path, {"id": self._run.id, "project": section.project})
-        # Online the server says where it is; what was logged offline only metrics.jsonl can tell.
+        self._note(ended_at_step=None)
+        # Online the server says which step is next; offline a run goes on only where it has all before.
         is_offline = section.mode == "offline"
-        self._next_step = run.told_step + 1 if known and is_offline else self._run.step
+        self._next_step = run.first_step + 1 if known and is_offline else self._run.step
         log.info("Weights & Biases: %s", self._run.dir if is_offline else self._run.url)
-        if known is None:
-            for record in run.records():
-                self.write(record["step"], scalars(record))
+        for record in run.records():
+            self.write(record["step"], scalars(record))
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
+        self._step = step
         if step >= self._next_step:
             self._run.log(dict(values), step=step)
 
@@ -54,3 +55,16 @@ class WandbRun:
 
     def close(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
+        self._note(ended_at_step=self._step)
+
+    def _known_id(self, section: WandbSection, run: RunLog) -> str | None:
+        """Under which W&B has the steps before, and none after; None for a run that begins, there or here.
+
+        Offline, a kill loses what W&B's process has not written, and a run that goes back has steps too many.
+        """
+        known = read_json_object(self._path) or {}
+        is_whole = section.mode == "online" or known.get("ended_at_step") == run.first_step
+        return known.get("id") if run.first_step and is_whole else None
+
+    def _note(self, *, ended_at_step: int | None) -> None:
+        write_json(self._path, {"id": self._run.id, "project": self._run.project, "ended_at_step": ended_at_step})

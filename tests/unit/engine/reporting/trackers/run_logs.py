@@ -12,7 +12,7 @@ def record(step: int, **values: Any) -> dict[str, Any]:
     return {"step": step, "loss": 10.0 / step, "tokens": 100 + step, **values}
 
 
-def run_log(folder: Path, *, steps: Iterable[int] = (), told_step: int = 0) -> RunLog:
+def run_log(folder: Path, *, steps: Iterable[int] = ()) -> RunLog:
     """A run that goes on after the last of `steps`, or begins."""
     told = list(steps)
     (folder / METRICS).unlink(missing_ok=True)
@@ -24,5 +24,4 @@ def run_log(folder: Path, *, steps: Iterable[int] = (), told_step: int = 0) -> R
         output_dir=folder,
         config={"run": {"seed": 3}},
         first_step=max(told, default=0),
-        told_step=told_step,
     )

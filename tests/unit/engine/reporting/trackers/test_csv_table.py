@@ -34,7 +34,7 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path: Path) -> None:
     first.close(failed=True)
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("6,1.2")  # killed in the middle of a line
-    table = CsvTable(run_log(tmp_path, steps=range(1, 4), told_step=5))
+    table = CsvTable(run_log(tmp_path, steps=range(1, 4)))
     table.write(4, {"training/loss": 7.0})
     table.close(failed=False)
     assert [(row["step"], row["training/loss"]) for row in rows(tmp_path)] == [

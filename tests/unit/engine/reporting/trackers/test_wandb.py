@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+import wandb
 from run_logs import record, run_log
 from wandb.proto import wandb_internal_pb2
 
@@ -55,38 +57,74 @@ def logged(start: list[Any]) -> list[tuple[int, float]]:
     return found
 
 
-def test_a_run_goes_on_under_its_id_and_tells_no_step_twice(tmp_path: Path) -> None:
+def known_id(folder: Path) -> str:
+    return str(json.loads((folder / "wandb_run.json").read_text())["id"])
+
+
+def test_a_run_goes_on_under_its_id(tmp_path: Path) -> None:
     first = WandbRun(OFFLINE, run_log(tmp_path))
     for step in range(1, 5):
         first.write(step, scalars(record(step)))
     first.close(failed=True)
-    known = json.loads((tmp_path / "wandb_run.json").read_text())
+    before = known_id(tmp_path)
     time.sleep(1.1)  # W&B names a start by the second
-    again = WandbRun(OFFLINE, run_log(tmp_path, steps=[1, 2], told_step=4))
-    for step in range(3, 7):
+    again = WandbRun(OFFLINE, run_log(tmp_path, steps=range(1, 5)))
+    for step in range(5, 7):
         again.write(step, {"training/loss": 0.5})
     again.close(failed=False)
     starts = finished(tmp_path)
     assert [logged(start) for start in starts] == [[(1, 10.0), (2, 5.0), (3, 10 / 3), (4, 2.5)], [(5, 0.5), (6, 0.5)]]
     runs = [one.run for start in starts for one in start if one.HasField("run")]
     assert {(run.run_id, run.project, run.run_group, run.display_name) for run in runs} == {
-        (known["id"], "packing", "tries", "tried")
+        (before, "packing", "tries", "tried")
     }
     assert [one.exit.exit_code for start in starts for one in start if one.HasField("exit")] == [1, 0]
 
 
-def test_a_run_that_begins_again_is_another_one_and_gets_earlier_steps(tmp_path: Path) -> None:
-    (tmp_path / "wandb_run.json").write_text('{"id": "ofbefore"}')
-    begun = WandbRun(OFFLINE, run_log(tmp_path, told_step=9))  # whose checkpoints are gone
-    begun.write(1, {"training/loss": 0.5})
-    begun.close(failed=False)
+@pytest.mark.parametrize("ended_at_step", [9, None])
+def test_a_run_that_went_back_or_was_killed_is_a_new_one_with_all_its_steps(
+    tmp_path: Path, ended_at_step: int | None
+) -> None:
+    (tmp_path / "wandb_run.json").write_text(json.dumps({"id": "ofbefore", "ended_at_step": ended_at_step}))
+    again = WandbRun(OFFLINE, run_log(tmp_path, steps=[1, 2]))
+    again.write(3, {"training/loss": 0.5})
+    again.close(failed=False)
     (start,) = finished(tmp_path)
-    assert logged(start) == [(1, 0.5)]
-    known = json.loads((tmp_path / "wandb_run.json").read_text())["id"]
-    assert known != "ofbefore"
-    (tmp_path / "wandb_run.json").unlink()
-    time.sleep(1.1)
-    later = WandbRun(OFFLINE, run_log(tmp_path, steps=[1, 2], told_step=2))
-    later.write(3, {"training/loss": 0.5})
-    later.close(failed=False)
-    assert logged(finished(tmp_path)[1]) == [(1, 10.0), (2, 5.0), (3, 0.5)]
+    assert logged(start) == [(1, 10.0), (2, 5.0), (3, 0.5)]
+    assert known_id(tmp_path) != "ofbefore"
+
+
+def test_online_the_server_says_which_steps_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill it may lack some before the checkpoint, or have some after it."""
+    for has_steps, expected in ((3, [4, 5, 6, 7]), (6, [7])):
+        server = Server(has_steps)
+        monkeypatch.setattr(wandb, "init", server.init)
+        (tmp_path / "wandb_run.json").write_text('{"id": "ofbefore", "ended_at_step": null}')
+        online = WandbRun(WandbSection(project="packing"), run_log(tmp_path, steps=range(1, 6)))
+        for step in (6, 7):
+            online.write(step, {"training/loss": 0.5})
+        online.close(failed=False)
+        assert server.asked == ("ofbefore", "allow", "online")
+        assert server.steps == expected
+        assert json.loads((tmp_path / "wandb_run.json").read_text())["ended_at_step"] == 7
+
+
+class Server:
+    """W&B's answers online, where a run of this id has steps."""
+
+    id, project, url = "ofbefore", "packing", "https://wandb.example/run"
+
+    def __init__(self, has_steps: int) -> None:
+        self.step = has_steps + 1
+        self.steps: list[int] = []
+        self.asked: tuple[str, str, str] | None = None
+
+    def init(self, *, id: str, resume: str, mode: str, **details: object) -> "Server":  # noqa: A002 - W&B's name
+        self.asked = (id, resume, mode)
+        return self
+
+    def log(self, values: dict[str, float], *, step: int) -> None:
+        self.steps.append(step)
+
+    def finish(self, *, exit_code: int) -> None:
+        assert exit_code == 0

@@ -1,0 +1,47 @@
+"""run.json: which starts have led to where a run goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from evenpack.engine.reporting.run_record import (
+    DataIdentity,
+    RunRecord,
+    Start,
+    earlier_starts,
+    read_run_record,
+)
+from evenpack.errors import DataError
+
+
+def start(first_step: int) -> Start:
+    return Start(
+        first_step=first_step, ranks=1, device="CPU", commit=None, evenpack="0.1", torch="2", date="2026-11-22"
+    )
+
+
+def write_record(folder: Path, *first_steps: int) -> RunRecord:
+    data = DataIdentity(fingerprint="f", tokenizer="t", vocabulary_size=9, pack_length=8, sources=("wiki",))
+    record = RunRecord(config={"run": {"name": "x"}}, data=data, starts=tuple(map(start, first_steps)))
+    (folder / "run.json").write_text(record.model_dump_json())
+    return record
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_run_record(tmp_path) is None
+    assert read_run_record(tmp_path) != write_record(tmp_path, 0) == read_run_record(tmp_path)
+
+
+@pytest.mark.parametrize(("first_step", "kept"), [(0, []), (5, [0]), (6, [0, 5]), (20, [0, 5, 12])])
+def test_a_start_that_went_back_takes_the_place_of_those_behind_it(
+    tmp_path: Path, first_step: int, kept: list[int]
+) -> None:
+    write_record(tmp_path, 0, 5, 12)
+    assert [one.first_step for one in earlier_starts(tmp_path, first_step)] == kept
+
+
+def test_a_broken_record_is_named_to_readers_and_no_obstacle_to_training(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{broken")
+    with pytest.raises(DataError, match=r"run.json is not as `evenpack train` writes it \(the whole file\)"):
+        read_run_record(tmp_path)
+    assert earlier_starts(tmp_path, 5) == ()
