@@ -94,7 +94,7 @@ def _draw(axes: Any, curve: LossCurve, name: str) -> None:
     ends = [(f"training {smoothed[-1]:.2f}", float(smoothed[-1]), COLOURS[0])]
     for index, (source, points) in enumerate(curve.validation.items(), start=1):
         colour = COLOURS[index % len(COLOURS)]
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, marker="o", markersize=4.5)
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.0, marker="o", markersize=4.5, clip_on=False)
         ends.append((f"validation {source} {points[-1][1]:.2f}", points[-1][1], colour))
     axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel(f"{curve.name} ({curve.unit})")

@@ -72,8 +72,7 @@ def draw_figures(runs: Sequence[ReportedRun], comparison: Comparison, folder: Pa
 def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """The training loss against steps, if they are alike, tokens and time."""
     axes_of_x = [*([STEPS] if comparison.shares_steps else []), TOKENS, time_axis(runs)]
-    kinds = {"masked-token loss" if run.has_two_losses else "loss" for run in runs}
-    label = f"training {' or '.join(sorted(kinds))} (nats/token)"
+    label = f"training {_loss_of(runs)} (nats/token)"
     with _figure(path, panels=len(axes_of_x)) as figure:
         for panel, axis in zip(_panels(figure, len(axes_of_x)), axes_of_x, strict=True):
             _draw_steps(panel, runs, axis, lambda course: course.loss)
@@ -84,14 +83,13 @@ def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path)
 def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
     """A panel for each source."""
     sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))
-    kinds = {"masked-token loss" if run.has_two_losses else "loss" for run in runs}
     with _figure(path, panels=len(sources)) as figure:
         for panel, source in zip(_panels(figure, len(sources)), sources, strict=True):
             for index, run in enumerate(runs):
                 if source in run.course.validation:
                     places, losses = run.course.validation[source]
                     panel.plot(run.course.tokens[places], losses, marker="o", markersize=4, **_style(index))
-            label = f"held-out {' or '.join(sorted(kinds))} (nats/token)"
+            label = f"held-out {_loss_of(runs)} (nats/token)"
             _finish(panel, TOKENS.label, label, f"Validation on {source}")
         _legend(figure, runs)
 
@@ -171,6 +169,12 @@ def _panels(figure: Any, count: int) -> list[Any]:
     left = _GAP_INCHES / figure.get_figwidth()
     grid = {"wspace": _GAP_INCHES / _PANEL_INCHES, "left": left, "right": 1.0}
     return list(figure.subplots(1, count, squeeze=False, gridspec_kw=grid)[0])
+
+
+def _loss_of(runs: Sequence[ReportedRun]) -> str:
+    """What the runs' losses are of, for an axis."""
+    kinds = {run.has_two_losses for run in runs}
+    return "next-token or masked-token loss" if len(kinds) > 1 else "masked-token loss" if kinds == {True} else "loss"
 
 
 def _first_axis(comparison: Comparison) -> Axis:
