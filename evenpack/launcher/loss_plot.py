@@ -22,7 +22,7 @@ _PANEL_SPACE = 0.45
 
 @dataclass(frozen=True, kw_only=True)
 class LossCurve:
-    """One loss of a run by step, in training and on what is held out."""
+    """Holds one loss of a run by step, in training and on what is held out."""
 
     name: str
     unit: str

@@ -1,4 +1,4 @@
-"""Every value that a run tells of itself: name, unit, reduction over the ranks, meaning.
+"""The list of every value that a run logs: name, unit, reduction over the ranks, meaning.
 
 A metric is one line where it is measured and one line here. `docs/metrics.md` holds this list as tables, and a record
 with a name that is not in it is refused.
@@ -10,38 +10,38 @@ from functools import cache
 from typing import Any, Literal, get_args
 
 Reduction = Literal["sum", "mean", "max", "same"]
-"""What becomes of the values of all ranks; `same`: each rank has the same one, and rank 0's is taken."""
+"""How the values of all ranks become one; `same`: all ranks have the same value, and that of rank 0 is taken."""
 
 Group = Literal["progress", "training", "data", "throughput", "waiting", "ranks", "validation"]
 
 Path = tuple[str, ...]
-"""Keys from the record to a value, one for each depth."""
+"""The keys that lead from a record to a value, one for each level."""
 
 SOURCE = "SOURCE"
-"""Stands in a name for that of each source."""
+"""Stands in a metric's name for the name of each source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One named value of a record."""
+    """Defines one named value of a record."""
 
     name: str
-    """As in metrics.jsonl; each `/` goes one object deeper."""
+    """The key in metrics.jsonl; each `/` goes one object deeper."""
     group: Group
-    """Where trackers and the documentation show it."""
+    """The heading under which trackers and the documentation show it."""
     unit: str
     over_ranks: Reduction | None
-    """None: computed from values that are known on every rank."""
+    """None if it is computed from values that every rank knows."""
     meaning: str
     when: str
-    """In which records it is."""
+    """Which records have it."""
 
     @property
     def path(self) -> Path:
         return tuple(self.name.split("/"))
 
     def is_named(self, path: Path) -> bool:
-        """Whether a value at `path` of a record is this metric."""
+        """Returns whether the value at `path` of a record is this metric."""
         pairs = zip(self.path, path, strict=False)
         return len(path) == len(self.path) and all(mine in (SOURCE, key) for mine, key in pairs)
 
@@ -67,36 +67,39 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("samples", "sequences", None, "Sequences trained on so far, those of earlier starts included."),
         _metric("source_epochs/SOURCE", "epochs", None, "Passes over the source so far, skipped steps included."),
         _metric("world_size", "ranks", None, "Ranks that computed the step.", when=_TRAINED),
-        _metric("order_hash", "hexadecimal", None, "64-bit sum of hash(source, pack, slot, sequence id) over what was "
+        _metric("order_hash", "hexadecimal", "sum", "64-bit sum of hash(source, pack, slot, sequence id) over what was "
                 "collated: equal for the same data order, whoever computed what.", when=_TRAINED),
-        _metric("skipped/packs", "packs", None, "What the step would have held.", when=_SKIPPED),
-        _metric("skipped/sequences", "sequences", None, "What the step would have held.", when=_SKIPPED),
-        _metric("skipped/tokens", "tokens", None, "What the step would have held.", when=_SKIPPED),
+        _metric("skipped/packs", "packs", None, "Amount that the step would have held.", when=_SKIPPED),
+        _metric("skipped/sequences", "sequences", None, "Amount that the step would have held.", when=_SKIPPED),
+        _metric("skipped/tokens", "tokens", None, "Amount that the step would have held.", when=_SKIPPED),
     ),
     "training": (
         _metric("loss", "nats", None, "Exact global mean of the step: token_loss + next_sentence_loss where there are "
                 "two, else the loss per target. Null for a skipped step."),
-        _metric("accuracy", "share", None, "Targets whose label had the highest logit.", when=_TRAINED),
-        _metric("learning_rate", "1", None, "Of this update."),
+        _metric("accuracy", "share", None, "Share of the targets whose label had the highest logit.", when=_TRAINED),
+        _metric("learning_rate", "1", None, "Learning rate of this update."),
         _metric("gradient_norm", "1", "same", "L2 norm of the global mean gradient before clipping.", when=_TRAINED),
-        _metric("loss_per_real_target", "nats/token", None, "The loss sum over targets that are no padding.",
+        _metric("loss_per_real_target", "nats/token", None, "Loss sum divided by the targets that are no padding.",
                 when=_PADDING),
         _metric("token_loss", "nats/token", None, "Masked-token loss.", when=_PAIRS),
         _metric("next_sentence_loss", "nats/sequence", None, "Next-sentence loss.", when=_PAIRS),
         _metric("optimised_token_loss", "nats/token", None, "The masked-token loss whose gradient was taken; another "
                 "than token_loss where model.loss_balancing is not exact.", when=_PAIRS),
-        _metric("optimised_next_sentence_loss", "nats/sequence", None, "The same of next sentences.", when=_PAIRS),
-        _metric("next_sentence_accuracy", "share", None, "Next sentences predicted correctly.", when=_PAIRS),
+        _metric("optimised_next_sentence_loss", "nats/sequence", None,
+                "The next-sentence loss whose gradient was taken.", when=_PAIRS),
+        _metric("next_sentence_accuracy", "share", None, "Share of the next sentences that were predicted correctly.",
+                when=_PAIRS),
     ),
     "data": (
         _metric("tokens", "tokens", "sum", "Real tokens, padding left out."),
         _metric("targets", "targets", "sum", "Positions that count in the loss."),
-        _metric("sequences", "sequences", "sum", "What attends to itself: documents, pieces of them, sentence pairs."),
+        _metric("sequences", "sequences", "sum",
+                "Documents, pieces of documents, or sentence pairs: whatever attends to itself."),
         _metric("slots", "slots", "sum", "Positions that were computed, padding included."),
-        _metric("padding_share", "share", None, "Of the slots, those that hold no real token.", when=_TRAINED),
-        _metric("padding_targets", "targets", None, "Targets that only fill sequences up.", when=_PADDING),
-        _metric("source_tokens/SOURCE", "tokens", None, "Real tokens of the source."),
-        _metric("host_to_device_bytes", "bytes", "sum", "What the batches move from the hosts to the devices."),
+        _metric("padding_share", "share", None, "Share of the slots that hold no real token.", when=_TRAINED),
+        _metric("padding_targets", "targets", "sum", "Targets that only fill sequences up.", when=_PADDING),
+        _metric("source_tokens/SOURCE", "tokens", "sum", "Real tokens of the source."),
+        _metric("host_to_device_bytes", "bytes", "sum", "Size of the batches that go from the hosts to the devices."),
     ),
     "throughput": (
         _metric("step_seconds", "s", None, "Wall time of the step on rank 0, waiting for data included; evaluation and "
@@ -109,49 +112,55 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
                 "devices.", when="devices whose peak is known"),
     ),
     "waiting": (
-        _metric("loader_seconds", "s", "mean", "That a rank waited for its batches.", when=_TRAINED),
+        _metric("loader_seconds", "s", "mean", "Time for which a rank waited for its batches.", when=_TRAINED),
         _metric("compute_seconds_mean", "s", "mean", "Forward and backward passes of a rank, without all-reduce.",
                 when=_TRAINED),
-        _metric("compute_seconds_max", "s", "max", "The same of the slowest rank, for which the others wait.",
+        _metric("compute_seconds_max", "s", "max",
+                "Forward and backward passes of the slowest rank, for which the others wait.",
                 when=_TRAINED),
     ),
     "ranks": (
         _metric("ranks/steps", "steps", None, "Steps since the last time; what follows is over them.", when=_GATHERED),
-        _metric("ranks/compute_seconds", "s", None, "A list in the order of ranks, as are the next ones: sum.",
+        _metric("ranks/compute_seconds", "s", None,
+                "Sum over these steps; a list in the order of ranks, as are the next ones.",
                 when=_GATHERED),
-        _metric("ranks/compute_seconds_max", "s", None, "Of the longest step.", when=_GATHERED),
-        _metric("ranks/compute_seconds_deviation", "s", None, "Standard deviation over steps.", when=_GATHERED),
-        _metric("ranks/sequences", "sequences", None, "That the rank computed.", when=_GATHERED),
-        _metric("ranks/tokens", "tokens", None, "Real ones.", when=_GATHERED),
-        _metric("ranks/slots", "slots", None, "Padding included.", when=_GATHERED),
+        _metric("ranks/compute_seconds_max", "s", None, "Compute time of the longest of these steps.", when=_GATHERED),
+        _metric("ranks/compute_seconds_deviation", "s", None, "Standard deviation over these steps.", when=_GATHERED),
+        _metric("ranks/sequences", "sequences", None, "Sequences that the rank computed.", when=_GATHERED),
+        _metric("ranks/tokens", "tokens", None, "Real tokens that the rank computed.", when=_GATHERED),
+        _metric("ranks/slots", "slots", None, "Slots that the rank computed, padding included.", when=_GATHERED),
         _metric("ranks/squared_lengths", "tokens²", None, "Σ length² over real segments.", when=_GATHERED),
     ),
     "validation": (
         _metric("validation/SOURCE/loss", "nats/token", None, "Mean over held-out targets: next tokens, or masked ones "
                 "(without next sentences).", when=_EVALUATED),
         _metric("validation/SOURCE/perplexity", "1", None, "exp(loss).", when=_EVALUATED),
-        _metric("validation/SOURCE/accuracy", "share", None, "Held-out targets predicted correctly.", when=_EVALUATED),
+        _metric("validation/SOURCE/accuracy", "share", None,
+                "Share of the held-out targets that were predicted correctly.", when=_EVALUATED),
         _metric("validation/SOURCE/next_sentence_loss", "nats/sequence", None, "Mean over held-out sequences.",
                 when=_EVALUATED_PAIRS),
-        _metric("validation/SOURCE/next_sentence_accuracy", "share", None, "Next sentences predicted correctly.",
+        _metric("validation/SOURCE/next_sentence_accuracy", "share", None,
+                "Share of the next sentences that were predicted correctly.",
                 when=_EVALUATED_PAIRS),
-        _metric("validation/SOURCE/targets", "targets", None, "Over which the means are.", when=_EVALUATED),
-        _metric("validation/SOURCE/sequences", "sequences", None, "That were evaluated.", when=_EVALUATED),
-        _metric("validation/SOURCE/packs", "packs", None, "That were evaluated.", when=_EVALUATED),
+        _metric("validation/SOURCE/targets", "targets", None, "Held-out targets that the means are over.",
+                when=_EVALUATED),
+        _metric("validation/SOURCE/sequences", "sequences", None, "Held-out sequences that were evaluated.",
+                when=_EVALUATED),
+        _metric("validation/SOURCE/packs", "packs", None, "Held-out packs that were evaluated.", when=_EVALUATED),
         _metric("validation_aggregate/loss", "nats/token", None, "Mean of the sources' losses by their weights.",
                 when=_WEIGHTED),
-        _metric("validation_aggregate/weights/SOURCE", "1", None, "The weight.", when=_WEIGHTED),
-        _metric("evaluation_seconds", "s", None, "That the evaluation took.", when=_EVALUATED),
+        _metric("validation_aggregate/weights/SOURCE", "1", None, "Weight of the source in this mean.", when=_WEIGHTED),
+        _metric("evaluation_seconds", "s", None, "Time that the evaluation took.", when=_EVALUATED),
     ),
 }  # fmt: skip
 
 DEFINITIONS = tuple(Metric(group=group, **values) for group in get_args(Group) for values in _DEFINED[group])
-"""All of them, as `docs/metrics.md` lists them."""
+"""All metrics, in the order in which `docs/metrics.md` lists them."""
 
 
 @cache
 def find_metric(path: Path) -> Metric:
-    """Raises: ValueError if there is no such metric."""
+    """Returns the metric at a path. Raises: ValueError if there is none."""
     found = next((metric for metric in DEFINITIONS if metric.is_named(path)), None)
     if found is None:
         raise ValueError(f"'{'/'.join(path)}' is no metric: add its line to {__name__.replace('.', '/')}.py")
@@ -159,7 +168,7 @@ def find_metric(path: Path) -> Metric:
 
 
 def values_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Each value of a record with its path. An object that is null has none."""
+    """Yields each value of a record with its path; an object that is null has none."""
     for key, value in record.items():
         path = (*above, key)
         if isinstance(value, Mapping):
@@ -169,7 +178,7 @@ def values_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Pat
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, int | float]:
-    """What trackers get beside the step: each single number under `group/name`.
+    """Returns what trackers get beside the step: each single number under `group/name`.
 
     Lists, texts and what is null are left out. Raises: ValueError for a name that is no metric.
     """
@@ -186,7 +195,7 @@ _TABLE_HEAD = "| name | unit | over ranks | meaning | in |\n| --- | --- | --- | 
 
 
 def metrics_tables() -> str:
-    """The definitions as Markdown, a table for each group."""
+    """Returns the definitions as Markdown, with a table for each group."""
     parts = []
     for group in get_args(Group):
         rows = [metric for metric in DEFINITIONS if metric.group == group]

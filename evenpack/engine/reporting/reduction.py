@@ -1,4 +1,4 @@
-"""Named values of each rank become those of the step: one sum of a vector and one maximum, in one place.
+"""Reduces named values over the ranks, by one sum of a vector and one maximum.
 
 A name that begins with an underscore is a sum that other values are computed from, and no metric of its own.
 """
@@ -13,11 +13,11 @@ from evenpack.engine.distributed import World
 from evenpack.engine.reporting.definitions import Reduction, find_metric
 
 RankValue = int | float | Tensor
-"""A tensor is a single number on the rank's device, which is waited for once."""
+"""One measured number; a tensor lies on the rank's device, which is waited for once."""
 
 
 def reduce_over_ranks(world: World, values: Mapping[str, RankValue]) -> dict[str, int | float]:
-    """Every rank calls it with the same names, and gets what their values come to; whole numbers stay whole.
+    """Returns the reduced values by name; every rank calls it with the same names. Whole numbers stay whole.
 
     Raises: ValueError for a name that is no metric, or one that is not measured on the ranks.
     """
@@ -32,7 +32,7 @@ def reduce_over_ranks(world: World, values: Mapping[str, RankValue]) -> dict[str
 
 
 def reduction_of(name: str) -> Reduction:
-    """Raises: ValueError; see `reduce_over_ranks`."""
+    """Returns the reduction of a name. Raises: ValueError; see `reduce_over_ranks`."""
     if name.startswith("_"):
         return "sum"
     reduction = find_metric(tuple(name.split("/"))).over_ranks
@@ -46,7 +46,7 @@ def _tensors_first(names: Sequence[str], values: Mapping[str, RankValue]) -> lis
 
 
 def _share(value: RankValue, reduction: Reduction, world: World) -> RankValue:
-    """What this rank adds to a sum; of a maximum, its value."""
+    """Returns what this rank adds to a sum; for a maximum, its value."""
     if reduction == "mean":
         return value / world.size
     if reduction == "same" and not world.is_main:
@@ -55,7 +55,7 @@ def _share(value: RankValue, reduction: Reduction, world: World) -> RankValue:
 
 
 def _vector(shares: Sequence[RankValue], world: World) -> Float64[Tensor, " n"]:
-    """In the order given; what the host knows goes to the device in one piece."""
+    """Returns the shares in the order given; what the host knows goes to the device in one piece."""
     on_host = torch.tensor([one for one in shares if not isinstance(one, Tensor)], dtype=torch.float64)
     moved = iter(on_host.to(world.device, non_blocking=True).unbind())
     return torch.stack([one.double() if isinstance(one, Tensor) else next(moved) for one in shares])

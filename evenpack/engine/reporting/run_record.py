@@ -18,10 +18,10 @@ RUN_RECORD = "run.json"
 
 
 class DataIdentity(Section):
-    """By which runs over the same data are known."""
+    """Identifies the data of a run: runs over the same data have the same one."""
 
     fingerprint: str
-    """Of files, tokenizer, recipe, pack length and mixture; not of the seed."""
+    """Hash of files, tokenizer, recipe, pack length and mixture, and not of the seed."""
     tokenizer: str
     """Checksum of the tokenizer: losses per token are comparable where it is the same."""
     vocabulary_size: int = Field(ge=1)
@@ -30,15 +30,15 @@ class DataIdentity(Section):
 
 
 class Start(Section):
-    """One start of the run, from the beginning or from a checkpoint."""
+    """Describes one start of the run, from the beginning or from a checkpoint."""
 
     first_step: int = Field(ge=0)
     """Updates done before."""
     ranks: int = Field(ge=1)
     device: str
-    """Of each rank, by name."""
+    """Name of the device that each rank has."""
     commit: str | None
-    """Of the source, where it is a checkout."""
+    """Commit of the source; null if it is no checkout."""
     evenpack: str
     torch: str
     date: str
@@ -46,13 +46,13 @@ class Start(Section):
 
 
 class RunRecord(Section):
-    """What run.json holds."""
+    """Holds what run.json does."""
 
     config: dict[str, Any]
     """The resolved run file of the newest start, as JSON values."""
     data: DataIdentity
     starts: tuple[Start, ...] = Field(min_length=1)
-    """Oldest first; a start that went back behind another one takes its place."""
+    """All starts, oldest first; one that went back behind another takes its place."""
 
 
 def write_start(run: Run) -> None:
@@ -86,7 +86,7 @@ def write_start(run: Run) -> None:
 
 
 def read_run_record(output_dir: Path) -> RunRecord | None:
-    """None for a run of an earlier version, which has none. Raises: DataError naming a file that is none."""
+    """Reads run.json; None for a run of a version that wrote none. Raises: DataError naming a broken file."""
     path = output_dir / RUN_RECORD
     if not path.exists():
         return None
@@ -101,7 +101,7 @@ def read_run_record(output_dir: Path) -> RunRecord | None:
 
 
 def earlier_starts(output_dir: Path, first_step: int) -> tuple[Start, ...]:
-    """Those that have led to `first_step`: what one did after it has been left behind."""
+    """Returns the recorded starts that have led to `first_step`."""
     try:
         known = read_run_record(output_dir)
     except DataError:

@@ -41,5 +41,5 @@ def report(
 
 
 def _output_dir(run: Path) -> Path:
-    """Of a run file, or as it is. Raises: ConfigError for a run file that is wrong."""
+    """Returns the output directory that a run file names, or the path as it is. Raises: ConfigError."""
     return load(run, None).run.output_dir if run.suffix in (".yaml", ".yml") else run

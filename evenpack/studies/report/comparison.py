@@ -1,4 +1,4 @@
-"""In what runs differ, and which of their numbers may stand beside each other."""
+"""Finds in what runs differ, and which of their numbers may stand beside each other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _ALIKE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What must be said of runs that stand in one report."""
+    """Holds what must be said of runs that stand in one report."""
 
     notes: tuple[str, ...]
     """Sentences for people."""
@@ -27,7 +27,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[ReportedRun]) -> Comparison:
-    """Of runs in the order given."""
+    """Compares runs, in the order given."""
     notes = _notes_of_logs(runs)
     data_notes = _notes_of_data(runs)
     if data_notes:
@@ -58,7 +58,7 @@ def _notes_of_logs(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _notes_of_data(runs: Sequence[ReportedRun]) -> list[str]:
-    """Why a step, or a loss, of one run is no measure for those of another."""
+    """Says why a step, or a loss, of one run is no measure for those of another."""
     unknown = [run.label for run in runs if run.record is None]
     if len(runs) > 1 and unknown:
         return [f"Whether {', '.join(unknown)} had the same data is not recorded (there is no run.json)."]
@@ -75,7 +75,7 @@ def _notes_of_data(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _notes_of_steps(runs: Sequence[ReportedRun]) -> list[str]:
-    """Where a step is another amount of the same data."""
+    """Says where a step is another amount of the same data."""
     sizes = {run.label: run.tokens_per_step for run in runs if run.tokens_per_step}
     if not sizes or max(sizes.values()) <= (1 + _ALIKE) * min(sizes.values()):
         return []
@@ -90,7 +90,7 @@ def _differ(data: Sequence[DataIdentity], name: str) -> bool:
 
 
 def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]]:
-    """By their keys; empty where fewer than two runs have recorded their settings."""
+    """Returns the settings that differ, by key; none if fewer than two runs have recorded theirs."""
     flat = [None if run.record is None else flattened(run.record.config) for run in runs]
     known = [settings for settings in flat if settings is not None]
     keys = dict.fromkeys(key for settings in known for key in settings)
@@ -102,7 +102,7 @@ def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]
 
 
 def flattened(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Each single value by its dotted key, as text."""
+    """Returns each single value by its dotted key, as text."""
     found: dict[str, str] = {}
     for key, value in values.items():
         name = f"{above}{key}"

@@ -22,14 +22,14 @@ _GAP_INCHES = 0.9
 """Left of each panel, for its axis."""
 _HEIGHT_INCHES = 4.2
 _MANY = 10_000
-"""From here on an axis counts in k, M or G."""
+"""Largest value from which on an axis counts in k, M or G."""
 _SHORT_NAME = 12
 """Characters of a fingerprint that tell data apart for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What curves are drawn against."""
+    """Describes what curves are drawn against."""
 
     label: str
     title: str
@@ -42,7 +42,7 @@ TOKENS = Axis(label="tokens trained on", title="tokens", values=lambda course: c
 
 
 def time_axis(runs: Sequence[ReportedRun]) -> Axis:
-    """In the unit that suits the longest run."""
+    """Returns the axis of time, in the unit that suits the longest run."""
     longest = max((float(run.course.seconds[-1]) for run in runs if len(run.course.steps)), default=0.0)
     unit, seconds = next((unit, least) for unit, least in _TIME_UNITS if longest >= 2 * least or least == 1.0)
     return Axis(label=f"time in training steps ({unit})", title="time", values=lambda course: course.seconds / seconds)
@@ -70,7 +70,7 @@ def draw_figures(runs: Sequence[ReportedRun], comparison: Comparison, folder: Pa
 
 
 def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
-    """The training loss against steps, if they are alike, tokens and time."""
+    """Draws the training loss against steps (over the same data alone), tokens and time."""
     axes_of_x = [*([STEPS] if comparison.shares_steps else []), TOKENS, time_axis(runs)]
     label = f"training {_loss_of(runs)} (nats/token)"
     with _figure(path, panels=len(axes_of_x)) as figure:
@@ -81,7 +81,7 @@ def draw_losses(runs: Sequence[ReportedRun], comparison: Comparison, path: Path)
 
 
 def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
-    """A panel for each source."""
+    """Draws the held-out loss, with a panel for each source."""
     sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))
     with _figure(path, panels=len(sources)) as figure:
         for panel, source in zip(_panels(figure, len(sources)), sources, strict=True):
@@ -95,7 +95,7 @@ def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: P
 
 
 def draw_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
-    """Tokens/s of the steps, and the median of each run with the middle half of its steps."""
+    """Draws tokens/s of the steps, and the median of each run with the middle half of its steps."""
     axis = _first_axis(comparison)
     with _figure(path, panels=2) as figure:
         courses, medians = _panels(figure, 2)
@@ -115,7 +115,7 @@ def draw_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: P
 
 
 def draw_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
-    """The share of the slots of each step that hold no real token."""
+    """Draws the share of the slots of each step that hold no real token."""
     axis = _first_axis(comparison)
     with _figure(path, panels=1) as figure:
         (panel,) = _panels(figure, 1)
@@ -126,7 +126,7 @@ def draw_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path
 
 
 def draw_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
-    """What ranks wait for: batches, and the slowest rank."""
+    """Draws the shares of time that ranks wait for batches and for the slowest rank."""
     axis = _first_axis(comparison)
     with _figure(path, panels=2) as figure:
         loaders, stragglers = _panels(figure, 2)
@@ -141,7 +141,7 @@ def draw_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) 
 
 
 def quartiles(values: Float64[np.ndarray, " n"]) -> tuple[float, float, float]:
-    """The first, the median and the third of what is a number; not a number without any."""
+    """Returns the first quartile, the median and the third quartile of what is a number; NaN without any."""
     known = values[np.isfinite(values)]
     if not len(known):
         return (float("nan"),) * 3
@@ -150,7 +150,7 @@ def quartiles(values: Float64[np.ndarray, " n"]) -> tuple[float, float, float]:
 
 
 def origin_of(label: str, record: RunRecord | None) -> str:
-    """Run, data, commit and device in a line."""
+    """Returns run, data, commit and device in a line."""
     if record is None:
         return f"{label}: data, commit and device are not recorded"
     data, start = record.data, record.starts[-1]
@@ -172,7 +172,7 @@ def _panels(figure: Any, count: int) -> list[Any]:
 
 
 def _loss_of(runs: Sequence[ReportedRun]) -> str:
-    """What the runs' losses are of, for an axis."""
+    """Names the runs' losses for an axis."""
     kinds = {run.has_two_losses for run in runs}
     return "next-token or masked-token loss" if len(kinds) > 1 else "masked-token loss" if kinds == {True} else "loss"
 
@@ -184,7 +184,7 @@ def _first_axis(comparison: Comparison) -> Axis:
 def _draw_steps(
     axes: Any, runs: Sequence[ReportedRun], axis: Axis, of: Callable[[Course], Float64[np.ndarray, " n"]]
 ) -> None:
-    """The running mean of each run; beside few runs, single steps too."""
+    """Draws the running mean of each run, and of few runs the single steps too."""
     for index, run in enumerate(runs):
         x, y = axis.values(run.course), of(run.course)
         style = _style(index)
@@ -209,7 +209,7 @@ def _finish(axes: Any, x_label: str, y_label: str, title: str) -> None:
 
 
 def _legend(figure: Any, runs: Sequence[ReportedRun]) -> None:
-    """One for all panels, and below it where the runs come from."""
+    """Draws a legend for all panels, and writes below them where the runs come from."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], linewidth=1.8, label=run.label, **_style(index)) for index, run in enumerate(runs)]

@@ -19,9 +19,9 @@ th { font-weight: 600; }
 """
 
 _SHOWN_SIZE = 0.6
-"""Of a figure's pixels, so that its letters are as large as the page's, and sharp on dense screens."""
+"""Scale at which figures are shown: their letters are as large as the page's, and sharp on dense screens."""
 _WIDTH_IN_PNG = slice(16, 20)
-"""Where its first chunk has the width, in pixels."""
+"""Bytes of a PNG file that hold its width in pixels."""
 
 FIGURE_TEXTS = {
     "loss": "Training loss. Thin: single steps; bold: mean over about a fiftieth of the run.",
@@ -30,7 +30,7 @@ FIGURE_TEXTS = {
     "padding": "Share of the computed slots that hold no real token.",
     "waits": "What the ranks wait for: batches, and the slowest rank of each step.",
 }
-"""What stands above each figure."""
+"""The text above each figure."""
 
 
 def write_page(

@@ -19,48 +19,48 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """A run step by step; what a step does not tell is not a number."""
+    """Holds a run step by step; what a step does not tell is NaN."""
 
     steps: Int64[np.ndarray, " n"]
     tokens: Float64[np.ndarray, " n"]
-    """Real tokens so far."""
+    """Number of real tokens so far."""
     slots: Float64[np.ndarray, " n"]
-    """Computed so far, padding included."""
+    """Number of slots so far, padding included."""
     seconds: Float64[np.ndarray, " n"]
-    """In steps so far; evaluation and saving left out."""
+    """Time in steps so far; evaluation and saving are left out."""
     loss: Float64[np.ndarray, " n"]
-    """In nats/token; of masked tokens alone, where there are next sentences too."""
+    """Loss in nats/token; of masked tokens alone, where there are next sentences too."""
     tokens_per_second: Float64[np.ndarray, " n"]
     padding_share: Float64[np.ndarray, " n"]
     loader_share: Float64[np.ndarray, " n"]
-    """Of the step's time, that a rank waited for its batches on average."""
+    """Share of the step's time that a rank waited for its batches, on average."""
     straggler_share: Float64[np.ndarray, " n"]
-    """Of the slowest rank's forward and backward passes, that the average rank has nothing to do."""
+    """Share of the slowest rank's forward and backward passes that the average rank is idle."""
     validation: Mapping[str, tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
-    """Of each source: places in the arrays above, and losses in nats/token."""
+    """Places in the arrays above and losses in nats/token, for each source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """A run as a report has it."""
+    """Holds a run as a report shows it."""
 
     label: str
-    """Its name, or where names are not recorded or not different, the end of its path."""
+    """Name of the run, or the end of its path where names are not recorded or not different."""
     output_dir: Path
     record: RunRecord | None
-    """None for a run of a version that wrote none."""
+    """What run.json holds; None for a run of a version that wrote none."""
     state: str
     has_two_losses: bool
     """Whether it learns next sentences beside tokens."""
     unread_lines: int
-    """Of its log, that are no record: broken, or not written to their end."""
+    """Number of lines in its log that are broken or not written to their end."""
     missing_steps: int
-    """Before the last, of which the log does not tell."""
+    """Number of steps before the last that the log lacks."""
     course: Course
 
     @property
     def tokens_per_step(self) -> float:
-        """On average."""
+        """Returns the mean number of real tokens of a step."""
         return float(self.course.tokens[-1]) / len(self.course.steps) if len(self.course.steps) else 0.0
 
 
@@ -114,7 +114,7 @@ def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_runn
 
 
 def _ends_of(places: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart."""
+    """Returns the shortest ends of the paths that tell them apart."""
     for depth in range(1, 1 + max(len(place.parts) for place in places)):
         labels = ["/".join(place.parts[-depth:]) for place in places]
         if len(set(labels)) == len(labels):
@@ -135,7 +135,7 @@ def _state(output_dir: Path, records: Sequence[Mapping[str, Any]], *, is_running
 
 
 def course_of(records: Sequence[Mapping[str, Any]]) -> Course:
-    """From the records of metrics.jsonl."""
+    """Returns the course of a run from the records of its metrics.jsonl."""
     validation: dict[str, list[tuple[int, float]]] = {}
     for index, record in enumerate(records):
         for source, values in (record.get("validation") or {}).items():
@@ -173,5 +173,5 @@ def _column(records: Sequence[Mapping[str, Any]], name: str) -> Float64[np.ndarr
 
 
 def _number(record: Mapping[str, Any], *names: str) -> float:
-    """The first of the names that the record has a number for."""
+    """Returns the value of the first of the names that the record has a number for."""
     return next((float(record[name]) for name in names if record.get(name) is not None), math.nan)

@@ -22,7 +22,7 @@ from evenpack.version import VERSION
 PAGE = "report.html"
 
 _LAST_SHARE = 0.02
-"""Of the steps, over which the last training loss is a mean."""
+"""Share of the steps, at the end, over which the last training loss is a mean."""
 
 
 def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[[Path], bool]) -> Report:
@@ -71,7 +71,7 @@ def _shown(rows: Sequence[dict[str, str]], comparison: Comparison) -> list[Rende
 
 
 def row_of(run: ReportedRun, sources: Sequence[str]) -> dict[str, str]:
-    """A run in words, for tables; the same keys for each run of a report that holds these validation sources."""
+    """Returns a run in words, for tables, with the same keys for each run of a report."""
     course = run.course
     start = run.record.starts[-1] if run.record is not None else None
     has_steps = len(course.steps) > 0
@@ -112,6 +112,6 @@ def _loss(loss: float) -> str:
 
 
 def _share(shares: Float64[np.ndarray, " n"]) -> str:
-    """Of the median step."""
+    """Returns the share in the median step."""
     _, median, _ = quartiles(shares)
     return percent(median) if math.isfinite(median) else "-"

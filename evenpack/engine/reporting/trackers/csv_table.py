@@ -16,7 +16,7 @@ Row = Mapping[str, int | float | str]
 
 
 class CsvTable:
-    """Made again from metrics.jsonl when the run goes on, so it has the same steps; then a line is added for each."""
+    """Writes the table from metrics.jsonl when a run begins or resumes, and then a line for each step."""
 
     def __init__(self, log: RunLog) -> None:
         self._path = log.output_dir / CSV_TABLE

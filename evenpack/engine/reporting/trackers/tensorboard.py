@@ -11,7 +11,7 @@ _FLUSH_SECONDS = 30
 
 
 class TensorBoardEvents:
-    """By torch's writer. A run that goes on tells TensorBoard to forget the steps that come again."""
+    """Writes by torch's writer. A resumed run tells TensorBoard to forget the steps that come again."""
 
     def __init__(self, log: RunLog) -> None:
         from torch.utils.tensorboard import SummaryWriter

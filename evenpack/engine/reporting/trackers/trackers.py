@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def missing_trackers(section: MetricsSection) -> dict[str, str]:
-    """Why trackers that the section names cannot serve on this machine, by their keys."""
+    """Returns why trackers that the section names cannot serve on this machine, by their keys."""
     missing = {}
     if section.tensorboard and importlib.util.find_spec("tensorboard") is None:
         missing["tensorboard"] = "the package tensorboard is not installed: pip install 'evenpack[tensorboard]'"
@@ -42,7 +42,7 @@ def require_trackers(section: MetricsSection) -> None:
 
 
 class Trackers:
-    """All of a run's. One that fails is warned of once and left out from then on."""
+    """Holds the open trackers of a run. One that fails is warned of once and left out from then on."""
 
     def __init__(self, open_trackers: Mapping[str, Tracker]) -> None:
         self._open = dict(open_trackers)
@@ -81,7 +81,7 @@ class Trackers:
         self._each(lambda tracker: tracker.flush())
 
     def _begin(self, section: MetricsSection, run: RunLog, *, unusable: Collection[str]) -> dict[str, str]:
-        """Opens those that can serve; what went wrong with others of them, by their keys."""
+        """Opens those that can serve; returns what went wrong with the others, by their keys."""
         problems = {}
         for name, opener in _OPENERS.items():
             if getattr(section, name) and name not in unusable:
@@ -115,7 +115,7 @@ def _refusal(missing: Mapping[str, str]) -> ConfigError:
 
 
 def _login_problem() -> str | None:
-    """Asks nobody, and not the network."""
+    """Returns what is wrong with the login, without asking a person or the network."""
     import wandb
 
     try:
@@ -149,4 +149,4 @@ _OPENERS: dict[str, Callable[[MetricsSection, RunLog], Tracker]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,
 }
-"""By their keys in the section."""
+"""How each tracker is opened, by its key in the section."""

@@ -15,7 +15,7 @@ WANDB_RUN = "wandb_run.json"
 
 
 class WandbRun:
-    """By W&B's own library. It takes no step back: a step that its server has keeps the values that it had first."""
+    """Logs by W&B's own library. A step that its server has keeps the values that it had first."""
 
     def __init__(self, section: WandbSection, run: RunLog) -> None:
         import wandb
@@ -58,7 +58,7 @@ class WandbRun:
         self._note(ended_at_step=self._step)
 
     def _known_id(self, section: WandbSection, run: RunLog) -> str | None:
-        """Under which W&B has the steps before, and none after; None for a run that begins, there or here.
+        """Returns the id under which W&B has all steps before and none after; None if a new W&B run begins.
 
         Offline, a kill loses what W&B's process has not written, and a run that goes back has steps too many.
         """

@@ -1,5 +1,7 @@
 """The list of metrics, and what trackers get of a record."""
 
+import re
+
 import pytest
 from repository import ROOT
 
@@ -8,12 +10,18 @@ from evenpack.engine.reporting.definitions import DEFINITIONS, find_metric, metr
 
 def test_the_documentation_has_the_definitions_as_they_are() -> None:
     text = (ROOT / "docs/metrics.md").read_text("utf-8")
-    assert text.endswith(metrics_tables()), "write `metrics_tables()` behind the heading 'All metrics'"
+    assert text.endswith(metrics_tables()), "it is stale: run `python scripts/write_metrics_tables.py`"
 
 
 def test_each_name_is_defined_once() -> None:
     names = [metric.name for metric in DEFINITIONS]
     assert sorted(set(names)) == sorted(names)
+
+
+def test_each_meaning_can_stand_alone() -> None:
+    for metric in DEFINITIONS:
+        assert re.match(r"[A-Z0-9Σe].*\.$", metric.meaning), (metric.name, metric.meaning)
+        assert not re.match(r"(Of|The same|That|In|Over)\b", metric.meaning), (metric.name, metric.meaning)
 
 
 def test_a_name_with_a_source_stands_for_each_source() -> None:
