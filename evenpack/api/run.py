@@ -190,17 +190,18 @@ class Run:
             raise RunError(result.error or result.message)
         return result
 
-    def evaluate(self, *, checkpoint: int | None = None) -> "RunEvaluation":
+    def evaluate(self, *, checkpoint: int | None = None, data: str | Path | None = None) -> "RunEvaluation":
         """Evaluates a checkpoint on each source's held-out documents, in this process, on the GPU if there is one.
 
         Args:
             checkpoint: the step after which it was saved; None: the newest complete one.
+            data: a file of text, all of which replaces the held-out documents.
 
         Raises: as `prepared`; CheckpointError if there is no such checkpoint, with those that exist.
         """
         from evenpack.launcher.evaluation import evaluate_run
 
-        return evaluate_run(self.config, step=checkpoint)
+        return evaluate_run(self.config, step=checkpoint, data=None if data is None else Path(data))
 
     def export(self, directory: str | Path, *, checkpoint: int | None = None) -> "Export":
         """Writes a checkpoint into a new folder, for `from_pretrained` of Hugging Face transformers.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.pipeline import evaluation_batches
-from evenpack.data.prepared import PreparedData
+from evenpack.data.prepared import PreparedData, Split
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import ResolvedRun
 from evenpack.errors import DataError
@@ -100,7 +100,7 @@ def aggregate_loss(evaluations: Evaluations, weights: Mapping[str, float] | None
 
 
 @torch.no_grad()
-def evaluate_model(model: nn.Module, run: ResolvedRun, world: World) -> Evaluations:
+def evaluate_model(model: nn.Module, run: ResolvedRun, world: World, *, split: Split = "validation") -> Evaluations:
     """Evaluates `model`, called as `model(batch) -> LossSums`, on each source's validation packs, by source name.
 
     All ranks call it with the same weights and get the same answer. Packs are assigned over the ranks one by one and
@@ -117,7 +117,7 @@ def evaluate_model(model: nn.Module, run: ResolvedRun, world: World) -> Evaluati
     model.eval()
     try:
         with precision:
-            sums = torch.stack([_sum_source(model, run, name, world) for name in prepared.source_names])
+            sums = torch.stack([_sum_source(model, run, name, world, split) for name in prepared.source_names])
     finally:
         model.train(was_training)
     totals = world.all_sum(sums.flatten()).view(sums.shape).tolist()
@@ -136,9 +136,11 @@ def evaluate_model(model: nn.Module, run: ResolvedRun, world: World) -> Evaluati
     return evaluations
 
 
-def validation_batches(run: ResolvedRun, source: str, *, rank: int, ranks: int) -> Iterator[PackedBatch]:
+def validation_batches(
+    run: ResolvedRun, source: str, *, rank: int, ranks: int, split: Split = "validation"
+) -> Iterator[PackedBatch]:
     """Yields a rank's share of the batches on which a source is evaluated; none if it holds nothing out."""
-    if run.prepared.view(source, "validation").count == 0:
+    if run.prepared.view(source, split).count == 0:
         return iter(())
     return evaluation_batches(
         run.prepared,
@@ -149,6 +151,7 @@ def validation_batches(run: ResolvedRun, source: str, *, rank: int, ranks: int) 
         ranks=ranks,
         max_packs=run.config.training.evaluation_packs,
         seed=run.config.run.seed,
+        split=split,
     )
 
 
@@ -157,11 +160,11 @@ def evaluations_to_json(prepared: PreparedData, evaluations: Evaluations) -> dic
     return {name: evaluations[name].to_json() if name in evaluations else None for name in prepared.source_names}
 
 
-def _sum_source(model: nn.Module, run: ResolvedRun, source: str, world: World) -> Float64[Tensor, " 7"]:
+def _sum_source(model: nn.Module, run: ResolvedRun, source: str, world: World, split: Split) -> Float64[Tensor, " 7"]:
     """This rank's loss sum and correct targets, the same of next sentences, then targets, sequences and packs."""
     sums = torch.zeros(_TARGETS, dtype=torch.float64, device=world.device)
     counts = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
-    for batch in validation_batches(run, source, rank=world.rank, ranks=world.size):
+    for batch in validation_batches(run, source, rank=world.rank, ranks=world.size, split=split):
         result = model(batch.to(world.device, non_blocking=True))
         # Added up on the device, so that no batch waits for the one before it.
         next_sentence = (result.next_sentence_loss_sum, result.next_sentence_correct)

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from rich.console import RenderableType
 
+from evenpack.data.prepared import Split
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss, evaluate_model
 from evenpack.launcher import views
+from evenpack.launcher.evaluation_file import run_over_file
 from evenpack.launcher.processes.devices import settle_accelerator
 from evenpack.launcher.trained import load_trained_model
 
@@ -21,32 +23,44 @@ class RunEvaluation:
     checkpoint: Path
     step: int
     """Optimizer updates after which it was saved."""
+    data: Path | None
+    """The file that it was evaluated on; None: the held-out documents of the run's sources."""
     sources: dict[str, SourceEvaluation | None]
-    """Every source by name; None: it holds nothing out."""
+    """Every source, or the file, by name; None: nothing is held out."""
     aggregate: dict[str, Any] | None
     """The mean of the sources' losses by `training.validation_weights`, and these; None without weights."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the values for JSON; the aggregate is left out if there is none."""
+        """Returns the values for JSON; data and aggregate are left out where there are none."""
         sources = {name: None if found is None else found.to_json() for name, found in self.sources.items()}
         aggregate = {} if self.aggregate is None else {"aggregate": self.aggregate}
-        return {"checkpoint": self.checkpoint, "step": self.step, "sources": sources, **aggregate}
+        data = {} if self.data is None else {"data": self.data}
+        return {"checkpoint": self.checkpoint, "step": self.step, **data, "sources": sources, **aggregate}
 
 
-def evaluate_run(config: RunConfig, *, step: int | None = None) -> RunEvaluation:
+def evaluate_run(config: RunConfig, *, step: int | None = None, data: Path | None = None) -> RunEvaluation:
     """Evaluates the run's newest complete checkpoint, or that after `step` steps, in this process.
 
-    It takes the GPU if there is one.
+    It takes the GPU if there is one. `data` is a file of text, all of which replaces the held-out documents.
 
-    Raises: as `load_trained_model`; DataError for validation weights of a source that holds nothing out.
+    Raises: as `load_trained_model`; DataError for validation weights of a source that holds nothing out; and see
+    `run_over_file`.
     """
     settle_accelerator()
+    if data is None:
+        return _evaluate(config, step=step, split="validation", data=None)
+    with run_over_file(config, data) as over_file:
+        return _evaluate(over_file, step=step, split="train", data=data)
+
+
+def _evaluate(config: RunConfig, *, step: int | None, split: Split, data: Path | None) -> RunEvaluation:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trained = load_trained_model(config, device, step=step)
-    evaluations = evaluate_model(trained.model, trained.run, trained.world)
+    evaluations = evaluate_model(trained.model, trained.run, trained.world, split=split)
     return RunEvaluation(
         checkpoint=trained.checkpoint.path,
         step=trained.checkpoint.step,
+        data=data,
         sources={name: evaluations.get(name) for name in trained.run.prepared.source_names},
         aggregate=aggregate_loss(evaluations, config.training.validation_weights),
     )
@@ -55,7 +69,8 @@ def evaluate_run(config: RunConfig, *, step: int | None = None) -> RunEvaluation
 def describe_evaluation(found: RunEvaluation) -> tuple[dict[str, Any], list[RenderableType]]:
     """Returns an evaluation as a value for JSON and as rich tables."""
     value = found.to_json()
-    shown: list[RenderableType] = [views.evaluation_table(value["sources"], title=f"After step {found.step:,}")]
+    place = "" if found.data is None else f", on {found.data}"
+    shown: list[RenderableType] = [views.evaluation_table(value["sources"], title=f"After step {found.step:,}{place}")]
     if found.aggregate is not None:
         shown.append(views.aggregate_line(found.aggregate))
     return value, shown

@@ -3,17 +3,22 @@
 The ranks of the documented run are forked, which spares 15 s of CPU time; a slow test starts `deepspeed` itself.
 """
 
+import json
 import re
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from repository import ROOT
+from small_run import evenpack as evaluate_command
 from small_run import metrics, small_run_values, train_on
 
 import evenpack
+from evenpack.data.sources.held_out import held_out
+from evenpack.data.sources.kinds import open_corpus
 from evenpack.launcher import start
 from evenpack.launcher.processes.launch import LaunchPlan
 from evenpack.launcher.processes.verdict import LaunchResult
@@ -82,6 +87,36 @@ def test_a_checkpoint_is_evaluated_by_its_step(names: dict[str, Any]) -> None:
     assert newest.sources["one"].loss < earlier.sources["one"].loss
     with pytest.raises(evenpack.CheckpointError, match="no checkpoint of step 7; there are those of 10, 20"):
         run.evaluate(checkpoint=7)
+
+
+def held_out_documents(run: evenpack.Run, source: str) -> list[str]:
+    """The texts of a source that its run holds out."""
+    documents = list(open_corpus(source, run.config.data.sources[source]).documents())
+    identities = np.array([document.identity for document in documents], dtype=np.uint64)
+    chosen = held_out(identities, run.config.data.validation_fraction)
+    return [document.text for document, is_chosen in zip(documents, chosen, strict=True) if is_chosen]
+
+
+def test_a_file_of_the_held_out_documents_is_evaluated_as_they_are(
+    names: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    place = (f"run.output_dir={folder / 'out'}", f"data.prepared_dir={folder / 'data'}")
+    run = evenpack.open(folder / "RUN.yaml", *place, "training.evaluation_packs=null")
+    expected = run.evaluate(checkpoint=10).sources["one"]
+    texts = held_out_documents(run, "one")
+    (tmp_path / "held out.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    # Neither the length of the training nor a limit of its evaluation counts for a file.
+    long = ("training.steps=null", "training.epochs=9", "training.evaluation_packs=1", "schedule.warmup_steps=50")
+    found = evenpack.open(folder / "RUN.yaml", *place, *long).evaluate(checkpoint=10, data=tmp_path / "held out.jsonl")
+    assert (found.step, list(found.sources)) == (10, ["held_out"])
+    of_file = found.sources["held_out"]
+    assert (of_file.targets, of_file.sequences) == (expected.targets, expected.sequences)
+    assert of_file.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert of_file.accuracy == expected.accuracy
+    options = ["--checkpoint", "10", "--data", str(tmp_path / "held out.jsonl"), "--json"]
+    by_command = json.loads(evaluate_command("evaluate", folder / "RUN.yaml", *place, options=options).stdout)
+    assert by_command["sources"] == {"held_out": of_file.to_json()}
+    assert by_command["data"] == options[3]
 
 
 def test_a_run_that_fails_raises_what_its_rank_has_said(

@@ -19,7 +19,7 @@ from evenpack.data.order.skipped_steps import NO_STEPS, SkippedSteps
 from evenpack.data.order.step_plan import StepPlan, StepPlanner
 from evenpack.data.order.step_shape import StepShape
 from evenpack.data.packed_sources import packed_sources
-from evenpack.data.prepared import PreparedData
+from evenpack.data.prepared import PreparedData, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +144,9 @@ def evaluation_batches(
     ranks: int,
     max_packs: int | None,
     seed: int,
+    split: Split = "validation",
 ) -> Iterator[PackedBatch]:
-    """Yields this rank's part of a source's validation packs, each pack once over all ranks, in a fixed order.
+    """Yields this rank's part of the packs of a source's split, each pack once over all ranks, in a fixed order.
 
     The targets are the same for every seed. The last batch may hold fewer packs, and a rank may get fewer batches than
     another.
@@ -154,7 +155,7 @@ def evaluation_batches(
         shape: only its layout of micro-batches counts; packs are taken in order.
     """
     index = prepared.source_names.index(source)
-    packed = packed_sources(prepared, "validation", seed=seed, only=source)
+    packed = packed_sources(prepared, split, seed=seed, only=source)
     collator = _collator(prepared, packed, shape=shape, objective=objective.for_validation())
     packs = packed[0].plan.packs if max_packs is None else min(max_packs, packed[0].plan.packs)
     mine = np.arange(rank, packs, ranks)

@@ -61,6 +61,7 @@ def prepare(
     progress: Progress | None = None,
     workers: Workers | None = None,
     part_bytes: int | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Manifest:
     """Prepares `directory`, resumes an interrupted call, or finds that it is done.
 
@@ -68,6 +69,8 @@ def prepare(
         workers: who tokenises text; None: this process. What is written does not depend on it.
         part_bytes: the target size of the parts of a source that workers share; None: `default_part_bytes`. A resumed
             call keeps that of the call which began.
+        tokenizer: replaces the one that the section names or trains, for text that the tokenizer of a run is to encode;
+            None: that of the section.
 
     Raises: DataError for sources, tokenizers and directories that are wrong, where the directory belongs to other
     data, and where the disk is full; PackingError for limits that cannot be packed.
@@ -76,7 +79,7 @@ def prepare(
     progress = progress or NoProgress()
     if (directory / MANIFEST).is_file():
         return _confirm(config, directory, progress)
-    preparation = _Preparation.begin(config, directory, progress, workers, part_bytes)
+    preparation = _Preparation.begin(config, directory, progress, workers, part_bytes, tokenizer=tokenizer)
     with hold_lock(directory):
         if (directory / MANIFEST).is_file():  # whoever held the lock before has finished it
             return _confirm(config, directory, progress)
@@ -119,7 +122,14 @@ class _Preparation:
 
     @classmethod
     def begin(
-        cls, config: DataConfig, directory: Path, progress: Progress, workers: Workers | None, part_bytes: int | None
+        cls,
+        config: DataConfig,
+        directory: Path,
+        progress: Progress,
+        workers: Workers | None,
+        part_bytes: int | None,
+        *,
+        tokenizer: Tokenizer | None,
     ) -> "_Preparation":
         _check_packing(config)
         inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}
@@ -128,8 +138,9 @@ class _Preparation:
             for name, source in config.sources.items()
             if not isinstance(source, MegatronSource | Hdf5Source)
         }
-        tokenizer = None
-        if not isinstance(config.tokenizer, ExternalTokenizer | TrainedTokenizer | TrainedWordPieces):
+        if tokenizer is None and not isinstance(
+            config.tokenizer, ExternalTokenizer | TrainedTokenizer | TrainedWordPieces
+        ):
             tokenizer = load_tokenizer(config.tokenizer)
         _check_pair_tokens(config, tokenizer)
         meter = Meter(progress, _total_bytes(config, corpora))

@@ -1,5 +1,10 @@
 """The command `evenpack evaluate`."""
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from evenpack.launcher.cli.arguments import AsJson, AtStep, Overrides, RunFile, Save, load, reporting
 
 
@@ -8,6 +13,10 @@ def evaluate(
     overrides: Overrides = None,
     *,
     checkpoint: AtStep = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Evaluate on a file of text instead, all of it.", show_default=False),
+    ] = None,
     save: Save = None,
     as_json: AsJson = False,
 ) -> None:
@@ -19,10 +28,11 @@ def evaluate(
     \b
     Examples:
       evenpack evaluate configs/gpt2_mini_wiki.yaml training.evaluation_packs=500
+      evenpack evaluate RUN.yaml --checkpoint 400 --data other.jsonl.zst
       evenpack evaluate RUN.yaml data.prepared_dir=runs/other data.recipe='{kind: documents, ...}' --save other.json
     """
     config = load(run_file, overrides)
     with reporting(as_json, save=save) as report:
         from evenpack.launcher.evaluation import describe_evaluation, evaluate_run
 
-        report.value, report.shown = describe_evaluation(evaluate_run(config, step=checkpoint))
+        report.value, report.shown = describe_evaluation(evaluate_run(config, step=checkpoint, data=data))

@@ -1,0 +1,87 @@
+"""A file as the data of a run: its tokenizer, its recipe, and what is refused."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.config import RunConfig
+from evenpack.engine.resolve import open_run
+from evenpack.errors import ConfigError, DataError, NotPreparedError
+from evenpack.launcher.evaluation_file import run_over_file
+from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources
+
+SENTENCES = ("a small cat sat.", "the dog ran far.", "it was late.", "we all went home.", "nobody saw the moon.")
+
+
+def documents(count: int, *, seed: int) -> list[str]:
+    """Lines of some sentences each."""
+    source = random.Random(seed)
+    return [" ".join(source.choices(SENTENCES, k=source.randint(2, 6))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A prepared run over sentence pairs, each document gone through three times, its documents one a line."""
+    folder = tmp_path_factory.mktemp("pairs")
+    recipe = {"kind": "sentence_pairs", "max_sequence_length": 48, "duplication_factor": 3}
+    data = {
+        "sources": text_sources(folder, {"one": documents(60, seed=1)}),
+        "tokenizer": {"kind": "train_word_pieces", "vocabulary_size": 120},
+        "recipe": recipe,
+        "pack_length": 48,
+        "validation_fraction": 0.1,
+    }
+    return prepared(run_config(pair_run_values("bert", folder, data=data)))
+
+
+def test_the_runs_own_tokenizer_encodes_every_document_once(pairs: RunConfig, tmp_path: Path) -> None:
+    path = tmp_path / "new.txt"
+    path.write_text("\n".join(documents(20, seed=2)))
+    own = PreparedData.open(pairs.prepared_dir, pairs.data).manifest
+    with run_over_file(pairs, path) as run:
+        there = PreparedData.open(run.prepared_dir, run.data).manifest
+        assert there.tokenizer.model_dump(exclude={"inputs"}) == own.tokenizer.model_dump(exclude={"inputs"})
+        assert there.sources["new"].documents == 20  # a document a line, as the run's own source has it
+        assert there.sources["new"].validation.packing is None
+        assert run.data.recipe.model_dump() == {**pairs.data.recipe.model_dump(), "duplication_factor": 1}
+        assert open_run(run).config.training.planned_steps == 1
+        folder = run.prepared_dir
+    assert not folder.parent.exists()
+
+
+def test_nothing_is_left_where_the_file_cannot_be_read(
+    pairs: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text"')
+    with pytest.raises(DataError, match=r"broken\.jsonl.*line 2"), run_over_file(pairs, tmp_path / "broken.jsonl"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.jsonl"]
+
+
+def test_what_is_no_file_of_text_is_refused(pairs: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "file.bin").touch()
+    for name, message in (
+        ("none.txt", "is not there: give a file"),
+        (".", "is no file: give a file"),
+        ("file.bin", r"tells how a file is read; known: \.jsonl, .*\.parquet, .*\.txt"),
+    ):
+        with pytest.raises(ConfigError, match=message), run_over_file(pairs, tmp_path / name):
+            pass
+
+
+def test_a_run_without_a_tokenizer_is_refused(pairs: RunConfig, tmp_path: Path) -> None:
+    path = tmp_path / "new.txt"
+    path.write_text("words")
+    elsewhere = changed(pairs, data={"prepared_dir": tmp_path / "none"})
+    with pytest.raises(NotPreparedError), run_over_file(elsewhere, path):
+        pass
+    data = {
+        "sources": {"ready": {"kind": "megatron", "path": "prefix"}},
+        "tokenizer": {"kind": "external", "vocabulary_size": 300, "end_of_text_id": 0},
+    }
+    of_tokens = run_config(run_values("gpt2", tmp_path, data=data))
+    with pytest.raises(ConfigError, match="the sources of this run hold tokens"), run_over_file(of_tokens, path):
+        pass
