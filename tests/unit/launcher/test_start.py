@@ -1,0 +1,53 @@
+"""What a training run's outcome becomes: a value, tables, messages; and where its ranks print."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from evenpack.engine.config import RunSection
+from evenpack.launcher import start
+from evenpack.launcher.processes.launch import Devices, LaunchPlan
+from evenpack.launcher.processes.verdict import LaunchResult
+from evenpack.launcher.start import TrainingResult, describe_result, run_training
+from evenpack.launcher.training import TrainingPlan
+
+FAILED = LaunchResult(state="failed", exit_code=2, message="rank 1 on host ended", error="no space")
+
+
+def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingResult, object]:
+    """Runs a training that ends so; what came of it, and the stream that its ranks were given."""
+    streams = []
+
+    def supervise(*_: object, output: object, **__: object) -> LaunchResult:
+        streams.append(output)
+        return result
+
+    monkeypatch.setattr(start, "supervise", supervise)
+    devices = Devices(kind="cpu", ranks=1, options=(), choice="1 rank on the CPU")
+    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices)
+    plan = object.__new__(TrainingPlan)  # a run that fails reads none of it
+    found = run_training(RunSection(name="a", output_dir=folder), launch, plan)
+    return found, streams[0]
+
+
+def test_a_failure_keeps_its_error_and_its_message_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, _ = outcome(FAILED, tmp_path, monkeypatch)
+    assert (found.state, found.error, found.exit_code, found.report) == ("failed", "no space", 2, None)
+    value, shown = describe_result("a", found)
+    assert value == {"state": "failed", "message": "rank 1 on host ended", "output_dir": tmp_path}
+    assert shown == []
+    assert "error: rank 1 on host ended" in capsys.readouterr().err
+
+
+def test_ranks_print_to_standard_error_also_where_a_notebook_has_replaced_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "log").open("w") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        assert outcome(FAILED, tmp_path, monkeypatch)[1] is file
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert outcome(FAILED, tmp_path, monkeypatch)[1] is sys.__stderr__
