@@ -31,7 +31,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="section.key=value", help="Replace values of the run file.", show_default=False),
 ]
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study file.", show_default=False)]
+StudyFile = Annotated[
+    Path, typer.Argument(metavar="STUDY.yaml", help="The study file, or the name of a shipped one.", show_default=False)
+]
 StudyOverrides = Annotated[
     list[str] | None,
     typer.Argument(

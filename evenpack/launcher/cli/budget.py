@@ -28,7 +28,7 @@ def budget(
 
     \b
     Examples:
-      evenpack budget configs/gpt2_small.yaml --devices 8 --device h100 --mfu 0.4
+      evenpack budget gpt2_small --devices 8 --device h100 --mfu 0.4
       evenpack budget RUN.yaml --corpus-tokens 114400095 --corpus-documents 803000 training.steps=null training.epochs=2
       evenpack budget --compute 1e21 --served-tokens 1e12
     """

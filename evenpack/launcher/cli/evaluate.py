@@ -27,7 +27,7 @@ def evaluate(
 
     \b
     Examples:
-      evenpack evaluate configs/gpt2_mini_wiki.yaml training.evaluation_packs=500
+      evenpack evaluate gpt2_mini_wiki training.evaluation_packs=500
       evenpack evaluate RUN.yaml --checkpoint 400 --data other.jsonl.zst
       evenpack evaluate RUN.yaml data.prepared_dir=runs/other data.recipe='{kind: documents, ...}' --save other.json
     """

@@ -23,7 +23,7 @@ def export(
 
     \b
     Example:
-      evenpack export configs/gpt2_small.yaml gpt2_small_export
+      evenpack export gpt2_small gpt2_small_export
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:

@@ -8,7 +8,10 @@ import typer
 from evenpack.launcher.cli.arguments import AsJson, Overrides, reporting
 
 FinetuneFile = Annotated[
-    Path, typer.Argument(metavar="FINETUNE.yaml", help="The run file of a fine-tuning.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="FINETUNE.yaml", help="The run file of a fine-tuning, or the name of a shipped one.", show_default=False
+    ),
 ]
 
 
@@ -20,7 +23,7 @@ def finetune(run_file: FinetuneFile, overrides: Overrides = None, *, as_json: As
 
     \b
     Example:
-      evenpack finetune configs/finetune/cola.yaml data.folder=glue/CoLA training.initialize_from=runs/bert_mini_wiki
+      evenpack finetune finetune/cola data.folder=glue/CoLA training.initialize_from=runs/bert_mini_wiki
     """
     from evenpack.config import load_run_file
     from evenpack.finetuning.config import FinetuneConfig

@@ -34,8 +34,8 @@ def inspect(
 
     \b
     Examples:
-      evenpack inspect configs/demo.yaml --plot lengths.png
-      evenpack inspect configs/bert_large_phase2.yaml --against wikipedia_512
+      evenpack inspect demo.yaml --plot lengths.png
+      evenpack inspect bert_large_phase2.yaml --against wikipedia_512
       evenpack inspect tokenized.parquet --column input_ids --json
       evenpack inspect glue:mrpc --tokenizer bert-base-uncased
       evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png

@@ -32,7 +32,7 @@ def prepare(
 
     \b
     Examples:
-      evenpack prepare configs/gpt2_mini_wiki.yaml data.sources.wiki.path=wiki.jsonl.zst
+      evenpack prepare gpt2_mini_wiki data.sources.wiki.path=wiki.jsonl.zst
       mpirun -n 65 evenpack prepare RUN.yaml       on several hosts: the first rank joins what 64 others tokenise
     """
     from evenpack.data.prepare.tokenising.mpi import mpi_workers, started_ranks

@@ -35,7 +35,7 @@ def export_shards(
 
     \b
     Example:
-      evenpack shards export configs/bert_mini_wiki.yaml shards data.recipe.static_masks.max_predictions=19
+      evenpack shards export bert_mini_wiki shards data.recipe.static_masks.max_predictions=19
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:

@@ -36,8 +36,8 @@ def train(
 
     \b
     Examples:
-      evenpack train configs/gpt2_small.yaml --num-gpus 8 training.steps=5000
-      evenpack train configs/demo.yaml --cpu-ranks 4
+      evenpack train gpt2_small --num-gpus 8 training.steps=5000
+      evenpack train demo --cpu-ranks 4
     """
     from evenpack.launcher.processes.launch import plan_launch
     from evenpack.launcher.processes.streams import outlive_terminal

@@ -24,7 +24,7 @@ def verify(run_file: RunFile, overrides: Overrides = None, *, as_json: AsJson = 
 
     \b
     Example:
-      evenpack verify configs/gpt2_mini_wiki.yaml
+      evenpack verify gpt2_mini_wiki
     """
     config = load(run_file, overrides)
     with reporting(as_json) as report:

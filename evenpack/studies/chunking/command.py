@@ -24,7 +24,7 @@ class ChunkingCommand:
 
     \b
     Examples:
-      evenpack study chunking configs/studies/atom_size_gpt2_124m.yaml --dry-run --device a100
+      evenpack study chunking studies/atom_size_gpt2_124m --dry-run --device a100
       evenpack study chunking STUDY.yaml --devices-per-run 1 --plot figures/ --save found.json
       evenpack study chunking STUDY.yaml study.output_dir=runs/other training.epochs=1
     """

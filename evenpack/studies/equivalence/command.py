@@ -21,7 +21,7 @@ class EquivalenceCommand:
 
     \b
     Examples:
-      evenpack study equivalence configs/studies/equivalence_mini.yaml --dry-run
+      evenpack study equivalence studies/equivalence_mini --dry-run
       evenpack study equivalence STUDY.yaml --devices-per-run 1 --plot arms.png --save arms.json
       evenpack study equivalence STUDY.yaml study.output_dir=runs/other training.steps=500
     """

@@ -21,7 +21,7 @@ class ShuffleCommand:
 
     \b
     Examples:
-      evenpack study shuffle configs/studies/shuffle_mini.yaml --dry-run
+      evenpack study shuffle studies/shuffle_mini --dry-run
       evenpack study shuffle STUDY.yaml --devices-per-run 1 --plot shuffle.png --save shuffle.json
     """
 

@@ -18,7 +18,7 @@ class ThroughputCommand(ThroughputArguments):
 
     \b
     Examples:
-      evenpack study throughput configs/demo.yaml --plot throughput.png
+      evenpack study throughput demo --plot throughput.png
       evenpack study throughput RUN.yaml --layouts padded,packed --depths '' --rounds 3
       evenpack study throughput RUN.yaml --cost-model h100.json training.packs_per_step=32
     """
