@@ -9,6 +9,7 @@ table and a line of JSON with medians. MPI takes evenpack[mpi].
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -33,16 +34,16 @@ class _WorkerSeconds:
     """Progress that keeps the CPU seconds of workers."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.all = self.longest = 0.0
 
     def update(self, state: PrepareState) -> None:
         """Ignores it."""
 
     def note(self, message: str) -> None:
         """Takes the seconds out of the note at the end of a source."""
-        if "CPU seconds of its workers: " in message:
-            told = message.split("CPU seconds of its workers: ")[1]
-            self.seconds = [float(worker.rsplit(": ", 1)[1]) for worker in told.split(", ") if ": " in worker]
+        found = re.search(r"CPU seconds of its \d+ workers: ([\d.]+), the longest ([\d.]+)", message)
+        if found:
+            self.all, self.longest = map(float, found.groups())
 
 
 def main() -> None:
@@ -107,8 +108,8 @@ def _measure(arguments: argparse.Namespace, workers: Workers | None) -> None:
         found = {
             "wall_seconds": time.monotonic() - begun,
             "parent_cpu_seconds": time.process_time() - begun_cpu,
-            "longest_worker_cpu_seconds": max(progress.seconds, default=0.0),
-            "worker_cpu_seconds": sum(progress.seconds),
+            "longest_worker_cpu_seconds": progress.longest,
+            "worker_cpu_seconds": progress.all,
             "tokens": manifest.sources["text"].tokens,
             "files": sorted((name, file.content.whole) for name, file in manifest.files.items()),
         }

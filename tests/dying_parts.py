@@ -1,13 +1,15 @@
-"""Parts of a corpus whose reader dies, for tests of workers; importable where a worker is."""
+"""Parts of a corpus whose reader dies or sleeps, for tests of workers; importable where a worker is."""
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from evenpack.data.sources.corpus import Corpus, CorpusPart, Document
+from evenpack.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +60,42 @@ class DyingCorpus:
         parts = list(self.corpus.parts(target_bytes))
         parts[self.part] = DyingPart(part=parts[self.part], deaths=self.deaths, times=self.times)
         return tuple(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleepingPart:
+    """The first part waits until another sleeps, and holds a mistake; the others sleep longer than any test."""
+
+    number: int
+    woken: Path
+    name: str = "a part"
+    total_bytes: int = 100
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        asleep = self.woken.with_name("asleep")
+        if self.number:
+            asleep.touch()
+            time.sleep(100)
+            self.woken.touch()
+        while not asleep.exists():
+            time.sleep(0.01)
+        raise DataError(f"threads of Rust: {os.environ['RAYON_NUM_THREADS']}")
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleepingCorpus:
+    """A corpus of two such parts."""
+
+    corpus: Corpus
+    woken: Path
+
+    @property
+    def total_bytes(self) -> int:
+        return self.corpus.total_bytes
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        return self.corpus.documents(start)
+
+    def parts(self, target_bytes: int) -> tuple[CorpusPart, ...]:
+        return tuple(SleepingPart(number=number, woken=self.woken) for number in range(2))

@@ -1,5 +1,6 @@
 """The prepared directory as a place: one `prepare` at a time, leftovers of killed ones, and full disks."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -11,6 +12,7 @@ from evenpack.data.prepare.manifest import MANIFEST, TOKENIZER_FOLDER, TRAINED_O
 from evenpack.errors import DataError, RunError
 
 _LOCK = ".prepare.lock"
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO})
 _OURS = frozenset({_LOCK, MANIFEST, TOKENIZER_FOLDER, TRAINED_ON, "sources"})
 
 
@@ -66,13 +68,19 @@ def remove_leftovers(directory: Path) -> None:
 
 @contextmanager
 def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | None]) -> Iterator[None]:
-    """Turns a failure to write into a DataError with the free and the needed bytes."""
+    """Turns a failure to write into a DataError with the free and the needed bytes, and other failures of the system
+    into one without."""
     try:
         yield
     except (OSError, RunError) as error:
         cause = error.__cause__ if isinstance(error, RunError) else error
         if not isinstance(cause, OSError):
             raise
+        if cause.errno not in _CANNOT_WRITE:
+            raise DataError(
+                f"{directory} is not prepared yet: {cause}. If a file of a source was moved, put it back. What has "
+                "been written is kept: the same command resumes from there"
+            ) from error
         needed = needed_bytes()
         estimate = "unknown as yet" if needed is None else f"about {needed:,} bytes more"
         raise DataError(

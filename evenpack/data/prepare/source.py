@@ -30,7 +30,7 @@ from evenpack.data.prepare.shared_tokens import SharedTokens, recorded_path
 from evenpack.data.prepare.shuffling import in_training_order, shuffled_files
 from evenpack.data.prepare.splits import split_files, store_split
 from evenpack.data.prepare.tokenising.encoding import columns
-from evenpack.data.prepare.tokenising.write import Tokenising, write_tokens
+from evenpack.data.prepare.tokenising.write import Tokenising, remove_unfinished, write_tokens
 from evenpack.data.prepare.tokenising.written_tokens import WrittenTokens
 from evenpack.data.sequences import PAIRS, SequenceView, build_view, open_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
@@ -132,6 +132,7 @@ class SourcePreparation:
         if self.shared is None or read_journal(self.folder / "tokens") is not None:
             yield self.folder
             return
+        remove_unfinished(self.folder / "tokens")
         with self.shared.held(self.name, origin) as folder:
             yield folder
 

@@ -70,11 +70,6 @@ class EncodedDocuments:
     columns: Mapping[str, Int64[np.ndarray, " _"]]
     """Columns to store with the tokens: `SENTENCE_LENGTHS` where documents came as sentences."""
 
-    @property
-    def says_nothing(self) -> bool:
-        """True if there is no token of text, or only unknown ones: the vocabulary does not match the text."""
-        return self.unknown_tokens == len(self.tokens) - len(self.lengths)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedText:

@@ -15,7 +15,6 @@ from evenpack.data.sources.corpus import CorpusPart
 from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, EncodedDocuments, Tokenizer
 from evenpack.data.tokens.file import DOCUMENT_HASHES
 from evenpack.data.tokens.writer import HASH_COLUMN, TokenFileWriter
-from evenpack.errors import DataError
 
 COMMIT_SECONDS = 5.0
 """The work that a kill costs at most."""
@@ -61,22 +60,20 @@ def append_parts(
     writer: TokenFileWriter,
     state: TokenisingState,
     *,
-    source: str,
     threads: int,
     report: Callable[[TokenisingState], None],
 ) -> TokenisingState:
-    """Tokenises what the writer does not have yet of `parts`, which are all parts of the corpus.
+    """Tokenises what the writer does not have yet of `parts`: all parts of a corpus, or those up to one of them.
 
     It commits every few seconds; what comes after the last commit is lost by a kill.
 
     Args:
         state: that of the writer's last commit, or the first one.
-        source: its name, for messages.
         threads: how many encode.
         report: is given the state after each batch.
 
     Returns: the state at the end.
-    Raises: DataError for a part that cannot be read, or a text that the vocabulary cannot express.
+    Raises: DataError for a part that cannot be read.
     """
     bytes_before = sum(part.total_bytes for part in parts[: state.parts])
     committed = time.monotonic()
@@ -89,8 +86,6 @@ def append_parts(
                 state = state.with_end_of_part(step.part, documents=writer.documents, bytes_read=bytes_before)
                 continue
             batch, encoded = step
-            if writer.documents == 0 and batch.text_bytes and encoded.says_nothing:
-                raise nothing_encoded(source)
             writer.append(encoded.tokens, encoded.lengths, {DOCUMENT_HASHES: batch.identities, **encoded.columns})
             state = state.with_batch(
                 text_bytes=batch.text_bytes,
@@ -108,14 +103,6 @@ def encoding_threads() -> int:
     """How many threads of Python encode: several, so that Rust's threads have work while the last long document of a
     batch is encoded, and while ids become arrays; no more than the cores that a worker is allowed."""
     return max(1, min(_MOST_ENCODERS, int(os.environ.get("RAYON_NUM_THREADS") or _MOST_ENCODERS)))
-
-
-def nothing_encoded(source: str) -> DataError:
-    """The error of a source whose text is not of the vocabulary."""
-    return DataError(
-        f"the text of source '{source}' encodes to nothing but unknown tokens, or to no token at all: "
-        "the tokenizer's vocabulary is not of this text, or the text is empty"
-    )
 
 
 def _encoded(

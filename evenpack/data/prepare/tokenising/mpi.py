@@ -53,4 +53,4 @@ def _cores_of_a_rank() -> int:
 
 
 def _number(names: tuple[str, ...]) -> int:
-    return next((int(os.environ[name]) for name in names if name in os.environ), 1)
+    return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), 1)

@@ -81,8 +81,35 @@ class PartFile:
 def write_part(task: PartTask) -> PartFile:
     """Tokenises a part, or resumes where a call before it was; what is finished is compared with its checksums.
 
-    Raises: DataError as `append_parts`, and if the tokenizer cannot be read here; RunError if the disk is full.
+    Raises: DataError for what is wrong in the source; RunError for what is wrong with this host: a file or the
+    tokenizer cannot be read here; OSError if the part cannot be written.
     """
+    try:
+        return _written(task)
+    except DataError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise RunError(
+            f"part {task.number} of source '{task.source}' could not be read on host {socket.gethostname()}: {error}. "
+            "What is tokenised is kept: the same command resumes once every host can read the source"
+        ) from error
+    except RunError as error:
+        if isinstance(error.__cause__, OSError):  # an executor would drop the cause on its way
+            raise error.__cause__ from None
+        raise
+
+
+def stop_file(parts_folder: Path) -> Path:
+    """The file that asks those who tokenise parts in this folder to stop."""
+    return parts_folder / "stop"
+
+
+def _end_if_asked(task: PartTask) -> None:
+    if stop_file(task.prefix.parents[1]).exists():
+        raise RunError(f"part {task.number} of source '{task.source}' was given up")
+
+
+def _written(task: PartTask) -> PartFile:
     began = time.process_time()
     tokenizer = _tokenizer(task.tokenizer_folder, task.tokenizer_checksum)
     first = TokenisingState(origin=dict(task.identity), part_bytes=task.part_bytes)
@@ -95,9 +122,8 @@ def write_part(task: PartTask) -> PartFile:
                 encoder(tokenizer, task.language),
                 writer,
                 TokenisingState.read(writer) or first,
-                source=task.source,
                 threads=encoding_threads(),
-                report=lambda _: None,
+                report=lambda _: _end_if_asked(task),
             )
             journal = writer.finish(state.to_json())
     return PartFile(
@@ -126,16 +152,16 @@ def _resumed(task: PartTask, tokenizer: Tokenizer) -> TokenFileWriter:
 
 @lru_cache(maxsize=1)
 def _tokenizer(folder: Path, checksum: str) -> Tokenizer:
-    """Raises: DataError if this machine does not see the prepared directory, or sees another one."""
+    """Raises: RunError if this machine does not see the prepared directory, or sees another one."""
     host = socket.gethostname()
     if not folder.is_dir():
-        raise DataError(
+        raise RunError(
             f"{folder} is not there on host {host}: workers on several hosts need a data.prepared_dir on a file "
-            "system that all of them share"
+            "system that all of them share. What is tokenised is kept: the same command resumes then"
         )
     tokenizer = Tokenizer.load(folder)
     if tokenizer.checksum != checksum:
-        raise DataError(
+        raise RunError(
             f"{folder} on host {host} holds another tokenizer than the one of this run (checksum {tokenizer.checksum}, "
             f"expected {checksum}): all hosts must see the same data.prepared_dir"
         )

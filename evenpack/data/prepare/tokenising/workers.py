@@ -5,65 +5,81 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Protocol, runtime_checkable
 
-from evenpack.data.prepare.tokenising.part_files import PartFile, PartTask, write_part
+from evenpack.data.prepare.tokenising.part_files import PartFile, PartTask, stop_file, write_part
 from evenpack.errors import RunError
 
 _PRELOADED = ["evenpack.data.prepare.tokenising.part_files"]
 _DEATHS_WITHOUT_PROGRESS = 3
+_SECONDS_BETWEEN_LOOKS = 3.0
+
+_Pending = deque[tuple[PartTask, Future[PartFile]]]
+"""Tasks in order, and what will come of them."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Whoever waits for the files."""
+
+    def note(self, message: str) -> None:
+        """Something to be reported once."""
+
+    def waiting(self, tasks: Sequence[PartTask]) -> None:
+        """Called every few seconds while nothing is ready, with the tasks that are at work or ready."""
 
 
 @runtime_checkable
 class Workers(Protocol):
     """Processes that tokenise parts."""
 
-    @property
-    def count(self) -> int:
-        """How many there are."""
-
-    def files(self, tasks: Iterable[PartTask], note: Callable[[str], None]) -> Generator[PartFile, None, None]:
+    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
         """The parts' token files in the order of the tasks, each as soon as those before it are there.
 
-        Tasks are taken a bounded number ahead. When it is closed early, the workers stop.
+        Tasks are taken a bounded number ahead. When it is closed early, it returns once no worker writes any more.
 
         Raises: what a task has raised, when its turn comes; RunError if workers die again and again.
         """
 
 
 class LocalWorkers:
-    """Processes of this machine. A worker that dies costs the parts at work, which are resumed by new workers."""
+    """Processes of this machine. A worker that dies costs the parts at work, which new workers resume.
+
+    They import the main script again, so a script that uses them must begin its work below
+    `if __name__ == "__main__":`.
+    """
 
     def __init__(self, count: int) -> None:
         """Starts none yet."""
         if count < 1:
             raise ValueError(f"expected at least 1 worker, got {count}")
-        self.count = count
+        self._count = count
 
-    def files(self, tasks: Iterable[PartTask], note: Callable[[str], None]) -> Generator[PartFile, None, None]:
+    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
         remaining = deque(tasks)
         deaths = 0
         while remaining:
             try:
                 with self._pool() as pool:
-                    for file in _in_order(pool, remaining, ahead=_ahead(self.count)):
+                    for file in _in_order(pool, tuple(remaining), _ahead(self._count), observer):
                         remaining.popleft()
                         deaths = 0
                         yield file
             except BrokenExecutor as error:
                 deaths += 1
-                parts = _numbers(list(remaining)[: _ahead(self.count)])
+                parts = _numbers(list(remaining)[: _ahead(self._count)])
                 if deaths == _DEATHS_WITHOUT_PROGRESS:
                     raise RunError(
                         f"workers died {deaths} times while they tokenised {parts} of source "
-                        f"'{remaining[0].source}', and no part was finished in between: where memory is short, take "
-                        "fewer --workers; the same command goes on from here"
+                        f"'{remaining[0].source}', and no part was finished in between: where memory is short, use "
+                        'fewer --workers; a script must call prepare below `if __name__ == "__main__":`. The same '
+                        "command resumes from here"
                     ) from error
-                note(f"warning: a worker died; {parts}, as far as they were not finished, are resumed by new ones")
+                observer.note(f"warning: a worker died; {parts}, unless they were finished, are resumed by new workers")
 
     @contextmanager
     def _pool(self) -> Iterator[ProcessPoolExecutor]:
@@ -71,9 +87,9 @@ class LocalWorkers:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         lifeline, end = context.Pipe(duplex=False)
-        cores = max(1, len(os.sched_getaffinity(0)) // self.count)
+        cores = max(1, len(os.sched_getaffinity(0)) // self._count)
         pool = ProcessPoolExecutor(
-            self.count, mp_context=context, initializer=_begin_worker, initargs=(lifeline, cores)
+            self._count, mp_context=context, initializer=_begin_worker, initargs=(lifeline, cores)
         )
         try:
             yield pool
@@ -95,10 +111,10 @@ class MpiWorkers:
     def __init__(self, executor: Executor, count: int) -> None:
         """`executor`: of `MPICommExecutor`, in its root."""
         self._executor = executor
-        self.count = count
+        self._count = count
 
-    def files(self, tasks: Iterable[PartTask], note: Callable[[str], None]) -> Generator[PartFile, None, None]:
-        yield from _in_order(self._executor, tasks, ahead=_ahead(self.count))
+    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
+        yield from _in_order(self._executor, tasks, _ahead(self._count), observer, end=_ask_to_end)
 
 
 def local_workers(count: int | None) -> LocalWorkers | None:
@@ -112,18 +128,42 @@ def _ahead(workers: int) -> int:
     return 4 * workers
 
 
-def _in_order(executor: Executor, tasks: Iterable[PartTask], *, ahead: int) -> Iterator[PartFile]:
-    pending: deque[Future[PartFile]] = deque()
+def _in_order(
+    executor: Executor,
+    tasks: Sequence[PartTask],
+    ahead: int,
+    observer: Observer,
+    *,
+    end: Callable[[_Pending], None] = lambda _: None,
+) -> Iterator[PartFile]:
+    """`end` is given what is at work when the iteration ends early."""
+    pending: _Pending = deque()
     try:
-        for task in tuple(tasks):
-            pending.append(executor.submit(write_part, task))
+        for task in tasks:
+            pending.append((task, executor.submit(write_part, task)))
             if len(pending) == ahead:
-                yield pending.popleft().result()
+                yield _first(pending, observer)
         while pending:
-            yield pending.popleft().result()
+            yield _first(pending, observer)
     finally:
-        for future in pending:
-            future.cancel()
+        if at_work := deque(entry for entry in pending if not entry[1].cancel()):
+            end(at_work)
+
+
+def _ask_to_end(pending: _Pending) -> None:
+    """Returns when none of these writes any more: what is at work on another host cannot be cancelled."""
+    for folder in {task.prefix.parents[1] for task, _ in pending}:
+        folder.mkdir(parents=True, exist_ok=True)
+        stop_file(folder).touch()
+    wait([future for _, future in pending])
+
+
+def _first(pending: _Pending, observer: Observer) -> PartFile:
+    _, future = pending[0]
+    while not wait([future], timeout=_SECONDS_BETWEEN_LOOKS).done:
+        observer.waiting([task for task, _ in pending])
+    pending.popleft()
+    return future.result()
 
 
 def _numbers(tasks: list[PartTask]) -> str:

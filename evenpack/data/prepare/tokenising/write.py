@@ -10,14 +10,14 @@ from pathlib import Path
 from evenpack.data.prepare.origins import Origin, origin_hash
 from evenpack.data.prepare.progress import SourceReporter
 from evenpack.data.prepare.tokenising.batches import no_document
-from evenpack.data.prepare.tokenising.encoding import append_parts, columns, encoder, encoding_threads, nothing_encoded
-from evenpack.data.prepare.tokenising.part_files import PartTask
+from evenpack.data.prepare.tokenising.encoding import append_parts, columns, encoder, encoding_threads
+from evenpack.data.prepare.tokenising.part_files import PartTask, stop_file
 from evenpack.data.prepare.tokenising.state import TokenisingState
 from evenpack.data.prepare.tokenising.workers import Workers
 from evenpack.data.sources.corpus import Corpus, CorpusPart
 from evenpack.data.sources.rows import RowCorpus
 from evenpack.data.tokenizers.tokenizer import Tokenizer
-from evenpack.data.tokens.file import Journal
+from evenpack.data.tokens.file import Journal, read_journal
 from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError
 
@@ -104,6 +104,12 @@ class _SourceWriting:
         self._state = TokenisingState.read(writer) or TokenisingState(origin=origin, part_bytes=part_bytes)
         self._bytes_resumed = self._state.bytes_read
         self._parts: Sequence[CorpusPart] = corpus.parts(self._state.part_bytes)
+        self._origin_hash = origin_hash(origin)
+        self._is_told_of_unknown = False
+        if tokenising.part_bytes not in (None, self._state.part_bytes):
+            self.note(
+                f"source '{reporter.source}' was begun with parts of {self._state.part_bytes:,} bytes, which it keeps"
+            )
 
     def run(self) -> TokenisingState:
         """Appends what is missing. Returns: the state at the end."""
@@ -122,7 +128,6 @@ class _SourceWriting:
             encoder(self._how.tokenizer, self._how.language),
             self._writer,
             self._state,
-            source=self._reporter.source,
             threads=encoding_threads(),
             report=self._report,
         )
@@ -130,8 +135,9 @@ class _SourceWriting:
     def _append_files_of(self, workers: Workers) -> None:
         """Joins the parts' files in their order while later ones are written."""
         seconds: defaultdict[str, float] = defaultdict(float)
+        stop_file(_parts_folder(self._writer.prefix)).unlink(missing_ok=True)
         tasks = [self._task(number) for number in range(self._state.parts, len(self._parts))]
-        with closing(workers.files(tasks, self._reporter.progress.note)) as files:
+        with closing(workers.files(tasks, self)) as files:
             for file in files:
                 before = self._state
                 file.append_to(self._writer)
@@ -159,24 +165,62 @@ class _SourceWriting:
             part=self._parts[number],
             source=self._reporter.source,
             prefix=_parts_folder(self._writer.prefix) / f"{number:06d}" / "tokens",
-            identity={"tokens": origin_hash(self._state.origin), "part": number, "part_bytes": self._state.part_bytes},
+            identity={"tokens": self._origin_hash, "part": number, "part_bytes": self._state.part_bytes},
             part_bytes=self._state.part_bytes,
             tokenizer_folder=self._how.tokenizer_folder,
             tokenizer_checksum=tokenizer.checksum,
             language=self._how.language,
         )
 
-    def _report(self, state: TokenisingState) -> None:
+    def note(self, message: str) -> None:
+        """Passes a message of the workers on."""
+        self._reporter.progress.note(message)
+
+    def waiting(self, tasks: Sequence[PartTask]) -> None:
+        """Reports what the journals of parts say that are at work."""
+        journals = [journal for task in tasks if (journal := _journal_at_work(task)) is not None]
         self._reporter.report(
-            documents=self._writer.documents,
-            tokens=self._writer.tokens,
-            bytes_read=state.bytes_read,
+            documents=self._writer.documents + sum(journal.documents for journal in journals),
+            tokens=self._writer.tokens + sum(journal.tokens for journal in journals),
+            bytes_read=self._state.bytes_read + sum(journal.state["bytes_read"] for journal in journals),
             bytes_resumed=self._bytes_resumed,
         )
 
+    def _report(self, state: TokenisingState) -> None:
+        documents, tokens = self._writer.documents, self._writer.tokens
+        self._reporter.report(
+            documents=documents, tokens=tokens, bytes_read=state.bytes_read, bytes_resumed=self._bytes_resumed
+        )
+        if state.text_bytes and tokens - documents == state.unknown_tokens and not self._is_told_of_unknown:
+            self._is_told_of_unknown = True
+            self.note(
+                f"warning: the first {documents:,} documents of source '{self._reporter.source}' encode to nothing but "
+                "unknown tokens, or to no token at all: is the tokenizer of this text?"
+            )
+
     def _note_seconds(self, seconds: Mapping[str, float]) -> None:
-        each = ", ".join(f"{worker}: {spent:.1f}" for worker, spent in sorted(seconds.items()))
-        self._reporter.progress.note(f"source '{self._reporter.source}': CPU seconds of its workers: {each}")
+        total, longest = sum(seconds.values()), max(seconds.values())
+        self.note(
+            f"source '{self._reporter.source}': CPU seconds of its {len(seconds)} workers: {total:.1f}, the longest "
+            f"{longest:.1f}"
+        )
+
+
+def _journal_at_work(task: PartTask) -> Journal | None:
+    """The journal of a part as its worker last wrote it; None before the first, or where it is of another part."""
+    try:
+        journal = read_journal(task.prefix)
+    except DataError:
+        return None
+    is_its_own = journal is not None and journal.state.get("origin") == task.identity
+    return journal if is_its_own else None
+
+
+def remove_unfinished(prefix: Path) -> None:
+    """Removes what a call wrote that was killed before its journal."""
+    shutil.rmtree(_parts_folder(prefix), ignore_errors=True)
+    for path in prefix.parent.glob(f"{prefix.name}.*.partial"):
+        path.unlink(missing_ok=True)
 
 
 def _parts_folder(prefix: Path) -> Path:
@@ -191,4 +235,7 @@ def _check_content(corpus: Corpus, source: str, writer: TokenFileWriter, state: 
     if writer.documents == 0:
         raise no_document(source)
     if writer.tokens - writer.documents == state.unknown_tokens:
-        raise nothing_encoded(source)
+        raise DataError(
+            f"the text of source '{source}' encodes to nothing but unknown tokens, or to no token at all: "
+            "the tokenizer's vocabulary is not of this text, or the text is empty"
+        )

@@ -1,28 +1,38 @@
 """Preparation by several processes: the same bytes for any number of them, and little lost with one that dies."""
 
+import errno
+import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
 import pytest
-from dying_parts import DyingCorpus
+from dying_parts import DyingCorpus, SleepingCorpus
 from prepared_files import Recorder, StopAfter, StoppedError, contents, data_config, sentences, two_sources, write_jsonl
 
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare import prepare as prepare_module
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.tokenising import encoding, part_files
-from evenpack.data.prepare.tokenising.part_files import PartFile, PartTask, write_part
-from evenpack.data.prepare.tokenising.workers import LocalWorkers, MpiWorkers
+from evenpack.data.prepare.tokenising.part_files import PartFile, PartTask, stop_file, write_part
+from evenpack.data.prepare.tokenising.workers import LocalWorkers, MpiWorkers, Observer, local_workers
+from evenpack.data.prepare.tokenising.write import default_part_bytes
 from evenpack.data.sources.config import BuiltinSource
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.kinds import open_corpus
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.file import Journal
 from evenpack.errors import DataError, RunError
 
@@ -33,18 +43,30 @@ PART_BYTES = 15_000
 class HereWorkers:
     """Writes parts in this process, one after another, so that a test can look at them and change them."""
 
-    count = 2
-
     def __init__(self, after: Callable[[PartFile], None] = lambda _: None) -> None:
         self.after = after
         self.numbers: list[int] = []
 
-    def files(self, tasks: Iterable[PartTask], note: Callable[[str], None]) -> Generator[PartFile, None, None]:
+    def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
         for task in tasks:
             self.numbers.append(task.number)
             file = write_part(task)
             self.after(file)
             yield file
+            assert not task.prefix.parent.exists(), "what is joined is removed"
+
+
+class Watching:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def waiting(self, tasks: Sequence[PartTask]) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +98,9 @@ def test_any_number_of_workers_writes_the_same_bytes(
         progress=recorder,
     )
     assert contents(tmp_path / "data") == contents(in_parts)
-    told = [note for note in recorder.notes if "CPU seconds of its workers" in note]
-    assert len(told) == 2
-    assert all(1 <= note.count("process") <= workers for note in told)
+    told = [re.search(r"CPU seconds of its (\d) workers: \d", note) for note in recorder.notes]
+    assert len(numbers := [int(found.group(1)) for found in told if found]) == 2
+    assert max(numbers) <= workers
     states = [state for state in recorder.states if state.stage == "tokens" and state.source == "wiki"]
     assert len(states) > 5, "a report for each part"
     assert states[-1].bytes_read == states[-1].total_bytes
@@ -249,6 +271,203 @@ def test_a_finished_part_is_taken_over(
     assert contents(directory) == contents(in_parts)
 
 
+def test_a_finished_part_of_a_source_that_has_changed_is_not_taken_over(
+    own_corpus: Path, in_parts: Path, tmp_path: Path
+) -> None:
+    config, directory = _loaded(two_sources(own_corpus), in_parts), tmp_path / "data"
+
+    def interrupt(file: PartFile) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=PART_BYTES)
+    assert list(directory.rglob("tokens.parts/000000/tokens.bin"))
+    lines = (own_corpus / "wiki.jsonl").read_text().splitlines()
+    (own_corpus / "wiki.jsonl").write_text("\n".join(reversed(lines)) + "\n")
+    prepare(config, tmp_path / "alone", part_bytes=PART_BYTES)
+    prepare(config, directory, workers=HereWorkers(), part_bytes=PART_BYTES)
+    assert contents(directory) == contents(tmp_path / "alone")
+
+
+def test_what_workers_have_done_is_reported_before_it_is_joined(corpus: Path, tmp_path: Path) -> None:
+    class Slow(HereWorkers):
+        def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
+            write_part(tasks[0])
+            write_part(tasks[3])
+            observer.waiting(tasks[:5])
+            yield from super().files(tasks, observer)
+
+    recorder = Recorder()
+    prepare(two_sources(corpus), tmp_path / "data", workers=Slow(), part_bytes=PART_BYTES, progress=recorder)
+    states = [state for state in recorder.states if state.stage == "tokens" and state.source == "wiki"]
+    assert states[0].documents > 2 * states[1].documents / 3 > 0, "two parts, then the first one joined"
+    assert states[0].bytes_read > states[1].bytes_read > 0
+    assert states[0].tokens > states[1].tokens > 0
+
+
+def test_parts_of_another_size_are_not_taken_over(corpus: Path, in_parts: Path, tmp_path: Path) -> None:
+    config, directory = two_sources(corpus), tmp_path / "data"
+
+    def interrupt(file: PartFile) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=2 * PART_BYTES)
+    prepare(config, directory, workers=HereWorkers(), part_bytes=PART_BYTES)
+    assert contents(directory) == contents(in_parts)
+
+
+def test_unfinished_parts_are_removed_where_the_tokens_come_to_lie_elsewhere(corpus: Path, tmp_path: Path) -> None:
+    config, directory = two_sources(corpus), tmp_path / "data"
+
+    def interrupt(file: PartFile) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare(config, directory, workers=HereWorkers(interrupt), part_bytes=PART_BYTES)
+    prepare(config.model_copy(update={"tokens_dir": tmp_path / "tokens"}), directory)
+    assert not list(directory.rglob("tokens.*"))
+
+
+def test_text_of_another_script_in_a_part_is_counted_and_not_refused(tmp_path: Path) -> None:
+    texts = [*sentences(60, seed=1), *["\u6f22\u5b57 \u6f22"] * 400]
+    path = write_jsonl(tmp_path / "two_scripts.jsonl", texts)
+    vocabulary = {"kind": "train_word_pieces", "vocabulary_size": 300}
+    known = write_jsonl(tmp_path / "one_script.jsonl", sentences(60, seed=1))
+    pairs = {"kind": "sentence_pairs", "max_sequence_length": 64}
+    prepare(
+        data_config({"a": {"kind": "jsonl", "path": known}}, tokenizer=vocabulary, recipe=pairs), tmp_path / "first"
+    )
+    config = _loaded(data_config({"a": {"kind": "jsonl", "path": path}}), tmp_path / "first")
+    manifests = [
+        prepare(config, tmp_path / name, workers=workers, part_bytes=4000)
+        for name, workers in (("alone", None), ("together", HereWorkers()))
+    ]
+    assert contents(tmp_path / "alone") == contents(tmp_path / "together")
+    assert {manifest.sources["a"].unknown_tokens for manifest in manifests} == {1200}
+    recorder = Recorder()
+    write_jsonl(path, texts[::-1])
+    prepare(config, tmp_path / "reversed", part_bytes=4000, progress=recorder)
+    assert len([note for note in recorder.notes if "encode to nothing but unknown tokens" in note]) == 1
+
+
+def test_a_source_of_unknown_tokens_alone_is_refused_with_workers_too(corpus: Path, tmp_path: Path) -> None:
+    config = two_sources(corpus, tokenizer={"kind": "train_word_pieces", "vocabulary_size": 300})
+    prepare(config.model_copy(update={"sources": {"code": config.sources["code"]}}), tmp_path / "first")
+    path = write_jsonl(tmp_path / "other_script.jsonl", ["\u6f22\u5b57 \u6f22"] * 400)
+    config = _loaded(data_config({"a": {"kind": "jsonl", "path": path}}), tmp_path / "first")
+    with pytest.raises(DataError, match="encodes to nothing but unknown tokens"):
+        prepare(config, tmp_path / "data", workers=HereWorkers(), part_bytes=4000)
+
+
+def test_a_host_that_cannot_read_the_source_is_named_and_nothing_is_removed(own_corpus: Path, tmp_path: Path) -> None:
+    config, directory = two_sources(own_corpus), tmp_path / "data"
+
+    def hide(file: PartFile) -> None:
+        if file.number == 2:
+            (own_corpus / "wiki.jsonl").rename(own_corpus / "hidden.jsonl")
+
+    with pytest.raises(RunError, match=rf"part 3 of source 'wiki' could not be read on host {socket.gethostname()}: "):
+        prepare(config, directory, workers=HereWorkers(hide), part_bytes=PART_BYTES)
+    (own_corpus / "hidden.jsonl").rename(own_corpus / "wiki.jsonl")
+    recorder = Recorder()
+    prepare(config, directory, workers=HereWorkers(), part_bytes=PART_BYTES, progress=recorder)
+    assert recorder.states[0].bytes_resumed > 0
+
+
+@pytest.mark.parametrize(("change", "message"), [("remove", "is not there on host"), ("replace", "another tokenizer")])
+def test_a_host_that_sees_another_directory_is_named(
+    change: str, message: str, corpus: Path, in_parts: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(in_parts / "tokenizer", tmp_path / "tokenizer"))
+    task = replace(
+        a_task(0), tokenizer_folder=folder, tokenizer_checksum="of another", prefix=tmp_path / "a" / "tokens"
+    )
+    if change == "remove":
+        shutil.rmtree(folder)
+    with pytest.raises(RunError, match=message):
+        write_part(task)
+
+
+def test_a_full_disk_of_a_worker_reads_as_one_of_this_process(
+    corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("evenpack.data.tokens.growing_file.GrowingFile.write", fail)
+    with pytest.raises(DataError, match=r"No space left on device.*Free on its disk: [\d,]+ bytes; needed: "):
+        prepare(two_sources(corpus), tmp_path / "data", workers=HereWorkers(), part_bytes=PART_BYTES)
+
+
+def test_ranks_of_mpi_are_asked_to_end_and_waited_for(tmp_path: Path) -> None:
+    class Busy(Executor):
+        def submit(self, function: Any, task: PartTask) -> Future[PartFile]:  # type: ignore[override]
+            future: Future[PartFile] = Future()
+            if task.number == 0:
+                future.set_exception(DataError("a mistake"))
+            else:
+                future.set_running_or_notify_cancel()
+                Thread(target=self.work, args=(function, task, future)).start()
+            return future
+
+        def work(self, function: Any, task: PartTask, future: Future[PartFile]) -> None:
+            while not stop_file(task.prefix.parents[1]).exists():
+                time.sleep(0.01)
+            ended.append(task.number)
+            future.set_exception(RunError("given up"))
+
+    ended: list[int] = []
+    tasks = [replace(a_task(number), prefix=tmp_path / f"{number}" / "tokens") for number in range(3)]
+    with pytest.raises(DataError, match="a mistake"):
+        list(MpiWorkers(Busy(), 2).files(tasks, Watching()))
+    assert sorted(ended) == [1, 2]
+
+
+def test_a_worker_that_is_asked_to_end_does(corpus: Path, in_parts: Path, tmp_path: Path) -> None:
+    task = replace(
+        a_task(0),
+        part=open_corpus("wiki", two_sources(corpus).sources["wiki"]).parts(PART_BYTES)[0],
+        tokenizer_folder=in_parts / "tokenizer",
+        tokenizer_checksum=Tokenizer.load(in_parts / "tokenizer").checksum,
+        prefix=tmp_path / "0" / "tokens",
+    )
+    stop_file(tmp_path).touch()
+    with pytest.raises(RunError, match="part 0 of source 'text' was given up"):
+        write_part(task)
+    stop_file(tmp_path).unlink()
+    assert write_part(task).journal.complete
+
+
+def test_an_error_ends_workers_that_are_busy(
+    corpus: Path, in_parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = tmp_path / "woken"
+
+    def open_sleeping(name: str, source: Any) -> Corpus:
+        return SleepingCorpus(corpus=open_corpus(name, source), woken=woken)
+
+    monkeypatch.setattr(prepare_module, "open_corpus", open_sleeping)
+    with pytest.raises(DataError, match=f"threads of Rust: {max(1, len(os.sched_getaffinity(0)) // 2)}"):
+        prepare(
+            _loaded(two_sources(corpus), in_parts), tmp_path / "data", workers=LocalWorkers(2), part_bytes=PART_BYTES
+        )
+    assert not woken.exists()
+
+
+def test_how_many_workers_and_how_large_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [default_part_bytes(size) for size in (0, 1 << 36, 1 << 50)] == [1 << 24, 1 << 26, 1 << 30]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    assert vars(local_workers(None)) == vars(LocalWorkers(6))
+    assert local_workers(1) is None
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert local_workers(None) is None
+    monkeypatch.setenv("RAYON_NUM_THREADS", "2")
+    assert encoding.encoding_threads() == 2
+    monkeypatch.setenv("RAYON_NUM_THREADS", "64")
+    assert encoding.encoding_threads() == 4
+
+
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "document_hashes.npy"])
 def test_a_part_that_changes_between_worker_and_joining_is_refused(name: str, corpus: Path, tmp_path: Path) -> None:
     def damage(file: PartFile) -> None:
@@ -300,7 +519,7 @@ def test_parts_are_taken_a_bounded_number_ahead_and_cancelled_at_a_mistake() -> 
             return future
 
     with pytest.raises(RunError, match="no"):
-        list(MpiWorkers(Refusing(), 2).files([a_task(0)] * 100, print))
+        list(MpiWorkers(Refusing(), 2).files([a_task(0)] * 100, Watching()))
     assert len(submitted) == 8
     assert all(future.cancelled() for future in submitted[1:])
 
@@ -334,10 +553,10 @@ def test_deaths_with_progress_in_between_end_nothing() -> None:
         def _pool(self) -> Iterator[Any]:
             yield Dying()
 
-    notes: list[str] = []
-    files = Fragile(1).files([a_task(number) for number in range(40)], notes.append)
+    watching = Watching()
+    files = Fragile(1).files([a_task(number) for number in range(40)], watching)
     assert [file.number for file in files] == list(range(40))
-    assert len(notes) >= 9, "each new executor has four tasks at work"
+    assert len(watching.notes) >= 9, "each new executor has four tasks at work"
 
 
 def a_task(number: int) -> PartTask:
