@@ -87,13 +87,14 @@ def test_a_source_without_content_is_refused(tmp_path: Path, text: str, message:
     assert (tmp_path / "data").exists() == ("train" in message)
 
 
-def test_a_vocabulary_of_other_text_is_found_with_the_first_batch(
+def test_a_vocabulary_of_other_text_is_warned_of_with_the_first_batch_and_refused(
     corpus: Path, tmp_path: Path, small_batches: None
 ) -> None:
     recorder = Recorder()
     with pytest.raises(DataError, match="the text of source 'wiki' encodes to nothing but unknown tokens"):
         prepare(two_sources(corpus, tokenizer=save_words(tmp_path / "words")), tmp_path / "data", progress=recorder)
-    assert recorder.states == []
+    assert len([note for note in recorder.notes if "warning: the first" in note]) == 1
+    assert "is the tokenizer of this text?" in recorder.notes[0]
 
 
 def test_unknown_tokens_are_counted_in_the_manifest(tmp_path: Path) -> None:
