@@ -163,7 +163,7 @@ class SentencePairsRecipe(Section):
 
 
 class MaskedPairsRecipe(Section):
-    """Pairs that come ready made with their masks, from HDF5 shards."""
+    """Finished pairs with their masks, from HDF5 shards."""
 
     kind: Literal["masked_pairs"]
     max_sequence_length: Tokens = Field(ge=5, le=1 << 16)

@@ -4,7 +4,7 @@ MOST_SLOTS = 1 << 24
 """Slots of a pack, and so of a sequence; guards the memory of a histogram against a wrong number."""
 
 MOST_PACKS_A_STEP = 1 << 22
-"""Packs of a step, and sequences: each rank plans the whole step, at some 50 bytes a pack. The largest batches in
+"""Packs of a step, and sequences: each rank plans the whole step, at some 50 bytes per pack. The largest batches in
 use have a hundredth of that."""
 
 MOST_STEPS = 1 << 40

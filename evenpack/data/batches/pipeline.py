@@ -65,7 +65,7 @@ class SkippedStep:
 
 
 class MicroBatchDataset(Dataset[PackedBatch]):
-    """Item i is micro-batch i % A of step i // A of one rank, for A micro-batches a step.
+    """Item i is micro-batch i % A of step i // A of one rank, for A micro-batches per step.
 
     Items are a pure function of the index. The dataset is picklable: worker processes map the files again.
     """

@@ -21,7 +21,7 @@ _GOOD_ENOUGH = 10_000
 """Swaps end where the most expensive rank is above the mean by one part in this."""
 
 _CANDIDATES = 16
-"""Items of a rank that a round considers, others each time. 32 take longer and are no better for 32 sequences a
+"""Items of a rank that a round considers, others each time. 32 take longer and are no better for 32 sequences per
 rank."""
 
 _DIFFERENCES_AT_ONCE = 1 << 15

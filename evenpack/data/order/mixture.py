@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from evenpack.errors import ConfigError
 
 _LONGEST_PERIOD = 1 << 22
-"""Longest period in draws; one period is kept in memory (24 bytes a draw) and takes about 0.3 µs a draw to compute."""
+"""Longest period in draws; it is kept in memory (24 bytes per draw) and takes about 0.3 µs per draw to compute."""
 
 
 class Mixture:

@@ -138,7 +138,7 @@ def _refuse_too_many(pack_length: int, max_sequences: int) -> None:
             ways[slots] += ways[slots - depth]
         if ways[pack_length] > _MOST_STRATEGIES:
             raise PackingError(
-                f"{depth} sequences a pack fill {pack_length} slots in {ways[pack_length]} ways, and least squares "
+                f"{depth} sequences per pack fill {pack_length} slots in {ways[pack_length]} ways, and least squares "
                 f"can handle {_MOST_STRATEGIES} at most; set max_sequences_per_pack to {depth - 1} or less, or pack "
                 f"with longest_pack_first, which needs no limit"
             )

@@ -28,7 +28,7 @@ Option = int | float | str
 """An option of an algorithm, given by keyword."""
 
 Packer = Callable[..., Mapping[Strategy, int] | Certified]
-"""(histogram, pack length, most sequences a pack, *, options) -> how often each strategy is used."""
+"""(histogram, pack length, most sequences per pack, *, options) -> how often each strategy is used."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

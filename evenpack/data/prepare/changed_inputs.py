@@ -1,4 +1,4 @@
-"""Whether a prepared set still is what its sources and tokenizer would give."""
+"""Checks whether the sources and the tokenizer of a prepared set have changed."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,9 +16,9 @@ _Inputs = tuple[InputFile, ...]
 
 
 def refuse_changed_sources(config: DataConfig, manifest: Manifest, directory: Path) -> None:
-    """Compares sizes and times of the files that `directory` was made from; what is gone is not missed.
+    """Compares sizes and times of the files from which `directory` was made; missing files are not reported.
 
-    Raises: DataError naming the first file that is another one now.
+    Raises: DataError naming the first file that has changed.
     """
     for before, find in _inputs(config, manifest):
         try:
@@ -29,18 +29,18 @@ def refuse_changed_sources(config: DataConfig, manifest: Manifest, directory: Pa
 
 
 def refuse_changes_meanwhile(name: str, source: Source, before: _Inputs) -> None:
-    """Raises: DataError if the files of a source are not those that they were before they were read."""
+    """Checks a source after reading. Raises: DataError if its files differ from those before reading."""
     now = source_inputs(name, source)
     changed = sorted({file.path for file in {*before, *now} - ({*before} & {*now})})
     if changed:
         raise DataError(
-            f"source '{name}' changed while it was read: {changed[0]} is new, gone, or of another size or time (first "
-            f"of {len(changed)}); what was written of it is removed. Prepare again when nobody writes to its files"
+            f"source '{name}' changed while it was read: {changed[0]} is new, gone or of another size or time (first "
+            f"of {len(changed)}); its output is removed. Prepare again when no process writes to its files"
         )
 
 
 def _inputs(config: DataConfig, manifest: Manifest) -> Iterator[tuple[_Inputs, Callable[[], _Inputs]]]:
-    """What was read, and how to look at it again."""
+    """Yields the files that were read, and a function that finds them again."""
     yield manifest.tokenizer.inputs, partial(tokenizer_inputs, config.tokenizer)
     for name, source in config.sources.items():
         yield manifest.sources[name].inputs, partial(source_inputs, name, source)

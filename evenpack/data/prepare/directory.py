@@ -1,4 +1,4 @@
-"""The prepared directory as a place: one `prepare` at a time, leftovers of killed ones, and full disks."""
+"""The prepared directory: one `prepare` at a time, remains of killed ones, and full disks."""
 
 import errno
 import fcntl
@@ -18,10 +18,10 @@ _OURS = frozenset({_LOCK, MANIFEST, TOKENIZER_FOLDER, TRAINED_ON, "sources"})
 
 @contextmanager
 def hold_lock(directory: Path, *, setting: str = "data.prepared_dir") -> Iterator[None]:
-    """Keeps other processes from preparing `directory`, which is made if need be, and removed again if left empty.
+    """Locks `directory` against other processes; makes it if needed, and removes it again if left empty.
 
-    `setting` is the key that leads here. The lock goes with the process, however that ends. Raises: DataError if
-    another process holds it, or if the directory cannot be made.
+    `setting` is the key that names it. The lock ends with the process, however that ends. Raises: DataError if another
+    process holds it, or if the directory cannot be made.
     """
     path = directory / _LOCK
     try:
@@ -34,7 +34,7 @@ def hold_lock(directory: Path, *, setting: str = "data.prepared_dir") -> Iterato
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise _is_busy(directory) from error
-        # Who held it before may have removed the name between our opening and our locking.
+        # The previous holder may have removed the name between our opening and our locking.
         if not path.exists() or not os.path.samestat(os.fstat(descriptor), path.stat()):
             raise _is_busy(directory)
         try:
@@ -48,7 +48,7 @@ def hold_lock(directory: Path, *, setting: str = "data.prepared_dir") -> Iterato
 
 
 def refuse_foreign_files(directory: Path) -> None:
-    """Raises: DataError if the directory holds anything that `prepare` would not have put there."""
+    """Checks the content. Raises: DataError if the directory holds anything that `prepare` would not write there."""
     foreign = sorted(path.name for path in directory.iterdir() if not _is_ours(path.name))
     if foreign:
         raise DataError(
@@ -58,7 +58,7 @@ def refuse_foreign_files(directory: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes the temporary files of writers that were killed; only for who holds the lock."""
+    """Removes the temporary files of killed writers; only for the holder of the lock."""
     for path in list(directory.rglob(".*.partial")):
         if path.is_dir():
             shutil.rmtree(path)
@@ -82,16 +82,16 @@ def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | Non
                 "been written is kept: the same command resumes from there"
             ) from error
         needed = needed_bytes()
-        estimate = "unknown as yet" if needed is None else f"about {needed:,} bytes more"
+        estimate = "not known yet" if needed is None else f"about {needed:,} bytes more"
         raise DataError(
             f"{directory} could not be written: {cause}. Free on its disk: {shutil.disk_usage(directory).free:,} "
-            f"bytes; needed: {estimate}. What has been written is kept: make room and run the same command again, "
-            "it goes on from there"
+            f"bytes; needed: {estimate}. The written part is kept: free disk space and run the same command again "
+            "to continue"
         ) from error
 
 
 def _is_ours(name: str) -> bool:
-    """A name that `prepare` gives, or the temporary one of such a file."""
+    """Returns whether a name is one of `prepare`, or the temporary one of such a file."""
     if name.startswith(".") and name.endswith(".partial"):
         return any(name.startswith(f".{own}.") for own in _OURS)
     return name in _OURS

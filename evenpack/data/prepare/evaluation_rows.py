@@ -1,4 +1,4 @@
-"""A fixed evaluation set, known again among training rows: by the tokens before masking, whatever the masks."""
+"""A fixed evaluation set, recognised among training rows by the tokens before masking, whatever the masks."""
 
 import numpy as np
 from jaxtyping import Bool, UInt64
@@ -15,12 +15,12 @@ _ROWS_AT_ONCE = 2048
 
 
 class EvaluationRows:
-    """Refuses training rows that are evaluated on, or counts them where the source allows it."""
+    """Refuses training rows that are in the evaluation set, or counts them if the source allows it."""
 
     def __init__(
         self, identities: UInt64[np.ndarray, " rows"], shards: ShardSet, name: str, source: Hdf5Source
     ) -> None:
-        """`identities` are those of `MaskedSequences.identities`, in any order."""
+        """Takes `identities` of `MaskedSequences.identities`, in any order."""
         self._identities = np.sort(identities)
         self._shards = shards
         self._name = name
@@ -30,7 +30,7 @@ class EvaluationRows:
 
     @classmethod
     def of(cls, view: MaskedPairsView, shards: ShardSet, name: str, source: Hdf5Source) -> "EvaluationRows":
-        """Those of a prepared evaluation set, which was made from `shards`."""
+        """Reads those of a prepared evaluation set, which was made from `shards`."""
         identities = [
             MaskedSequences.of_view(view, first, min(first + _ROWS_AT_ONCE, view.count)).identities()
             for first in range(0, view.count, _ROWS_AT_ONCE)
@@ -38,7 +38,10 @@ class EvaluationRows:
         return cls(np.concatenate(identities), shards, name, source)
 
     def choose(self, part: ShardSlice) -> Bool[np.ndarray, " K"]:
-        """All of the slice. Raises: DataError naming the first row that is evaluated on, unless that is allowed."""
+        """Returns all sequences of the slice.
+
+        Raises: DataError naming the first row of the evaluation set, unless allowed.
+        """
         identities = part.sequences.identities()
         found = self._identities[np.searchsorted(self._identities[:-1], identities)] == identities
         (overlapping,) = np.nonzero(found)
@@ -47,7 +50,7 @@ class EvaluationRows:
             if not self._is_allowed:
                 raise DataError(
                     f"{place}: the evaluation set has the same tokens at {self._place_of(identities[overlapping[0]])}; "
-                    "what is evaluated on must not be trained on: take it out of one of them, or allow it with "
+                    "evaluation rows must not be trained on: remove it from one of them, or allow it with "
                     f"data.sources.{self._name}.allow_validation_overlap=true"
                 )
             self._first_place = self._first_place or place
@@ -55,7 +58,7 @@ class EvaluationRows:
         return np.ones(len(identities), dtype=np.bool_)
 
     def tell(self, progress: Progress) -> None:
-        """Says once how many rows are in both sets, of those that this call read."""
+        """Reports once how many rows are in both sets, among those that this call read."""
         if self._overlapping:
             progress.note(
                 f"source '{self._name}': {self._overlapping:,} training rows are in the evaluation set too, "
@@ -63,7 +66,7 @@ class EvaluationRows:
             )
 
     def _place_of(self, identity: np.uint64) -> str:
-        """Where the evaluation set has it; looked for among its shards, since nobody keeps it."""
+        """Returns the position in the evaluation set, found by reading its shards, because it is not stored."""
         for part in read_slices(self._shards):
             (matches,) = np.nonzero(part.sequences.identities() == identity)
             if len(matches):

@@ -1,4 +1,4 @@
-"""Work done ahead by threads, its results taken in order."""
+"""Runs work ahead in threads, and takes its results in order."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 def mapped(function: Callable[[T], R], items: Iterator[T], executor: Executor, *, threads: int) -> Iterator[R]:
-    """`map` in order, by the executor's threads, no more than one call ahead of each."""
+    """Calls `map` in order, in the executor's threads, at most one call ahead of each."""
     pending: deque[Future[R]] = deque()
     for item in items:
         pending.append(executor.submit(function, item))

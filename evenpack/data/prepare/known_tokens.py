@@ -1,6 +1,6 @@
-"""The tokens that a run would be prepared from, where its `data.tokens_dir` has them: for who only counts.
+"""Tokens in a run's `data.tokens_dir`, for callers that only count.
 
-Nothing is made, written, or asked of the hub, and no token is read.
+Nothing is made, written, or requested from the hub, and no token is read.
 """
 
 from dataclasses import dataclass
@@ -34,23 +34,24 @@ from evenpack.files import read_json_object
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownTokens:
-    """Of one source."""
+    """The tokens of one source."""
 
     token_file: TokenFile
     training_documents: Int64[np.ndarray, " documents"]
-    """Those that are not held out, in ascending order."""
+    """Documents that are not held out, in ascending order."""
     vocabulary_size: int
 
     def training_view(self, recipe: DocumentsRecipe | ConcatRecipe | PaddingRecipe) -> ViewOfDocuments:
-        """The sequences that training would have, in memory alone. Raises: DataError as `build_view`."""
+        """Returns the sequences of training, in memory only. Raises: DataError as `build_view`."""
         return build_view(recipe, self.token_file, self.training_documents)
 
 
 def find_tokens(config: DataConfig) -> dict[str, KnownTokens] | None:
-    """The tokens of all sources, by name; None unless each has been tokenised whole into `data.tokens_dir`, as it is
-    now, for recipes whose sequences are no views of documents, and where they are packed block by block.
+    """Returns the tokens of all sources, by name, if each has been tokenised completely and has not changed.
 
-    Raises: DataError for a token file that is not whole although it once was.
+    It returns None otherwise, and for recipes whose sequences are no views of documents or are packed block by block.
+
+    Raises: DataError for a token file that was complete and is not any more.
     """
     of_documents = isinstance(config.recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe)
     if config.tokens_dir is None or not of_documents or config.shuffle.kind != "permutation":
@@ -59,7 +60,7 @@ def find_tokens(config: DataConfig) -> dict[str, KnownTokens] | None:
         inputs = {name: source_inputs(name, source) for name, source in config.sources.items()}
         checksum = _tokenizer_checksum(config, config.tokens_dir, inputs)
     except DataError:
-        return None  # no path, no file, or none that can be read: whoever prepares the data is told
+        return None  # no path, no file, or no readable file: `prepare` reports it
     if checksum is None or not all(isinstance(source, SourceOfText) for source in config.sources.values()):
         return None
     known = {}
@@ -79,7 +80,10 @@ def find_tokens(config: DataConfig) -> dict[str, KnownTokens] | None:
 
 
 def _tokenizer_checksum(config: DataConfig, tokens_dir: Path, inputs: dict[str, tuple[InputFile, ...]]) -> str | None:
-    """None of one that is not trained yet, or would have to be fetched. Raises: DataError for one that is not there."""
+    """Returns the checksum; None if the tokenizer is not trained yet, or on the hub.
+
+    Raises: DataError for a missing one.
+    """
     tokenizer = config.tokenizer
     if isinstance(tokenizer, TrainedTokenizer | TrainedWordPieces):
         place = place_of(tokens_dir, TOKENIZER_FOLDER, training_origin(config, inputs))
@@ -92,5 +96,8 @@ def _tokenizer_checksum(config: DataConfig, tokens_dir: Path, inputs: dict[str, 
 
 @lru_cache(maxsize=4)
 def _loaded_checksum(tokenizer: Gpt2Tokenizer | BertTokenizer | HubTokenizer, files: tuple[InputFile, ...]) -> str:
-    """Kept for the arms of a grid: to read a vocabulary takes half a second. `files`: those it is read from."""
+    """Returns the checksum, cached for the arms of a grid: reading a vocabulary takes half a second.
+
+    `files`: its files.
+    """
     return load_tokenizer(tokenizer).checksum

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a prepared directory holds, written last, so that a directory with one is whole."""
+"""The manifest of a prepared directory, written last, so that a directory with one is complete."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,13 @@ from evenpack.files import write_json
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 TRAINED_ON = "tokenizer.trained_on.json"
-"""Beside the folder: what is in there belongs to the fingerprint, and times of files do not."""
+"""Name of the record next to the folder: the folder's content belongs to the fingerprint, and times of files do not."""
 _PATHS = {"path", "validation_path"}
-"""Keys of a source or tokenizer that say where it lies."""
+"""Keys with the paths of a source or tokenizer."""
 _OF_THE_MIXTURE = ("weight", "maximum_epochs")
 """Keys of a source that decide no file."""
 _OFF_UNLESS_GIVEN = {"rows", "minimum_words", "maximum_rows"}
-"""Keys of a source that older data sections do not have: named where they are on, so that those stay what they were."""
+"""Keys of a source that older data sections do not have: included only if set, so that the older ones stay valid."""
 _NOT_OF_FILES = dict.fromkeys(
     (
         *("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"),
@@ -37,35 +37,35 @@ _NOT_OF_FILES = dict.fromkeys(
     ),
     True,
 )
-"""Keys of the data section that prepared files do not depend on."""
+"""Keys of the data section on which prepared files do not depend."""
 SPLITS: tuple[Literal["train", "validation"], ...] = ("train", "validation")
 
 
 class FileRecord(Section):
-    """A file of the prepared set."""
+    """One file of the prepared set."""
 
     path: str
-    """Relative to the prepared directory; absolute for a token file that is used where it lies."""
+    """Path relative to the prepared directory; absolute for a token file that is used in its original location."""
     content: Checksums
 
     @property
     def is_shared(self) -> bool:
-        """Whether it lies in a `data.tokens_dir`, where other prepared sets may use it."""
+        """Returns whether it is in a `data.tokens_dir`, where other prepared sets may use it."""
         return self.path.startswith("../")
 
     def locate(self, directory: Path) -> Path:
-        """Where it lies; `directory` is the prepared one."""
+        """Returns the path of the file; `directory` is the prepared one."""
         path = directory / self.path
         return path.resolve() if self.is_shared else path
 
     @classmethod
     def of(cls, path: Path, recorded_path: str, content: Checksums | None = None) -> "FileRecord":
-        """The file at `path`, read for its checksums unless they are known."""
+        """Makes the record of the file at `path`, which is read for its checksums unless they are known."""
         return cls(path=recorded_path, content=content or digest_of(path).checksums())
 
 
 class PackingSummary(Section):
-    """How well the sequences of a split fill their packs."""
+    """The efficiency of a split's packing."""
 
     algorithm: str
     packs: int
@@ -74,21 +74,21 @@ class PackingSummary(Section):
     padding: int
     """Slots without a token."""
     efficiency: float
-    """Share of slots that hold a token; the rest is the padding share."""
+    """Fraction of slots that hold a token; the others are padding."""
     packing_factor: float
-    """Sequences a pack, on average."""
+    """Sequences per pack, on average."""
     depth: int
     """Sequences of the fullest pack."""
     gap: float
-    """Packs above the lower bound, as a share of it."""
+    """Packs above the lower bound, as a fraction of it."""
 
     def items(self, batching: Batching) -> int:
-        """Packs or sequences, whatever a step counts."""
+        """Returns packs or sequences, whichever a step counts."""
         return self.packs if batching == "packs" else self.sequences
 
     @classmethod
     def of(cls, packing: Packing, *, padding_in_sequences: int = 0) -> "PackingSummary":
-        """`padding_in_sequences`: tokens that the packing counts and that only fill sequences up."""
+        """Summarises a packing; `padding_in_sequences` are tokens that the packing counts and that are padding."""
         values = {name: getattr(packing, name) for name in cls.model_fields}
         values["tokens"] -= padding_in_sequences
         values["padding"] += padding_in_sequences
@@ -100,26 +100,25 @@ class SplitRecord(Section):
 
     accounting: TokenAccounting
     packing: PackingSummary | None
-    """None where there is no sequence."""
+    """Packing; None if there is no sequence."""
 
 
 class SourceRecord(Section):
-    """One source: what was read and where each token went."""
+    """One source: the counts of what was read, and the use of each token."""
 
     kind: str
     inputs: tuple[InputFile, ...]
     token_file: str
-    """Prefix of the pair, relative to the prepared directory or absolute; of the training sequences, where they came
-    finished."""
+    """Prefix of the pair, relative to the prepared directory or absolute; that of the training sequences for
+    finished pairs."""
     documents: int
     tokens: int
     text_bytes: int
-    """Of all texts in UTF-8; 0 where tokens came ready made."""
+    """Bytes of all texts in UTF-8; 0 if the source holds tokens."""
     unknown_tokens: int
-    """Tokens that stand for text which the vocabulary cannot express."""
+    """Tokens that represent text which the vocabulary cannot express."""
     rows: RowAccounting | None = None
-    """What became of rows and words before tokenising; None where the source takes its
-    documents as they are."""
+    """Rows and words before tokenising; None if the source's documents are not divided or filtered."""
     train: SplitRecord
     validation: SplitRecord
 
@@ -140,7 +139,7 @@ class TokenizerRecord(Section):
     vocabulary_size: int
     end_of_text_id: int
     checksum: str
-    """Of what decides how text is encoded; empty where tokens came ready made."""
+    """Checksum of everything on which the encoding of text depends; empty if the source holds tokens."""
     inputs: tuple[InputFile, ...]
 
 
@@ -153,16 +152,19 @@ class Manifest(Section):
     tokenizer: TokenizerRecord
     sources: dict[str, SourceRecord]
     files: dict[str, FileRecord]
-    """By name; the names do not depend on where the set lies."""
+    """Files by name; the names do not depend on the location of the set."""
 
     def write(self, directory: Path) -> None:
-        """Makes the directory a prepared one, atomically."""
+        """Writes the manifest atomically, which completes the prepared directory."""
         content = self.model_dump(mode="json")
         write_json(directory / MANIFEST, content | {"checksum": _content_checksum(content)})
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
-        """Raises: NotPreparedError if there is none, DataError if it is of another format or broken."""
+        """Reads a manifest.
+
+        Raises: NotPreparedError if there is none, DataError if it is broken or of another format.
+        """
         path = directory / MANIFEST
         if not path.is_file():
             begun = ", or only in part" if (directory / "sources").is_dir() else ""
@@ -181,13 +183,13 @@ class Manifest(Section):
         if checksum != _content_checksum(content):
             raise DataError(
                 f"{path} is damaged: its checksum is {checksum}, that of its content "
-                f"{_content_checksum(content)}; copy it again from where it is whole, or remove {directory} and "
+                f"{_content_checksum(content)}; copy it again from an intact copy, or remove {directory} and "
                 "prepare again"
             )
         return manifest
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row for each source and split, for tables and JSON; figures of packing are 0 where there is no sequence."""
+        """Returns a row for each source and split, for tables and JSON; figures of packing are 0 without sequences."""
         return [
             {
                 "source": name,
@@ -211,8 +213,7 @@ class Manifest(Section):
         ]
 
     def row_summary(self) -> list[dict[str, Any]]:
-        """What was dropped before tokenising, for each source that does not take its documents as
-        they are."""
+        """Returns the rows dropped before tokenising, for each source whose documents are divided or filtered."""
         return [
             {
                 "source": name,
@@ -226,10 +227,12 @@ class Manifest(Section):
 
 
 def data_section(config: DataConfig) -> dict[str, Any]:
-    """What of the `data:` section decides the prepared files: not their place, not how training looks at them, not what
-    it predicts, and not the weights of the mixture."""
+    """Returns the part of the `data:` section that decides the prepared files.
+
+    It contains neither paths, nor settings of training and its predictions, nor the weights of the mixture.
+    """
     section = config.model_dump(mode="json", exclude={**_NOT_OF_FILES, "recipe": OF_THE_LOSS})
-    if section["shuffle"]["kind"] == "permutation":  # which older data sections do not name
+    if section["shuffle"]["kind"] == "permutation":  # older data sections do not contain it
         del section["shuffle"]
     for source in section["sources"].values():
         for key in _OF_THE_MIXTURE:
@@ -252,13 +255,13 @@ def _absolute(paths: str | list[str] | None) -> str | list[str] | None:
 def refuse_differences(before: dict[str, Any], now: dict[str, Any], place: Path) -> None:
     """Compares (parts of) two data sections.
 
-    A path that the run leaves out is not compared: who trains need not know where the text came from.
+    A path that the run leaves out is not compared: training does not need the location of the text.
 
     Raises: DataError naming each key whose value is not the one that `place` was prepared with.
     """
     earlier, current = dict(_flatten(before, "data")), dict(_flatten(now, "data"))
     for key in OF_THE_LOSS:
-        earlier.pop(f"data.recipe.{key}", None)  # which older sets name
+        earlier.pop(f"data.recipe.{key}", None)  # older sets contain it
     lines = [
         f"  {key}: prepared with {earlier.get(key, 'nothing')!r}, this run has {current.get(key, 'nothing')!r}"
         for key in sorted(earlier.keys() | current.keys())
@@ -269,7 +272,7 @@ def refuse_differences(before: dict[str, Any], now: dict[str, Any], place: Path)
 
 
 def refuse_changed_inputs(before: Sequence[InputFile], now: Sequence[InputFile], place: Path) -> None:
-    """Raises: DataError naming the first input file that is new, gone, or of another size or time."""
+    """Compares input files. Raises: DataError naming the first that is new, missing, or of another size or time."""
     earlier, current = ({file.path: file for file in files} for files in (before, now))
     for path in sorted(earlier.keys() | current.keys()):
         if earlier.get(path) != current.get(path):
@@ -280,7 +283,10 @@ def refuse_changed_inputs(before: Sequence[InputFile], now: Sequence[InputFile],
 
 
 def _content_checksum(content: dict[str, Any]) -> str:
-    """Of a manifest without its own checksum; independent of white space and of the order of keys."""
+    """Returns the checksum of a manifest without its own checksum.
+
+    Independent of white space and of the order of keys.
+    """
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 

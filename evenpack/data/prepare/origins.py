@@ -1,4 +1,4 @@
-"""What decides a token file of text and a trained tokenizer: journals keep it, and shared folders are named by it."""
+"""Origins: everything that decides a token file of text or a trained tokenizer; stored in journals and folder names."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,16 @@ from evenpack.data.prepare.manifest import data_section
 from evenpack.data.sources.input_files import InputFile
 
 Origin = dict[str, Any]
-"""`data`: parts of a data section; `inputs`: the files that were read."""
+"""An origin: `data` holds parts of a data section, `inputs` the files that were read."""
 
 
 def sentence_language(config: DataConfig) -> str | None:
-    """Whose rules split documents before they are tokenised; None where they are tokenised whole."""
+    """Returns the language whose rules split documents before tokenising; None if they are tokenised whole."""
     return config.recipe.language if isinstance(config.recipe, SentencePairsRecipe) else None
 
 
 def tokens_origin(config: DataConfig, name: str, inputs: Iterable[InputFile], *, tokenizer_checksum: str) -> Origin:
-    """Of the token file of source `name`, which is one of text: nothing of a recipe but a language."""
+    """Returns the origin of the token file of a text source, which contains nothing of a recipe but a language."""
     language = sentence_language(config)
     section = data_section(config)["sources"][name]
     sentences = {} if language is None else {"recipe": {"language": language}}
@@ -31,7 +31,7 @@ def tokens_origin(config: DataConfig, name: str, inputs: Iterable[InputFile], *,
 
 
 def training_origin(config: DataConfig, inputs: Mapping[str, Iterable[InputFile]]) -> Origin:
-    """Of a tokenizer that is trained on the documents of all sources that are not held out."""
+    """Returns the origin of a tokenizer that is trained on the documents of all sources that are not held out."""
     section = data_section(config)
     return {
         "data": {key: section[key] for key in ("tokenizer", "validation_fraction", "sources")},
@@ -40,10 +40,10 @@ def training_origin(config: DataConfig, inputs: Mapping[str, Iterable[InputFile]
 
 
 def input_files(origin: Origin) -> list[InputFile]:
-    """Those that were read."""
+    """Returns the files that were read."""
     return [InputFile(**file) for file in origin["inputs"]]
 
 
 def origin_hash(origin: Origin) -> str:
-    """64 bits, hexadecimal."""
+    """Returns 64 bits, hexadecimal."""
     return xxhash.xxh3_64_hexdigest(json.dumps(origin, sort_keys=True).encode())

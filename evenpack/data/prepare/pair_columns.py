@@ -1,4 +1,4 @@
-"""The columns of a token file of pairs, whether they are made here or come finished."""
+"""The columns of a token file of pairs, both of those made here and of imported ones."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +17,14 @@ from evenpack.data.tokens.writer import TokenFileWriter
 PairsT = TypeVar("PairsT", bound=SentencePairsView)
 
 PAIR_COLUMNS = {"first_segment_lengths": "<u2", "next_sentence_labels": "|u1"}
-"""Of all pairs, by name and numpy's type; those with stored masks have `MASK_COLUMNS` too."""
+"""Columns of all pairs, by name and numpy's type; those with stored masks have `MASK_COLUMNS` too."""
 
 _CHUNK_PAIRS = 1 << 20
 """Pairs whose masks are counted together."""
 
 
 def begin_masks(writer: TokenFileWriter, columns: dict[str, str], state: dict[str, Any]) -> None:
-    """Writes the first offset of stored masks, which no pair writes, unless `state` has it; there it counts masks."""
+    """Writes the first offset of stored masks, which no pair writes, unless `state` has it; `state` counts masks."""
     if "masks" not in state:
         nothing = {name: np.zeros(0, dtype=kind) for name, kind in columns.items()}
         no_pairs = np.zeros(0, dtype=np.int64)
@@ -38,7 +38,7 @@ def open_pairs(
     token_file: TokenFile,
     accounting: TokenAccounting,
 ) -> PairsT:
-    """The view of a finished token file; `most_masks`, where it has masks, is counted and stored beside it."""
+    """Opens the view of a finished token file; with masks, `most_masks` is computed and stored with it."""
     names = [*PAIR_COLUMNS, *(MASK_COLUMNS if issubclass(kind, MaskedPairsView) else ())]
     columns = {name: _mapped(column_path(token_file.prefix, name)) for name in names}
     if issubclass(kind, MaskedPairsView):

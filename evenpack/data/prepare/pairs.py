@@ -1,9 +1,9 @@
-"""Sentences -> [CLS] A [SEP] B [SEP]: writes the pairs of a split, in a token file with columns.
+"""Makes [CLS] A [SEP] B [SEP] from sentences: writes the pairs of a split, in a token file with columns.
 
 the calling thread     units of work: a block of documents in one pass; appends in order, commits every few seconds
-threads                unit -> which sentences (pair_drawing.py) -> tokens, and masks if stored (mask_drawing.py)
+threads                unit -> the sentences of pairs (pair_drawing.py) -> tokens, and stored masks (mask_drawing.py)
 
-What is written follows from the documents and the recipe alone: neither the blocks nor the threads show in it.
+The output depends on the documents and the recipe alone, and neither on the blocks nor on the threads.
 """
 
 import os
@@ -34,9 +34,9 @@ from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError
 
 BLOCK_SENTENCES = 1 << 18
-"""Of a unit of work: some 15 MB of pairs, a few times that while they are made."""
+"""Sentences of a unit of work: some 15 MB of pairs, a few times that while they are made."""
 COMMIT_SECONDS = 5.0
-"""What a kill costs at most."""
+"""Seconds between commits, which is the most work that a kill can lose."""
 
 _MOST_THREADS = 8
 _COPIED_PAIRS = 1 << 12
@@ -45,19 +45,19 @@ _COPIED_PAIRS = 1 << 12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairSettings:
-    """How the pairs of one split are made."""
+    """The settings for the pairs of one split."""
 
     recipe: SentencePairsRecipe
     passes: int
-    """Over the documents."""
+    """Passes over the documents."""
     pair_tokens: PairTokens
     vocabulary_size: int
     masks: MaskDrawing | None
-    """Where the masks are stored with the pairs."""
+    """Masks that are stored with the pairs; None: none."""
 
     @property
     def columns(self) -> dict[str, str]:
-        """Of the pairs' token file."""
+        """Columns of the pairs' token file."""
         return PAIR_COLUMNS | ORIGIN_COLUMNS | (MASK_COLUMNS if self.masks else {})
 
 
@@ -65,7 +65,7 @@ class _Unit(NamedTuple):
     pass_number: int
     first: int
     last: int
-    """Of the kept documents."""
+    """Last of the kept documents."""
     text_tokens: int
 
 
@@ -86,7 +86,7 @@ def write_pairs(
     reporter: SourceReporter,
     threads: int | None = None,
 ) -> SentencePairsView:
-    """Writes the pairs of a split into `folder`, or goes on with them; `documents` are its ids, in ascending order.
+    """Writes the pairs of a split into `folder`, or resumes that; `documents` are its ids, in ascending order.
 
     `origin` goes into the journal's state. `threads`: as many as there are processors, at most eight.
 
@@ -118,7 +118,7 @@ def write_pairs(
 def _choose(
     index: SentenceIndex, documents: Int64[np.ndarray, " documents"], settings: PairSettings, source: str
 ) -> tuple[Int64[np.ndarray, " kept"], dict[str, int]]:
-    """The documents that pairs are made of, and what the accounting says of the others."""
+    """Returns the documents from which pairs are made, and the accounting of the others."""
     recipe = settings.recipe
     sentences = index.first_sentences[documents + 1] - index.first_sentences[documents]
     _, tokens = index.token_file.spans(documents)
@@ -132,7 +132,7 @@ def _choose(
     kept = ~(empty | dropped)
     if kept.sum() == 1:
         raise DataError(
-            f"source '{source}': of {len(documents)} documents of a split one alone can be made into pairs, and a "
+            f"source '{source}': of {len(documents)} documents of a split only one can be made into pairs, and a "
             "random next segment comes from another: give the source more documents, or change "
             "data.validation_fraction (0 holds none out)"
         )
@@ -161,7 +161,7 @@ def _append_all(
     reporter: SourceReporter,
     threads: int,
 ) -> None:
-    """Makes the pairs that the writer does not have yet, and keeps `state` with them."""
+    """Makes the pairs that the writer does not have yet, and stores `state` with them."""
     drawing = PairDrawing(index, kept, settings.recipe)
     itemsize, committed, resumed = index.token_file.dtype.itemsize, time.monotonic(), state["text_tokens"]
 
@@ -196,7 +196,7 @@ def _append_all(
 def _units(
     index: SentenceIndex, kept: Int64[np.ndarray, " kept"], passes: int, passes_done: int, documents_done: int
 ) -> Iterator[_Unit]:
-    """Blocks of documents of about `BLOCK_SENTENCES`, pass after pass, from behind what is done."""
+    """Yields blocks of documents of about `BLOCK_SENTENCES`, pass after pass, after those already done."""
     firsts, lasts = index.first_sentences[kept], index.first_sentences[kept + 1]
     blocks = (np.cumsum(lasts - firsts) - (lasts - firsts)) // BLOCK_SENTENCES
     bounds = [*np.flatnonzero(np.diff(blocks, prepend=-1)).tolist(), len(kept)]
@@ -208,7 +208,7 @@ def _units(
 
 
 def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairTokens) -> Integer[np.ndarray, " tokens"]:
-    """[CLS] A [SEP] B [SEP], pair behind pair, in the token file's type."""
+    """Returns [CLS] A [SEP] B [SEP], pair after pair, in the token file's type."""
     ends = np.cumsum(_lengths(spans))
     made = np.empty(int(ends[-1]), dtype=token_file.dtype)
     content = token_file.read(0, token_file.tokens)
@@ -216,7 +216,7 @@ def _pair_tokens(token_file: TokenFile, spans: PairSpans, pair_tokens: PairToken
         chunk = slice(start, start + _COPIED_PAIRS)
         first, second = spans.first_lengths[chunk] + 1, spans.second_lengths[chunk] + 2
         begin = int(ends[start] - first[0] - second[0])
-        # A is copied with the token before it, B with those around it: the places of [CLS] and [SEP].
+        # A is copied with the token before it, B with those around it: the positions of [CLS] and [SEP].
         lengths = np.stack([first, second], axis=1).ravel()
         starts = np.stack([spans.first_starts[chunk] - 1, spans.second_starts[chunk] - 1], axis=1).ravel()
         places = np.cumsum(lengths) - lengths
@@ -235,7 +235,7 @@ def _lengths(spans: PairSpans) -> Int64[np.ndarray, " K"]:
 
 
 def _columns(spans: PairSpans, masks: DrawnMasks | None, state: dict[str, Any]) -> dict[str, Integer[np.ndarray, " _"]]:
-    """What the columns grow by; `state` counts the masks."""
+    """Returns the rows to append to the columns; `state` counts the masks."""
     columns: dict[str, Integer[np.ndarray, " _"]] = {
         "first_segment_lengths": (spans.first_lengths + 2).astype(np.uint16),
         "next_sentence_labels": spans.is_random_next.astype(np.uint8),

@@ -1,17 +1,17 @@
 """From sources to a prepared directory: tokenizer, token files, splits, strategies, and `manifest.json` last.
 
     DIR/manifest.json
-    DIR/tokenizer/                             what `AutoTokenizer.from_pretrained` reads
-    DIR/sources/NAME/tokens.{bin,idx}          whole documents (a Megatron source is used where it lies)
-    DIR/sources/NAME/document_hashes.npy       equal documents have equal hashes, and the split follows them
-                                               (neither for shards, whose sequences come finished; both lie elsewhere
+    DIR/tokenizer/                             the files for `AutoTokenizer.from_pretrained`
+    DIR/sources/NAME/tokens.{bin,idx}          whole documents (a Megatron source is used in its original location)
+    DIR/sources/NAME/document_hashes.npy       equal documents have equal hashes, and the split depends on them
+                                               (neither for shards, whose sequences are finished; both are elsewhere
                                                with data.tokens_dir: shared_tokens.py)
     DIR/sources/NAME/shuffled.{bin,idx}        the training sequences in random order, where `data.shuffle` is `grid`
     DIR/sources/NAME/{train,validation}/       the recipe's view, the strategies, the sorted sequences
 
-A call that was interrupted is gone on with: finished sources stay, a half-written token file continues at its
-journal, once what is there has been compared with the journal's checksums. A second call on a finished directory
-compares every file with the manifest's checksums and changes nothing.
+An interrupted call is resumed: finished sources stay, and a half-written token file continues at its journal, after its
+content has been compared with the journal's checksums. A second call on a finished directory compares every file with
+the manifest's checksums and changes nothing.
 """
 
 import shutil
@@ -66,14 +66,14 @@ def prepare(
     """Prepares `directory`, resumes an interrupted call, or finds that it is done.
 
     Args:
-        workers: who tokenises text; None: this process. What is written does not depend on it.
+        workers: processes that tokenise text; None: this process. The output does not depend on it.
         part_bytes: the target size of the parts of a source that workers share; None: `default_part_bytes`. A resumed
-            call keeps that of the call which began.
+            call keeps that of the first one.
         tokenizer: replaces the one that the section names or trains, for text that the tokenizer of a run is to encode;
             None: that of the section.
 
-    Raises: DataError for sources, tokenizers and directories that are wrong, where the directory belongs to other
-    data, and where the disk is full; PackingError for limits that cannot be packed.
+    Raises: DataError for invalid sources, tokenizers and directories, if the directory belongs to other data, and if
+    the disk is full; PackingError for limits that cannot be packed.
     """
     directory = directory.absolute()
     progress = progress or NoProgress()
@@ -81,7 +81,7 @@ def prepare(
         return _confirm(config, directory, progress)
     preparation = _Preparation.begin(config, directory, progress, workers, part_bytes, tokenizer=tokenizer)
     with hold_lock(directory):
-        if (directory / MANIFEST).is_file():  # whoever held the lock before has finished it
+        if (directory / MANIFEST).is_file():  # the previous holder of the lock has finished it
             return _confirm(config, directory, progress)
         refuse_foreign_files(directory)
         with explain_write_failures(directory, preparation.meter.needed_bytes):
@@ -93,7 +93,7 @@ def prepare(
 
 
 def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifest:
-    """The finished set, if it is of this run's data and every file is as it was written."""
+    """Returns the finished set, if it is of this run's data and every file is as it was written."""
     manifest = Manifest.read(directory)
     refuse_differences(manifest.data, data_section(config), directory)
     refuse_changed_sources(config, manifest, directory)
@@ -105,18 +105,18 @@ def _confirm(config: DataConfig, directory: Path, progress: Progress) -> Manifes
 
 @dataclass(frozen=True, kw_only=True)
 class _Preparation:
-    """Everything that could be checked before the first byte is written."""
+    """Everything that can be checked before the first byte is written."""
 
     config: DataConfig
     directory: Path
     meter: Meter
     inputs: dict[str, tuple[InputFile, ...]]
     corpora: dict[str, Corpus]
-    """Of the text sources."""
+    """Corpora of the text sources."""
     tokenizer: Tokenizer | None
-    """None where it is still to be trained, or where tokens come ready made."""
+    """The tokenizer; None if it is still to be trained, or if the source holds tokens."""
     shared: SharedTokens | None
-    """None where the directory has tokens of its own."""
+    """Shared tokens; None if the directory has tokens of its own."""
     workers: Workers | None
     part_bytes: int | None
 
@@ -184,7 +184,7 @@ class _Preparation:
         recipe = self.config.recipe
         if isinstance(recipe, SentencePairsRecipe) and recipe.language not in LANGUAGES_WITH_RULES:
             self.meter.note(
-                f"data.recipe.language {recipe.language}: sentencex has no rules of its own for it, and takes those of "
+                f"data.recipe.language {recipe.language}: sentencex has no rules of its own for it, and uses those of "
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
             )
 
@@ -247,20 +247,20 @@ class _Preparation:
 
 
 def _shared_tokens(config: DataConfig, directory: Path, meter: Meter) -> SharedTokens | None:
-    """Raises: DataError if they would lie within the prepared directory."""
+    """Returns the shared tokens. Raises: DataError if they would be within the prepared directory."""
     if config.tokens_dir is None:
         return None
     shared = config.tokens_dir.absolute()
     if shared.is_relative_to(directory):
         raise DataError(
-            f"data.tokens_dir ({shared}) lies within the prepared directory {directory}, which cannot be removed then "
-            "without the tokens of others: choose a folder beside it"
+            f"data.tokens_dir ({shared}) is within the prepared directory {directory}, which then cannot be removed "
+            "without the tokens of others: choose a folder outside of it"
         )
     return SharedTokens(directory=shared, needed_bytes=meter.needed_bytes)
 
 
 def _total_bytes(config: DataConfig, corpora: Mapping[str, Corpus]) -> dict[str, int]:
-    """What is to be read of each source to be written; token files that are used where they lie are not."""
+    """Returns the bytes to read of each source to be written, except for token files in their original location."""
     shards = {name: bytes_to_read(name, source) for name, source in config.sources.items() if source.kind == "hdf5"}
     return shards | {name: corpus.total_bytes for name, corpus in corpora.items()}
 
@@ -277,12 +277,12 @@ def _check_packing(config: DataConfig) -> None:
 
 
 def _check_pair_tokens(config: DataConfig, tokenizer: Tokenizer | None) -> None:
-    """Raises: DataError if pairs are asked for and the vocabulary is not, or will not be, one for them."""
+    """Checks the vocabulary. Raises: DataError if pairs are requested and it is not, or will not be, one for them."""
     if not isinstance(config.recipe, SentencePairsRecipe | MaskedPairsRecipe):
         return
     if isinstance(config.tokenizer, TrainedTokenizer):
         raise DataError(
-            "recipe sentence_pairs needs [CLS], [SEP] and [MASK], which a byte-level vocabulary trained here has not: "
+            "recipe sentence_pairs needs [CLS], [SEP] and [MASK], which a byte-level vocabulary trained here lacks: "
             "set data.tokenizer.kind=train_word_pieces, or take a BERT vocabulary with kind=bert"
         )
     if tokenizer is not None:
@@ -290,7 +290,7 @@ def _check_pair_tokens(config: DataConfig, tokenizer: Tokenizer | None) -> None:
 
 
 def _clear_if_without_sources(directory: Path) -> None:
-    """Leaves nothing of a call that failed before it had anything worth going on with."""
+    """Removes all files of a call that failed before it had any result worth keeping."""
     sources = directory / "sources"
     if sources.is_dir() and any(sources.iterdir()):
         return

@@ -1,4 +1,4 @@
-"""What `prepare` tells while it works; who calls it decides how that looks."""
+"""Progress of `prepare`; the caller decides how it is shown."""
 
 import time
 from collections.abc import Mapping
@@ -6,35 +6,34 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 _BYTES_PER_TOKEN = 4
-"""2 for a small vocabulary: an estimate must not be too low."""
+"""Bytes per token, 2 for a small vocabulary: an estimate must not be too low."""
 _BYTES_PER_DOCUMENT = 64
-"""Length, hash, index, view and plan, roughly."""
+"""Bytes per document: length, hash, index, view and plan, roughly."""
 
 
 Stage = Literal["tokenizer", "tokens", "pairs", "shards", "shuffle", "verification"]
-"""Reading for the training of a tokenizer, tokenising, making pairs of sentences, taking finished ones from shards,
-shuffling sequences on a grid, or comparing files with checksums."""
+"""Stages: reading for the training of a tokenizer, tokenising, making pairs of sentences, importing finished ones
+from shards, shuffling sequences on a grid, or comparing files with checksums."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareState:
-    """Where `prepare` is with one source."""
+    """The progress of `prepare` with one source."""
 
     stage: Stage
     source: str
     documents: int
-    """Done so far, by earlier calls too. While pairs are made or taken from shards: pairs; while files are verified:
-    0."""
+    """Documents done so far, including earlier calls. In stages of pairs: pairs; during verification: 0."""
     tokens: int
-    """0 while a tokenizer is trained or files are verified."""
+    """Tokens; 0 while a tokenizer is trained or files are verified."""
     bytes_read: int
-    """Of the source's files; while pairs are made, of the tokens that all passes go over; while a prepared set is
-    verified, of its files."""
+    """Bytes of the source's files; while pairs are made, of the tokens of all passes; during verification, of the
+    set's files."""
     bytes_resumed: int
     """The part of `bytes_read` that an earlier call had done."""
     total_bytes: int
     elapsed_seconds: float
-    """Since this call began with this source."""
+    """Seconds since this call began with this source."""
 
 
 @runtime_checkable
@@ -42,33 +41,33 @@ class Progress(Protocol):
     """Receives the state several times a second; called by the thread that called `prepare`."""
 
     def update(self, state: PrepareState) -> None:
-        """A batch is done."""
+        """Reports a finished batch."""
 
     def note(self, message: str) -> None:
-        """Something to be said once, in a line."""
+        """Reports a message once, in a line."""
 
 
 class NoProgress:
-    """Says nothing."""
+    """Shows nothing."""
 
     def update(self, state: PrepareState) -> None:
-        """Says nothing."""
+        """Shows nothing."""
 
     def note(self, message: str) -> None:
-        """Says nothing."""
+        """Shows nothing."""
 
 
 class Meter:
-    """Passes progress on and estimates from it how much the disk still has to take."""
+    """Passes progress on and estimates the disk space that is still needed."""
 
     def __init__(self, progress: Progress, total_bytes: Mapping[str, int]) -> None:
-        """`total_bytes`: what is to be read of each source."""
+        """Takes the `total_bytes` to be read of each source."""
         self._progress = progress
         self._total_bytes = dict(total_bytes)
         self._latest: dict[str, PrepareState] = {}
         self._shuffle: PrepareState | None = None
         self._pairs: PrepareState | None = None
-        """Of the source whose pairs are being made."""
+        """Name of the source whose pairs are being made."""
 
     def update(self, state: PrepareState) -> None:
         if state.stage in ("tokens", "shards"):
@@ -81,10 +80,9 @@ class Meter:
         self._progress.note(message)
 
     def needed_bytes(self) -> int | None:
-        """What is still to be written, if it goes on as before; None before anything was.
+        """Returns the bytes still to be written, extrapolated; None before anything was written.
 
-        While pairs are made, or sequences shuffled, it is what this source's still take: of what comes after them
-        nothing is known.
+        While pairs are made, or sequences shuffled, it covers only those of this source: later stages are unknown.
         """
         if self._shuffle is not None:  # each byte that is read is written once, with a length, an id and an index
             return (self._shuffle.total_bytes - self._shuffle.bytes_read) * 9 // 8
@@ -109,7 +107,7 @@ class SourceReporter:
 
     @classmethod
     def begin(cls, progress: Progress, source: str, stage: Stage, total_bytes: int) -> "SourceReporter":
-        """A reporter whose clock starts now."""
+        """Returns a reporter whose clock starts now."""
         return cls(
             progress=progress,
             source=source,

@@ -43,28 +43,28 @@ from evenpack.data.tokens.writer import TokenFileWriter
 from evenpack.errors import DataError
 
 COMMIT_SECONDS = 5.0
-"""What a kill costs at most."""
+"""Seconds between commits, which is the most work that a kill can lose."""
 
 _COLUMNS = PAIR_COLUMNS | MASK_COLUMNS
 
 Chooser = Callable[[ShardSlice], Bool[np.ndarray, " K"]]
-"""Which of a slice's sequences belong to a split."""
+"""Selects the sequences of a slice that belong to a split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPreparation:
-    """What is needed to prepare one source of shards."""
+    """Everything that is needed to prepare one source of shards."""
 
     name: str
     source: Hdf5Source
     config: DataConfig
     directory: Path
-    """Of the whole prepared set."""
+    """Folder of the whole prepared set."""
     inputs: tuple[InputFile, ...]
-    """As they were before anything was read."""
+    """Input files as they were before anything was read."""
     vocabulary: TokenizerRecord
     pair_tokens: PairTokens | None
-    """None where only the vocabulary's size is known."""
+    """Special tokens of pairs; None if only the vocabulary's size is known."""
     progress: Progress
 
     @property
@@ -72,10 +72,10 @@ class ShardPreparation:
         return self.directory / "sources" / self.name
 
     def run(self) -> tuple[SourceRecord, dict[str, FileRecord]]:
-        """Takes the rows over, or goes on with it.
+        """Imports the rows, or resumes that.
 
-        Raises: DataError naming file and row of what cannot be taken over (what was written is removed), or if an
-        earlier call began with other shards or settings; RunError if the disk is full.
+        Raises: DataError naming file and row of an invalid row (the output is removed), or if an earlier call began
+        with other shards or settings; RunError if the disk is full.
         """
         origin = self._origin()
         self._refuse_other_origin(origin)
@@ -121,7 +121,7 @@ class ShardPreparation:
         return held_out(part.sequences.identities(), self.config.validation_fraction)
 
     def _origin(self) -> dict[str, Any]:
-        """What decides the token files; their journals keep it."""
+        """Returns everything that decides the token files; their journals store it."""
         section = data_section(self.config)
         return {
             "data": {
@@ -144,7 +144,7 @@ class ShardPreparation:
     def _split(
         self, split: str, shards: ShardSet, choose: Chooser, origin: dict[str, Any], *, bytes_before: int
     ) -> MaskedPairsView:
-        """The sequences of one split, stored. `bytes_before` were read for the other one."""
+        """Returns the stored sequences of one split. `bytes_before` were read for the other one."""
         prefix = self.folder / split / PAIRS
         size = self.vocabulary.vocabulary_size
         with TokenFileWriter.resume(prefix, vocabulary_size=size, columns=_COLUMNS) as writer:
@@ -155,7 +155,7 @@ class ShardPreparation:
                     self._append_all(shards, choose, writer, state, reporter=reporter, bytes_before=bytes_before)
                 except DataError:
                     writer.abandon()
-                    shutil.rmtree(self.folder)  # the finished split too: what mends this one changes what it came from
+                    shutil.rmtree(self.folder)  # the finished split too, whose sources a correction changes as well
                     raise
                 writer.finish(state)
             else:
@@ -175,7 +175,7 @@ class ShardPreparation:
         reporter: SourceReporter,
         bytes_before: int,
     ) -> None:
-        """Takes over what the writer does not have yet, and keeps `state` with it."""
+        """Imports the rows that the writer does not have yet, and stores `state` with them."""
         begin_masks(writer, _COLUMNS, state)
         limits, committed, resumed = self._limits, time.monotonic(), state["bytes_read"]
         for part in read_slices(shards, state["rows"]):
@@ -226,7 +226,7 @@ def _every_row(part: ShardSlice) -> Bool[np.ndarray, " K"]:
 
 
 def _append(sequences: MaskedSequences, writer: TokenFileWriter, state: dict[str, Any]) -> None:
-    """`state` counts the masks."""
+    """Appends sequences; `state` counts the masks."""
     columns = {
         "first_segment_lengths": sequences.first_segment_lengths.astype(np.uint16),
         "next_sentence_labels": sequences.next_sentence_labels.astype(np.uint8),
@@ -239,7 +239,7 @@ def _append(sequences: MaskedSequences, writer: TokenFileWriter, state: dict[str
 
 
 def _accounting(token_file: TokenFile) -> TokenAccounting:
-    """Each row is a sequence, and whole."""
+    """Returns the accounting, in which each row is a whole sequence."""
     return TokenAccounting(
         documents_read=token_file.documents,
         documents_kept=token_file.documents,

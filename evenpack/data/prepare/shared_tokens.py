@@ -1,10 +1,11 @@
-"""`data.tokens_dir`: what prepared sets share whose sources and tokenizer are the same, whatever their recipes.
+"""The folder `data.tokens_dir`, which prepared sets with the same sources and tokenizer share, whatever their recipes.
 
     TOKENS_DIR/SOURCE_HASH/       tokens.{bin,idx}, document_hashes.npy and the journal of one source of text
-    TOKENS_DIR/tokenizer_HASH/    a tokenizer that was trained, and what on
+    TOKENS_DIR/tokenizer_HASH/    a trained tokenizer, and its training data
 
-HASH is of the origin (`origins.py`), so a changed source or tokenizer has a folder of its own, and nobody overwrites
-what others use. Each manifest lists the shared files with their checksums, by paths relative to its directory.
+HASH is of the origin (`origins.py`), so a changed source or tokenizer has a folder of its own, and no process
+overwrites files that others use. Each manifest lists the shared files with their checksums, by paths relative to its
+directory.
 """
 
 import os
@@ -23,13 +24,13 @@ class SharedTokens:
 
     directory: Path
     needed_bytes: Callable[[], int | None]
-    """What is left to be written, for the message of a full disk."""
+    """Bytes still to be written, for the message of a full disk."""
 
     @contextmanager
     def held(self, name: str, origin: Origin) -> Iterator[Path]:
-        """The folder of what has this origin, made if need be, and no other process's for now.
+        """Locks the folder of this origin, and makes it if needed.
 
-        Raises: DataError if another process is at work in it, or if it cannot be made or written.
+        Raises: DataError if another process works in it, or if it cannot be made or written.
         """
         place = place_of(self.directory, name, origin)
         with hold_lock(place, setting="data.tokens_dir"), explain_write_failures(place, self.needed_bytes):
@@ -38,12 +39,12 @@ class SharedTokens:
 
 
 def place_of(tokens_dir: Path, name: str, origin: Origin) -> Path:
-    """Where the tokens of a source lie, or what `name` says, that have this origin."""
+    """Returns the folder of the tokens of a source, or of `name`, with this origin."""
     return tokens_dir.absolute() / f"{name}_{origin_hash(origin)}"
 
 
 def recorded_path(path: Path, directory: Path, shared: SharedTokens | None) -> str:
-    """As the manifest of `directory` has it: relative to it, absolute where the file is none that `prepare` writes."""
+    """Returns a path for the manifest of `directory`: relative, or absolute for files that `prepare` did not write."""
     if path.is_relative_to(directory):
         return path.relative_to(directory).as_posix()
     if shared is not None and path.is_relative_to(shared.directory):
@@ -52,16 +53,16 @@ def recorded_path(path: Path, directory: Path, shared: SharedTokens | None) -> s
 
 
 def remedy(directory: Path, shared: Collection[Path] = ()) -> str:
-    """What to do about damaged or missing files of a prepared set.
+    """Returns the remedy for damaged or missing files of a prepared set.
 
     Args:
-        shared: those of them that lie in a `data.tokens_dir`.
+        shared: those of them that are in a `data.tokens_dir`.
     """
-    again = "Copy these files again from where they are whole, or remove"
+    again = "Copy these files again from an intact copy, or remove"
     if not shared:
         return f"{again} {directory} and prepare again"
     folders = " and ".join(sorted({str(path.parent) for path in shared}))
     return (
         f"{again} {folders} (of data.tokens_dir) and {directory}, and prepare again: every set that shares these "
-        "tokens is whole then, if the sources are what they were"
+        "tokens is then complete, if the sources have not changed"
     )

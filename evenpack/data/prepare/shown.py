@@ -1,4 +1,4 @@
-"""How `prepare` shows that it is at work."""
+"""Shows the progress of `prepare`."""
 
 import time
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class PrepareProgress:
         self._progress.finish()
 
     def update(self, state: PrepareState) -> None:
-        """A batch is done."""
+        """Shows a finished batch."""
         key = (state.stage, state.source)
         if key not in self._pieces:
             self._pieces[key] = self._progress.begin(
@@ -51,5 +51,5 @@ class PrepareProgress:
         self._pieces[key].update(state.bytes_read, state.total_bytes, facts=facts)
 
     def note(self, message: str) -> None:
-        """Something to be said once."""
+        """Shows a message once."""
         self._progress.note(message)

@@ -1,4 +1,4 @@
-"""The training sequences of a source, written again in random order where `data.shuffle` is `grid`."""
+"""Rewrites the training sequences of a source in random order if `data.shuffle` is `grid`."""
 
 import time
 from collections.abc import Mapping
@@ -31,13 +31,14 @@ def in_training_order(
     tokens_checksum: str,
     progress: Progress,
 ) -> SequenceView:
-    """The sequences of the view as a grid shuffle has written them to `folder`, that of the source; the view itself
-    where there is none to be made, and what an earlier call left of one is removed.
+    """Returns the sequences of the view as a grid shuffle writes them to `folder`, that of the source.
+
+    Without a grid shuffle it returns the view itself, and removes the files of an earlier one.
 
     Args:
-        tokens_checksum: of the documents' tokens, which tells one token file from another.
+        tokens_checksum: checksum of the documents' tokens, which identifies the token file.
 
-    Raises: DataError if the grid cannot keep its memory limit, or if what an earlier call left is damaged; RunError if
+    Raises: DataError if the grid cannot keep its memory limit, or if files of an earlier call are damaged; RunError if
     the disk is full.
     """
     if not isinstance(config.shuffle, GridShuffle) or view.count == 0:
@@ -83,7 +84,7 @@ def in_training_order(
 
 
 def shuffled_files(folder: Path, directory: Path) -> dict[str, FileRecord]:
-    """The files of a shuffle by their names within the prepared directory; none where there was no shuffle."""
+    """Returns the files of a shuffle by their names within the prepared directory; none where there was no shuffle."""
     journal = read_journal(folder / SHUFFLED)
     if journal is None:
         return {}
@@ -95,7 +96,7 @@ def shuffled_files(folder: Path, directory: Path) -> dict[str, FileRecord]:
 
 
 def _origin(config: DataConfig, tokens_checksum: str, grid: Grid) -> dict[str, Any]:
-    """What decides which sequences there are and where each goes."""
+    """Returns everything that decides the sequences and their order."""
     section = data_section(config)
     return {
         "tokens": tokens_checksum,

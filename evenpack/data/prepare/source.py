@@ -1,4 +1,4 @@
-"""One source of a prepared directory: its token file, its splits, and the account of both."""
+"""Prepares one source: its token file, its splits, and their accounting."""
 
 import shutil
 import time
@@ -53,23 +53,23 @@ from evenpack.errors import DataError
 from evenpack.files import file_checksum
 
 ViewMaker = Callable[[str, TokenFile, Int64[np.ndarray, " documents"]], SequenceView]
-"""Split, token file, documents -> their sequences, stored in the split's folder."""
+"""Makes the sequences of documents, stored in the split's folder, from split, token file and documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePreparation:
-    """What is needed to prepare one source."""
+    """Everything that is needed to prepare one source."""
 
     name: str
     config: DataConfig
     directory: Path
-    """Of the whole prepared set."""
+    """Folder of the whole prepared set."""
     inputs: tuple[InputFile, ...]
-    """As they were before anything was read."""
+    """Input files as they were before anything was read."""
     vocabulary: TokenizerRecord
     progress: Progress
     shared: SharedTokens | None
-    """None: the tokens of text lie in the prepared directory."""
+    """Shared tokens; None: the tokens of text are in the prepared directory."""
 
     @property
     def folder(self) -> Path:
@@ -80,8 +80,8 @@ class SourcePreparation:
     ) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Tokenises the corpus, or resumes that.
 
-        Raises: DataError if the source is wrong or changes meanwhile (what was written of it is removed), or if what
-        an earlier call began came from another source or tokenizer. RunError if the disk is full.
+        Raises: DataError if the source is invalid or changes meanwhile (its output is removed), or if an earlier call
+        began with another source or tokenizer. RunError if the disk is full.
         """
         origin, language = self._origin(), tokenising.language
         with self._tokens_folder(origin) as folder:
@@ -107,7 +107,7 @@ class SourcePreparation:
         )
 
     def from_token_file(self, source: MegatronSource) -> tuple[SourceRecord, dict[str, FileRecord]]:
-        """Takes a token file where it lies: checks its vocabulary and its ends, and hashes its documents.
+        """Uses a token file in its original location: checks its vocabulary and its ends, and hashes its documents.
 
         Raises: DataError if it is broken, empty, or not of the vocabulary.
         """
@@ -128,7 +128,7 @@ class SourcePreparation:
 
     @contextmanager
     def _tokens_folder(self, origin: Origin) -> Iterator[Path]:
-        """Where the token file is to lie; what an earlier call began in the prepared directory stays there."""
+        """Returns the folder for the token file; files of an earlier call in the prepared directory stay there."""
         if self.shared is None or read_journal(self.folder / "tokens") is not None:
             yield self.folder
             return
@@ -145,7 +145,7 @@ class SourcePreparation:
         refuse_changed_inputs(input_files(begun), self.inputs, self.folder)
 
     def _finish(self, written: WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
-        """Splits, sequences and strategies; then the accounts."""
+        """Makes splits, sequences and strategies, and then the accounting."""
         is_held_out = held_out(np.asarray(written.identities), self.config.validation_fraction)
         splits = {}
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
@@ -183,7 +183,7 @@ class SourcePreparation:
             self.folder,
             self.config,
             vocabulary=self.vocabulary,
-            # Where tokens came ready made, their hashes are of the tokens.
+            # If the source holds tokens, the hashes are of the tokens.
             tokens_checksum=file_checksum(written.columns[0]) if tokens is None else tokens.whole,
             progress=self.progress,
         )
@@ -191,13 +191,13 @@ class SourcePreparation:
     def _documents_view(
         self, split: str, token_file: TokenFile, documents: Int64[np.ndarray, " documents"]
     ) -> SequenceView:
-        """Quickly made again after an interruption."""
+        """Makes the view of documents, which is quick and repeated after an interruption."""
         folder, recipe = self.folder / split, self.config.recipe
         assert isinstance(recipe, DocumentsRecipe | ConcatRecipe | PaddingRecipe), "pairs have a maker of their own"
         if folder.exists():
             shutil.rmtree(folder)  # an interrupted call may have had another recipe
         build_view(recipe, token_file, documents).save(folder)
-        return open_view(folder, token_file)  # mapped, so that no document takes memory from here on
+        return open_view(folder, token_file)  # mapped, so that documents take no memory from here on
 
     def _pairs_view(
         self,
@@ -207,7 +207,7 @@ class SourcePreparation:
         token_file: TokenFile,
         documents: Int64[np.ndarray, " documents"],
     ) -> SequenceView:
-        """Gone on with after an interruption, unless that call had another recipe."""
+        """Makes the view of pairs, resumed after an interruption, unless that call had another recipe."""
         folder, recipe = self.folder / split, self.config.recipe
         assert isinstance(recipe, SentencePairsRecipe), "documents have a maker of their own"
         passes = recipe.duplication_factor if split == "train" else 1
@@ -253,7 +253,7 @@ class SourcePreparation:
             shutil.rmtree(folder)
 
     def _files(self, written: WrittenTokens) -> dict[str, FileRecord]:
-        """Every file by a name that does not depend on where it lies."""
+        """Returns every file by a name that does not depend on its location."""
         prefix = written.token_file.prefix
         paths = {f"tokens{path.suffix}": path for path in (bin_path(prefix), index_path(prefix))}
         paths |= {path.name: path for path in written.columns}

@@ -1,4 +1,4 @@
-"""What every source's splits have in common, however their sequences came to be: a plan, and files with checksums."""
+"""The common part of all sources' splits: a plan, and files with checksums."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from evenpack.data.tokens.journal import journal_path
 
 
 def store_split(folder: Path, view: SequenceView, config: DataConfig, *, split: str) -> SplitRecord:
-    """Packs the sequences of a split and stores the plan, in blocks where training reads it so.
+    """Packs the sequences of a split and stores the plan, in blocks if training reads it in blocks.
 
     Raises: PackingError if they cannot be packed so.
     """
@@ -39,7 +39,7 @@ def _store_blocks(folder: Path, view: SequenceView, config: DataConfig, *, block
 
 
 def split_files(source_folder: Path, directory: Path) -> dict[str, FileRecord]:
-    """Every file of both splits by its name within the prepared directory; journals are no part of the set."""
+    """Returns every file of both splits by its name within the prepared directory; journals are no part of the set."""
     files = {}
     for folder in (source_folder / split for split in SPLITS):
         pairs = read_journal(folder / PAIRS)

@@ -37,11 +37,11 @@ def prepare_tokenizer(
     progress: Progress,
     shared: SharedTokens | None,
 ) -> Tokenizer | None:
-    """Saves the tokenizer that was loaded, or trains one unless an earlier call did; None where tokens come ready made.
+    """Saves the loaded tokenizer, or trains one unless an earlier call did; None if the source holds tokens.
 
-    One that is trained among `shared` files is copied. What this directory has trained for itself it goes on with.
+    A tokenizer that is trained among `shared` files is copied. One that was trained in this directory is used again.
 
-    Raises: DataError for a source that cannot be read, and where an earlier call trained on other data.
+    Raises: DataError for a source that cannot be read, and if an earlier call trained on other data.
     """
     folder = directory / TOKENIZER_FOLDER
     if loaded is not None:
@@ -82,7 +82,7 @@ def _train(
 
 
 def tokenizer_record(config: DataConfig, tokenizer: Tokenizer | None) -> TokenizerRecord:
-    """What the manifest says of the vocabulary. Raises: DataError if an external one contradicts itself."""
+    """Returns the record of the vocabulary. Raises: DataError if an external one is inconsistent."""
     if isinstance(config.tokenizer, ExternalTokenizer):
         size, end_of_text_id = config.tokenizer.vocabulary_size, config.tokenizer.end_of_text_id
         if end_of_text_id >= size:
@@ -100,7 +100,7 @@ def tokenizer_record(config: DataConfig, tokenizer: Tokenizer | None) -> Tokeniz
 
 
 def tokenizer_files(directory: Path) -> dict[str, FileRecord]:
-    """The saved files, none for an external vocabulary."""
+    """Returns the saved files, none for an external vocabulary."""
     folder = directory / TOKENIZER_FOLDER
     if not folder.is_dir():
         return {}
@@ -115,9 +115,9 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
-    """The tokenizer that an earlier call trained and saved.
+    """Returns the tokenizer that an earlier call trained and saved.
 
-    Raises: DataError if it was trained on other data, or not trained at all, or is not what was saved.
+    Raises: DataError if it was trained on other data, or not trained at all, or differs from the saved one.
     """
     try:
         before = json.loads((directory / TRAINED_ON).read_text(encoding="utf-8"))

@@ -1,6 +1,7 @@
-"""The files of a prepared set against the checksums of its manifest: all of them, or one of several ranks' share.
+"""Compares the files of a prepared set with the checksums of its manifest: all of them, or the part of one rank.
 
-Work is cut into chunks, which several threads or ranks read at once, so that one great file is no slower than many.
+Work is divided into chunks, which several threads or ranks read in parallel, so that one large file is no slower than
+many.
 """
 
 import os
@@ -27,12 +28,12 @@ _MOST_THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What came of reading files."""
+    """The result of reading files."""
 
     bytes: int
     elapsed_seconds: float
     damages: tuple[Damage, ...]
-    """One for each damaged file: where its damage begins."""
+    """Damages, one for each damaged file, with the start of its damage."""
 
     @property
     def bytes_per_second(self) -> float:
@@ -60,7 +61,7 @@ class Verifier:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files, as they were written."""
+        """Bytes of all files, as they were written."""
         return sum(record.content.bytes for record in self._manifest.files.values())
 
     def verify_all(self, progress: Progress, *, threads: int | None = None) -> Verified:
@@ -85,8 +86,8 @@ class Verifier:
     def verify_share(self, share: int, shares: int, *, is_cancelled: Callable[[], bool]) -> Verified:
         """Reads one of `shares` parts of about the same number of chunks, in the calling thread.
 
-        A set that takes more than half of the machine's memory is not left in the page cache, where a loader's pages
-        are; ends early where `is_cancelled`.
+        A set that takes more than half of the machine's memory is not left in the page cache, which the loader needs;
+        it ends early if `is_cancelled`.
         """
         pieces, started, done = self.pieces(), time.monotonic(), 0
         mine = pieces[len(pieces) * share // shares : len(pieces) * (share + 1) // shares]
@@ -102,7 +103,7 @@ class Verifier:
         return Verified(bytes=done, elapsed_seconds=time.monotonic() - started, damages=tuple(damages.values()))
 
     def pieces(self) -> list[Piece]:
-        """Every chunk of every file that has the right size."""
+        """Returns every chunk of every file that has the right size."""
         wrong = self.find_wrong_sizes()
         return [
             Piece(path, record, chunk)
@@ -112,18 +113,18 @@ class Verifier:
         ]
 
     def find_wrong_sizes(self) -> dict[Path, Damage]:
-        """The files that are missing, cut short or too long."""
+        """Returns the files that are missing, cut short or too long."""
         found = {path: find_wrong_size(path, record.content) for path, record in self._files()}
         return {path: damage for path, damage in found.items() if damage is not None}
 
     def refuse(self, damages: tuple[Damage, ...], *, seen: str = "") -> None:
-        """Raises: DataError that names the damaged files, where their damage begins, and the remedy; none: nothing."""
+        """Reports damage. Raises: DataError that names the damaged files, the start of the damage, and the remedy."""
         if damages:
             lines = [f"  {damage.describe()}" for damage in damages]
             raise DataError("\n".join([f"{self._directory} is damaged{seen}:", *lines, self.remedy(damages)]))
 
     def remedy(self, damages: tuple[Damage, ...]) -> str:
-        """What to do about them."""
+        """Returns the remedy for these damages."""
         damaged = {damage.path for damage in damages}
         return remedy(self._directory, [path for path, record in self._files() if record.is_shared and path in damaged])
 
@@ -137,11 +138,11 @@ class Verifier:
         return self._with_impossible_token(damage, damage.first_bad_byte)
 
     def _with_impossible_token(self, damage: Damage, place: tuple[int, int]) -> Damage:
-        """Says more where a token in the damaged chunk is outside the vocabulary."""
+        """Adds a token outside the vocabulary in the damaged chunk, if there is one."""
         try:
             dtype = read_index(damage.path.with_suffix("")).dtype
         except DataError:
-            return damage  # the index is damaged as well, and told by itself
+            return damage  # the index is damaged as well, and reported itself
         count = (place[1] + 1 - place[0]) // dtype.itemsize
         tokens = np.fromfile(damage.path, dtype=dtype, count=count, offset=place[0]).astype(np.int64)
         vocabulary_size = self._manifest.tokenizer.vocabulary_size

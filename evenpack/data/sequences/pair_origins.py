@@ -52,7 +52,7 @@ class PairOrigins:
         )
 
     def sequences_of(self, document: int) -> Int64[np.ndarray, " sequences"]:
-        """Returns the sequences of a document, as `SequenceOrigins` does; reads both columns, 16 bytes a pair."""
+        """Returns the sequences of a document, as `SequenceOrigins` does; reads both columns, 16 bytes per pair."""
         (begin,), (length,) = self.document_file.spans(np.array([document]))
         found = []
         for start in range(0, self.view.count, _SCANNED):

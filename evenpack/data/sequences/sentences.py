@@ -31,7 +31,7 @@ class SentenceIndex:
     """The positions of the sentences of a token file; S = sentences, D = documents.
 
     Positions count only the tokens of text. The file holds one end-of-text for each earlier document, so position p of
-    document d is token p + d of the file. Memory: 8 bytes a sentence and 8 bytes a document.
+    document d is token p + d of the file. Memory: 8 bytes per sentence and 8 bytes per document.
     """
 
     token_file: TokenFile

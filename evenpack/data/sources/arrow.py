@@ -1,4 +1,4 @@
-"""`arrow`: a column of text of Arrow files, or of folders that `datasets` has written with `save_to_disk`."""
+"""The source `arrow`: a text column of Arrow files, or of folders that `datasets` wrote with `save_to_disk`."""
 
 from functools import partial
 from pathlib import Path

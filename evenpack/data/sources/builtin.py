@@ -1,4 +1,4 @@
-"""`builtin`: pydoc's topics and the standard library's docstrings, equal documents once."""
+"""The source `builtin`: pydoc's topics and the standard library's docstrings, equal documents once."""
 
 from collections.abc import Iterator
 
@@ -32,12 +32,12 @@ class BuiltinCorpus:
                         yield document
 
     def parts(self, target_bytes: int) -> tuple[WholeCorpus, ...]:
-        """One: a document that was seen before is left out, so all files belong together."""
+        """Returns one part: a document that was seen before is left out, so all files belong together."""
         return (WholeCorpus(name="the standard library's text", corpus=self),)
 
 
 def inputs(_name: str, _source: BuiltinSource) -> tuple[InputFile, ...]:
-    """One entry for the whole library: its hundreds of files change together, with Python."""
+    """Returns one entry for the whole library: its hundreds of files change together, with Python."""
     library = library_text.standard_library()
     files = [InputFile.of(path) for path in library_text.source_files(library)]
     total, newest = sum(file.bytes for file in files), max(file.modified_ns for file in files)

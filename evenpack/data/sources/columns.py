@@ -1,4 +1,4 @@
-"""A column of text of files that keep rows in blocks: row groups of parquet, record batches of Arrow."""
+"""A text column of files that store rows in blocks: row groups of parquet, record batches of Arrow."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from evenpack.data.sources.tables import BlockTable, Rows
 
 TableOpener = Callable[[Path], "BlockTable"]
-"""A function of a module, so that it can be pickled. It imports what it needs: pyarrow takes a while."""
+"""Opens a table; a function of a module, so that it can be pickled. It imports what it needs: pyarrow takes a while."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnPiece:
-    """The strings of one column; blocks before the first document asked for are not read."""
+    """The strings of one column; blocks before the first requested document are not read."""
 
     path: Path
     text_key: str
     open_table: TableOpener
     first_block: int = 0
     begin: int = 0
-    """The first row, with which that block begins."""
+    """The first row, which begins its block."""
     stop: int | None = None
-    """The row behind the last one; None at the end of the file."""
+    """The row after the last one; None at the end of the file."""
     share_bytes: int | None = None
-    """Of the file, in proportion to what is in its blocks; None of the whole file."""
+    """Bytes of the file, in proportion to the content of its blocks; None for the whole file."""
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class ColumnPiece:
         return 0
 
     def divided(self, target_bytes: int) -> tuple["ColumnPiece", ...]:
-        """Neighbouring blocks together, up to `target_bytes`."""
+        """Yields neighbouring blocks together, up to `target_bytes`."""
         table = self.open_table(self.path)
         blocks = table.blocks(table.text_column(self.text_key))
         rows = [0, *accumulate(block.rows for block in blocks)]
@@ -86,7 +86,7 @@ class ColumnPiece:
 
 
 def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
-    """Neighbours, given by the edges between them, taken together up to `target`: first and behind the last."""
+    """Yields neighbours, given by the edges between them, combined up to `target`: first and one past the last."""
     first = 0
     for last in range(1, len(edges)):
         if last + 1 == len(edges) or edges[last + 1] - edges[first] > target:
@@ -95,7 +95,7 @@ def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
 
 
 def _texts(rows: "Rows", column: str) -> Iterator[str]:
-    """Raises: DataError with file and row for a null, or for bytes that are no UTF-8."""
+    """Yields texts. Raises: DataError with file and row for a null, or for bytes that are no UTF-8."""
     for index, value in enumerate(rows.columns[0]):
         try:
             text = value.as_py()

@@ -1,7 +1,7 @@
-"""What every kind of source has in common: documents, one after another, whatever they are kept in.
+"""The interface that every kind of source has: documents, one after another, whatever their storage.
 
-`documents(start)` goes over the first `start` documents without parsing more than it must, so that an interrupted
-`prepare` goes on where it was. Each mistake in a file is a DataError that names the file and the line or row.
+`documents(start)` skips the first `start` documents with as little parsing as possible, so that an interrupted
+`prepare` can be resumed. Each error in a file is a DataError that names the file and the line or row.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ SectionT = TypeVar("SectionT")
 
 
 class Document(NamedTuple):
-    """One document and what is known of it without tokens."""
+    """One document and its properties without tokens."""
 
     text: str
     text_bytes: int
-    """Of the text in UTF-8."""
+    """Bytes of the text in UTF-8."""
     identity: int
-    """xxh3_64 of the text in UTF-8: equal documents are known by it, and the validation split follows it."""
+    """xxh3_64 of the text in UTF-8, which identifies equal documents and decides the validation split."""
     bytes_read: int
-    """Bytes of the source's files read so far, this document included; counts up to `Corpus.total_bytes`."""
+    """Bytes of the source's files read so far, including this document; ends at `Corpus.total_bytes`."""
 
 
 @runtime_checkable
@@ -34,22 +34,22 @@ class DocumentStream(Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """What `Document.bytes_read` comes to in the end."""
+        """The final value of `Document.bytes_read`."""
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        """Documents from number `start` on, always in the same order. Raises: DataError with file and line."""
+        """Yields documents from number `start` on, always in the same order. Raises: DataError with file and line."""
 
 
 @runtime_checkable
 class CorpusPart(DocumentStream, Protocol):
-    """Some documents of a source in a row, which can be read without those before them. It can be pickled.
+    """Consecutive documents of a source, which can be read without the earlier ones. A part can be pickled.
 
     `documents` and `Document.bytes_read` count from the part's own beginning.
     """
 
     @property
     def name(self) -> str:
-        """The file, or the first and the last one, and the range of it; for messages."""
+        """The file, or the first and the last one, and its range; for messages."""
 
 
 @runtime_checkable
@@ -57,17 +57,17 @@ class Corpus(DocumentStream, Protocol):
     """The documents of one source."""
 
     def parts(self, target_bytes: int) -> tuple[CorpusPart, ...]:
-        """Parts whose documents, one part after the other, are `documents()`.
+        """Returns parts whose documents, one part after the other, are `documents()`.
 
-        A part has about `target_bytes` of the files, or less; more where a document or what can only be read as a whole
-        (a compressed file, a row group) has. Their `total_bytes` add up to that of the corpus. The same files
-        give the same parts.
+        A part has about `target_bytes` of the files, or less; more if a document or an indivisible unit (a compressed
+        file, a row group) has more. Their `total_bytes` add up to that of the corpus. The same files give the same
+        parts.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class WholeCorpus:
-    """A corpus as the one part of itself, where it cannot be read in several."""
+    """A corpus as its own single part, if it cannot be divided."""
 
     name: str
     corpus: DocumentStream
@@ -82,22 +82,22 @@ class WholeCorpus:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceKind(Generic[SectionT]):
-    """A kind of source: what is done with its section of the run file and the source's name."""
+    """A kind of source: functions of its section of the run file and the source's name."""
 
     open_corpus: Callable[[str, SectionT], Corpus]
-    """Finds its files and reads none of them. Raises: DataError if the path is not given or leads to no file."""
+    """Finds its files and reads none of them. Raises: DataError if the path is missing or leads to no file."""
     inputs: Callable[[str, SectionT], tuple[InputFile, ...]]
-    """The files that it consists of, as they are now. Raises: DataError as `open_corpus`."""
+    """Returns its files as they are now. Raises: DataError as `open_corpus`."""
 
 
 def make_document(text: str, bytes_read: int, where: Callable[[], str]) -> Document:
-    """The document of a text; `where` is asked for its place if it is no valid Unicode, which raises DataError."""
+    """Makes the document of a text; `where` gives its position if it is no valid Unicode, which raises DataError."""
     encoded = encode_text(text, where)
     return Document(text, len(encoded), xxhash.xxh3_64_intdigest(encoded), bytes_read)
 
 
 def encode_text(text: str, where: Callable[[], str]) -> bytes:
-    """A text in UTF-8. Raises: DataError for half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    """Returns a text in UTF-8. Raises: DataError for half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

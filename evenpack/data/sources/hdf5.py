@@ -1,4 +1,4 @@
-"""`hdf5`: shards of finished, masked pairs. They hold no text; `evenpack.data.shards` reads them."""
+"""The source `hdf5`: shards of finished, masked pairs. They hold no text; `evenpack.data.shards` reads them."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -13,7 +13,7 @@ _SUFFIXES = (".hdf5", ".hdf", ".h5")
 
 
 def find_shards(path: Path) -> tuple[Path, ...]:
-    """The shards that a path leads to, beside any run. Raises: ConfigError if there are none."""
+    """Returns the shards that a path leads to, without a run file. Raises: ConfigError if there are none."""
     try:
         return find_files("shards", path, suffixes=_SUFFIXES)
     except DataError as error:
@@ -23,14 +23,14 @@ def find_shards(path: Path) -> tuple[Path, ...]:
 
 
 def training_files(name: str, source: Hdf5Source) -> tuple[Path, ...]:
-    """The shards to train on. Raises: DataError if the path is not given or leads to no file."""
+    """Returns the shards to train on. Raises: DataError if the path is missing or leads to no file."""
     return find_files(name, source.path, suffixes=_SUFFIXES)
 
 
 def validation_files(name: str, source: Hdf5Source) -> tuple[Path, ...]:
-    """The shards of the fixed evaluation set, none where there is none.
+    """Returns the shards of the fixed evaluation set, none if there is no such set.
 
-    Raises: DataError if the path leads to no file, or to one that is trained on.
+    Raises: DataError if the path leads to no file, or to a training file.
     """
     if source.validation_path is None:
         return ()
@@ -38,14 +38,14 @@ def validation_files(name: str, source: Hdf5Source) -> tuple[Path, ...]:
     shared = {path.resolve() for path in training_files(name, source)} & {path.resolve() for path in files}
     if shared:
         raise DataError(
-            f"source '{name}': {min(shared)} belongs to path and to validation_path: what is evaluated on must not be "
+            f"source '{name}': {min(shared)} belongs to path and to validation_path: evaluation files must not be "
             f"trained on; correct data.sources.{name}.path"
         )
     return files
 
 
 def bytes_to_read(name: str, source: Hdf5Source) -> int:
-    """Of all files while they are prepared: without an evaluation set the shards are read once for each split."""
+    """Returns the bytes read in preparation: without an evaluation set the shards are read once for each split."""
     training, validation = (
         sum(path.stat().st_size for path in files)
         for files in (training_files(name, source), validation_files(name, source))
@@ -54,7 +54,7 @@ def bytes_to_read(name: str, source: Hdf5Source) -> int:
 
 
 def inputs(name: str, source: Hdf5Source) -> tuple[InputFile, ...]:
-    """The shards of both sets."""
+    """Returns the shards of both sets."""
     validation = tuple(InputFile.of(path) for path in validation_files(name, source))
     return file_inputs(name, source.path, suffixes=_SUFFIXES) + validation
 

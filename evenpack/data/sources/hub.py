@@ -1,4 +1,4 @@
-"""`hub`: a dataset of the Hugging Face hub, or a local folder of that shape, through `datasets`."""
+"""The source `hub`: a dataset of the Hugging Face hub, or a local folder of that form, through `datasets`."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -33,7 +33,7 @@ class HubCorpus:
             yield make_document(text, bytes_read, partial(self._place, number))
 
     def parts(self, target_bytes: int) -> tuple[WholeCorpus, ...]:
-        """One: only `datasets` knows which rows lie where."""
+        """Returns one part: only `datasets` knows the location of rows."""
         return (WholeCorpus(name=self._source.name, corpus=self),)
 
     def _place(self, number: int) -> str:
@@ -41,7 +41,7 @@ class HubCorpus:
 
 
 def inputs(_name: str, source: HubSource) -> tuple[InputFile, ...]:
-    """The files of a local folder, links among them; a name of the hub is not asked again."""
+    """Returns the files of a local folder, including links; a name on the hub is not queried again."""
     folder = Path(source.name).expanduser()
     return tuple(InputFile.of(file) for file in files_below(folder)) if folder.is_dir() else ()
 

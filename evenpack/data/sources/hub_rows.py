@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, or local folders of that shape, through `datasets`."""
+"""Datasets of the Hugging Face hub, or local folders of that form, through `datasets`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ _ROWS_AT_ONCE = 1000
 
 
 def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
-    """A split as a `datasets.Dataset`. Raises: DataError, beginning with `label`, if it cannot be loaded."""
+    """Returns a split as a `datasets.Dataset`. Raises: DataError, beginning with `label`, if it cannot be loaded."""
     import datasets
 
     if saved_splits(Path(name).expanduser()) == ():
@@ -24,7 +24,7 @@ def load_rows(name: str, subset: str | None, split: str, *, label: str) -> Any:
     datasets.disable_progress_bars()  # they would write over the caller's own
     try:
         return datasets.load_dataset(name, subset, split=split)
-    except Exception as error:  # `datasets` raises whatever its readers, filesystems and the network raise
+    except Exception as error:  # `datasets` raises all errors of its readers, filesystems and the network
         raise DataError(
             f"{label}: datasets.load_dataset('{name}', {subset!r}, split='{split}') failed: "
             f"{type(error).__name__}: {error}"
@@ -42,7 +42,7 @@ class HubRows:
         dataset = load_rows(source.name, source.subset, source.split, label=f"source '{name}'")
         if source.text_key not in dataset.column_names:
             raise DataError(
-                f"source '{name}': {source.name} has no column '{source.text_key}'; the columns there are: "
+                f"source '{name}': {source.name} has no column '{source.text_key}'; existing columns: "
                 f"{', '.join(dataset.column_names)}. Set data.sources.{name}.text_key"
             )
         self._column = source.text_key
@@ -51,7 +51,7 @@ class HubRows:
         self.total_bytes = int(self._dataset.data.nbytes)
 
     def read(self, start: int) -> Iterator[Any]:
-        """The values from row `start` on; rows before it are not read."""
+        """Yields the values from row `start` on; rows before it are not read."""
         if start < self.count:
             for rows in self._dataset.skip(start).iter(batch_size=_ROWS_AT_ONCE):
                 yield from rows[self._column]

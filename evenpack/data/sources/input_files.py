@@ -1,4 +1,4 @@
-"""Input files, plain or compressed (zstd, gzip), line by line, always knowing where they are."""
+"""Input files, plain or compressed (zstd, gzip), read line by line with the position of each line."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ _LARGEST_WINDOW_BYTES = 1 << 31
 
 
 class InputFile(Section):
-    """A file as it was when it was read; size and time tell a change."""
+    """A file as it was when it was read; size and time show a change."""
 
     path: str
     bytes: int
@@ -29,16 +29,16 @@ class InputFile(Section):
 
     @classmethod
     def of(cls, path: Path) -> "InputFile":
-        """The file at `path` as it is now."""
+        """Returns the state of the file at `path` now."""
         status = path.stat()
         return cls(path=str(path.resolve()), bytes=status.st_size, modified_ns=status.st_mtime_ns)
 
 
 class SourceReader:
-    """One input file, opened; `.zst` and `.gz` are decompressed on the way. Use as a context manager."""
+    """An opened input file; `.zst` and `.gz` are decompressed while reading. Use it as a context manager."""
 
     def __init__(self, path: Path, *, begin: int = 0, stop: int | None = None) -> None:
-        """Of a file that is not compressed, `begin` and `stop` bound the bytes to read: each the first one of a line.
+        """Opens a file; if it is not compressed, `begin` and `stop` bound the bytes to read, each the first of a line.
 
         Raises: DataError if the file cannot be opened.
         """
@@ -67,28 +67,28 @@ class SourceReader:
 
     @property
     def bytes_read(self) -> int:
-        """Of the file as it lies on disk, from `begin` on and up to `stop`."""
+        """Bytes of the file on disk, from `begin` on and up to `stop`."""
         position = self._file.tell()
         return (position if self._stop is None else min(position, self._stop)) - self._begin
 
     @property
     def line_bytes(self) -> int:
-        """Of the line read last, as it is without compression."""
+        """Bytes of the last line, after decompression."""
         return self._line_bytes
 
     @property
     def line_number(self) -> int:
-        """Of the line read last in the whole file, from 1. Behind a `begin` it takes a pass over what is before it."""
+        """Number of the last line in the whole file, from 1. After a `begin` it takes a pass over the earlier lines."""
         before = _count_lines(self.path, self._begin) if self._begin else 0
         return before + self._lines_read
 
     @property
     def where(self) -> str:
-        """Path and number of the line read last, for messages."""
+        """Path and number of the last line, for messages."""
         return f"{self.path}, line {self.line_number}"
 
     def lines(self) -> Iterator[bytes]:
-        """Every line with its end. Raises: DataError if the compressed data is broken or ends too early."""
+        """Yields every line with its end. Raises: DataError if the compressed data is broken or ends too early."""
         line_end = self._begin
         while self._stop is None or line_end < self._stop:
             line = self._stream.readline()
@@ -101,7 +101,7 @@ class SourceReader:
             yield line
 
     def decode(self, line: bytes) -> str:
-        """The line read last as text, a byte order mark left out. Raises: DataError where it is not UTF-8."""
+        """Returns the last line as text, without a byte order mark. Raises: DataError if it is not UTF-8."""
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
@@ -114,7 +114,7 @@ class SourceReader:
         return text.removeprefix("\ufeff") if self._line_start == 0 else text
 
     def json_object(self, line: bytes) -> dict[str, Any]:
-        """The line read last as a JSON object. Raises: DataError with its place if it is none."""
+        """Returns the last line as a JSON object. Raises: DataError with its position if it is none."""
         text = self.decode(line)
         try:
             return parse_json_object(text)
@@ -123,12 +123,12 @@ class SourceReader:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file is decompressed when it is read, so that it can only be read from its beginning."""
+    """Returns whether a file is decompressed when it is read, so that it can only be read from its beginning."""
     return path.suffix in _DECOMPRESSORS
 
 
 def _count_lines(path: Path, stop: int) -> int:
-    """Line ends in the first `stop` bytes."""
+    """Returns the number of line ends in the first `stop` bytes."""
     count = 0
     with path.open("rb") as file:
         while stop > 0 and (block := file.read(min(stop, _LINE_BUFFER_BYTES))):
@@ -140,7 +140,7 @@ def _count_lines(path: Path, stop: int) -> int:
 class _ZstdFrames(io.RawIOBase):
     """Any number of zstd frames as one stream of bytes.
 
-    Not `zstandard`'s own stream reader: that takes a file cut off in the middle of a frame for a whole one.
+    It replaces `zstandard`'s own stream reader, which accepts a file cut off in the middle of a frame as complete.
     """
 
     def __init__(self, file: IO[bytes], path: Path) -> None:

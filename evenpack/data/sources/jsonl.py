@@ -1,4 +1,4 @@
-"""`jsonl`: one JSON object a line, plain or compressed; lines of white space are passed over."""
+"""The source `jsonl`: one JSON object per line, plain or compressed; lines of white space are skipped."""
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The kinds of sources, each in a file of its own, and the two things that are asked of any.
+"""The kinds of sources, each in a file of its own, and the two functions of any kind.
 
 builtin    the standard library's own text        library_text.py
 jsonl      *.jsonl, *.jsonl.zst, *.jsonl.gz       json_lines.py
@@ -6,8 +6,8 @@ parquet    a column of text                       columns.py, tables/parquet.py
 arrow      the same; folders of save_to_disk      columns.py, tables/arrow.py, saved_sets.py
 text       plain text
 hub        through `datasets`                     hub_rows.py
-megatron   tokens that came ready made; no text
-hdf5       masked pairs that came ready made          ../shards/
+megatron   existing tokens; no text
+hdf5       existing masked pairs                      ../shards/
 """
 
 from typing import Any
@@ -28,14 +28,15 @@ KINDS: dict[str, SourceKind[Any]] = {
     "megatron": megatron.KIND,
     "hdf5": hdf5.KIND,
 }
-"""By `kind` in the run file."""
+"""The kinds by `kind` in the run file."""
 
 
 def open_corpus(name: str, source: Source) -> Corpus:
-    """The corpus of source `name`, or that of its rows; finds its files and reads none of them. A dataset of the hub is
-    loaded.
+    """Opens the corpus of source `name`, or that of its rows.
 
-    Raises: DataError if the path is not given or leads to no file, or if the source holds tokens and no text.
+    It finds the files and reads none of them. A dataset of the hub is loaded.
+
+    Raises: DataError if the path is missing or leads to no file, or if the source holds tokens and no text.
     """
     corpus = KINDS[source.kind].open_corpus(name, source)
     if not isinstance(source, SourceOfText) or not source.changes_rows:
@@ -45,8 +46,8 @@ def open_corpus(name: str, source: Source) -> Corpus:
 
 
 def source_inputs(name: str, source: Source) -> tuple[InputFile, ...]:
-    """The files that a source consists of, as they are now; none for a name of the hub, which is not asked again.
+    """Returns the files of a source as they are now; none for a name on the hub, which is not queried again.
 
-    Raises: DataError if the path is not given or leads to no file.
+    Raises: DataError if the path is missing or leads to no file.
     """
     return KINDS[source.kind].inputs(name, source)

@@ -1,6 +1,6 @@
-"""Text that every Python installation carries: pydoc's topics and the standard library's docstrings.
+"""Text in every Python installation: pydoc's topics and the standard library's docstrings.
 
-Sources are parsed, never executed, so that nothing is imported and two readings give the same documents.
+Sources are parsed, never executed, so that nothing is imported and the documents are always the same.
 """
 
 import ast
@@ -15,27 +15,28 @@ SHORTEST_DOCUMENT_CHARACTERS = 200
 
 _TOPICS_FILE = Path("pydoc_data/topics.py")
 _LEFT_OUT = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"})
-"""Test data is no prose, some distributions split idlelib off, and newer Pythons have no lib2to3."""
+"""Folders that are left out: test data is no prose, some distributions split idlelib off, and newer Pythons lack
+lib2to3."""
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def standard_library() -> Path:
-    """The folder of this Python's standard library."""
+    """Returns the folder of this Python's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
 def source_files(library: Path) -> list[Path]:
-    """The Python sources that documents are taken from, in a fixed order."""
+    """Returns the Python sources of the documents, in a fixed order."""
     found = []
     for folder, inner, names in os.walk(library):
-        inner[:] = set(inner) - _LEFT_OUT  # not walked at all: site-packages may hold a hundred times as many
+        inner[:] = set(inner) - _LEFT_OUT  # not searched: site-packages may hold a hundred times as many
         found += [Path(folder, name) for name in names if name.endswith(".py") and name != "__main__.py"]
     return sorted(found, key=lambda path: path.as_posix())
 
 
 def file_documents(path: Path, library: Path) -> Iterator[str]:
-    """Documents of one source file: its topics, or its docstrings. An unreadable file has none."""
+    """Returns the documents of one source file: its topics, or its docstrings. An unreadable file has none."""
     try:
         with warnings.catch_warnings():
             # Old modules hold invalid escapes, which newer compilers warn about.
@@ -53,7 +54,7 @@ def file_documents(path: Path, library: Path) -> Iterator[str]:
 
 
 def _topics(module: ast.Module) -> Iterator[str]:
-    """The values of the one dictionary literal that pydoc's topics consist of."""
+    """Yields the values of the only dictionary literal of pydoc's topics."""
     for statement in module.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             topics: dict[str, str] = ast.literal_eval(statement.value)
@@ -61,7 +62,7 @@ def _topics(module: ast.Module) -> Iterator[str]:
 
 
 def _docstrings(module: ast.Module, name: str) -> Iterator[str]:
-    """A document for each well described definition, after one of the module with all that is short."""
+    """Yields a document for each well described definition, after one of the module with all short ones."""
     opening = [f"module {name}", *_docstring(module)]
     long_documents = []
     for definition in module.body:
@@ -78,7 +79,10 @@ def _docstrings(module: ast.Module, name: str) -> Iterator[str]:
 
 
 def _described(definition: _Definition) -> list[str]:
-    """Signature and docstring of a definition, and of the methods of a class; nothing if none has a docstring."""
+    """Returns signature and docstring of a definition, and of the methods of a class.
+
+    Nothing if none has a docstring.
+    """
     parts = [f"{_signature(definition)}\n{text}" for text in _docstring(definition)]
     if isinstance(definition, ast.ClassDef):
         for method in definition.body:

@@ -1,4 +1,4 @@
-"""Files of lines, whole or cut into ranges of bytes that begin and end with a line."""
+"""Files of lines, whole or divided into ranges of bytes that begin and end with a line."""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class LineRange:
-    """Lines of one file in a row; the whole file unless it says otherwise."""
+    """Consecutive lines of one file; by default the whole file."""
 
     path: Path
     begin: int = 0
-    """The first byte, with which a line begins."""
+    """The first byte, at the start of a line."""
     stop: int | None = None
-    """The byte behind the last line; None at the end of the file."""
+    """The byte after the last line; None at the end of the file."""
 
     @property
     def name(self) -> str:
@@ -31,15 +31,15 @@ class LineRange:
         return (self.path.stat().st_size if self.stop is None else self.stop) - self.begin
 
     def open(self) -> SourceReader:
-        """Raises: DataError if the file cannot be opened."""
+        """Opens the range. Raises: DataError if the file cannot be opened."""
         return SourceReader(self.path, begin=self.begin, stop=self.stop)
 
     def divided(
         self, target_bytes: int, *, ends_document: Callable[[bytes], bool] | None = None
     ) -> tuple["LineRange", ...]:
-        """A whole file as ranges of about equal size, of `target_bytes` and a document at most; found by seeking.
+        """Divides a whole file into ranges of about equal size, at most `target_bytes` and a document, by seeking.
 
-        A range ends after any line, or after one of which `ends_document` is true. A compressed file stays whole.
+        A range ends after any line, or after one for which `ends_document` is true. A compressed file stays whole.
         """
         size = self.total_bytes
         if size <= target_bytes or is_compressed(self.path):
@@ -51,7 +51,7 @@ class LineRange:
 
 
 def _bounds(file: IO[bytes], size: int, *, count: int, ends_document: Callable[[bytes], bool] | None) -> Iterator[int]:
-    """Where the lines begin that cut a file into `count` ranges, or fewer where documents are long."""
+    """Yields the starts of lines that divide a file into `count` ranges, or fewer if documents are long."""
     bound = 0
     for number in range(1, count):
         position = size * number // count
@@ -70,9 +70,9 @@ def _bounds(file: IO[bytes], size: int, *, count: int, ends_document: Callable[[
 def documents_of(
     reader: SourceReader, entries: Iterator[T], text_of: Callable[[T], str], *, start: int, bytes_before: int
 ) -> Generator[Document, None, int]:
-    """The documents of what is read from a file; of the first `start` of them no text is made.
+    """Yields the documents of a file; no text is made of the first `start` of them.
 
-    Returns: how many documents are still to be passed over behind this file.
+    Returns: how many documents are still to be skipped after this file.
     """
     for entry in entries:
         if start:

@@ -1,4 +1,4 @@
-"""`megatron`: a pair of files of tokens, used where it lies. It holds no text."""
+"""The source `megatron`: a pair of files of tokens, used in its original location. It holds no text."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -14,7 +14,7 @@ from evenpack.errors import DataError
 
 
 def megatron_prefix(name: str, source: MegatronSource) -> Path:
-    """The common prefix of a token file's pair. Raises: DataError if it is not given or leads to no pair."""
+    """Returns the common prefix of a token file's pair. Raises: DataError if it is missing or leads to no pair."""
     if source.path is None:
         raise DataError(f"source '{name}' has no path: give data.sources.{name}.path=PREFIX (of PREFIX.bin and .idx)")
     prefix = source.path.absolute()
@@ -27,7 +27,7 @@ def megatron_prefix(name: str, source: MegatronSource) -> Path:
 
 
 def inputs(name: str, source: MegatronSource) -> tuple[InputFile, ...]:
-    """Both files of the pair."""
+    """Returns both files of the pair."""
     prefix = megatron_prefix(name, source)
     return tuple(InputFile.of(path) for path in (bin_path(prefix), index_path(prefix)))
 
@@ -40,7 +40,7 @@ KIND = SourceKind[MegatronSource](open_corpus=_holds_no_text, inputs=inputs)
 
 
 def check_ends(name: str, token_file: TokenFile, *, end_of_text: int) -> None:
-    """Raises: DataError if a document of the source does not end in the end-of-text id."""
+    """Checks the documents' ends. Raises: DataError if one does not end in the end-of-text id."""
     (unended,) = np.nonzero(~token_file.ends_in(end_of_text) & (token_file.document_lengths() > 0))
     if len(unended):
         raise DataError(

@@ -1,4 +1,4 @@
-"""`parquet`: a column of text of .parquet files, read row group by row group."""
+"""The source `parquet`: a text column of .parquet files, read row group by row group."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

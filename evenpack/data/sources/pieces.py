@@ -9,30 +9,30 @@ from evenpack.data.sources.corpus import Document
 
 @runtime_checkable
 class Piece(Protocol):
-    """A file, or a range of one that can be read without what is before it. It can be pickled."""
+    """A file, or a range of one that can be read without the earlier content. It can be pickled."""
 
     @property
     def name(self) -> str:
-        """The file, with the range if it is not all of it."""
+        """Name of the file, with the range if it is not all of it."""
 
     @property
     def total_bytes(self) -> int:
-        """Of the file, those that are read for this piece."""
+        """Bytes of the file that are read for this piece."""
 
     def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
-        """The documents from number `start` of the piece on; `bytes_before` are counted into `Document.bytes_read`.
+        """Yields the piece's documents from number `start` on; `bytes_before` are counted into `Document.bytes_read`.
 
-        Returns: how many documents are still to be passed over, if the piece has fewer than `start`.
+        Returns: how many documents are still to be skipped, if the piece has fewer than `start`.
         Raises: DataError with file and line or row.
         """
 
     def divided(self, target_bytes: int) -> Iterable["Piece"]:
-        """Pieces with the same documents in the same order, of `target_bytes` where the file allows."""
+        """Returns pieces with the same documents in the same order, of `target_bytes` if the file allows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedPieces:
-    """Pieces one after the other: a part of a corpus."""
+    """Consecutive pieces: a part of a corpus."""
 
     pieces: tuple[Piece, ...]
 
@@ -56,7 +56,7 @@ class FileCorpus(JoinedPieces):
     """The documents of files."""
 
     def parts(self, target_bytes: int) -> tuple[JoinedPieces, ...]:
-        """Raises: ValueError if `target_bytes` is not positive; DataError if a file is not what it should be."""
+        """Returns the parts. Raises: ValueError if `target_bytes` is not positive; DataError for an invalid file."""
         if target_bytes < 1:
             raise ValueError(f"parts of {target_bytes} bytes: expected at least 1")
         pieces = (piece for whole in self.pieces for piece in whole.divided(target_bytes))
@@ -64,7 +64,7 @@ class FileCorpus(JoinedPieces):
 
 
 def _joined(pieces: Iterable[Piece], target_bytes: int) -> Iterator[tuple[Piece, ...]]:
-    """Neighbours together, as long as they have no more than `target_bytes`."""
+    """Yields neighbours together, as long as they have at most `target_bytes`."""
     gathered: list[Piece] = []
     gathered_bytes = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Rows: parts of a source's documents that become documents of their own, those of too few words left out.
+"""Rows: parts of a source's documents that become documents of their own, without those of too few words.
 
 Rows are cut and counted before anything is tokenised. A word is what `str.split()` finds. The filter and its accounting
 follow "Optimizing Packing and Shuffling Strategies for Enhanced Performance in Generative Language Models", A.1.
@@ -17,16 +17,16 @@ RowKind = Literal["lines", "paragraphs"]
 
 @dataclass(frozen=True, kw_only=True)
 class RowAccounting:
-    """Where every row and word of a source went before tokenising; ValueError from the constructor if any is lost."""
+    """The use of every row and word of a source before tokenising; the constructor raises ValueError if any is lost."""
 
     rows_read: int
     rows_kept: int
     rows_dropped: int
-    """Those of fewer than `minimum_words`."""
+    """Rows of fewer than `minimum_words`."""
     words_read: int
     words_kept: int
     words_dropped: int
-    """In the rows that were dropped."""
+    """Words in the rows that were dropped."""
 
     def __post_init__(self) -> None:
         negative = [field.name for field in fields(self) if getattr(self, field.name) < 0]
@@ -38,7 +38,7 @@ class RowAccounting:
             raise ValueError(f"words read are not those kept and dropped: {self}")
 
     def __add__(self, other: "RowAccounting") -> "RowAccounting":
-        """The accounting of two parts of a source together."""
+        """Returns the accounting of two parts of a source together."""
         return RowAccounting(
             **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         )
@@ -46,7 +46,7 @@ class RowAccounting:
 
 @dataclass(frozen=True, kw_only=True)
 class RowChoice:
-    """Which rows are made of a source's documents: the keys of its section."""
+    """The choice of rows from a source's documents, by the keys of its section."""
 
     rows: RowKind | None
     minimum_words: int | None
@@ -57,18 +57,18 @@ class RowPart:
     """The rows of a part of a source, each a document, in its order.
 
     Every pass reads the part from its beginning, since an interrupted call must count the dropped rows, too; rows
-    before the first one asked for are counted and no more.
+    before the first requested one are only counted.
     """
 
     def __init__(self, source: str, part: CorpusPart, choice: RowChoice) -> None:
-        """`source` is the source's name."""
+        """Takes the name of the `source`."""
         self._source = source
         self._part = part
         self._choice = choice
         self.accounting: RowAccounting | None = None
-        """Of the whole part, or as far as it is read; None before a pass has come to its end."""
+        """Accounting of the whole part, or of what was read; None before a pass has ended."""
         self.longest_row_words = 0
-        """Of the rows that were read."""
+        """Words of the longest row that was read."""
 
     @property
     def name(self) -> str:
@@ -79,14 +79,14 @@ class RowPart:
         return self._part.total_bytes
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        """The rows that are kept, from number `start` of them on. Raises: DataError as the part does."""
+        """Yields the rows that are kept, from number `start` of them on. Raises: DataError as the part does."""
         last: Document | None = None
         for document in self._kept(start):
             if last is not None:
                 yield last
             last = document
         if last is not None:
-            yield last._replace(bytes_read=self.total_bytes)  # what comes after it was dropped, and has been read
+            yield last._replace(bytes_read=self.total_bytes)  # later rows were read and dropped
 
     def _kept(self, start: int) -> Iterator[Document]:
         counts: Counter[str] = Counter()
@@ -106,7 +106,7 @@ class RowPart:
         self.accounting = RowAccounting(**{field.name: counts[field.name] for field in fields(RowAccounting)})
 
     def _rows(self) -> Iterator[tuple[str, int]]:
-        """Each row, and the bytes of the files that are read then."""
+        """Yields each row, and the bytes of the files that were read for it."""
         for document in self._part.documents():
             for row in self._rows_of(document.text):
                 yield row, document.bytes_read
@@ -121,7 +121,7 @@ class RowCorpus:
     """The rows of another corpus, each a document, in its order."""
 
     def __init__(self, name: str, corpus: Corpus, choice: RowChoice) -> None:
-        """`name` is the source's."""
+        """Takes the `name` of the source."""
         self._name = name
         self._corpus = corpus
         self._choice = choice
@@ -133,26 +133,32 @@ class RowCorpus:
 
     @property
     def accounting(self) -> RowAccounting | None:
-        """Of the whole source, or as far as it is read; None before a pass has come to its end."""
+        """Accounting of the whole source, or of what was read; None before a pass has ended."""
         return self._whole.accounting
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        """The rows that are kept, from number `start` of them on.
+        """Yields the rows that are kept, from number `start` of them on.
 
-        Raises: DataError as that corpus does, or if it has rows of which none is kept.
+        Raises: DataError as that corpus does, or if it has rows and keeps none.
         """
         yield from self._whole.documents(start)
         assert self._whole.accounting is not None, "the pass has come to its end"
         self.refuse_none_kept(self._whole.accounting, self._whole.longest_row_words)
 
     def parts(self, target_bytes: int) -> tuple[RowPart, ...]:
-        """The rows of the corpus' parts: documents are whole, so no row lies in two. With `maximum_rows` it is one."""
+        """Returns the rows of the corpus' parts: documents are whole, so no row is in two.
+
+        With `maximum_rows` it is one part.
+        """
         if self._choice.maximum_rows is not None:
             return (RowPart(self._name, WholeCorpus(name=f"source '{self._name}'", corpus=self._corpus), self._choice),)
         return tuple(RowPart(self._name, part, self._choice) for part in self._corpus.parts(target_bytes))
 
     def refuse_none_kept(self, accounting: RowAccounting, longest: int) -> None:
-        """Raises: DataError if the source has rows and none is kept. `longest`: the words of its longest row."""
+        """Checks the rows.
+
+        Raises: DataError if the source has rows and none is kept. `longest`: words of its longest row.
+        """
         if accounting.rows_kept or not accounting.rows_read:
             return
         key = f"data.sources.{self._name}"
@@ -164,12 +170,12 @@ class RowCorpus:
 
 
 def filled_lines(lines: Iterable[str]) -> Iterator[str]:
-    """The lines that hold more than white space."""
+    """Yields the lines that hold more than white space."""
     return (line for line in lines if line.strip())
 
 
 def paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """The lines between two lines of white space, joined."""
+    """Yields the lines between two lines of white space, joined."""
     gathered: list[str] = []
     for line in lines:
         if line.strip():

@@ -1,4 +1,4 @@
-"""Folders that `datasets` has written with `save_to_disk`: which files they consist of, without that library.
+"""Folders that `datasets` wrote with `save_to_disk`: their files, found without that library.
 
 FOLDER/state.json, dataset_info.json, data-00000-of-00002.arrow ...      a Dataset; state.json lists its files
 FOLDER/dataset_dict.json, train/, test/ ...                              a DatasetDict; each folder is a Dataset
@@ -11,14 +11,14 @@ from evenpack.errors import DataError
 from evenpack.files import parse_json_object
 
 ARROW_SUFFIXES = (".arrow", ".arrows", ".feather")
-"""Of files in Arrow's own format."""
+"""Suffixes of files in Arrow's own format."""
 
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
 
 
 def saved_splits(folder: Path) -> tuple[str, ...] | None:
-    """The splits of a folder that holds a DatasetDict, none if it holds a Dataset; None for any other folder.
+    """Returns the splits of a folder that holds a DatasetDict, none if it holds a Dataset; None for any other folder.
 
     Raises: DataError if the list of splits cannot be read.
     """
@@ -31,9 +31,9 @@ def saved_splits(folder: Path) -> tuple[str, ...] | None:
 
 
 def saved_files(folder: Path, *, split: str | None, key: str) -> tuple[Path, ...] | None:
-    """The files of a saved data set in its own order, or None if the folder is none.
+    """Returns the files of a saved dataset in its own order, or None if the folder is none.
 
-    `key` is what the split is called in the run file.
+    `key` is the split's key in the run file.
 
     Raises: DataError for a DatasetDict without a known split, for a Dataset with one, and for files that are missing.
     """
@@ -42,7 +42,7 @@ def saved_files(folder: Path, *, split: str | None, key: str) -> tuple[Path, ...
         return None
     if not splits:
         if split is not None:
-            raise DataError(f"{folder} holds one data set and no splits: leave {key}={split} out")
+            raise DataError(f"{folder} holds one dataset and no splits: leave {key}={split} out")
         return _listed_files(folder)
     if split not in splits:
         found = "no split is named" if split is None else f"'{split}' is none of them"
@@ -55,7 +55,7 @@ def _listed_files(folder: Path) -> tuple[Path, ...]:
     if any(state[key] for key in state if key.startswith("_indices")):
         raise DataError(
             f"{folder / _STATE} selects rows by a table of indices, as old versions of datasets wrote it: load and "
-            "save the data set again"
+            "save the dataset again"
         )
     listed = state.get("_data_files")
     if not isinstance(listed, list) or not all(isinstance(file, dict) and "filename" in file for file in listed):
@@ -63,7 +63,7 @@ def _listed_files(folder: Path) -> tuple[Path, ...]:
     files = tuple(folder / str(file["filename"]) for file in listed)
     for file in files:
         if not file.is_file():
-            raise DataError(f"{folder / _STATE} lists {file.name}, which is not there: copy the whole folder again")
+            raise DataError(f"{folder / _STATE} lists {file.name}, which is missing: copy the whole folder again")
     return files
 
 
@@ -75,4 +75,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, finding: str) -> DataError:
-    return DataError(f"{path} is not what save_to_disk writes: {finding}; copy the whole folder again")
+    return DataError(f"{path} is not in the form of save_to_disk: {finding}; copy the whole folder again")

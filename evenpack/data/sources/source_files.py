@@ -1,4 +1,4 @@
-"""The files that a source's `path` leads to, in an order that is the same on every machine."""
+"""Finds the files of a source's `path`, in an order that is the same on every machine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from evenpack.data.sources.input_files import InputFile
 from evenpack.errors import DataError
 
 FolderFiles = Callable[[Path], tuple[Path, ...] | None]
-"""The files of a folder that is a data set of its own, in that set's order; None of any other folder."""
+"""Returns the files of a folder that is a dataset, in its own order; None for any other folder."""
 
 _GLOB_CHARACTERS = frozenset("*?[")
 
@@ -21,11 +21,11 @@ def find_files(
     key: str = "path",
     own_files: FolderFiles = lambda _: None,
 ) -> tuple[Path, ...]:
-    """The files of each path of a source, one path after the other.
+    """Returns the files of each path of a source, one path after the other.
 
     A path is a file; a folder, with the files of the given suffixes in it and in its folders; or a glob pattern. Hidden
-    files are left out of folders and patterns, which are sorted by path: part by part, by code points. `key` is what
-    the paths are called in the source's section.
+    files are left out of folders and patterns, which are sorted by path: part by part, by code points. `key` is the
+    paths' key in the source's section.
 
     Raises: DataError if a path leads to no file, or if two lead to the same one.
     """
@@ -41,25 +41,25 @@ def find_files(
                     raise _found_twice(name, key, first=found[target], second=(file, path))
                 found[target] = (file, path)
         except OSError as error:
-            raise DataError(f"source '{name}': {path} cannot be looked at: {error.strerror}") from error
+            raise DataError(f"source '{name}': {path} cannot be read: {error.strerror}") from error
     return tuple(file for file, _ in found.values())
 
 
 def file_inputs(
     name: str, paths: Path | Sequence[Path] | None, *, suffixes: tuple[str, ...] | None
 ) -> tuple[InputFile, ...]:
-    """What `find_files` finds, as it is now."""
+    """Returns the files of `find_files` with their present state."""
     return tuple(InputFile.of(found) for found in find_files(name, paths, suffixes=suffixes))
 
 
 def files_below(folder: Path) -> tuple[Path, ...]:
-    """The files in a folder and in its folders, sorted by path, hidden ones left out."""
+    """Returns the files in a folder and in its folders, sorted by path, without hidden ones."""
     return tuple(sorted(found for found in folder.rglob("*") if found.is_file() and not _is_hidden(found, folder)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """What is the same for all paths of a source."""
+    """The common settings for all paths of a source."""
 
     source: str
     override: str
@@ -67,7 +67,7 @@ class _Search:
     own_files: FolderFiles
 
     def files_of(self, path: Path) -> tuple[Path, ...]:
-        """Raises: DataError if there are none."""
+        """Returns the files of a path. Raises: DataError if there are none."""
         if path.is_file():
             return (path,)
         if path.is_dir():
@@ -89,13 +89,13 @@ class _Search:
         for inner in sorted({file.parent for file in files}):
             if self.own_files(inner) is not None:
                 raise DataError(
-                    f"source '{self.source}': folder {folder} holds {inner}, which is a data set of its own: give that "
-                    f"folder, a list of such folders, or a pattern, in the place of FILE in {self.override}"
+                    f"source '{self.source}': folder {folder} holds {inner}, which is a dataset of its own: give that "
+                    f"folder, a list of such folders, or a pattern, instead of FILE in {self.override}"
                 )
         return files
 
     def _of_pattern(self, pattern: Path) -> tuple[Path, ...]:
-        """Files that match, and those of folders that match and are data sets of their own."""
+        """Returns files that match, and those of matching folders that are datasets."""
         try:
             matches = sorted(Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor))))
         except ValueError as error:
@@ -115,7 +115,7 @@ class _Search:
 
 
 def _before_glob(pattern: Path) -> Path:
-    """The folder from which a pattern begins to choose; what it names itself may be hidden."""
+    """Returns the folder from which a pattern begins to choose; its own part of the path may be hidden."""
 
     def plain_parts() -> Iterator[str]:
         for part in pattern.parts[:-1]:

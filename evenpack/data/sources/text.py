@@ -1,4 +1,4 @@
-"""`text`: plain UTF-8 text. Line ends become '\\n'; what holds only white space is no document."""
+"""The source `text`: plain UTF-8 text. Line ends become '\\n'; a text of white space alone is no document."""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from evenpack.data.sources.source_files import file_inputs, find_files
 
 @dataclass(frozen=True, kw_only=True)
 class TextPiece:
-    """A file, or what blank lines or line ends separate."""
+    """A file, or the parts of one between blank lines or line ends."""
 
     lines: LineRange
     separator: Literal["file", "blank_line", "line"]

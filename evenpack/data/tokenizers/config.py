@@ -62,7 +62,7 @@ class TrainedWordPieces(Section):
 
 
 class ExternalTokenizer(Section):
-    """Tokens come ready made (Megatron and HDF5 sources): only their vocabulary is known."""
+    """The source holds tokens (Megatron and HDF5 sources): only their vocabulary is known."""
 
     kind: Literal["external"]
     vocabulary_size: Entries = Field(ge=2, le=MOST_VOCABULARY)

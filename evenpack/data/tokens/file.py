@@ -44,7 +44,7 @@ class TokenFile:
     """
 
     def __init__(self, prefix: Path, *, verify: bool = True) -> None:
-        """Opens the pair; `verify` reads the whole index (20 bytes a document), false checks only file sizes.
+        """Opens the pair; `verify` reads the whole index (20 bytes per document), false checks only file sizes.
 
         Raises: DataError if the pair is missing, cut short, of another kind or inconsistent.
         """

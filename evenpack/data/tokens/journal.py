@@ -31,6 +31,7 @@ class Journal:
 
 
 def journal_path(prefix: Path) -> Path:
+    """Returns the path of the journal of a token file."""
     return prefix.with_name(f"{prefix.name}.journal.json")
 
 

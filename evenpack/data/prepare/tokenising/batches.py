@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     identities: UInt64[np.ndarray, " documents"]
     text_bytes: int
     bytes_read: int
-    """Of the files that the documents come from, when the last document was read."""
+    """Bytes of the documents' files, read when the last document was read."""
 
 
 def batches(documents: Iterator[Document]) -> Iterator[Batch]:
@@ -44,14 +44,14 @@ def batches(documents: Iterator[Document]) -> Iterator[Batch]:
             if text_bytes >= BATCH_TEXT_BYTES or len(gathered) == _BATCH_DOCUMENTS:
                 yield _batch(gathered, text_bytes)
                 gathered, text_bytes = [], 0
-    except OSError as error:  # told apart from a disk that cannot be written to
+    except OSError as error:  # distinguished from a disk that cannot be written to
         raise DataError(f"the source could not be read to its end: {error}") from error
     if gathered:
         yield _batch(gathered, text_bytes)
 
 
 def read_ahead(items: Iterator[T], executor: Executor) -> Iterator[T]:
-    """The items, the next few of them made by the executor's only thread while the caller is busy."""
+    """Yields the items, the next few of them made by the executor's only thread while the caller is busy."""
     pending: deque[Future[T | None]] = deque()
     for _ in range(_BATCHES_READ_AHEAD):
         pending.append(executor.submit(next, items, None))
@@ -61,7 +61,10 @@ def read_ahead(items: Iterator[T], executor: Executor) -> Iterator[T]:
 
 
 def training_texts(corpus: Corpus, *, validation_fraction: float, reporter: SourceReporter) -> Iterator[str]:
-    """The texts that are not held out, to train a tokenizer on. Raises: DataError for a source without documents."""
+    """Yields the texts that are not held out, to train a tokenizer.
+
+    Raises: DataError for a source without documents.
+    """
     documents = 0
     with ThreadPoolExecutor(1, thread_name_prefix="reader") as executor:
         for batch in read_ahead(batches(corpus.documents()), executor):
@@ -74,8 +77,8 @@ def training_texts(corpus: Corpus, *, validation_fraction: float, reporter: Sour
 
 
 def no_document(source: str) -> DataError:
-    """The error of a source without documents."""
-    return DataError(f"source '{source}' holds no document: look at data.sources.{source}")
+    """Returns the error of a source without documents."""
+    return DataError(f"source '{source}' holds no document: check data.sources.{source}")
 
 
 def _batch(documents: list[Document], text_bytes: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Parts of a corpus -> their tokens, in order, by a thread that reads and several that encode."""
+"""Turns parts of a corpus into tokens, in order, with a thread that reads and several that encode."""
 
 import os
 import time
@@ -21,7 +21,7 @@ COMMIT_SECONDS = 5.0
 _MOST_ENCODERS = 4
 
 Encoder = Callable[[Sequence[str]], EncodedDocuments]
-"""Documents -> their tokens."""
+"""Turns documents into tokens."""
 
 
 class EncodedBatch(NamedTuple):
@@ -32,13 +32,13 @@ class EncodedBatch(NamedTuple):
 
 
 class EndOfPart(NamedTuple):
-    """Follows the last batch of a part."""
+    """Marks the end of a part, after its last batch."""
 
     part: CorpusPart
 
 
 def encoder(tokenizer: Tokenizer, language: str | None) -> Encoder:
-    """Encodes whole documents, or sentence by sentence where there is a language by whose rules they are split."""
+    """Returns an encoder of whole documents, or of single sentences if a language with rules for splitting is given."""
     if language is None:
         return tokenizer.encode_batch
     rules = language
@@ -50,7 +50,7 @@ def encoder(tokenizer: Tokenizer, language: str | None) -> Encoder:
 
 
 def columns(language: str | None) -> dict[str, str]:
-    """What the token file keeps beside the tokens, with numpy's names of the types."""
+    """Returns the columns that the token file stores with the tokens, with numpy's names of the types."""
     return {**HASH_COLUMN, **({} if language is None else {SENTENCE_LENGTHS: "<i4"})}
 
 
@@ -65,7 +65,7 @@ def append_parts(
 ) -> TokenisingState:
     """Tokenises what the writer does not have yet of `parts`: all parts of a corpus, or those up to one of them.
 
-    It commits every few seconds; what comes after the last commit is lost by a kill.
+    It commits every few seconds; a kill loses the work after the last commit.
 
     Args:
         state: that of the writer's last commit, or the first one.
@@ -100,15 +100,18 @@ def append_parts(
 
 
 def encoding_threads() -> int:
-    """How many threads of Python encode: several, so that Rust's threads have work while the last long document of a
-    batch is encoded, and while ids become arrays; no more than the cores that a worker is allowed."""
+    """Returns how many threads of Python encode, no more than the cores that a worker is allowed.
+
+    There are several, so that Rust's threads have work while the last long document of a batch is encoded, and while
+    ids become arrays.
+    """
     return max(1, min(_MOST_ENCODERS, int(os.environ.get("RAYON_NUM_THREADS") or _MOST_ENCODERS)))
 
 
 def _encoded(
     parts: Sequence[CorpusPart], begin: int, encode: Encoder, *, threads: int
 ) -> Generator[EncodedBatch | EndOfPart, None, None]:
-    """Batches in order, read and encoded in the background, from document `begin` of the first part on."""
+    """Yields batches in order, read and encoded in the background, from document `begin` of the first part on."""
 
     def encode_texts(step: Batch | EndOfPart) -> EncodedBatch | EndOfPart:
         return step if isinstance(step, EndOfPart) else EncodedBatch(step, encode(step.texts))

@@ -10,20 +10,20 @@ from evenpack.data.prepare.tokenising.workers import MpiWorkers
 from evenpack.errors import ConfigError
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""How many ranks Open MPI and the MPICH family (also Intel's and Cray's) say that they have started."""
+"""Variables with the number of ranks, of Open MPI and the MPICH family (also Intel's and Cray's)."""
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def started_ranks() -> int:
-    """How many MPI ranks this process was started as one of; 1 without MPI."""
+    """Returns the number of MPI ranks of which this process is one; 1 without MPI."""
     return _number(_SIZES)
 
 
 @contextmanager
 def mpi_workers() -> Iterator[MpiWorkers | None]:
-    """In rank 0, all other ranks as workers; they work until it leaves its block, and enter theirs then, with None.
+    """Yields all other ranks as workers in rank 0; the others work until it leaves its block, and then get None.
 
-    Raises: ConfigError if mpi4py, or the MPI library that it needs, is not there.
+    Raises: ConfigError if mpi4py, or the MPI library that it needs, is missing.
     """
     try:
         from mpi4py import MPI
@@ -47,7 +47,7 @@ def mpi_workers() -> Iterator[MpiWorkers | None]:
 
 
 def _cores_of_a_rank() -> int:
-    """Those that it is bound to, or its share of the machine's."""
+    """Returns the cores to which it is bound, or its part of the machine's."""
     allowed = len(os.sched_getaffinity(0))
     return allowed if allowed < (os.cpu_count() or 1) else max(1, allowed // _number(_LOCAL_SIZES))
 

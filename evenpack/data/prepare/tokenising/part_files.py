@@ -1,4 +1,4 @@
-"""One part of a corpus -> a token file of its own: what a worker does, on this machine or another."""
+"""Tokenises one part of a corpus into a token file of its own: the task of a worker, on this machine or another."""
 
 import os
 import socket
@@ -24,26 +24,26 @@ from evenpack.errors import DataError, RunError
 
 @dataclass(frozen=True, kw_only=True)
 class PartTask:
-    """What a worker is asked to do. It can be pickled."""
+    """The task of a worker, which can be pickled."""
 
     number: int
-    """Of the part, from 0."""
+    """Number of the part, from 0."""
     part: CorpusPart
     source: str
     prefix: Path
-    """Of the part's token file."""
+    """Prefix of the part's token file."""
     identity: Mapping[str, Any]
-    """What decides the part's tokens: a file with another identity is replaced."""
+    """Identity of everything that decides the part's tokens: a file with another identity is replaced."""
     part_bytes: int
     tokenizer_folder: Path
     tokenizer_checksum: str
     language: str | None
-    """By whose rules documents are split into sentences; None if they are not."""
+    """Language whose rules split documents into sentences; None if they are not split."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartFile:
-    """A part that is tokenised."""
+    """A tokenised part."""
 
     number: int
     prefix: Path
@@ -51,7 +51,7 @@ class PartFile:
     worker: str
     """Host and process."""
     cpu_seconds: float
-    """Of all threads of the worker, for this part."""
+    """CPU seconds of all threads of the worker, for this part."""
 
     @property
     def state(self) -> TokenisingState:
@@ -63,7 +63,7 @@ class PartFile:
             found, expected = digest_of(path).whole, self.journal.checksums[path.name].whole
             if found != expected:
                 raise RunError(
-                    f"{path} is not as {self.worker} wrote it (its checksum is {found}, expected {expected}): look at "
+                    f"{path} is not as {self.worker} wrote it (its checksum is {found}, expected {expected}): check "
                     "the disk, and run the same command again; it tokenises this part again"
                 )
         token_file = TokenFile(self.prefix, verify=False)
@@ -79,7 +79,7 @@ class PartFile:
 
 
 def write_part(task: PartTask) -> PartFile:
-    """Tokenises a part, or resumes where a call before it was; what is finished is compared with its checksums.
+    """Tokenises a part, or resumes an earlier call; finished files are compared with their checksums.
 
     Raises: DataError for what is wrong in the source; RunError for what is wrong with this host: a file or the
     tokenizer cannot be read here; OSError if the part cannot be written.
@@ -136,7 +136,10 @@ def _written(task: PartTask) -> PartFile:
 
 
 def _resumed(task: PartTask, tokenizer: Tokenizer) -> TokenFileWriter:
-    """The writer of a part's file; it begins again where an earlier file has another identity or is damaged."""
+    """Returns the writer of a part's file.
+
+    It begins a new one if an earlier file has another identity or is damaged.
+    """
     settings: dict[str, Any] = {
         "vocabulary_size": tokenizer.vocabulary_size,
         "columns": columns(task.language),
@@ -145,7 +148,7 @@ def _resumed(task: PartTask, tokenizer: Tokenizer) -> TokenFileWriter:
         journal = read_journal(task.prefix)
         if journal is None or journal.state.get("origin", task.identity) == task.identity:
             return TokenFileWriter.resume(task.prefix, **settings)
-    except DataError:  # damaged: nothing is lost but the work, and `finish` replaces the files
+    except DataError:  # damaged: only work is lost, and `finish` replaces the files
         pass
     return TokenFileWriter(task.prefix, **settings)
 

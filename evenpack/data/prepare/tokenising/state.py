@@ -1,4 +1,4 @@
-"""What the journal of a token file of text keeps beside the tokens: how far its corpus is tokenised, and the counts."""
+"""The state in the journal of a token file of text: the tokenised part of its corpus, and the counts."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,32 +13,32 @@ from evenpack.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class TokenisingState:
-    """How far a corpus is tokenised."""
+    """The tokenised part of a corpus."""
 
     origin: Origin
     part_bytes: int
     """The target size of the corpus' parts, which a resumed call keeps."""
     parts: int = 0
-    """How many parts are tokenised to their end."""
+    """Number of completely tokenised parts."""
     part_documents: int = 0
     """Documents of those parts."""
     bytes_read: int = 0
-    """Of the source's files."""
+    """Bytes of the source's files."""
     text_bytes: int = 0
-    """Of the documents, in UTF-8."""
+    """Bytes of the documents, in UTF-8."""
     unknown_tokens: int = 0
     rows: RowAccounting | None = None
-    """Of those parts, where documents are rows that were cut and filtered before tokenising; None where not."""
+    """Row accounting of those parts, if documents are divided or filtered before tokenising; None if not."""
     longest_row_words: int = 0
 
     @classmethod
     def read(cls, writer: TokenFileWriter) -> "TokenisingState | None":
-        """The state at the last commit, None before the first. Raises: DataError if it is of another form."""
+        """Returns the state at the last commit, None before the first. Raises: DataError if it is of another form."""
         return cls.of_json(writer.state) if writer.state else None
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "TokenisingState":
-        """The state that `to_json` has written. Raises: DataError if it is of another form."""
+        """Returns the state that `to_json` has written. Raises: DataError if it is of another form."""
         try:
             rows = values["rows"]
             return cls(**{**values, "rows": None if rows is None else RowAccounting(**rows)})
@@ -49,11 +49,11 @@ class TokenisingState:
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """The state as a journal keeps it."""
+        """Returns the state as a journal keeps it."""
         return asdict(self)
 
     def with_batch(self, *, text_bytes: int, unknown_tokens: int, bytes_read: int) -> "TokenisingState":
-        """The state after another batch of a part."""
+        """Returns the state after another batch of a part."""
         return replace(
             self,
             bytes_read=bytes_read,
@@ -62,7 +62,7 @@ class TokenisingState:
         )
 
     def with_end_of_part(self, part: CorpusPart, *, documents: int, bytes_read: int) -> "TokenisingState":
-        """The state after the last document of `part`.
+        """Returns the state after the last document of `part`.
 
         Args:
             documents: those of all parts so far.
@@ -75,7 +75,7 @@ class TokenisingState:
         return ended.with_rows(part.accounting, part.longest_row_words)
 
     def with_rows(self, rows: RowAccounting, longest_row_words: int) -> "TokenisingState":
-        """The state with the rows of another part."""
+        """Returns the state with the rows of another part."""
         return replace(
             self,
             rows=rows if self.rows is None else self.rows + rows,

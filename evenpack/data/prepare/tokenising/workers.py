@@ -1,4 +1,4 @@
-"""Who tokenises parts: processes of this machine (`concurrent.futures`), or MPI ranks on many (`mpi4py.futures`)."""
+"""Processes that tokenise parts, on this machine (`concurrent.futures`), or MPI ranks on many (`mpi4py.futures`)."""
 
 import multiprocessing
 import os
@@ -42,7 +42,7 @@ class Workers(Protocol):
 
         Tasks are taken a bounded number ahead. When it is closed early, it returns once no worker writes any more.
 
-        Raises: what a task has raised, when its turn comes; RunError if workers die again and again.
+        Raises: the error of a task, in the order of tasks; RunError if workers die repeatedly.
         """
 
 
@@ -54,7 +54,7 @@ class LocalWorkers:
     """
 
     def __init__(self, count: int) -> None:
-        """Starts none yet."""
+        """Takes the number of workers; starts none yet."""
         if count < 1:
             raise ValueError(f"expected at least 1 worker, got {count}")
         self._count = count
@@ -83,7 +83,7 @@ class LocalWorkers:
 
     @contextmanager
     def _pool(self) -> Iterator[ProcessPoolExecutor]:
-        """Workers that end when the block does, whatever they are at, and when this process dies."""
+        """Yields workers that end with the block, whatever they do, and when this process dies."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
         lifeline, end = context.Pipe(duplex=False)
@@ -109,7 +109,7 @@ class MpiWorkers:
     """
 
     def __init__(self, executor: Executor, count: int) -> None:
-        """`executor`: of `MPICommExecutor`, in its root."""
+        """Takes the `executor` of `MPICommExecutor`, in its root."""
         self._executor = executor
         self._count = count
 
@@ -118,13 +118,16 @@ class MpiWorkers:
 
 
 def local_workers(count: int | None) -> LocalWorkers | None:
-    """Workers of this machine; None for 1, which this process is itself. By default one for each two cores."""
+    """Returns workers of this machine; None for 1, which is this process itself.
+
+    The default is one for each two cores.
+    """
     count = count or max(1, len(os.sched_getaffinity(0)) // 2)
     return None if count == 1 else LocalWorkers(count)
 
 
 def _ahead(workers: int) -> int:
-    """How many parts may be at work or finished while the first of them is not: one large part delays nobody."""
+    """Returns how many parts may be in work or finished before the first of them is: one large part delays no other."""
     return 4 * workers
 
 
@@ -171,7 +174,7 @@ def _numbers(tasks: list[PartTask]) -> str:
 
 
 def _begin_worker(lifeline: Connection, cores: int) -> None:
-    """Interrupts are the parent's; the worker ends with the other end of `lifeline`."""
+    """Prepares a worker: interrupts are the parent's, and the worker ends with the other end of `lifeline`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["RAYON_NUM_THREADS"] = str(cores)
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()

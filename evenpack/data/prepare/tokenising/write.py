@@ -1,4 +1,4 @@
-"""A corpus -> its token file, by this process alone or by workers; the bytes are the same."""
+"""Writes the token file of a corpus, by this process alone or by workers; the bytes are the same."""
 
 import shutil
 from collections import defaultdict
@@ -27,21 +27,21 @@ _LARGEST_PART_BYTES = 1 << 30
 
 
 def default_part_bytes(total_bytes: int) -> int:
-    """A thousandth of a source, within 16 MiB and 1 GiB: work for many, and little lost with a worker."""
+    """Returns a thousandth of a source, within 16 MiB and 1 GiB: work for many workers, and little lost with one."""
     return min(max(total_bytes // _MOST_PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenising:
-    """How text becomes tokens, for all sources."""
+    """The settings of tokenisation, for all sources."""
 
     tokenizer: Tokenizer
     tokenizer_folder: Path
-    """Where workers read it."""
+    """Folder from which workers read the tokenizer."""
     language: str | None
-    """With a language, text is tokenised sentence by sentence, and their lengths are kept in a column."""
+    """With a language, text is tokenised sentence by sentence, and the lengths of sentences are stored in a column."""
     workers: Workers | None
-    """None: this process tokenises, with several threads."""
+    """Workers; None: this process tokenises, with several threads."""
     part_bytes: int | None
     """The target size of a part of a source; None: `default_part_bytes`."""
 
@@ -58,11 +58,11 @@ def write_tokens(
     """Writes the token file of a source, or resumes it.
 
     Args:
-        origin: goes into the journal's state.
-        check_inputs: is called when all is read. Raises: DataError if a file is not what it was.
+        origin: stored in the journal's state.
+        check_inputs: called after reading. Raises: DataError if a file has changed.
 
-    Raises: DataError for a source that cannot be read or whose text is not of this vocabulary: then what was written
-    of it is removed. RunError if the disk is full, or if workers die again and again: then it is kept.
+    Raises: DataError for a source that cannot be read or whose text does not match this vocabulary: then its output is
+    removed. RunError if the disk is full, or if workers die repeatedly: then it is kept.
     """
     vocabulary_size = tokenising.tokenizer.vocabulary_size
     with TokenFileWriter.resume(
@@ -86,7 +86,7 @@ def write_tokens(
 
 
 class _SourceWriting:
-    """One source on its way into its token file."""
+    """One source while its token file is written."""
 
     def __init__(
         self,
@@ -112,12 +112,12 @@ class _SourceWriting:
             )
 
     def run(self) -> TokenisingState:
-        """Appends what is missing. Returns: the state at the end."""
+        """Appends the missing documents. Returns: the state at the end."""
         workers = self._how.workers
         if workers is None or len(self._parts) - self._state.parts < 2:
             self._append_here(self._parts)
             return self._state
-        if self._writer.documents > self._state.part_documents:  # begun by a process that worked alone
+        if self._writer.documents > self._state.part_documents:  # begun by a single process
             self._append_here(self._parts[: self._state.parts + 1])
         self._append_files_of(workers)
         return self._state
@@ -133,7 +133,7 @@ class _SourceWriting:
         )
 
     def _append_files_of(self, workers: Workers) -> None:
-        """Joins the parts' files in their order while later ones are written."""
+        """Concatenates the parts' files in their order while later ones are written."""
         seconds: defaultdict[str, float] = defaultdict(float)
         stop_file(_parts_folder(self._writer.prefix)).unlink(missing_ok=True)
         tasks = [self._task(number) for number in range(self._state.parts, len(self._parts))]
@@ -224,12 +224,12 @@ def remove_unfinished(prefix: Path) -> None:
 
 
 def _parts_folder(prefix: Path) -> Path:
-    """Where the parts' files lie until they are joined."""
+    """Returns the folder of the parts' files until they are concatenated."""
     return prefix.with_name(f"{prefix.name}.parts")
 
 
 def _check_content(corpus: Corpus, source: str, writer: TokenFileWriter, state: TokenisingState) -> None:
-    """Raises: DataError for a source without documents, or without a known token."""
+    """Checks the content. Raises: DataError for a source without documents, or without a known token."""
     if isinstance(corpus, RowCorpus) and state.rows is not None:
         corpus.refuse_none_kept(state.rows, state.longest_row_words)
     if writer.documents == 0:

@@ -1,4 +1,4 @@
-"""A finished token file, and what is known of it beside its tokens."""
+"""A finished token file, with the counts and columns stored for it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ from evenpack.data.tokens.file import Journal, TokenFile, column_path, hashes_pa
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenTokens:
-    """A finished token file and what is known of it beside its tokens."""
+    """A finished token file, with the counts and columns stored for it."""
 
     token_file: TokenFile
     columns: tuple[Path, ...]
-    """What is stored of each document beside its tokens."""
+    """Columns that are stored for each document in addition to its tokens."""
     identities: UInt64[np.ndarray, " documents"]
     text_bytes: int
     unknown_tokens: int
     rows: RowAccounting | None
-    """Of the rows that were cut and filtered before tokenising; None where documents were taken as they are."""
+    """Accounting of rows, if documents were divided or filtered before tokenising; None if not."""
     checksums: Mapping[str, Checksums]
-    """Of those files whose checksums are known already, by name."""
+    """Known checksums of files, by name."""
 
     @classmethod
     def of_text(cls, prefix: Path, journal: Journal, columns: Collection[str]) -> "WrittenTokens":
-        """What `write_tokens` has written. Raises: DataError if the files are not whole."""
+        """Opens the output of `write_tokens`. Raises: DataError if the files are incomplete."""
         state = TokenisingState.of_json(journal.state)
         return cls(
             token_file=TokenFile(prefix),
@@ -44,7 +44,7 @@ class WrittenTokens:
 
     @classmethod
     def ready_made(cls, token_file: TokenFile, hashes: Path) -> "WrittenTokens":
-        """A token file that was not written here, with the hashes of its documents."""
+        """Opens a token file that was not written here, with the hashes of its documents."""
         return cls(
             token_file=token_file,
             columns=(hashes,),

@@ -1,9 +1,9 @@
-"""Tables, read a part at a time: by corpora, which take a column of text, and by `inspect`, which takes lengths.
+"""Tables, read a part at a time: by corpora, which read a text column, and by `inspect`, which reads lengths.
 
-parquet.py    by row groups, the columns asked for alone
+parquet.py    by row groups, only the requested columns
 arrow.py      by record batches, mapped into memory: streams, and files with a footer
 csv.py        .csv, .tsv, with a header row
-jsonl.py      a JSON object a line
+jsonl.py      one JSON object per line
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,22 +16,22 @@ import pyarrow as pa
 from evenpack.errors import DataError
 
 ROWS_AT_ONCE = 1 << 16
-"""Of numbers and of texts that are counted without being kept."""
+"""Rows of numbers, and of texts that are counted without being kept."""
 
 LONG_ROWS_AT_ONCE = 1 << 10
-"""Of lists and texts: as many of 4,096 integers are 32 MiB."""
+"""Rows of lists and texts: so many of 4,096 integers are 32 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Some rows one after another."""
+    """Some consecutive rows."""
 
     columns: tuple[Any, ...]
-    """One `pyarrow.Array` for each column that was asked for."""
+    """One `pyarrow.Array` for each requested column."""
     place: Callable[[int], str]
-    """Where the n-th of these rows stands, for people."""
+    """Describes the position of the n-th of these rows, for people."""
     bytes_read: int
-    """Of `Table.total_bytes`, these rows included."""
+    """Bytes read of `Table.total_bytes`, including these rows."""
 
 
 @runtime_checkable
@@ -40,11 +40,11 @@ class Table(Protocol):
 
     @property
     def origin(self) -> str:
-        """Its name, for people."""
+        """Name for people."""
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The `pyarrow.DataType` of each column, as far as it is known before reading."""
+        """`pyarrow.DataType` of each column, as far as it is known before reading."""
 
     @property
     def untyped(self) -> bool:
@@ -52,30 +52,30 @@ class Table(Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """What `Rows.bytes_read` comes to."""
+        """The final value of `Rows.bytes_read`."""
 
     def rows(self, columns: Sequence[str], *, as_text: bool) -> Iterator[Rows]:
-        """All rows of some columns; an `untyped` table's `as_text` or as integers. Raises: DataError."""
+        """Yields all rows of some columns; an `untyped` table's `as_text` or as integers. Raises: DataError."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Rows that a file keeps together, and which can be read without those before them."""
+    """Rows that a file stores together, and that can be read without the earlier ones."""
 
     rows: int
     weight: int
-    """Bytes of the columns asked for, stored or in memory: in proportion to those of the file's other blocks."""
+    """Bytes of the requested columns, stored or in memory: in proportion to those of the file's other blocks."""
 
 
 @runtime_checkable
 class BlockTable(Table, Protocol):
-    """A table whose rows lie in blocks and have types that are known beforehand."""
+    """A table whose rows are in blocks and have types that are known beforehand."""
 
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        """All of them, in order. Raises: DataError."""
+        """Returns all blocks, in order. Raises: DataError."""
 
     def text_column(self, name: str) -> tuple[str]:
-        """The column, if it is one of text. Raises: DataError with what there is."""
+        """Returns the column, if it is one of text. Raises: DataError with the existing columns."""
 
     def rows(
         self,
@@ -87,25 +87,25 @@ class BlockTable(Table, Protocol):
         first_block: int = 0,
         first_row: int = 0,
     ) -> Iterator[Rows]:
-        """Rows from number `start` on, up to `stop`; blocks that hold none of them are not read.
+        """Yields rows from number `start` on, up to `stop`; blocks that hold none of them are not read.
 
-        Blocks before `first_block`, with which row `first_row` begins, are not even counted.
+        Blocks before `first_block`, which begins with row `first_row`, are not even counted.
         """
 
 
 def is_text(type_: Any) -> bool:
-    """Whether values of an Arrow type are strings, be it by way of a dictionary."""
+    """Returns whether values of an Arrow type are strings, directly or through a dictionary."""
     if pa.types.is_dictionary(type_):
         return is_text(type_.value_type)
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
 
 
 def only_text_column(origin: str, schema: Any, name: str) -> tuple[str]:
-    """The column of a `pyarrow.Schema`, if it is one of text. Raises: DataError with the columns there are."""
+    """Returns the column of a `pyarrow.Schema`, if it is one of text. Raises: DataError with the existing columns."""
     count = schema.names.count(name)
     if count != 1:
         raise DataError(
-            f"{origin} has {'no column' if count == 0 else f'{count} columns'} '{name}'; the columns there are: "
+            f"{origin} has {'no column' if count == 0 else f'{count} columns'} '{name}'; existing columns: "
             f"{', '.join(schema.names)}. Set the source's text_key"
         )
     found = schema.field(name).type
@@ -115,18 +115,18 @@ def only_text_column(origin: str, schema: Any, name: str) -> tuple[str]:
 
 
 def overlap(first: int, count: int, asked: range) -> range:
-    """Those of the `count` rows from number `first` on that are asked for."""
+    """Returns those of the `count` rows from number `first` on that are requested."""
     return range(max(first, asked.start), min(first + count, asked.stop))
 
 
 def row_namer(origin: str, first: int) -> Callable[[int], str]:
-    """`Rows.place` of rows that begin with number `first`."""
+    """Returns `Rows.place` of rows that begin with number `first`."""
     return lambda index: f"{origin}, row {first + index} (from 0)"
 
 
 @contextmanager
 def telling_arrow_errors(origin: str, format_name: str) -> Iterator[None]:
-    """Raises: DataError naming the file for what Arrow raises in the block."""
+    """Turns Arrow's errors in the block into a DataError that names the file."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:  # Arrow's own for damaged pages

@@ -21,12 +21,12 @@ from evenpack.errors import DataError
 
 _FOOTER_MAGIC = b"ARROW1"
 _MESSAGE = b"\xff\xff\xff\xff"
-"""Begins every message of a stream since Arrow 0.15."""
+"""The bytes that begin every message of a stream since Arrow 0.15."""
 _END_OF_STREAM = _MESSAGE + b"\0\0\0\0"
 
 
 class ArrowTable:
-    """A file of record batches, mapped into memory: what is passed over is not read, unless it is compressed."""
+    """A file of record batches, mapped into memory: skipped batches are not read, unless they are compressed."""
 
     untyped = False
 
@@ -45,7 +45,7 @@ class ArrowTable:
         return only_text_column(self.origin, self._schema, name)
 
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        """Record batches."""
+        """Returns the record batches."""
         return tuple(Block(rows=len(batch), weight=batch.nbytes) for batch, _ in self._batches(columns, 0))
 
     def rows(
@@ -58,7 +58,7 @@ class ArrowTable:
         first_block: int = 0,
         first_row: int = 0,
     ) -> Iterator[Rows]:
-        """A record batch in slices, which are copied only if it is compressed."""
+        """Yields a record batch in slices, which are copied only if it is compressed."""
         for batch, bytes_read in self._batches(columns, first_block):
             found = overlap(first_row, len(batch), range(start, first_row + len(batch) if stop is None else stop))
             for begin in found[::LONG_ROWS_AT_ONCE]:
@@ -73,7 +73,7 @@ class ArrowTable:
                 return
 
     def _batches(self, columns: Sequence[str], first: int) -> Iterator[tuple[Any, int]]:
-        """Record batches from number `first` on, each with the bytes of the file that are read then."""
+        """Yields record batches from number `first` on, each with the bytes of the file that are read then."""
         fields = [self._schema.get_field_index(name) for name in columns]
         with telling_arrow_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
             reader = self._reader(source, pyarrow.ipc.IpcReadOptions(included_fields=fields))
@@ -87,14 +87,14 @@ class ArrowTable:
         return (pyarrow.ipc.open_file if self._has_footer else pyarrow.ipc.open_stream)(source, options=options)
 
     def _checked(self, values: Any) -> Any:
-        """Raises: DataError for offsets that lead out of the file, which Arrow would follow."""
+        """Checks offsets. Raises: DataError if they lead out of the file, where Arrow would follow them."""
         with telling_arrow_errors(self.origin, "Arrow"):
             _as_bytes(values).validate(full=True)
         return values
 
 
 def _as_bytes(values: Any) -> Any:
-    """Strings as bytes. That they are UTF-8 is checked one by one, by those who know the row."""
+    """Returns strings as bytes. The caller, who knows the row, checks one by one that they are UTF-8."""
     type_ = values.type
     if pa.types.is_dictionary(type_):
         return pa.DictionaryArray.from_arrays(values.indices, _as_bytes(values.dictionary), safe=False)
@@ -111,7 +111,7 @@ def _begins_with(path: Path, expected: bytes) -> bool:
 
 
 def _require_end(path: Path) -> None:
-    """Raises: DataError if a stream was cut off behind a record batch, where Arrow would notice nothing."""
+    """Checks the end. Raises: DataError if a stream was cut off after a record batch, which Arrow would not notice."""
     with path.open("rb") as file:
         file.seek(-len(_END_OF_STREAM), 2)
         if file.read() != _END_OF_STREAM:

@@ -12,7 +12,7 @@ from evenpack.data.sources.tables import Rows, row_namer, telling_arrow_errors
 from evenpack.errors import DataError
 
 _CSV_BLOCK_BYTES = 1 << 24
-"""No row may be longer."""
+"""Bytes of a block, which limit the length of a row."""
 
 
 class CsvTable:
@@ -42,7 +42,7 @@ class CsvTable:
         )
         done = 0
         with self._path.open("rb") as file, telling_arrow_errors(self.origin, self._path.suffix[1:]):
-            # Where there is one column an empty line is a value that is missing; elsewhere it is no row.
+            # With one column an empty line is a missing value; otherwise it is no row.
             for batch in self._open(file, options, empty_lines=len(self.schema) == 1):
                 place = row_namer(self.origin, done)
                 done += len(batch)
@@ -63,7 +63,7 @@ class CsvTable:
 
 
 def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
-    """Cells as int64; an empty one is null. Raises: DataError with the first that is no integer."""
+    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is no integer."""
     trimmed = pc.utf8_trim_whitespace(texts)
     trimmed = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
     try:
@@ -80,7 +80,7 @@ def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
 
 
 def _cast_decimal(texts: Any) -> Any:
-    """Raises: pa.ArrowInvalid for what is no integer in decimal digits."""
+    """Converts decimals. Raises: pa.ArrowInvalid for a text that is no integer in decimal digits."""
     if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
         raise pa.ArrowInvalid("Arrow would take 0x10 for 16")
     return pc.cast(texts, pa.int64())

@@ -1,4 +1,4 @@
-"""Lines of JSON objects as a table; what a line lacks or holds against the first is named with its number."""
+"""Lines of JSON objects as a table; a line that lacks a key, or has another type than the first, is named."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from evenpack.data.sources.tables import Rows
 from evenpack.errors import DataError
 
 _BLOCK_BYTES = 1 << 20
-"""Of lines, gathered into one part."""
+"""Bytes of lines gathered into one part."""
 
 _KINDS: dict[type, str] = {int: "a number", float: "a number", list: "a list", str: "text"}
 
 
 class JsonlTable:
-    """A .jsonl file, compressed (.zst, .gz) or not. Lines of white space are passed over."""
+    """A .jsonl file, compressed (.zst, .gz) or not. Lines of white space are skipped."""
 
     untyped = False
 
@@ -62,7 +62,7 @@ def _objects(reader: SourceReader) -> Iterator[dict[str, Any]]:
 
 
 def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -> Any:
-    """The value under `name`, or the length of a list. `kinds` keeps what the first line had there."""
+    """Returns the value under `name`, or the length of a list. `kinds` stores the type in the first line."""
     cell = value_of(value, name, where, remedy="Choose with --column")
     if cell is None:
         return None
@@ -71,7 +71,7 @@ def _cell(value: dict[str, Any], name: str, kinds: dict[str, str], where: str) -
     if kind != expected:
         raise DataError(f"{where}: '{name}' is {expected} in the lines before, here it is {kind}")
     if isinstance(cell, int) and not -(1 << 63) <= cell < 1 << 63:
-        raise DataError(f"{where}: '{name}' is {cell}: too great for a length")
+        raise DataError(f"{where}: '{name}' is {cell}: too large for a length")
     if isinstance(cell, str) and not cell.isascii():
         encode_text(cell, lambda: where)
     return len(cell) if isinstance(cell, list) else cell

@@ -19,10 +19,10 @@ from evenpack.data.sources.tables import (
 )
 
 _READ_BYTES = 1 << 20
-"""Of a column at once, so that a row group of any size takes the memory of a few pages."""
+"""Bytes of a column read at once, so that a row group of any size takes the memory of a few pages."""
 
 _LONG_BYTES_AT_ONCE = 1 << 23
-"""Of lists and texts, where `LONG_ROWS_AT_ONCE` of them would be more."""
+"""Bytes of lists and texts at once, where `LONG_ROWS_AT_ONCE` of them would be more."""
 
 
 class ParquetTable:
@@ -44,7 +44,7 @@ class ParquetTable:
         return only_text_column(self.origin, self._schema, name)
 
     def blocks(self, columns: Sequence[str]) -> tuple[Block, ...]:
-        """Row groups."""
+        """Returns the row groups."""
         groups = (self._file.metadata.row_group(number) for number in range(self._file.metadata.num_row_groups))
         return tuple(Block(rows=group.num_rows, weight=_stored_bytes(group, columns)) for group in groups)
 
@@ -58,7 +58,7 @@ class ParquetTable:
         first_block: int = 0,
         first_row: int = 0,
     ) -> Iterator[Rows]:
-        """A row group in slices."""
+        """Yields a row group in slices."""
         asked = range(start, self.count if stop is None else stop)
         for number in range(first_block, self._file.metadata.num_row_groups):
             count = self._file.metadata.row_group(number).num_rows
@@ -67,7 +67,7 @@ class ParquetTable:
             first_row += count
 
     def _group_rows(self, columns: Sequence[str], number: int, first: int, asked: range) -> Iterator[Rows]:
-        """What is asked for of a row group whose first row is number `first`."""
+        """Yields the requested rows of a row group whose first row is number `first`."""
         with telling_arrow_errors(self.origin, "parquet"):
             at_once = self._at_once(columns, number)
             for whole in self._file.iter_batches(at_once, columns=list(columns), row_groups=[number]):
@@ -82,7 +82,7 @@ class ParquetTable:
                 first += len(whole)
 
     def _at_once(self, columns: Sequence[str], number: int) -> int:
-        """Rows of a slice of a row group."""
+        """Returns the rows of a slice of a row group."""
         if all(pa.types.is_primitive(self.schema[name]) for name in columns):
             return ROWS_AT_ONCE
         group = self._file.metadata.row_group(number)

@@ -136,7 +136,7 @@ def test_a_sample_has_the_number_asked_for_and_no_sequence_twice(problem, share,
 
 
 def test_deep_packs_of_short_sequences_are_counted_rightly():
-    """More sequences a pack than the type of their lengths can count, and than digits fit into 64 bits."""
+    """More sequences per pack than the type of their lengths can count, and than digits fit into 64 bits."""
     lengths = [1] * 2500 + [2] * 3
     used = next_fit(histogram_of(lengths), 1000, 1000)
     assert checked(used, lengths, 1000).packs == 3

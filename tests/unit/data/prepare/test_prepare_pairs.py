@@ -384,7 +384,7 @@ def test_documents_of_one_sentence_follow_the_policy(tmp_path: Path) -> None:
 
 def test_what_no_pairs_can_be_made_of_is_refused(tmp_path: Path) -> None:
     alone = write_jsonl(tmp_path / "alone.jsonl", ["One sentence. Another one.", ""])
-    with pytest.raises(DataError, match="of 2 documents of a split one alone can be made into pairs"):
+    with pytest.raises(DataError, match="of 2 documents of a split only one can be made into pairs"):
         prepare(pairs_config(alone, validation_fraction=0.0), tmp_path / "alone")
     single = write_jsonl(tmp_path / "single.jsonl", ["One sentence.", "Another one."])
     config = pairs_config(single, recipe={"single_sentence_documents": "drop"}, validation_fraction=0.0)

@@ -54,7 +54,7 @@ def test_finished_sources_stay_when_a_later_one_is_wrong(own_corpus: Path, tmp_p
     config = two_sources(own_corpus, tokenizer=save_tokenizer(tmp_path / "tokenizer"))
     whole = (own_corpus / "code.jsonl").read_text()
     (own_corpus / "code.jsonl").write_text(whole + '{"body": "x"}\n')
-    with pytest.raises(DataError, match=r"code\.jsonl, line 151: no key 'text'; the keys there are: 'body'"):
+    with pytest.raises(DataError, match=r"code\.jsonl, line 151: no key 'text'; existing keys: 'body'"):
         prepare(config, directory)
     assert sorted(path.name for path in (directory / "sources").iterdir()) == ["wiki"]
     (own_corpus / "code.jsonl").write_text(whole)

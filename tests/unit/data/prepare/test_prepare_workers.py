@@ -152,7 +152,7 @@ def test_a_worker_that_is_killed_costs_its_part_and_no_more(
     deaths = dying(monkeypatch, tmp_path)
     prepare(config, tmp_path / "data", workers=LocalWorkers(2), part_bytes=PART_BYTES, progress=recorder)
     assert deaths.stat().st_size == 1
-    assert [note for note in recorder.notes if "a worker died; parts" in note]
+    assert [note for note in recorder.notes if "a worker died; the unfinished ones of parts" in note]
     for name in ("tokens.bin", "tokens.idx", "document_hashes.npy"):
         for source in config.sources:
             written = tmp_path / "data" / "sources" / source / name
@@ -500,7 +500,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused_and_leaves_nothing(ow
             lines.write('{"text": "another document"}\n')
 
     directory = tmp_path / "data"
-    with pytest.raises(DataError, match=r"source 'wiki' changed while it was read: .*wiki\.jsonl is new, gone, or"):
+    with pytest.raises(DataError, match=r"source 'wiki' changed while it was read: .*wiki\.jsonl is new, gone or"):
         prepare(two_sources(own_corpus), directory, workers=HereWorkers(touch), part_bytes=PART_BYTES)
     assert not list(directory.rglob("tokens*"))
     prepare(two_sources(own_corpus), directory)

@@ -163,7 +163,7 @@ def test_a_place_that_cannot_serve_is_refused_and_nothing_is_left(corpus: Path, 
     tokenizer = save_tokenizer(tmp_path / "tokenizer")
     config = two_sources(corpus, tokenizer=tokenizer)
     within = config.model_copy(update={"tokens_dir": tmp_path / "data" / "tokens"})
-    with pytest.raises(DataError, match=r"tokens_dir .* lies within the prepared directory .*: choose a folder beside"):
+    with pytest.raises(DataError, match=r"tokens_dir .* is within the prepared directory .*: choose a folder outside"):
         prepare(within, tmp_path / "data")
     (tmp_path / "file").touch()
     in_file = config.model_copy(update={"tokens_dir": tmp_path / "file"})

@@ -158,7 +158,7 @@ def test_prepare_does_not_call_a_damaged_set_prepared(corpus: Path, own_finished
     flip(path)
     with pytest.raises(DataError, match=r"is damaged:\n  .*sorted_sequences\.npy is not as it was written") as caught:
         prepare(two_sources(corpus), own_finished)
-    assert "Copy these files again from where they are whole, or remove" in str(caught.value)
+    assert "Copy these files again from an intact copy, or remove" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "document_hashes.npy"])

@@ -81,7 +81,7 @@ def refusal(*files: Path, limits: RowLimits | None = None) -> str:
 
 
 def write_all(folder: Path, layout: str) -> tuple[Path, ...]:
-    """Two shards of the layout; packed ones of one to three pairs a row."""
+    """Two shards of the layout; packed ones of one to three pairs per row."""
     parts = (ROWS[:20], ROWS[20:])
     if layout == "packed":
         packs = ([part[:1], part[1:3], *(part[at : at + 3] for at in range(3, len(part), 3))] for part in parts)

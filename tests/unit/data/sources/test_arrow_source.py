@@ -87,9 +87,7 @@ def test_a_column_of_another_type_is_refused_by_its_name_and_type(
     write(path, pa.table({"text": pa.array(values, type_)}), format_)
     found = pa.parquet.read_schema(path).field("text").type if format_ == "parquet" else type_
     assert f"column 'text' of {path} must be of strings, found {found}" in refusal(path)
-    assert "has no column 'body'; the columns there are: text. Set the source's text_key" in refusal(
-        path, text_key="body"
-    )
+    assert "has no column 'body'; existing columns: text. Set the source's text_key" in refusal(path, text_key="body")
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -183,7 +181,7 @@ def test_of_a_saved_dataset_dict_the_named_split_is_read(tmp_path: Path) -> None
     assert [document.text for document in read(folder, split="test")] == ["test"] * 3
     assert f"{folder} holds the splits train, test, and no split is named: choose one with {key}" in refusal(folder)
     assert "and 'dev' is none of them" in refusal(folder, split="dev")
-    assert f"holds one data set and no splits: leave {key}=train out" in refusal(folder / "train", split="train")
+    assert f"holds one dataset and no splits: leave {key}=train out" in refusal(folder / "train", split="train")
     assert [document.text for document in read(folder / "t*")] == ["test"] * 3 + ["train"] * 3, "a pattern of folders"
     assert f"holds {folder}/t" in refusal(tmp_path), "no two splits in silence"
 
@@ -192,10 +190,10 @@ def test_a_damaged_saved_dataset_is_refused(tmp_path: Path) -> None:
     folder = save(datasets.Dataset(texts_table(list(TEXTS))), tmp_path / "set", num_shards=2)
     state = json.loads((folder / "state.json").read_text())
     (folder / "data-00001-of-00002.arrow").unlink()
-    assert "state.json lists data-00001-of-00002.arrow, which is not there" in refusal(folder)
+    assert "state.json lists data-00001-of-00002.arrow, which is missing" in refusal(folder)
     for content in ("{", "[]", "{}", '{"_data_files": 3}', '{"_data_files": [{"name": "x"}]}'):
         (folder / "state.json").write_text(content)
-        assert f"{folder / 'state.json'} is not what save_to_disk writes" in refusal(folder)
+        assert f"{folder / 'state.json'} is not in the form of save_to_disk" in refusal(folder)
     (folder / "state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "indices.arrow"}]}))
     assert "selects rows by a table of indices" in refusal(folder)
 

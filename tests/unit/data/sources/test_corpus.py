@@ -130,7 +130,7 @@ def test_blank_lines_of_jsonl_are_passed_over_but_counted_in_errors(tmp_path: Pa
     ("line", "message"),
     [
         ("[1, 2]", "expected a JSON object, found list"),
-        ('{"body": "x", "id": 1}', "no key 'text'; the keys there are: 'body', 'id'"),
+        ('{"body": "x", "id": 1}', "no key 'text'; existing keys: 'body', 'id'"),
         ('{"text": 5}', "'text' must be a string, found int"),
         ("[" * 100_000, "not a readable JSON line"),
         ('{"text": ' + "9" * 5000 + "}", "not a readable JSON line"),
@@ -220,8 +220,6 @@ def test_a_local_folder_is_read_through_datasets_without_a_word(
     assert read(source, 2500) == []
     assert capfd.readouterr() == ("", "")
     assert [Path(file.path).name for file in source_inputs("wiki", source)] == ["train.jsonl"]
-    assert "no column 'body'; the columns there are: id, text" in refusal(
-        source.model_copy(update={"text_key": "body"})
-    )
+    assert "no column 'body'; existing columns: id, text" in refusal(source.model_copy(update={"text_key": "body"}))
     assert "must be a string, found int" in refusal(source.model_copy(update={"text_key": "id"}))
     assert "split='test') failed" in refusal(source.model_copy(update={"split": "test"}))

@@ -79,7 +79,7 @@ def test_row_groups_before_the_first_row_asked_for_are_not_read(tmp_path: Path) 
 def test_what_is_wrong_is_named_with_file_and_row(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", ["one", "two", None], rows_in_group=2)
     assert f"{path}, row 2 (from 0): 'text' is null, expected a string" in refusal(path)
-    assert f"{path} has no column 'body'; the columns there are: id, text. Set the source's" in refusal(path, "body")
+    assert f"{path} has no column 'body'; existing columns: id, text. Set the source's" in refusal(path, "body")
     assert f"column 'id' of {path} must be of strings, found int64" in refusal(path, "id")
     (tmp_path / "b.parquet").write_bytes(b"no parquet")
     assert "b.parquet is not readable as parquet" in refusal(tmp_path / "b.parquet")

@@ -81,7 +81,7 @@ def test_a_file_named_twice_is_refused_with_both_of_its_names(shards: Path) -> N
     (["c.jsonl", "b/*.json"], "source 'wiki': b/*.json does not exist, and no file matches it"),
     (["c.jsonl", "d.jsonl"], "source 'wiki': d.jsonl does not exist"),
     ("b/**.jsonl", "b/**.jsonl is no glob pattern"),
-    ("x" * 300, "cannot be looked at: File name too long"),
+    ("x" * 300, "cannot be read: File name too long"),
     ("pipe", "pipe is neither a file nor a folder"),
 ])  # fmt: skip
 def test_a_path_that_leads_to_no_file_is_named(shards: Path, path: Any, expected: str) -> None:

@@ -79,7 +79,7 @@ DOCUMENTS = make_documents(30, vocabulary_size=50_257, seed=5)
 
 
 def write_in_batches(writer: TokenFileWriter) -> None:
-    """Ten documents a batch, from where the writer's state says."""
+    """Ten documents per batch, from where the writer's state says."""
     with writer:
         for start in range(writer.state.get("next", 0), len(DOCUMENTS), 10):
             batch = DOCUMENTS[start : start + 10]
