@@ -1,4 +1,4 @@
-"""The composition root: a resolved run and a place among the ranks become everything that a run consists of."""
+"""The composition root: builds all parts of a run from a resolved run and a place among the ranks."""
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from evenpack.models.build import Model, new_model
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that a training run consists of, at the step where it begins or goes on."""
+    """All parts of a training run, at the step where it begins or continues."""
 
     resolved: ResolvedRun
     world: World
@@ -40,20 +40,20 @@ class Run:
     first_samples: int
     """Sequences trained on before."""
     reached_accuracy: float | None
-    """The accuracy of the checkpoint that reached the target of an earlier start; None without either."""
+    """Accuracy of the checkpoint that reached the target of an earlier start; None without one."""
 
     @property
     def config(self) -> RunConfig:
-        """See `ResolvedRun`."""
+        """Configuration, as in `ResolvedRun`."""
         return self.resolved.config
 
     @property
     def prepared(self) -> PreparedData:
-        """What the run trains on."""
+        """Data on which the run trains."""
         return self.resolved.prepared
 
     def batches(self, *, stop_step: int) -> Generator[StepBatches | SkippedStep]:
-        """This rank's share of the steps from `first_step` up to `stop_step`; closing it ends the loader."""
+        """This rank's part of the steps from `first_step` up to `stop_step`; closing it ends the loader."""
         settings = self.resolved.pipeline_settings(self.world)
         skipped = self.config.training.skipped
         yield from training_batches(
@@ -62,12 +62,12 @@ class Run:
 
     @property
     def is_at_its_target(self) -> bool:
-        """Whether an earlier start of the run has reached the accuracy that it is to reach."""
+        """Whether an earlier start of the run has reached its target accuracy."""
         target = self.config.training.target_accuracy
         return target is not None and self.reached_accuracy is not None and self.reached_accuracy >= target
 
     def state(self, step: int, *, samples: int, reached_accuracy: float | None) -> TrainState:
-        """What a checkpoint after `step` updates must hold beside weights and optimizer."""
+        """Returns the state of a checkpoint after `step` updates, without weights and optimizer."""
         return TrainState(
             step=step,
             fingerprint=self.resolved.fingerprint(step),
@@ -81,12 +81,13 @@ class Run:
 
 
 def build(resolved: ResolvedRun, world: World) -> Run:
-    """Makes the model and puts the newest whole checkpoint into it, if there is one; if there is none, the weights that
-    `training.initialize_from` names.
+    """Makes the run with the weights of its newest complete checkpoint, or else with its initial weights.
+
+    Initial weights are those that `training.initialize_from` names, or those of the seed.
 
     Raises: ConfigError if these ranks cannot divide a step; DataError for a vocabulary that the objective cannot use;
-    CheckpointError for a checkpoint that cannot be gone on from, or weights that are not this model's; RunError if the
-    ranks do not see the same data.
+    CheckpointError for a checkpoint that cannot be resumed, or weights of another model; RunError if the ranks do not
+    see the same data.
     """
     announce(resolved)
     resolved.micro_batches(world.size)
@@ -117,7 +118,7 @@ def build(resolved: ResolvedRun, world: World) -> Run:
 
 
 def build_model(run: ResolvedRun, device: torch.device) -> Model:
-    """The run's model with the initial weights of its seed."""
+    """Returns the run's model with the initial weights of its seed."""
     with device:
         return new_model(
             run.config.model,
@@ -129,7 +130,7 @@ def build_model(run: ResolvedRun, device: torch.device) -> Model:
 
 
 def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
-    """The run as it goes on from a checkpoint. Raises: CheckpointError if it cannot."""
+    """Returns the run as it continues from a checkpoint. Raises: CheckpointError if it cannot."""
     config = run.config.model_dump(mode="json")
     require_past_mixture(state, run.config.data)
     require_fingerprint(state, run.fingerprint(state.step), config)
@@ -140,7 +141,7 @@ def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
 
 
 def _samples_before(run: ResolvedRun, world: World, state: TrainState) -> int:
-    """Of older checkpoints, which do not tell it, what the metrics do."""
+    """Returns the samples before a step, from the metrics for older checkpoints, which do not store them."""
     if state.samples is not None:
         return state.samples
     path = run.config.run.output_dir / METRICS
@@ -148,7 +149,7 @@ def _samples_before(run: ResolvedRun, world: World, state: TrainState) -> int:
 
 
 def _require_shared_fingerprint(run: ResolvedRun, world: World) -> None:
-    """Raises: RunError if a rank sees other data than rank 0."""
+    """Compares fingerprints. Raises: RunError if a rank sees other data than rank 0."""
     fingerprints = world.all_gather(run.fingerprint())
     others = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if others:

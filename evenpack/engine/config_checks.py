@@ -1,4 +1,4 @@
-"""What sections of a run file must agree on that name steps or sources of one another."""
+"""Checks between sections of a run file that name steps or sources of one another."""
 
 from collections.abc import Mapping
 
@@ -8,10 +8,10 @@ from evenpack.engine.run_length import RunLengthSection
 
 
 def check_named_steps(training: RunLengthSection, data: DataConfig, denominators: str) -> None:
-    """Raises: ValueError for steps that the run does not have, or a schedule by steps whose numbers are not settled.
+    """Checks steps. Raises: ValueError for steps that the run does not have, or a schedule with unsettled numbers.
 
     Args:
-        denominators: of the model's losses.
+        denominators: those of the model's losses.
     """
     if data.mixture_schedule:
         _check_length_is_in_steps(training, denominators)
@@ -32,10 +32,10 @@ def check_named_steps(training: RunLengthSection, data: DataConfig, denominators
 
 
 def _check_length_is_in_steps(training: RunLengthSection, denominators: str) -> None:
-    """What follows from an average over the mixture cannot be settled before its steps are."""
+    """Refuses values that depend on an average over the mixture, which is unknown before its steps are."""
     if training.steps is None:
         raise ValueError(
-            "data.mixture_schedule is by steps, and how many a length in epochs, samples or tokens comes to depends on "
+            "data.mixture_schedule is by steps, and the number of steps in epochs, samples or tokens depends on "
             "it: give training.steps"
         )
     others = {"training.tokens_per_step": None, "training.packing_adjustment": "none"}
@@ -48,13 +48,13 @@ def _check_length_is_in_steps(training: RunLengthSection, denominators: str) -> 
             )
     if denominators == "expected":
         raise ValueError(
-            "model.loss_balancing expected divides by what a step of an unchanging mixture holds, and "
+            "model.loss_balancing expected divides by the average of an unchanging mixture, and "
             "data.mixture_schedule changes it: set model.loss_balancing=exact"
         )
 
 
 def check_validation_weights(weights: Mapping[str, float] | None, data: DataConfig) -> None:
-    """Raises: ValueError for a name that is no source, or weights of none."""
+    """Checks weights. Raises: ValueError for a name that is no source, or weights of none."""
     if weights is None:
         return
     if not weights:

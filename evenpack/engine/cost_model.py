@@ -1,4 +1,4 @@
-"""Seconds of a micro-batch as a function of what it holds: the file that `study throughput` writes and a run reads."""
+"""The seconds of a micro-batch by its content: the file that `study throughput` writes and a run reads."""
 
 import json
 from pathlib import Path
@@ -15,57 +15,58 @@ from evenpack.files import write_json
 
 
 class MeasuredOn(Section):
-    """Where a cost model comes from."""
+    """The provenance of a cost model."""
 
     device: str
     family: str
     """The model's kind in a run file."""
     model: str
-    """Kind and preset or shape."""
+    """Kind and preset or shape of the model."""
     causal: bool
-    """Whether the model's attention is."""
+    """Whether the model's attention is causal."""
     layers: int = Field(ge=1)
-    """That were measured; nothing in the figures is scaled to another number."""
+    """Measured layers; nothing in the figures is scaled to another number."""
     hidden_size: int = Field(ge=1)
     vocabulary_size: int = Field(ge=1)
     rows_per_micro_batch: int = Field(ge=1)
-    """Packs or sequences of a whole one. The constant belongs to this number where a part of the model has a fixed size
-    for each row, as BERT's masked-token head has."""
+    """Packs or sequences of a whole micro-batch. The constant depends on this number if a part of the model has a
+    fixed size for each row, as BERT's masked-token head does."""
     layouts: tuple[str, ...]
     precision: str
     attention: str
-    """The backend, or `auto`."""
+    """Attention backend, or `auto`."""
     evenpack: str
     torch: str
     commit: str | None
-    """Of the source, where it is a checkout."""
+    """Commit of the source, if it is a checkout."""
     date: str
-    """ISO 8601, UTC."""
+    """Date in ISO 8601, UTC."""
 
 
 class CostModel(Section):
-    """Seconds of forward and backward over a micro-batch:
-    constant + per_token · slots + per_squared_length · Σ segment² + per_segment · segments.
+    """The seconds of forward and backward over a micro-batch.
+
+    They are constant + per_token · slots + per_squared_length · Σ segment² + per_segment · segments.
     """
 
     constant: float = Field(ge=0.0)
     per_token: float = Field(ge=0.0)
-    """Seconds a slot, real or padding: what a slot costs outside attention."""
+    """Seconds per slot, real or padding: its cost outside attention."""
     per_squared_length: float = Field(ge=0.0)
     per_segment: float = Field(default=0.0, ge=0.0)
-    """0 unless it made the fit clearly better."""
+    """Seconds per segment; 0 unless it improved the fit clearly."""
     per_step: float = Field(ge=0.0)
-    """Seconds once a step: the optimizer."""
+    """Seconds once per step: the optimizer."""
     noise: float = Field(ge=0.0)
-    """Standard deviation of the held-out seconds / predicted seconds: what the model leaves unexplained."""
+    """Standard deviation of the held-out seconds / predicted seconds: the unexplained part."""
     repeat_noise: float | None = Field(ge=0.0)
-    """The same for one micro-batch measured again, about its mean; null where none was."""
+    """The same for repeats of one micro-batch, about their mean; null if there were none."""
     held_out_median_error: float = Field(ge=0.0)
-    """Of |seconds / predicted - 1| over micro-batches that the fit has not seen."""
+    """Median of |seconds / predicted - 1| over held-out micro-batches."""
     held_out_95_percent_error: float = Field(ge=0.0)
     """Its 95th percentile."""
     samples: int = Field(ge=1)
-    """Measured micro-batches, repeats and held-out ones included."""
+    """Measured micro-batches, including repeats and held-out ones."""
     measured_on: MeasuredOn
 
     def seconds(
@@ -74,7 +75,7 @@ class CostModel(Section):
         squared_lengths: Int64[np.ndarray, "*shape"],
         segments: Int64[np.ndarray, "*shape"] | None = None,
     ) -> Float64[np.ndarray, "*shape"]:
-        """Expected seconds of micro-batches, without noise.
+        """Returns the expected seconds of micro-batches, without noise.
 
         Raises: ValueError if segments cost something and are not given.
         """
@@ -82,23 +83,23 @@ class CostModel(Section):
         if self.per_segment == 0.0:
             return expected
         if segments is None:
-            raise ValueError("this cost model charges for each segment: give their number")
+            raise ValueError("this cost model has a cost per segment: give their number")
         return expected + self.per_segment * segments
 
     @property
     def cost_weights(self) -> CostWeights:
-        """What packs or sequences cost a rank, in seconds."""
+        """Returns the cost of packs or sequences to a rank, in seconds."""
         return CostWeights(
             per_token=self.per_token, per_squared_length=self.per_squared_length, per_segment=self.per_segment
         )
 
     @classmethod
     def read(cls, path: Path) -> "CostModel":
-        """Raises: ConfigError if the file is missing, is no JSON object, or holds something else."""
+        """Reads a file. Raises: ConfigError if it is missing, is no JSON object, or holds something else."""
         return validate(read_cost_values(path), cls, origin=f"cost model {path}")
 
     def write(self, path: Path) -> None:
-        """As JSON. Raises: ConfigError if the file cannot be written."""
+        """Writes JSON. Raises: ConfigError if the file cannot be written."""
         try:
             write_json(path, self.model_dump(mode="json"))
         except OSError as error:
@@ -106,7 +107,7 @@ class CostModel(Section):
 
 
 def read_cost_values(path: Path) -> dict[str, Any]:
-    """What a cost model's file holds. Raises: ConfigError if it is missing or is no JSON object."""
+    """Returns the content of a cost model's file. Raises: ConfigError if it is missing or is no JSON object."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What packs and sequences cost a rank, for `cost_balanced`: measured, or by the model's operations."""
+"""The cost of packs and sequences to a rank, for `cost_balanced`: measured, or by the model's operations."""
 
 import logging
 from pathlib import Path
@@ -17,11 +17,11 @@ from evenpack.models.families import family_of
 log = logging.getLogger(__name__)
 
 _TOKENS = 2000
-"""Enough for a share of masked ones."""
+"""Number of tokens that is large enough for a fraction of masked ones."""
 
 
 def read_cost_model(training: TrainingSection, model: ModelConfig) -> CostModel | None:
-    """The file that `training.cost_model` names; None where it names none.
+    """Reads the file that `training.cost_model` names; None if it names none.
 
     Raises: ConfigError if it cannot be read, or was measured on another model or layout and
     `training.cost_model_of_another` is not `use`.
@@ -33,7 +33,7 @@ def read_cost_model(training: TrainingSection, model: ModelConfig) -> CostModel 
         cost_model = CostModel.read(path)
     except ConfigError as error:
         raise ConfigError(
-            f"{error}. A run that goes on from its checkpoint in the same layout has its weights there: set "
+            f"{error}. A run that is resumed in the same layout has its weights in the checkpoint: set "
             "training.cost_model=null for it"
         ) from error
     for difference in _differences(cost_model, training, model):
@@ -42,31 +42,31 @@ def read_cost_model(training: TrainingSection, model: ModelConfig) -> CostModel 
                 f"training.cost_model {path} {difference}: measure this run by `evenpack study throughput "
                 "--cost-model FILE`, or set training.cost_model_of_another=use"
             )
-        log.warning("training.cost_model %s %s, and is used all the same", path, difference)
+        log.warning("training.cost_model %s %s, and is used anyway", path, difference)
     _warn_of_other_width(cost_model, path, model)
     return cost_model
 
 
 def warn_of_other_device(cost_model: CostModel, device: str) -> None:
-    """One warning if the cost model was measured on another device than the one that it is used on."""
+    """Warns once if the cost model was measured on another device than that of the run."""
     if cost_model.measured_on.device != device:
         log.warning(
-            "the cost model was measured on %s and this is %s: the assignment may be less even than it could be",
+            "the cost model was measured on %s and this is %s: the load may be less balanced than possible",
             cost_model.measured_on.device,
             device,
         )
 
 
 def _warn_of_other_width(cost_model: CostModel, path: Path, model: ModelConfig) -> None:
-    """A slot's cost grows with the square of the width and attention's with the width, so their ratio is another.
+    """Warns of another width: a slot's cost grows with its square and attention's linearly, so their ratio differs.
 
     The number of layers may differ: cost models of large models are measured on a few of them.
     """
     measured, here = cost_model.measured_on.hidden_size, model.shape["hidden_size"]
     if measured != here:
         log.warning(
-            "training.cost_model %s was measured at hidden_size %d and this model has %d: the assignment may be less "
-            "even than it could be",
+            "training.cost_model %s was measured at hidden_size %d and this model has %d: the load may be less "
+            "balanced than possible",
             path,
             measured,
             here,
@@ -76,10 +76,10 @@ def _warn_of_other_width(cost_model: CostModel, path: Path, model: ModelConfig) 
 def operation_weights(
     model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, *, layout: Layout
 ) -> CostWeights:
-    """By the model's floating-point operations, in units of a squared length; segments cost nothing.
+    """Returns weights by the model's floating-point operations, in units of a squared length; segments cost nothing.
 
     Args:
-        masking: of masks that each epoch draws again; not looked at where the data has them stored, or needs none.
+        masking: settings of masks that each epoch draws again; ignored if the data stores masks, or needs none.
     """
 
     def flops(work: Work) -> int:
@@ -95,7 +95,7 @@ def operation_weights(
 
 
 def _masked_share(prepared: PreparedData, masking: MaskingConfig) -> float:
-    """Of the tokens that train: as the stored masks have it, or as each epoch's are drawn."""
+    """Returns the masked fraction of the training tokens, from the stored masks or from the settings."""
     if not prepared.config.has_stored_masks:
         return masking.share
     masks = tokens = 0
@@ -108,7 +108,7 @@ def _masked_share(prepared: PreparedData, masking: MaskingConfig) -> float:
 
 
 def _differences(cost_model: CostModel, training: TrainingSection, model: ModelConfig) -> list[str]:
-    """What of this run the measurement did not have."""
+    """Returns the properties of this run that the measurement did not have."""
     on, found = cost_model.measured_on, []
     if on.family != model.kind:
         found.append(f"was measured on {on.model}, and model.kind is {model.kind}")

@@ -1,4 +1,4 @@
-"""The run file -> what DeepSpeed is told. No number is kept in two places."""
+"""Generates DeepSpeed's configuration from the run file. No number is kept in two places."""
 
 from copy import deepcopy
 from typing import Any
@@ -22,18 +22,18 @@ _SET_ELSEWHERE = {
     "zero_optimization.stage": "deepspeed.zero_stage",
     "timers.throughput": "metrics.jsonl, which holds evenpack's own measurements",
 }
-"""Keys of DeepSpeed that follow from the rest of the run file, and what sets them there."""
+"""Keys of DeepSpeed that evenpack derives from the run file, and the keys that set them there."""
 
 _WOULD_BE_WRONG = {
     "gradient_allreduce_op": "the loss is scaled for the mean over ranks",
     "managed_gradient_accumulation": "the engine relies on DeepSpeed's count of micro-batches",
     "zero_optimization.compute_grad_norm": "each step records the norm and stops at one that is not finite",
 }
-"""Keys of DeepSpeed that would break what evenpack promises, and why."""
+"""Keys of DeepSpeed that would break evenpack's guarantees, and the reasons."""
 
 
 def deepspeed_config(training: TrainingSection, section: DeepSpeedSection, world_size: int) -> dict[str, Any]:
-    """The dict for `deepspeed.initialize`: derived keys, and `deepspeed.extra` merged in.
+    """Returns the dict for `deepspeed.initialize`: derived keys, and `deepspeed.extra` merged in.
 
     Raises: ConfigError if `world_size` cannot divide the step or `extra` holds a key that evenpack derives.
     """
@@ -57,9 +57,9 @@ def deepspeed_config(training: TrainingSection, section: DeepSpeedSection, world
 
 
 def micro_batches_per_step(training: TrainingSection, world_size: int) -> int:
-    """Micro-batches of each rank in each step (DeepSpeed's gradient accumulation).
+    """Returns the micro-batches of each rank in each step (DeepSpeed's gradient accumulation).
 
-    Raises: ConfigError with what would do, if the packs or sequences of a step cannot be divided evenly.
+    Raises: ConfigError with valid values, if the packs or sequences of a step cannot be divided evenly.
     """
     step, micro_batch = training.items_per_step, training.items_per_micro_batch
     try:
@@ -89,7 +89,7 @@ def _holds(values: Any, dotted_name: str) -> bool:
 
 
 def _merged(derived: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """`extra` added to `derived`, section by section.
+    """Returns `derived` with `extra` added, section by section.
 
     Raises: ConfigError if `extra` puts a single value where evenpack writes a section.
     """

@@ -1,4 +1,4 @@
-"""The ranks of a run: how this process joins them, and the few things they tell one another."""
+"""The ranks of a run: how this process joins them, and their communication outside of training."""
 
 import gc
 import importlib.util
@@ -31,11 +31,11 @@ _MPI_NAMES = {
     "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
     "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
 }
-"""How Open MPI and the MPICH family call what torch calls RANK, WORLD_SIZE and LOCAL_RANK."""
+"""Names of torch's RANK, WORLD_SIZE and LOCAL_RANK in Open MPI and the MPICH family."""
 
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _MPI_PORT = "29500"
-"""torch's default; mpirun hands out none."""
+"""torch's default port, because mpirun provides none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,21 +49,21 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, the one that logs and writes what is written once."""
+        """Whether this is rank 0, which logs and writes single files."""
         return self.rank == 0
 
     @property
     def device_name(self) -> str:
-        """For people and cost models: the GPU's name, or the processor's and how many threads a rank has."""
+        """Name for people and cost models: the GPU's, or the processor's and the threads of a rank."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         threads = torch.get_num_threads()
         return f"CPU ({_processor()}), {threads} {'thread' if threads == 1 else 'threads'} a rank"
 
     def all_sum(self, vector: Float64[Tensor, " n"], *, maxima: int = 0) -> Float64[Tensor, " n"]:
-        """Sum over the ranks, element by element, on the CPU: the caller waits for the device here, once.
+        """Returns the sum over the ranks, element by element, on the CPU; synchronises with the device once.
 
-        Of the last `maxima` elements the largest is taken in place of the sum.
+        For the last `maxima` elements the maximum is taken instead of the sum.
         """
         if self.size > 1:
             vector = vector.to(self.device, copy=True)
@@ -74,25 +74,25 @@ class World:
         return vector.cpu()
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true on one rank or more; every rank calls it."""
+        """Returns whether it is true on one rank or more; every rank calls it."""
         return self.all_sum(torch.tensor([float(flag)], dtype=torch.float64)).item() > 0.0
 
     def all_gather(self, value: ResultT) -> list[ResultT]:
-        """The picklable `value` of every rank, in the order of ranks."""
+        """Returns the picklable `value` of every rank, in the order of ranks."""
         values: list[Any] = [value] * self.size
         if self.size > 1:
             dist.all_gather_object(values, value)
         return values
 
     def broadcast(self, value: ResultT) -> ResultT:
-        """Rank 0's picklable `value`, on every rank."""
+        """Returns rank 0's picklable `value` on every rank."""
         values = [value]
         if self.size > 1:
             dist.broadcast_object_list(values, src=0, device=self.device)
         return values[0]
 
     def on_main(self, action: Callable[[], ResultT]) -> ResultT:
-        """Runs `action` on rank 0 alone; every rank gets its result, or its error if the user can mend it."""
+        """Runs `action` on rank 0; every rank gets its result, or its error if the user can correct it."""
         outcome: tuple[ResultT | None, EvenpackError | None] = (None, None)
         if self.is_main:
             try:
@@ -121,7 +121,7 @@ def _processor() -> str:
 
 @contextmanager
 def joined_world() -> Iterator[World]:
-    """Joins the ranks that `deepspeed`, `torchrun` or `mpirun` started; with no launcher this process is alone.
+    """Joins the ranks that `deepspeed`, `torchrun` or `mpirun` started; without a launcher this process is alone.
 
     At the end of the block nothing may hold a DeepSpeed engine any more. After an error the groups are left as they
     are, because the other ranks may wait in one of them: the process should end by `os._exit`.
@@ -133,7 +133,7 @@ def joined_world() -> Iterator[World]:
     deepspeed = quiet_deepspeed()
     accelerator = deepspeed.get_accelerator()
     if accelerator.device_name() == "cpu":
-        # It would compile a shared-memory collective first: 40 s before the first step.
+        # It would first compile a shared-memory collective, 40 s before the first step.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     elif local_rank >= accelerator.device_count():
         raise RunError(
@@ -155,7 +155,7 @@ def joined_world() -> Iterator[World]:
 
 
 def configure_logging(world: World) -> None:
-    """Sends evenpack's log to standard error: news from rank 0 alone, warnings from every rank with its number."""
+    """Sends evenpack's log to standard error: information from rank 0, warnings from every rank with its number."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s" if world.is_main else f"rank {world.rank}: %(message)s"))
     logger = logging.getLogger("evenpack")
@@ -165,9 +165,9 @@ def configure_logging(world: World) -> None:
 
 
 def require_shared_directory(directory: Path, world: World, *, patience_seconds: float = 15.0) -> None:
-    """Makes `directory` and proves that all ranks see the same one, by a file that rank 0 writes and others look for.
+    """Makes `directory` and proves that all ranks see the same one, by a file that rank 0 writes and others read.
 
-    Network file systems keep what they know of a directory for some seconds: `patience_seconds` allows for it.
+    Network file systems cache directories for some seconds: `patience_seconds` allows for it.
 
     Raises: RunError naming the machines that do not see it.
     """
@@ -178,14 +178,14 @@ def require_shared_directory(directory: Path, world: World, *, patience_seconds:
     while not (seen := proof.exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
         with suppress(OSError):
-            list(directory.iterdir())  # makes network file systems look again
+            list(directory.iterdir())  # makes network file systems refresh
     reports = world.all_gather((seen, socket.gethostname()))
     if world.is_main:
         proof.unlink(missing_ok=True)
     blind = sorted({host for seen, host in reports if not seen})
     if blind:
         raise RunError(
-            f"{', '.join(blind)} cannot see what {reports[0][1]} writes into run.output_dir ({directory.absolute()}): "
+            f"{', '.join(blind)} cannot see the files of {reports[0][1]} in run.output_dir ({directory.absolute()}): "
             "put it on a file system that all machines share"
         )
 
@@ -199,11 +199,11 @@ def _write_proof(proof: Path) -> None:
 
 
 def complete_environment(environment: MutableMapping[str, str]) -> None:
-    """Fills in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from what the launcher left there.
+    """Fills in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the launcher's environment.
 
-    Under MPI over several machines MASTER_ADDR may stay away: DeepSpeed then asks mpi4py.
+    Under MPI over several machines MASTER_ADDR may be missing: DeepSpeed then gets it from mpi4py.
 
-    Raises: RunError if there is a part of a launcher's environment, but not all of it.
+    Raises: RunError if there is only a part of a launcher's environment.
     """
     for name, candidates in _MPI_NAMES.items():
         found = next((environment[candidate] for candidate in candidates if candidate in environment), None)
@@ -248,9 +248,9 @@ def _all_on_this_machine(environment: Mapping[str, str]) -> bool:
 
 
 def quiet_deepspeed() -> ModuleType:
-    """Imports DeepSpeed (seconds) so that it says no more than warnings, on standard error."""
+    """Imports DeepSpeed (seconds) so that it logs only warnings, to standard error."""
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else each rank warns that it found no other
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise each rank warns that it found no other
     import deepspeed
 
     # DeepSpeed 0.19 still calls the old name under torch 2.13.

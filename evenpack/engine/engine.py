@@ -21,27 +21,27 @@ from evenpack.engine.sharding import sharding_at
 from evenpack.models.common.losses import LossDenominators, LossSums, scaled_loss
 
 Phase = Literal["begin", "forward", "backward", "all_reduce", "update"]
-"""Of a step, in this order; forward and backward take turns, once for each micro-batch."""
+"""Phases of a step, in this order; forward and backward alternate, once for each micro-batch."""
 
 _DROPOUT = 3
-"""Tells the seeds of dropout from other numbers derived from the run's seed."""
+"""Purpose of a seed: separates dropout from other numbers derived from the run's seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStep:
-    """What one step was on this rank. Tensors lie on its device: reading one waits for it."""
+    """The results of one step on this rank. Tensors are on its device: reading one waits for it."""
 
     loss_sums: Float[Tensor, "micro_batches 2"]
-    """Of each micro-batch in nats, over tokens and over next sentences; FP32."""
+    """Loss sums of each micro-batch in nats, over tokens and over next sentences; FP32."""
     optimised_losses: Float[Tensor, " 2"]
-    """This rank's share of the losses whose gradient was taken, over tokens and over next sentences."""
+    """This rank's part of the losses whose gradient was taken, over tokens and over next sentences."""
     correct: Int[Tensor, " 2"]
     """Tokens and next sentences of all micro-batches whose label had the highest logit."""
     gradient_norm: Float[Tensor, ""]
     """L2 norm of the global mean gradient before clipping, the same on all ranks."""
     learning_rate: float
     stopwatch: "Stopwatch"
-    """From the first forward to the end of the last backward pass, without what ranks exchange after it."""
+    """Time from the first forward to the end of the last backward pass, without the all-reduce after it."""
 
 
 class TrainingEngine:
@@ -59,12 +59,12 @@ class TrainingEngine:
         self.denominators = denominators
         self.sharding = sharding_at(config.deepspeed.zero_stage)
         self.observer: Callable[[Phase], None] = _nobody
-        """Called at the end of each phase, when the host has issued its work: a device may still be at it."""
+        """Called at the end of each phase, when the host has issued its work; a device may still be computing."""
         self.micro_batches: int = settings["gradient_accumulation_steps"]
         optimizer = build_optimizer(model, config.optimizer, world.device)
         initialize = quiet_deepspeed().initialize
         self.deepspeed: Any = initialize(model=model, optimizer=optimizer, config=settings)[0]
-        # Reduced by `reduce_gradients`, so that computing and waiting for others can be told apart.
+        # Reduced by `reduce_gradients`, so that computing and waiting for others can be distinguished.
         self.deepspeed.enable_backward_allreduce = False
 
     @property
@@ -74,10 +74,10 @@ class TrainingEngine:
         return model
 
     def train_step(self, step: int, micro_batches: Sequence[PackedBatch]) -> LocalStep:
-        """Update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
+        """Runs update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
 
-        Nothing here waits for the device (at ZeRO 1 DeepSpeed does once, to look at the gradient norm). An update
-        with a gradient norm that is not finite is invalid: the caller must look at it.
+        Nothing here waits for the device (at ZeRO 1 DeepSpeed does once, for the gradient norm). An update with a
+        gradient norm that is not finite is invalid: the caller must check it.
         """
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
         gradient_norm = self.reduce_gradients()
@@ -99,7 +99,7 @@ class TrainingEngine:
         )
 
     def learning_rate(self, step: int) -> float:
-        """Of update number `step` + 1, whether it is made or skipped."""
+        """Returns the rate of update number `step` + 1, whether it is made or skipped."""
         return learning_rate(
             step + 1,
             peak=self.config.optimizer.learning_rate,
@@ -110,9 +110,9 @@ class TrainingEngine:
     def compute_gradients(
         self, step: int, micro_batches: Sequence[PackedBatch]
     ) -> tuple[Float[Tensor, "micro_batches 2"], Int[Tensor, " 2"], "Stopwatch"]:
-        """Adds up this rank's share of the gradient; nothing is exchanged yet.
+        """Accumulates this rank's part of the gradient, without communication.
 
-        Raises: ValueError if the number of micro-batches is not the one that the step is divided into.
+        Raises: ValueError if the number of micro-batches is not that of the step.
         """
         if len(micro_batches) != self.micro_batches:
             raise ValueError(f"a step has {self.micro_batches} micro-batches on each rank, got {len(micro_batches)}")
@@ -137,30 +137,31 @@ class TrainingEngine:
         return torch.stack(loss_sums), torch.stack(correct).sum(dim=0), stopwatch
 
     def denominators_of(self, batch: PackedBatch) -> LossDenominators:
-        """What the batch's loss sums are divided by, so that those of all micro-batches of all ranks add up to the loss
-        whose gradient is taken.
+        """Returns the denominators of the batch's loss sums.
+
+        With them the losses of all micro-batches of all ranks add up to the loss whose gradient is taken.
         """
-        if self.config.model.denominators == "micro_batch":  # a mean of means: as if all held what this one does
+        if self.config.model.denominators == "micro_batch":  # a mean of means: as if all had the counts of this one
             return self.denominators(batch.local_counts).times(self.world.size * self.micro_batches)
         return self.denominators(batch.step_counts)
 
     def optimised_losses(
         self, loss_sums: Float[Tensor, "micro_batches 2"], micro_batches: Sequence[PackedBatch]
     ) -> Float[Tensor, " 2"]:
-        """This rank's share of the two losses whose gradient is taken, in nats."""
+        """Returns this rank's part of the two losses whose gradient is taken, in nats."""
         divisors = [self.denominators_of(batch) for batch in micro_batches]
         pairs = torch.tensor([(one.tokens, one.next_sentence) for one in divisors], dtype=torch.float64)
         return (loss_sums.double() / pairs.to(loss_sums.device, non_blocking=True)).sum(dim=0)
 
     def reduce_gradients(self) -> Float[Tensor, ""] | None:
-        """Averages the gradients over the ranks and clips them, as the sharding does it; see there."""
+        """Averages the gradients over the ranks and clips them, as the sharding requires; see there."""
         return self.sharding.reduce_gradients(
             self.deepspeed, self.model, gradient_clipping=self.config.training.gradient_clipping
         )
 
 
 class Stopwatch:
-    """Seconds of work on a device, started when made; on CUDA by events, which make nobody wait."""
+    """Seconds of work on a device, started when made; on CUDA by events, which do not block the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._events: tuple[Any, Any] | None = None
@@ -178,7 +179,7 @@ class Stopwatch:
             self._events[1].record()
 
     def seconds(self) -> float:
-        """Between start and stop; on CUDA waits for the work before `stop`, not for what came after."""
+        """Returns the seconds between start and stop; on CUDA waits for the work before `stop`, not for later work."""
         if self._events is None:
             return self._stopped - self._started
         started, stopped = self._events
@@ -191,9 +192,9 @@ def _nobody(_phase: Phase) -> None:
 
 
 def dropout_seed(run_seed: int, step: int, slot: int) -> int:
-    """Seed of torch's random numbers for one micro-batch, so that a resumed run draws what it would have drawn.
+    """Returns the seed of torch's random numbers for one micro-batch, so that a resumed run draws the same numbers.
 
     Args:
-        slot: of the micro-batch among all of the step: rank x micro-batches + index.
+        slot: index of the micro-batch among all of the step: rank x micro-batches + index.
     """
     return int(derive_key(run_seed, step, slot, _DROPOUT))

@@ -40,7 +40,7 @@ class SourceEvaluation:
     accuracy: float
     """Share of targets whose token had the highest probability."""
     next_sentence: NextSentenceEvaluation | None
-    """None for a model that is not asked for it."""
+    """None for a model without it."""
     targets: int
     """Positions that count."""
     sequences: int

@@ -1,4 +1,4 @@
-"""What a run asks of its model, and what it divides the losses by."""
+"""The objective of a run, and the denominators of its losses."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,17 +23,17 @@ from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
 
 Denominators = Callable[[StepCounts], LossDenominators]
-"""From what a step holds over all ranks, or a micro-batch, to what its gradients' losses are divided by."""
+"""Maps the counts of a step over all ranks, or of a micro-batch, to the denominators of its gradients' losses."""
 
 
 def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, *, seed: int) -> Objective:
-    """What the model's family learns to predict.
+    """Returns the objective of the model's family.
 
     Args:
-        masking: of masks that each epoch draws again; not looked at where the data has them stored, or needs none.
-        seed: of the run, which decides those masks.
+        masking: settings of masks that each epoch draws again; ignored if the data stores masks, or needs none.
+        seed: the run's seed, which decides those masks.
 
-    Raises: DataError if the vocabulary has none of the special tokens that masks need.
+    Raises: DataError if the vocabulary lacks the special tokens that masks need.
     """
     if family_of(model).objective == "next_tokens":
         return next_tokens(prepared.config.recipe)
@@ -53,14 +53,14 @@ def build_objective(model: ModelConfig, masking: MaskingConfig, prepared: Prepar
 
 
 def next_tokens(recipe: Recipe) -> NextTokens:
-    """What a model of next tokens learns from a recipe's sequences."""
+    """Returns the objective of next tokens for a recipe's sequences."""
     return NextTokens(leaves_out_padding=isinstance(recipe, PaddingRecipe) and not recipe.padding_in_loss)
 
 
 def build_denominators(
     model: ModelConfig, masking: MaskingConfig, prepared: PreparedData, shape: StepShape
 ) -> Denominators:
-    """What the model's section says; a loss that is reported is divided by the exact ones all the same.
+    """Returns the denominators of the model's section; the reported loss is still divided by the exact ones.
 
     For `micro_batch` the counts to give are those of the micro-batch (`TrainingEngine.denominators_of`).
     """
@@ -78,7 +78,7 @@ def build_denominators(
 
 
 def _masked_tokens_of_a_full_row(masking: MaskingConfig, prepared: PreparedData, shape: StepShape) -> float:
-    """Of sequences of full length, the last one of what is left; stored masks: as many for a token as they have."""
+    """Returns the masked tokens of sequences of full length; for stored masks, as many per token as they have."""
     item = average_item(prepared, shape.batching)
     if prepared.config.has_stored_masks:
         return _stored_masks_of_an_item(prepared, shape.batching) / item.fill
@@ -88,7 +88,7 @@ def _masked_tokens_of_a_full_row(masking: MaskingConfig, prepared: PreparedData,
 
 
 def _stored_masks_of_an_item(prepared: PreparedData, batching: Batching) -> float:
-    """On average over an epoch, the sources weighted as the run draws them."""
+    """Returns the average over an epoch, the sources weighted as the run draws them."""
     items = items_of_an_epoch(prepared, batching)
     masks = 0.0
     for name, weight in zip(prepared.source_names, prepared.weights, strict=True):

@@ -1,13 +1,13 @@
-"""Numbers chosen for steps of single sequences, made to suit steps of packs (PackedBERT, section 3.3).
+"""Adjusts values chosen for steps of single sequences to steps of packs (PackedBERT, section 3.3).
 
 A pack holds p sequences on average, the packing factor, so a step of as many packs as there were sequences is a batch
-p times as large. `training.packing_adjustment` says what follows:
+p times as large. `training.packing_adjustment` chooses the correction:
 
-    fewer_accumulations   packs_per_step / p, and so as much less accumulation; the batch stays, all else with it
+    fewer_accumulations   packs_per_step / p, and so as much less accumulation; the batch and everything else stays
     lamb_betas            beta1**p and beta2**p; steps / p and warmup_steps / p, since a step takes p times the data
 
-The learning rate is never scaled: the paper found that slower. Nothing here depends on ranks or micro-batches, so
-that every split of the run, and every process that goes on with it, comes to the same numbers.
+The learning rate is never scaled: the paper found that slower. Nothing here depends on ranks or micro-batches, so that
+every split of the run, and every process that resumes it, computes the same values.
 """
 
 import math
@@ -22,32 +22,33 @@ from evenpack.engine.step_items import training_packing
 from evenpack.errors import ConfigError
 
 _NEAR = 0.05
-"""A batch that is off by this share is near enough, if ranks and micro-batches divide it the better for it."""
+"""A batch within this fraction is near enough, if ranks and micro-batches divide it better."""
 
 _FAR = 0.25
-"""A batch that is off by more is no longer the same batch."""
+"""A batch that differs by more is no longer the same batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackingAdjustment:
-    """What became of a run file's numbers."""
+    """The adjusted values of a run file."""
 
     config: RunConfig
-    """The run as it will be."""
+    """The adjusted run."""
     packing_factor: float
-    """Sequences a pack, on average over what the run draws."""
+    """Sequences per pack, on average over the draws of the run."""
     description: tuple[str, ...]
-    """For people: what changed, from what to what, and what rounding did. Empty if nothing was asked for."""
+    """Description for people: the changes, with old and new values and the effect of rounding. Empty without
+    adjustment."""
 
 
 def adjust_to_packing(config: RunConfig, *, packing_factor: float) -> PackingAdjustment:
-    """Applies `training.packing_adjustment` to a run as its file has it. Not to be applied twice.
+    """Applies `training.packing_adjustment` to a run file's values. It must not be applied twice.
 
     Args:
         packing_factor: p; see `measured_packing_factor`.
 
-    Raises: ConfigError if no number of packs is near packs_per_step / p, or if the run is not sound with the new
-    numbers; ValueError for a factor below 1.
+    Raises: ConfigError if no number of packs is near packs_per_step / p, or if the run is invalid with the new values;
+    ValueError for a factor below 1.
     """
     if not 1.0 <= packing_factor < math.inf:
         raise ValueError(f"a packing factor is at least 1, got {packing_factor}")
@@ -60,14 +61,14 @@ def adjust_to_packing(config: RunConfig, *, packing_factor: float) -> PackingAdj
         changes, lines = _lamb_betas(config, packing_factor)
     if lines:
         rate = f"optimizer.learning_rate {config.optimizer.learning_rate:g} stays"
-        lines = [f"packing adjustment {kind} for {packing_factor:.4g} sequences a pack", *lines, rate]
+        lines = [f"packing adjustment {kind} for {packing_factor:.4g} sequences per pack", *lines, rate]
     return PackingAdjustment(
         config=_changed(config, changes, lines), packing_factor=packing_factor, description=tuple(lines)
     )
 
 
 def measured_packing_factor(prepared: PreparedData) -> float:
-    """Sequences a pack, on average over an epoch of each source, the sources weighted as the run draws them.
+    """Returns sequences per pack, on average over an epoch of each source, the sources weighted as the run draws them.
 
     Raises: DataError if a source has nothing to train on.
     """
@@ -81,16 +82,16 @@ def _fewer_accumulations(config: RunConfig, factor: float) -> tuple[dict[str, di
     packs = _packs_for(before, factor)
     sequences = packs * factor
     line = (
-        f"training.packs_per_step {before} -> {packs} (exactly {before / factor:.2f}): {sequences:.1f} sequences a "
+        f"training.packs_per_step {before} -> {packs} (exactly {before / factor:.2f}): {sequences:.1f} sequences per "
         f"step on average, {_difference(sequences / before)}"
     )
     return {"training": {"packs_per_step": packs}}, [line]
 
 
 def _packs_for(sequences: int, factor: float) -> int:
-    """A number of packs that hold about as many sequences, and divide as well among ranks and micro-batches.
+    """Returns a number of packs that hold about as many sequences, and divide well among ranks and micro-batches.
 
-    It is a multiple of the largest divisor of `sequences` with which it comes near.
+    It is a multiple of the largest divisor of `sequences` for which it is near enough.
     """
     aim = sequences / factor
     for tolerance in (_NEAR, _FAR):
@@ -100,7 +101,7 @@ def _packs_for(sequences: int, factor: float) -> int:
                 return packs
     raise ConfigError(
         f"training.packing_adjustment fewer_accumulations would cut training.packs_per_step ({sequences}) to "
-        f"{aim:.2f} for {factor:.4g} sequences a pack, and no whole number is within {100 * _FAR:.0f} % of that: "
+        f"{aim:.2f} for {factor:.4g} sequences per pack, and no whole number is within {100 * _FAR:.0f} % of that: "
         "choose a larger packs_per_step, or lamb_betas, which keeps it"
     )
 
@@ -113,11 +114,11 @@ def _lamb_betas(config: RunConfig, factor: float) -> tuple[dict[str, dict[str, A
     }
     betas, warmup = changes["optimizer"], changes["schedule"]["warmup_steps"]
     lines = []
-    if training.steps is not None:  # epochs and samples are counted in sequences already
+    if training.steps is not None:  # epochs and samples already count sequences
         steps = max(1, _rounded(training.steps / factor))
         changes["training"] = {"steps": steps}
         lines.append(
-            f"training.steps {training.steps} -> {steps} (exactly {training.steps / factor:.2f}); sequences in all: "
+            f"training.steps {training.steps} -> {steps} (exactly {training.steps / factor:.2f}); total sequences: "
             f"{_difference(steps * factor / training.steps)}"
         )
     return changes, [
@@ -126,7 +127,7 @@ def _lamb_betas(config: RunConfig, factor: float) -> tuple[dict[str, dict[str, A
         *lines,
         f"schedule.warmup_steps {schedule.warmup_steps} -> {warmup} (exactly {schedule.warmup_steps / factor:.2f})",
         f"training.packs_per_step {training.items_per_step} stays: "
-        f"{training.items_per_step * factor:.1f} sequences a step on average",
+        f"{training.items_per_step * factor:.1f} sequences per step on average",
     ]
 
 
@@ -140,14 +141,14 @@ def _changed(config: RunConfig, changes: dict[str, dict[str, Any]], lines: list[
 
 
 def _difference(ratio: float) -> str:
-    """A number of sequences against the one that the run file was written for."""
+    """Returns a number of sequences compared with the one for which the run file was written."""
     if abs(ratio - 1.0) < 0.0005:
         return "as many as without packing"
     return f"{100 * abs(ratio - 1.0):.1f} % {'more' if ratio > 1.0 else 'fewer'} than without packing"
 
 
 def _rounded(number: float) -> int:
-    """To the nearest whole number, halves up (Python's `round` would take them to the even one)."""
+    """Rounds to the nearest whole number, halves up (Python's `round` would take them to the even one)."""
     return math.floor(number + 0.5)
 
 

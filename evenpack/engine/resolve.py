@@ -42,7 +42,7 @@ class ResolvedRun:
     cost_model: CostModel | None
     """What the cost weights come from; None: the model's operations."""
     adjustment: tuple[str, ...]
-    """For people: what `training.packing_adjustment` changed, and what tokens a step and the run's length come to."""
+    """For people: the changes by `training.packing_adjustment`, and the steps that tokens and the run's length give."""
     tokens_per_step: int | None
     """What the run file asks for, before it became packs or sequences; None where it gives those."""
 
@@ -108,10 +108,10 @@ class ResolvedRun:
 
     @property
     def evaluation_shape(self) -> StepShape:
-        """Validation is always of packs as they come, their sequences apart from one another: all runs over the same
-        data are judged by the same ones in the same way, however they were trained.
+        """The shape of validation: packs in order, with isolated sequences, whatever the shape of training.
 
-        It computes no padding beyond that of packs, whatever the layout of the training.
+        All runs over the same data are therefore evaluated on the same packs in the same way. It computes no padding
+        beyond that of packs.
         """
         rows = self.config.evaluation_packs_per_micro_batch
         layout = "unpadded" if self.shape.layout == "padded" else self.shape.layout
@@ -161,7 +161,7 @@ def open_run(config: RunConfig) -> ResolvedRun:
 def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     """Applies the packing adjustment, reads the cost model and decides how steps are formed.
 
-    Raises: ConfigError if `training.packing_adjustment` cannot be had, or the cost model is of another model or layout
+    Raises: ConfigError if `training.packing_adjustment` is impossible, or the cost model is of another model or layout
     and not to be used then; DataError if there is nothing to train on.
     """
     tokens_per_step = config.training.tokens_per_step
@@ -231,8 +231,10 @@ def require_trainable(run: ResolvedRun) -> None:
 
 
 def require_bounded_epochs(run: ResolvedRun) -> None:
-    """Raises: ConfigError if the run goes through a source more often than its `maximum_epochs`; or warns, where
-    `data.on_maximum_epochs` says so."""
+    """Refuses a run that repeats a source more often than its `maximum_epochs`, or warns.
+
+    Raises: ConfigError if `data.on_maximum_epochs` is `error`.
+    """
     told = exceeded_epochs(run)
     if told is None:
         return

@@ -22,7 +22,7 @@ LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
 """Keys of `training:` of which a run file has one."""
 
 CHINCHILLA_RATIO = 20
-"""Tokens a parameter that give about the lowest loss for the operations of training (Hoffmann et al. 2022)."""
+"""Tokens per parameter that give about the lowest loss for the operations of training (Hoffmann et al. 2022)."""
 
 StepSpan = int | tuple[int, int]
 """A step, from 1, or a first and a last one."""
@@ -139,7 +139,7 @@ def steps_of(length: RunLengthSection, step: StepContents) -> int:
     if length.chinchilla_ratio is not None:
         ratio = Fraction(str(length.chinchilla_ratio))
         holds = step.tokens / step.parameters
-        _require_a_step("chinchilla_ratio", ratio, holds=holds, unit="tokens a parameter")
+        _require_a_step("chinchilla_ratio", ratio, holds=holds, unit="tokens per parameter")
         return math.ceil(ratio / holds)
     return length.planned_steps
 

@@ -1,8 +1,8 @@
-"""The numbers of a run file that follow from its data and model: the packs of a step, and the steps of the run.
+"""Values of a run file that depend on its data and model: the packs of a step, and the steps of the run.
 
-A run file may give a step in tokens, and the length in epochs, samples, tokens or tokens a parameter. Here they become
-packs (or sequences) and steps, once, with a line for people of what each came to. Nothing here opens prepared data, so
-that a budget can be drawn up before there is any.
+A run file may give a step in tokens, and the length in epochs, samples, tokens or tokens per parameter. Here they are
+converted to packs (or sequences) and steps, once, with a line for people on each result. Nothing here opens prepared
+data, so that a budget can be computed before there is any.
 """
 
 from fractions import Fraction
@@ -17,14 +17,14 @@ from evenpack.errors import ConfigError
 from evenpack.models.cost import parameter_count
 
 _NEAR = Fraction(1, 50)
-"""A step that is off by this share is near enough, if more numbers of ranks divide it."""
+"""A step within this fraction is near enough, if more numbers of ranks divide it."""
 
 _FAR = Fraction(1, 4)
-"""A step that is off by more is not the one that was asked for."""
+"""A step that differs by more is not the requested one."""
 
 
 def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
-    """Trained numbers of the run's model; an output matrix that is the token embedding counts once."""
+    """Returns the parameters of the run's model; an output matrix that is the token embedding counts once."""
     rows = config.model.max_positions or config.positions_needed
     return parameter_count(config.model, vocabulary_size=vocabulary_size, max_positions=rows)
 
@@ -32,14 +32,14 @@ def parameters_of(config: RunConfig, vocabulary_size: int) -> int:
 def settle(
     config: RunConfig, item: AverageItem, *, items_per_epoch: int | None, vocabulary_size: int, packing_factor: float
 ) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run in packs (or sequences) and steps, adjusted to its packing, and what became of its file's numbers.
+    """Returns the run in packs (or sequences) and steps, adjusted to its packing, and a description of the changes.
 
     Args:
-        items_per_epoch: packs or sequences of all sources together; None, where nobody knows, is for runs whose length
-            is not in epochs.
-        packing_factor: sequences a pack, for `training.packing_adjustment`.
+        items_per_epoch: packs or sequences of all sources together; None, if unknown, is for runs whose length is not
+            in epochs.
+        packing_factor: sequences per pack, for `training.packing_adjustment`.
 
-    Raises: ConfigError if a number cannot be had, or if the run is not sound with the new numbers.
+    Raises: ConfigError if a value cannot be computed, or if the run is invalid with the new values.
     """
     config, of_step = settle_step(config, item)
     of_packing: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def settle(
 
 
 def settle_step(config: RunConfig, item: AverageItem) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run with the packs or sequences that its `training.tokens_per_step` comes to, and what to say of it.
+    """Returns the run with the packs or sequences of its `training.tokens_per_step`, and a description.
 
     Raises: ConfigError if no number of whole micro-batches holds about as many tokens.
     """
@@ -65,17 +65,17 @@ def settle_step(config: RunConfig, item: AverageItem) -> tuple[RunConfig, tuple[
     line = (
         f"training.tokens_per_step {asked:,}: training.{training.batching}_per_step {items} (exactly "
         f"{float(asked / item.tokens):,.2f}), of {float(item.tokens):,.1f} tokens each on average: {float(held):,.0f} "
-        f"tokens a step, {_difference(held / asked)}"
+        f"tokens per step, {_difference(held / asked)}"
     )
     changes = {f"{training.batching}_per_step": items, "tokens_per_step": None}
     return _changed(config, changes, origin=line), (line,)
 
 
 def items_for_tokens(training: TrainingSection, item: AverageItem) -> int:
-    """How many packs or sequences hold about `training.tokens_per_step`, in whole micro-batches.
+    """Returns how many packs or sequences hold about `training.tokens_per_step`, in whole micro-batches.
 
-    Of the numbers that are at most 2 % off, it is one that the highest power of two of ranks divides; it does not
-    depend on the ranks there are, since a step must not. Raises: ConfigError if none is within a quarter.
+    Of the numbers within 2 %, it is one that the highest power of two of ranks divides; it does not depend on the
+    actual ranks, since a step must not. Raises: ConfigError if none is within a quarter.
     """
     asked, unit = training.tokens_per_step, training.items_per_micro_batch
     assert asked is not None, "the step is given in tokens"
@@ -97,12 +97,12 @@ def items_for_tokens(training: TrainingSection, item: AverageItem) -> int:
 
 
 def settled_micro_batches(training: TrainingSection, item: AverageItem, ranks: int, *, asked: int | None) -> int:
-    """Micro-batches of each rank in each step, of a run whose step is settled.
+    """Returns the micro-batches of each rank in each step, of a run whose step is settled.
 
     Args:
-        asked: the tokens of a step before it was; None where the run file gives packs or sequences.
+        asked: the tokens of a step before it was settled; None where the run file gives packs or sequences.
 
-    Raises: ConfigError with what would do, in tokens too where they were asked for, if the ranks cannot divide a step.
+    Raises: ConfigError with valid values, in tokens too if they were requested, if the ranks cannot divide a step.
     """
     try:
         return micro_batches_per_step(training, ranks)
@@ -110,7 +110,7 @@ def settled_micro_batches(training: TrainingSection, item: AverageItem, ranks: i
         if asked is None:
             raise
         kind, share = training.batching, ranks * training.items_per_micro_batch
-        problem = "is below one micro-batch a rank" if training.items_per_step < share else "cannot be divided evenly"
+        problem = "is below one micro-batch per rank" if training.items_per_step < share else "cannot be divided evenly"
         raise ConfigError(
             f"training.tokens_per_step ({asked:,}) is {training.items_per_step} {kind} and {problem}: {ranks} ranks "
             f"take multiples of {share} {kind}, {float(share * item.tokens):,.0f} tokens on average. {error}"
@@ -120,13 +120,13 @@ def settled_micro_batches(training: TrainingSection, item: AverageItem, ranks: i
 def settle_length(
     config: RunConfig, item: AverageItem, *, items_per_epoch: int | None, parameters: int
 ) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run with the steps that its length comes to, and what to say of it; its step must be settled.
+    """Returns the run with the steps of its length, and a description; its step must be settled.
 
     Args:
         items_per_epoch: as in `settle`.
-        parameters: of the model.
+        parameters: those of the model.
 
-    Raises: ConfigError if the length is less than a step, or if the run is not sound with these steps.
+    Raises: ConfigError if the length is less than a step, or if the run is invalid with these steps.
     """
     training = config.training
     if training.steps is not None:
@@ -149,7 +149,7 @@ def settle_length(
 
 
 def _given(training: TrainingSection, step: StepContents) -> str:
-    """The length as the run file has it."""
+    """Returns the length in the words of the run file."""
     if training.epochs is not None:
         return f"training.epochs {training.epochs:g} ({step.items_per_epoch:,} {training.batching} each)"
     if training.chinchilla_ratio is not None:

@@ -1,4 +1,4 @@
-"""A run file over its prepared data: `settle` with what the data holds, and without torch."""
+"""Settles a run file over its prepared data, without torch."""
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
@@ -8,9 +8,9 @@ from evenpack.engine.step_items import average_item, items_of_an_epoch
 
 
 def settle_over(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run with its step and its length in packs (or sequences) and steps, and what became of its file's numbers.
+    """Returns the run with its step and its length in packs (or sequences) and steps, and a description of the changes.
 
-    Raises: ConfigError if a number cannot be had; DataError if a source has nothing to train on.
+    Raises: ConfigError if a value cannot be computed; DataError if a source has nothing to train on.
     """
     training = config.training
     is_stated = training.steps is not None and training.tokens_per_step is None

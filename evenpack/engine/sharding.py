@@ -1,11 +1,12 @@
-"""What of a model's training state is split over the ranks (ZeRO), and all that follows from it.
+"""The split of a model's training state over the ranks (ZeRO), and everything that depends on it.
 
     stage   split over the ranks                    here
     0       nothing                                 `Replicated`
     1       the optimizer's state                   `ShardedOptimizer`
 
-A stage is one class and one line of `SHARDINGS`. It owns how gradients are reduced, their norm and clipping, who waits
-for whom, whether an optimizer sees whole tensors, where a checkpoint keeps the weights, and what may change on resume.
+A stage is one class and one line of `SHARDINGS`. It decides how gradients are reduced, their norm and clipping, where
+ranks synchronise, whether an optimizer sees whole tensors, where a checkpoint stores the weights, and what may change
+on resume.
 
 The run file is checked against this module, so torch is imported only where it is used.
 """
@@ -27,37 +28,41 @@ class Sharding(ABC):
 
     stage: ClassVar[int]
     splits: ClassVar[str]
-    """What is split, for messages."""
+    """The split state, for messages."""
     balances_each_micro_batch: ClassVar[bool]
-    """Whether ranks wait for one another in each micro-batch (parameters or gradients are gathered there)."""
+    """Whether ranks synchronise in each micro-batch (parameters or gradients are gathered there)."""
     updates_whole_tensors: ClassVar[bool]
-    """Whether the optimizer sees tensors as the model has them: LAMB's trust ratios are norms of whole tensors."""
+    """Whether the optimizer sees the model's whole tensors: LAMB's trust ratios are norms of whole tensors."""
 
     @abstractmethod
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
-        """The keys of DeepSpeed's configuration that this stage decides."""
+        """Returns the keys of DeepSpeed's configuration that this stage decides."""
 
     @abstractmethod
     def reduce_gradients(
         self, deepspeed: Any, model: "nn.Module", *, gradient_clipping: float | None
     ) -> "Tensor | None":
-        """Averages the gradients over the ranks and clips them; their norm before that, or None if only the update
-        will know it (`norm_of_update`). Nothing here waits for the device.
+        """Averages the gradients over the ranks and clips them; does not wait for the device.
+
+        Returns: their norm before clipping, or None if only the update computes it (`norm_of_update`).
         """
 
     @abstractmethod
     def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
-        """The global L2 norm of the gradients of the update just done, where `reduce_gradients` gave None.
+        """Returns the global L2 norm of the gradients of the last update, where `reduce_gradients` gave None.
 
-        A number instead of a tensor says that the norm was not finite and the update was left out.
+        A number instead of a tensor means that the norm was not finite and the update was left out.
         """
 
     @abstractmethod
     def require_resumable(self, *, saved_ranks: int, ranks: int, checkpoint: Path) -> None:
-        """Raises: CheckpointError if another number of ranks cannot go on from a checkpoint of this stage."""
+        """Checks ranks.
+
+        Raises: CheckpointError if another number of ranks cannot resume from a checkpoint of this stage.
+        """
 
     def require_same_stage(self, saved_stage: int, checkpoint: Path) -> None:
-        """Raises: CheckpointError for a checkpoint of another stage."""
+        """Checks the stage. Raises: CheckpointError for a checkpoint of another stage."""
         if saved_stage != self.stage:
             raise CheckpointError(
                 f"checkpoint {checkpoint} was saved at ZeRO stage {saved_stage}, this run has stage {self.stage}: "
@@ -66,12 +71,12 @@ class Sharding(ABC):
             )
 
     def weight_file(self, checkpoint: Path) -> Path:
-        """The file of a checkpoint that holds the module's whole weights, under `module`."""
+        """Returns the file of a checkpoint that holds the module's whole weights, under `module`."""
         return checkpoint / _WEIGHTS
 
 
 class Replicated(Sharding):
-    """ZeRO 0: every rank holds everything, and gradients are all-reduced once a step."""
+    """ZeRO 0: every rank holds everything, and gradients are all-reduced once per step."""
 
     stage = 0
     splits = "nothing"
@@ -100,11 +105,11 @@ class Replicated(Sharding):
         raise RuntimeError("at ZeRO 0 the norm is known before the update")
 
     def require_resumable(self, *, saved_ranks: int, ranks: int, checkpoint: Path) -> None:
-        """Any number of ranks can: each holds everything."""
+        """Accepts any number of ranks, because each holds everything."""
 
 
 class ShardedOptimizer(Sharding):
-    """ZeRO 1: every rank holds a share of the optimizer's state, flattened over tensors; weights are whole."""
+    """ZeRO 1: every rank holds a part of the optimizer's state, flattened over tensors; weights are whole."""
 
     stage = 1
     splits = "the optimizer's state"
@@ -128,7 +133,7 @@ class ShardedOptimizer(Sharding):
         if saved_ranks != ranks:
             raise CheckpointError(
                 f"checkpoint {checkpoint} was saved by {saved_ranks} ranks and this run has {ranks}: at ZeRO stage "
-                f"{self.stage} each rank's file holds its share of the optimizer's state. Go on with {saved_ranks} "
+                f"{self.stage} each rank's file holds its part of the optimizer's state. Continue with {saved_ranks} "
                 "ranks, or choose another run.output_dir to start again; evaluate and export read it with any number "
                 "of ranks."
             )
@@ -138,7 +143,7 @@ SHARDINGS: dict[int, Sharding] = {0: Replicated(), 1: ShardedOptimizer()}
 
 
 def sharding_at(stage: int) -> Sharding:
-    """The sharding of a ZeRO stage. Raises: CheckpointError for a stage that there is not (of a checkpoint)."""
+    """Returns the sharding of a ZeRO stage. Raises: CheckpointError for an unknown stage (of a checkpoint)."""
     if stage not in SHARDINGS:
         raise CheckpointError(f"ZeRO stage {stage} is unknown; known: {', '.join(map(str, SHARDINGS))}")
     return SHARDINGS[stage]

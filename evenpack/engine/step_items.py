@@ -1,4 +1,4 @@
-"""What a step is made of, packs or single sequences, on average over what a run draws."""
+"""The items of a step, packs or single sequences, as an average over the draws of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ from evenpack.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class AverageItem:
-    """A pack, or a single sequence, exactly; the sources weighted as the run draws them."""
+    """The exact average pack, or single sequence, with the sources weighted as the run draws them."""
 
     sequences: Fraction
-    """1 or more: the packing factor."""
+    """Sequences, 1 or more: the packing factor."""
     tokens: Fraction
     row_slots: int
-    """Slots that it could fill: of a pack, or of the longest sequence there can be."""
+    """Slots that it could fill: those of a pack, or of the longest possible sequence."""
 
     @property
     def fill(self) -> float:
-        """Share of those slots that hold a token."""
+        """Fraction of those slots that hold a token."""
         return float(self.tokens / self.row_slots)
 
 
 def average_item(
     prepared: PreparedData, batching: Batching, *, shares: Mapping[str, Fraction] | None = None
 ) -> AverageItem:
-    """`shares`: of the sources in what is drawn; None: by their weights, as they are from the first step on.
+    """Returns the average item; `shares` are fractions of the sources in the draws; None: by their first weights.
 
     Raises: DataError if a source has nothing to train on.
     """
@@ -43,7 +43,7 @@ def average_item(
 def average_of(
     packings: Mapping[str, PackingSummary], shares: Mapping[str, Fraction], *, batching: Batching, data: DataConfig
 ) -> AverageItem:
-    """Of sources by name, which draw these shares of a step and were packed as `data` says."""
+    """Returns the average over sources by name, which draw these fractions of a step and were packed as `data` says."""
     sequences = tokens = Fraction(0)
     for name, packing in packings.items():
         share = shares[name] / packing.items(batching)
@@ -54,8 +54,10 @@ def average_of(
 
 
 def drawn_shares(config: RunConfig) -> dict[str, Fraction]:
-    """Of each source among all packs or sequences that a run draws; its length and step need be settled only where the
-    mixture changes at steps."""
+    """Returns each source's fraction of all packs or sequences that a run draws.
+
+    Its length and step need to be settled only if the mixture changes at steps.
+    """
     data, training = config.data, config.training
     if not data.weight_changes:
         return _by_weight(data)
@@ -70,12 +72,12 @@ def _by_weight(data: DataConfig) -> dict[str, Fraction]:
 
 
 def items_of_an_epoch(prepared: PreparedData, batching: Batching) -> dict[str, int]:
-    """Of each source. Raises: DataError if one has nothing to train on."""
+    """Returns the items of each source. Raises: DataError if one has nothing to train on."""
     return {name: training_packing(prepared, name).items(batching) for name in prepared.source_names}
 
 
 def training_packing(prepared: PreparedData, source: str) -> PackingSummary:
-    """How a source's training sequences were packed. Raises: DataError if it has none."""
+    """Returns the packing of a source's training sequences. Raises: DataError if it has none."""
     packing = prepared.manifest.sources[source].train.packing
     if packing is None:
         raise DataError(f"source '{source}' has no sequence to train on: give it more documents, or leave it out")

@@ -1,8 +1,8 @@
-"""Training beside a look at its data: each rank reads a share of the prepared files and compares their checksums.
+"""Verifies the data during training: each rank reads a part of the prepared files and compares their checksums.
 
-begin               says whether the sources have changed, and starts a thread on each rank
-has_found_damage    asked once a step: the ranks then stop together
-finish              before a checkpoint is saved: nothing that was learnt from damaged data is kept
+begin               reports whether the sources have changed, and starts a thread on each rank
+has_found_damage    checked once per step: the ranks then stop together
+finish              before a checkpoint is saved: nothing learned from damaged data is kept
 """
 
 import logging
@@ -20,11 +20,11 @@ from evenpack.errors import DataError, EvenpackError, RunError
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 30.0
-"""Between two words of the ranks to each other while they wait: far below the time-outs of their collectives."""
+"""Seconds between messages of the ranks while they wait: far below the time-outs of their collectives."""
 
 
 class DataVerification:
-    """One rank's share of the prepared files, read once by a thread of its own; `finish` is called by all ranks."""
+    """One rank's part of the prepared files, read once by a thread of its own; `finish` is called by all ranks."""
 
     def __init__(self, prepared: PreparedData, world: World) -> None:
         self._world = world
@@ -33,7 +33,7 @@ class DataVerification:
         self._cancelled = threading.Event()
         self._verified: Verified | None = None
         self._error: str | None = None
-        # A daemon: a run that ends on an error must not wait for the disk.
+        # A daemon, because a run that ends with an error must not wait for the disk.
         self._thread = threading.Thread(target=self._read, name="verification", daemon=True)
         self._is_due = prepared.config.verify_in_training
 
@@ -51,7 +51,7 @@ class DataVerification:
 
     @property
     def has_found_damage(self) -> bool:
-        """Whether this rank has read its share, and not all of it is as it was written."""
+        """Whether this rank has read its part and found damage."""
         return self._verified is not None and bool(self._verified.damages)
 
     def finish(self) -> None:
@@ -70,7 +70,7 @@ class DataVerification:
         for rank, (verified, error, host) in enumerate(reports):
             if verified is None:
                 raise RunError(f"rank {rank} on {host} could not verify the prepared data: {error}")
-            seen = f" (seen by rank {rank} on {host}; nothing that was learnt from it since is saved)"
+            seen = f" (seen by rank {rank} on {host}; nothing learned from it since is saved)"
             self._verifier.refuse(verified.damages, seen=seen)
         if self._world.is_main:
             log.info("%s", _describe([verified for verified, _, _ in reports if verified is not None]))
@@ -81,7 +81,7 @@ class DataVerification:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the thread. An error that damaged data may well have caused is told as that, as far as it is known."""
+        """Ends the thread. An error that damaged data may have caused is reported as damage, as far as it is known."""
         self._cancelled.set()
         if self._verified is not None and isinstance(error, Exception) and not isinstance(error, EvenpackError):
             try:
@@ -93,7 +93,7 @@ class DataVerification:
         share, shares = self._share
         try:
             self._verified = self._verifier.verify_share(share, shares, is_cancelled=self._cancelled.is_set)
-        except Exception as error:  # whatever it is, `finish` tells it on all ranks
+        except Exception as error:  # any error is reported by `finish` on all ranks
             self._error = f"{type(error).__name__}: {error}"
 
     def _is_read(self, patience_seconds: float) -> bool:
@@ -102,7 +102,7 @@ class DataVerification:
 
 
 def _share(prepared: PreparedData, world: World) -> tuple[int, int]:
-    """This rank's place among those that see the very same files, and their number: machines may have copies."""
+    """Returns this rank's index among those that see the same files, and their number: machines may have copies."""
     status = (prepared.directory / MANIFEST).stat()
     seen = world.all_gather((status.st_ino, status.st_ctime_ns))
     alike = [rank for rank, identity in enumerate(seen) if identity == seen[world.rank]]
@@ -116,7 +116,7 @@ def _heed_changed_sources(prepared: PreparedData, world: World) -> None:
     if finding is not None and prepared.config.on_changed_sources == "error":
         raise DataError(f"{finding}, or train on the packs as they are with data.on_changed_sources=warn")
     if finding is not None and world.is_main:
-        log.warning("%s. This run goes on with the packs as they were prepared", finding)
+        log.warning("%s. This run continues with the packs as they were prepared", finding)
 
 
 def _changed_sources(prepared: PreparedData) -> str | None:
@@ -131,5 +131,5 @@ def _describe(shares: list[Verified]) -> str:
     read, seconds = sum(share.bytes for share in shares), max(share.elapsed_seconds for share in shares)
     return (
         f"the prepared data is as it was written: {read / 1e6:,.1f} MB verified by {len(shares)} ranks in "
-        f"{seconds:,.2f} s beside the training ({read / max(seconds, 1e-9) / 1e9:.2f} GB/s)"
+        f"{seconds:,.2f} s during the training ({read / max(seconds, 1e-9) / 1e9:.2f} GB/s)"
     )

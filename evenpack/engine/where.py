@@ -1,6 +1,6 @@
-"""`evenpack.data.where` for a run file: what was in a step, and in which steps a document was.
+"""Opens `evenpack.data.where` for a run file: the content of a step, and the steps of a document.
 
-Without torch, for the answer should not wait for it.
+It does not import torch, so that the answer is fast.
 """
 
 from functools import partial
@@ -24,10 +24,10 @@ from evenpack.errors import ConfigError
 
 
 def open_where(config: RunConfig, *, with_text: bool = False) -> Where:
-    """The order of the run over its prepared data, in time that does not grow with them.
+    """Returns the order of the run over its prepared data, in time that does not grow with them.
 
-    Raises: NotPreparedError or DataError if the data are not there, or not whole; ConfigError for text where tokens
-    came ready made.
+    Raises: NotPreparedError or DataError if the data are missing or incomplete; ConfigError for text of a source that
+    holds only tokens.
     """
     prepared = PreparedData.open(config.prepared_dir, config.data)
     config, _ = settle_over(config, prepared)
@@ -52,7 +52,7 @@ def open_where(config: RunConfig, *, with_text: bool = False) -> Where:
 
 
 def open_origins(prepared: PreparedData, source: str) -> SequenceOrigins:
-    """What knows which documents the training sequences of a source were made of."""
+    """Returns the origins of the training sequences of a source."""
     view = prepared.view(source, "train")
     if not isinstance(view, SentencePairsView):
         return view
@@ -63,7 +63,7 @@ def open_origins(prepared: PreparedData, source: str) -> SequenceOrigins:
 
 
 def differs_from_trained(content: StepContent, output_dir: Path) -> str | None:
-    """What to say if metrics.jsonl has the step with another order hash; None if not, or if it does not have it."""
+    """Returns a message if metrics.jsonl has the step with another order hash; None otherwise."""
     record = find_record(output_dir / METRICS, step=content.step)
     trained = None if record is None else record.get("order_hash")
     if trained is None or trained == content.order_hash:
@@ -71,12 +71,12 @@ def differs_from_trained(content: StepContent, output_dir: Path) -> str | None:
     return (
         f"{output_dir / METRICS} has step {content.step} with order hash {trained}, this run file and its prepared "
         f"data make it {content.order_hash}: the run was trained with another seed, step size or data than these, so "
-        "this is not what the step held. Ask with the run file of its checkpoint"
+        "this is not the content of the step. Use the run file of its checkpoint"
     )
 
 
 def _is_held_out(prepared: PreparedData, source: str, document: int) -> bool:
-    """Of a source that is split by the hash of its documents."""
+    """Returns whether documents are held out, for a source that is split by the hash of its documents."""
     record = prepared.manifest.files[f"sources/{source}/{DOCUMENT_HASHES}.npy"]
     identity = np.array(np.load(prepared.directory / record.path, mmap_mode="r")[document : document + 1])
     return bool(held_out(identity, prepared.config.validation_fraction)[0])
@@ -85,7 +85,7 @@ def _is_held_out(prepared: PreparedData, source: str, document: int) -> bool:
 def _decoder(prepared: PreparedData) -> Decode:
     if not prepared.tokenizer_dir.is_dir():
         raise ConfigError(
-            f"{prepared.directory} holds no tokenizer, for its tokens came ready made, so there is no text to show: "
+            f"{prepared.directory} holds no tokenizer, because its source holds tokens, so there is no text to show: "
             "leave --text out"
         )
     return Tokenizer.load(prepared.tokenizer_dir).decode

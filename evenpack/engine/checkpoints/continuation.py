@@ -1,4 +1,4 @@
-"""What may change in a run between a checkpoint and going on from it, and what may not."""
+"""The changes that a run may and may not have when it is resumed from a checkpoint."""
 
 import logging
 from dataclasses import asdict
@@ -18,20 +18,20 @@ from evenpack.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 _SAFE_MODEL_KEYS = ("model.dropout", "model.activation_checkpointing")
-"""What may change within a run: they leave the weights' meaning as it is."""
+"""Keys that may change within a run, because they do not change the meaning of the weights."""
 
 _PACKING_ADJUSTMENT = "training.packing_adjustment"
-"""Told by the numbers that it has made, which are compared."""
+"""The key that is visible in the values that it has changed, which are compared."""
 
 _INITIAL_WEIGHTS = "training.initialize_from"
-"""Of no use to a run that has a checkpoint."""
+"""The key that has no effect on a run with a checkpoint."""
 
 _COST_MODEL = "training.cost_model"
-"""The weights of the checkpoint hold, while the layout is the same."""
+"""The key that has no effect while the layout is the same, because the checkpoint's weights apply."""
 
 
 _OF_THE_FINGERPRINT = ("run.seed", "training.batching", "data.")
-"""Where the keys of a run file begin that decide its fingerprint."""
+"""Prefixes of the keys of the run file that decide its fingerprint."""
 
 _NOT_OF_THE_FINGERPRINT = (
     "data.prepared_dir",
@@ -44,10 +44,10 @@ _NOT_OF_THE_FINGERPRINT = (
 
 
 def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, Any]) -> None:
-    """Refuses to go on over other data, or with other targets in it.
+    """Refuses a resume over other data, or with other targets in it.
 
     Args:
-        config: the run file as JSON values, to say which of its keys are others.
+        config: the run file as JSON values, to name the keys that have changed.
 
     Raises: CheckpointError.
     """
@@ -60,18 +60,18 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
         if key.startswith(_OF_THE_FINGERPRINT) and not key.endswith(_NOT_OF_THE_FINGERPRINT)
     }
     lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
-    finding = "\n".join(["The run file has changed in", *lines]) if lines else "The run file says the same of them."
+    finding = "\n".join(["The run file has changed in", *lines]) if lines else "The run file has not changed in them."
     raise CheckpointError(
         f"the checkpoint at step {state.step} of run '{saved.get('name')}' (seed {saved.get('seed')}, steps of "
         f"{batching}) was trained on data with fingerprint {state.fingerprint}, this run's data, seed and "
-        f"training.batching have {fingerprint}: going on would repeat some documents and leave others out, or predict "
+        f"training.batching have {fingerprint}: a resume would repeat some documents and leave others out, or predict "
         f"other tokens of them. {finding}\nRestore the run file's data section, its seed, its batching and the "
         "prepared data with which the run began, or choose another run.output_dir to start again."
     )
 
 
 def require_past_mixture(state: TrainState, data: DataConfig) -> None:
-    """Refuses to go on where the mixture of steps that are done is another than it was.
+    """Refuses a resume if the mixture of completed steps has changed.
 
     Raises: CheckpointError naming the first entry of the schedule that has changed.
     """
@@ -86,7 +86,7 @@ def require_past_mixture(state: TrainState, data: DataConfig) -> None:
 
 
 def _changes_up_to(step: int, data: dict[str, Any]) -> dict[int, dict[str, int]]:
-    """The weights that each entry of a data section, as values, gives; older sections have no schedule."""
+    """Returns the weights of each entry of a data section, as values; older sections have no schedule."""
     return {entry["step"]: entry["weights"] for entry in data.get("mixture_schedule", ()) if entry["step"] <= step}
 
 
@@ -95,7 +95,7 @@ def _shown(weights: dict[str, int] | None) -> str:
 
 
 def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
-    """Tells once what has changed in the run file since the checkpoint, and refuses steps of another size.
+    """Logs the changes of the run file since the checkpoint once, and refuses steps of another size.
 
     A key that the checkpoint's run file lacks did not exist when it was saved: it counts as having had its default.
 
@@ -111,7 +111,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
     if keeps_weights and changed.pop(_COST_MODEL, None) is not None:
         log.info(
-            "%s is now %s and changes nothing: the run goes on assigning by the weights with which it began (%s). "
+            "%s is now %s and has no effect: the run still assigns by the weights with which it began (%s). "
             "Choose another run.output_dir to begin with others.",
             _COST_MODEL,
             config["training"][_COST_MODEL.partition(".")[2]],
@@ -127,17 +127,17 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     if network:
         lines = [f"  {key}: {before} -> {now}" for key, (before, now) in network.items()]
         raise CheckpointError(
-            "the checkpoint is of another network or optimizer than the run file asks for:\n"
+            "the checkpoint is of another network or optimizer than the run file:\n"
             + "\n".join(lines)
             + "\nRestore these values, or choose another run.output_dir to start again."
         )
     if changed:
         lines = [f"  {key}: {before} -> {now}" for key, (before, now) in changed.items()]
-        log.info("the run file has changed since step %d and holds from here on:\n%s", state.step, "\n".join(lines))
+        log.info("the run file has changed since step %d and applies from here on:\n%s", state.step, "\n".join(lines))
 
 
 def with_defaults(saved: dict[str, Any], schema: type[Section] = RunConfig) -> dict[str, Any]:
-    """A run file that was saved, with the keys that are newer than it; as it is where it is none of this version's."""
+    """Returns a saved run file with the defaults of newer keys; unchanged if it is of another version."""
     try:
         return schema.model_validate(saved).model_dump(mode="json")
     except ValidationError:
@@ -145,11 +145,11 @@ def with_defaults(saved: dict[str, Any], schema: type[Section] = RunConfig) -> d
 
 
 def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
-    """Raises: CheckpointError unless step n + 1 begins where step n of the checkpoint ended."""
+    """Compares step sizes. Raises: CheckpointError unless step n + 1 begins where step n of the checkpoint ended."""
     saved = state.config.get("training", {})
-    batching = training.get("batching", "packs")  # which older checkpoints do not name
+    batching = training.get("batching", "packs")  # older checkpoints do not contain it
     key = f"{batching}_per_step"
-    before, now = saved.get(key), training.get(key)  # no number of the one kind stands beside the other's
+    before, now = saved.get(key), training.get(key)  # only one of the two kinds has a number
     if before == now:
         return
     if saved.get("batching", "packs") != batching:
@@ -169,7 +169,10 @@ def _require_step_size(state: TrainState, training: dict[str, Any]) -> None:
 
 
 def _require_skipped_steps(state: TrainState, training: dict[str, Any]) -> None:
-    """Raises: CheckpointError if a step that is done is to be skipped now, or one that was skipped is not."""
+    """Compares skipped steps.
+
+    Raises: CheckpointError if a completed step is newly skipped, or a skipped one is not any more.
+    """
     before, now = (_skipped_steps(section).up_to(state.step) for section in (state.config["training"], training))
     if before == now:
         return
@@ -183,32 +186,35 @@ def _require_skipped_steps(state: TrainState, training: dict[str, Any]) -> None:
         f"step {state.step} is reached, and training.skip_steps may only change for the steps after it:\n"
         + "\n".join(lines)
         + "\nRestore it for these steps. To have them otherwise, remove the checkpoints that are not before them, so "
-        "that the run goes on from an earlier one, or choose another run.output_dir to start again."
+        "that the run is resumed from an earlier one, or choose another run.output_dir to start again."
     )
 
 
 def _skipped_steps(training: dict[str, Any]) -> SkippedSteps:
-    """Of a training section as JSON values; older ones have none."""
+    """Returns the skipped steps of a training section as JSON values; older ones have none."""
     entries = training.get("skip_steps", ())
     return SkippedSteps.of(entry if isinstance(entry, int) else (entry[0], entry[1]) for entry in entries)
 
 
 def kept_cost_weights(state: TrainState, layout: str | None) -> CostWeights | None:
-    """By which the run goes on assigning; None in another layout, whose slots follow other lengths."""
+    """Returns the weights by which the run still assigns.
+
+    None in another layout, whose slots depend on other lengths.
+    """
     return state.cost_weights if state.config.get("training", {}).get("layout", layout) == layout else None
 
 
 def kept_initial_weights(state: TrainState) -> Path | None:
-    """The `training.initialize_from` that the run began with."""
+    """Returns the `training.initialize_from` with which the run began."""
     began_with = state.config["training"].get("initialize_from")
     return None if began_with is None else Path(began_with)
 
 
 def _tell_of_initial_weights(state: TrainState, began_with: str | None, asked_for: str | None) -> None:
-    """Says that weights which the run file now asks for are not taken."""
+    """Logs that the initial weights that the run file now names are not used."""
     if asked_for is not None:
         log.info(
-            "%s is now %s and changes nothing: the run goes on with its own weights after step %d and began with %s. "
+            "%s is now %s and has no effect: the run continues with its own weights after step %d and began with %s. "
             "Choose another run.output_dir to begin with others.",
             _INITIAL_WEIGHTS,
             asked_for,

@@ -1,12 +1,12 @@
-"""Weights that a run begins with: those that another run, or somebody else, has trained (`training.initialize_from`).
+"""Initial weights that another run or another code has trained (`training.initialize_from`).
 
-    OUTPUT_DIR            the newest whole checkpoint of that run
+    OUTPUT_DIR            the newest complete checkpoint of that run
     step_000100/          that checkpoint
     FOLDER/config.json    of transformers, of a kind that a family here computes, with model.safetensors
     PREFIX.index          of TensorFlow, of a kind whose names a family here knows, with PREFIX.data-...
     FILE.pt               a state dict of PyTorch, of such a kind
 
-No optimizer state, no step and no order of data comes with them.
+Optimizer state, step and order of data are not taken.
 """
 
 import logging
@@ -27,7 +27,7 @@ from evenpack.models.common.tensors import NamedWeights, load_tensors
 log = logging.getLogger(__name__)
 
 KEY = "training.initialize_from"
-"""What the messages here speak of."""
+"""The key that the messages here name."""
 
 _TOKENS = "token_embedding.weight"
 _POSITIONS = "positions.table.weight"
@@ -37,7 +37,7 @@ def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -
     """Fills the model of rank 0, from which all others get their weights when the engine is made; logs it once.
 
     Args:
-        tokenizer_dir: of the data that the run trains on.
+        tokenizer_dir: tokenizer of the training data.
 
     Raises: CheckpointError on all ranks if there are no weights, or those of another model or vocabulary.
     """
@@ -49,7 +49,7 @@ def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
         found = find_weights(path)
         weights = found.read(model)
     require_same_network(
-        model.config, weights.config, origin=f"{KEY}: {found}", remedy="make them alike, or name other weights"
+        model.config, weights.config, origin=f"{KEY}: {found}", remedy="make them equal, or name other weights"
     )
     expected = _parts_by_their_names(model, weights)
     require_fitting(expected, weights.tensors, origin=f"{KEY}: {found}", remedy=_remedy(expected, weights))
@@ -60,7 +60,7 @@ def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
 
 @contextmanager
 def speaking_of_the_key() -> Iterator[None]:
-    """Errors name the key of the run file that has the path."""
+    """Adds the name of the key that holds the path to errors in the block."""
     try:
         yield
     except CheckpointError as error:
@@ -68,7 +68,7 @@ def speaking_of_the_key() -> Iterator[None]:
 
 
 def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tensor]:
-    """The model's parameters as the checkpoint ought to have them."""
+    """Returns the model's parameters under the names of the checkpoint."""
     parameters = dict(model.named_parameters())
     return {
         theirs: part
@@ -78,11 +78,11 @@ def _parts_by_their_names(model: Model, weights: NamedWeights) -> dict[str, Tens
 
 
 def _require_same_vocabulary(found: WeightOrigin, tokenizer_dir: Path) -> None:
-    """As many entries may still be other tokens."""
+    """Compares the vocabularies, because equal sizes may still have other tokens."""
     trained_with, here = read_vocabulary(found.tokenizer_dir), read_vocabulary(tokenizer_dir)
     if trained_with is None or here is None:
         missing = found.tokenizer_dir if trained_with is None else tokenizer_dir
-        log.info("%s: both vocabularies have as many entries; no tokenizer in %s to compare them by", KEY, missing)
+        log.info("%s: both vocabularies have as many entries; no tokenizer in %s for a comparison", KEY, missing)
         return
     difference = first_difference(trained_with, here)
     if difference is not None:
@@ -93,7 +93,7 @@ def _require_same_vocabulary(found: WeightOrigin, tokenizer_dir: Path) -> None:
 
 
 def _remedy(expected: Mapping[str, Tensor], weights: NamedWeights) -> str:
-    """What to do about tensors that do not fit."""
+    """Returns the remedy for tensors that do not fit."""
     lines = []
     needed, found = _rows(_POSITIONS, expected, weights)
     if found < needed:
@@ -111,6 +111,6 @@ def _remedy(expected: Mapping[str, Tensor], weights: NamedWeights) -> str:
 
 
 def _rows(ours: str, expected: Mapping[str, Tensor], weights: NamedWeights) -> tuple[int, int]:
-    """Rows of a table in the model and there; none of either if it is not in both."""
+    """Returns the rows of a table in the model and in the checkpoint; None for both if it is not in both."""
     (name,) = [name.theirs[0] for name in weights.names if name.ours == ours] or [""]
     return (len(expected[name]), len(weights.tensors[name])) if name in weights.tensors else (0, 0)

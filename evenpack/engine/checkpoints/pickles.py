@@ -1,9 +1,9 @@
-"""DeepSpeed's files are read so that no code in them is run.
+"""Reads DeepSpeed's files so that no code in them is run.
 
-A pickle can call any function when it is read, and the checksums of a checkpoint do not say who wrote them. DeepSpeed
-reads its own files by `torch.load(weights_only=False)`, which lets a pickle do so. Here each file is looked through
-first, without being read, and then torch's restricted reader is forced upon DeepSpeed: it makes tensors, numbers and
-text, and the few classes of DeepSpeed that version 0.19 stores at ZeRO 1 (none at ZeRO 0).
+A pickle can call any function when it is read, and the checksums of a checkpoint do not prove who wrote them.
+DeepSpeed reads its own files by `torch.load(weights_only=False)`, which lets a pickle do so. Here each file is first
+scanned without being read, and then DeepSpeed is restricted to torch's safe reader: it makes tensors, numbers and text,
+and the few classes of DeepSpeed that version 0.19 stores at ZeRO 1 (none at ZeRO 0).
 """
 
 import importlib
@@ -24,14 +24,15 @@ ALLOWED = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     }
 )
-"""What DeepSpeed stores beyond tensors and plain values: they hold numbers, and to make one does nothing else."""
+"""Classes that DeepSpeed stores besides tensors and plain values: they hold numbers, and making one does nothing
+else."""
 
 _FORCE, _FORCE_OFF = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-"""Variables of torch that overrule what a caller of `torch.load` asks for."""
+"""Variables of torch that override the arguments of callers of `torch.load`."""
 
 
 def find_classes(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> tuple[frozenset[str], str | None]:
-    """The classes of `ALLOWED` that pickles among `files` name, and what is wrong with the first that names others."""
+    """Returns the classes of `ALLOWED` that pickles of `files` name, and the error of the first that names others."""
     found: set[str] = set()
     for record in files:
         if not record.name.endswith(".pt"):
@@ -39,16 +40,16 @@ def find_classes(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> tuple[f
         try:
             names = set(get_unsafe_globals_in_checkpoint(checkpoint.path / record.name))
         except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            return frozenset(), f"{record.name} is not a file as torch.save writes it ({error})"
+            return frozenset(), f"{record.name} is not in the form of torch.save ({error})"
         if names - ALLOWED:
-            return frozenset(), f"{record.name} asks for {', '.join(sorted(names - ALLOWED))} when it is read"
+            return frozenset(), f"{record.name} requires {', '.join(sorted(names - ALLOWED))} when it is read"
         found |= names
     return frozenset(found), None
 
 
 @contextmanager
 def running_no_code(classes: Iterable[str]) -> Iterator[None]:
-    """Within the block every `torch.load`, whoever calls it, makes plain values and these classes alone.
+    """Restricts every `torch.load` within the block to plain values and these classes.
 
     It raises pickle.UnpicklingError for anything else.
     """

@@ -1,4 +1,4 @@
-"""Where a run's initial weights may come from, and how each kind of place is read."""
+"""The possible origins of a run's initial weights, and how each kind is read."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -35,29 +35,29 @@ _READERS = {"TensorFlow": read_tensorflow, "PyTorch": read_nvidia}
 
 
 class WeightOrigin(ABC):
-    """A place where weights have been found, and not yet read. As text it tells which."""
+    """Weights that have been found, and not yet read. As text it names them."""
 
     path: Path
 
     @property
     @abstractmethod
     def tokenizer_dir(self) -> Path:
-        """Where the tokenizer with which they were trained ought to be."""
+        """Folder of the tokenizer with which they were trained."""
 
     @abstractmethod
     def read(self, model: Model) -> NamedWeights:
-        """The weights, for a model that is to be filled with them.
+        """Reads the weights for a model that is to be filled with them.
 
         Raises: CheckpointError if they cannot be read; ConfigError for a section of another version.
         """
 
 
 class DescribedWeights(WeightOrigin):
-    """Weights beside which it is said what model computes with them."""
+    """Weights with a description of the model that computes with them."""
 
     @abstractmethod
     def read_described(self) -> tuple[TransformerConfig, dict[str, Tensor]]:
-        """The `model:` section, and the weights by our parameters' names, on the CPU.
+        """Returns the `model:` section, and the weights by our parameters' names, on the CPU.
 
         Raises: as `read`.
         """
@@ -109,10 +109,10 @@ class TransformersFolder(DescribedWeights):
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignCheckpoint(WeightOrigin):
-    """A checkpoint with weights alone, of TensorFlow or as NVIDIA's code saves them with PyTorch."""
+    """A checkpoint with weights alone, of TensorFlow, or saved by NVIDIA's code with PyTorch."""
 
     path: Path
-    """Without `.index`, if it is TensorFlow's."""
+    """Path, without `.index` for TensorFlow."""
     written_by: Literal["TensorFlow", "PyTorch"]
 
     def __str__(self) -> str:
@@ -127,9 +127,9 @@ class ForeignCheckpoint(WeightOrigin):
 
 
 def find_weights(path: Path) -> WeightOrigin:
-    """Tells by what lies at the path what it is.
+    """Detects the kind of weights from the files at the path.
 
-    Raises: CheckpointError if it holds no weights, or a checkpoint that is not whole.
+    Raises: CheckpointError if it holds no weights, or an incomplete checkpoint.
     """
     if (path / CHECKPOINTS).is_dir():
         checkpoint = newest_whole(path / CHECKPOINTS, _ALONE)
@@ -164,7 +164,7 @@ def _whole(path: Path) -> Checkpoint:
     try:
         checkpoint = read_manifest(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} is no checkpoint that can be read: {error}") from error
+        raise CheckpointError(f"{path} is no readable checkpoint: {error}") from error
     problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files)
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} is broken: {problem}; name another one")

@@ -1,4 +1,4 @@
-"""The model's weights alone: out of a checkpoint, with neither DeepSpeed nor its process group, and into a model."""
+"""Reads the model's weights out of a checkpoint, without DeepSpeed, and compares them with a model."""
 
 import pickle
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from evenpack.models.common.section import TransformerConfig
 from evenpack.models.families import config_of
 
 _MOST_LINES = 24
-"""A model of other layers differs in hundreds of tensors."""
+"""Lines of differences to show; a model of other layers differs in hundreds of tensors."""
 
 
 def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The module's state dict on the CPU, by parameter name; whole on every rank.
+    """Returns the module's state dict on the CPU, by parameter name; whole on every rank.
 
     Up to ZeRO 1 one file holds all weights. At ZeRO 0 it holds the optimizer's state as well, twice the size of the
     weights: the file is memory-mapped, so that it is never read. No code in the file is run.
@@ -36,17 +36,17 @@ def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
             "restore the file from a copy, or name another checkpoint"
         ) from error
     except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, EOFError) as error:
-        raise CheckpointError(f"{path} is not a file of weights as DeepSpeed writes it: {error}") from error
+        raise CheckpointError(f"{path} is not in the form of DeepSpeed's weights: {error}") from error
 
 
 def saved_model_section(checkpoint: Checkpoint) -> TransformerConfig:
-    """The `model:` section with which it was trained. Raises: ConfigError for a section of another version."""
+    """Returns the `model:` section with which it was trained. Raises: ConfigError for a section of another version."""
     section = checkpoint.state.config["model"]
     return validate(section, config_of(section["kind"]), origin=str(checkpoint.path))
 
 
 def require_same_network(expected: TransformerConfig, found: TransformerConfig, *, origin: str, remedy: str) -> None:
-    """Compares what shapes of tensors do not tell, or tell badly: `unseen_in_weights` of the two sections.
+    """Compares properties that the shapes of tensors do not show: `unseen_in_weights` of the two sections.
 
     Raises: CheckpointError that names the first key that differs; `origin` opens the message, `remedy` ends it.
     """
@@ -74,7 +74,7 @@ def require_fitting(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor
 
 
 def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Other shapes first: they tell most of what is wrong."""
+    """Returns the differences, other shapes first, because they show most of the cause."""
     shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
     seen = {name: tuple(tensor.shape) for name, tensor in found.items()}
     return [
@@ -84,7 +84,7 @@ def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) ->
             if _differs(name, shapes, seen)
         ),
         *(f"{name}: expected shape {shapes[name]}, missing" for name in shapes if name not in seen),
-        *(f"{name}: has no place here, found shape {seen[name]}" for name in seen if name not in shapes),
+        *(f"{name}: unknown here, found shape {seen[name]}" for name in seen if name not in shapes),
     ]
 
 

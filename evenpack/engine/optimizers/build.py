@@ -12,12 +12,12 @@ from evenpack.models.common.layers import MergedLinear
 
 
 def build_optimizer(model: nn.Module, section: OptimizerBase, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer that `section` names over `model`; learning rates are set before each update."""
+    """Returns the optimizer that `section` names over `model`; learning rates are set before each update."""
     return BUILDERS[section.kind](model, section, device)
 
 
 def _adamw(model: nn.Module, section: AdamWSection, device: torch.device) -> torch.optim.Optimizer:
-    """torch's AdamW (Loshchilov and Hutter 2019), in the two groups of `parameter_groups`.
+    """Makes torch's AdamW (Loshchilov and Hutter 2019), with the two groups of `parameter_groups`.
 
     DeepSpeed counts it among the optimizers that ZeRO may split, so it needs no `zero_allow_untested_optimizer`.
     """
@@ -31,8 +31,10 @@ def _adamw(model: nn.Module, section: AdamWSection, device: torch.device) -> tor
 
 
 def _lamb(model: nn.Module, section: LambSection, device: torch.device) -> torch.optim.Optimizer:
-    """That of `lamb.py`. The group that does not decay has no trust ratios, as in MLPerf's BERT; layers that are one
-    matrix here, such as query, key and value, are groups of their own and have one each, as in MLPerf's reference.
+    """Makes the optimizer of `lamb.py`.
+
+    The group that does not decay has no trust ratios, as in MLPerf's BERT; layers that are one matrix here, such as
+    query, key and value, are groups of their own and have one each, as in MLPerf's reference.
     """
     decaying, others = parameter_groups(model, weight_decay=section.weight_decay)
     return Lamb(
@@ -46,11 +48,11 @@ def _lamb(model: nn.Module, section: LambSection, device: torch.device) -> torch
 
 
 BUILDERS: dict[str, Callable[[nn.Module, Any, torch.device], torch.optim.Optimizer]] = {"adamw": _adamw, "lamb": _lamb}
-"""By the kind of the section that each takes."""
+"""Builders by the kind of the section that each takes."""
 
 
 def _by_parts(group: dict[str, Any], model: nn.Module) -> list[dict[str, Any]]:
-    """The group, and one of what it has of matrices that hold several layers alike; without empty ones."""
+    """Returns the group without matrices of several layers, and one group of these, without empty ones."""
     merged = {id(module.weight): module.parts for module in model.modules() if isinstance(module, MergedLinear)}
     by_parts: dict[tuple[int, ...], list[nn.Parameter]] = {(): []}
     for parameter in group["params"]:
@@ -59,7 +61,10 @@ def _by_parts(group: dict[str, Any], model: nn.Module) -> list[dict[str, Any]]:
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices, embeddings included, decay; biases and the gains of norms do not. A tied weight counts once."""
+    """Returns the groups: matrices, including embeddings, decay; biases and gains of norms do not.
+
+    Tied weights count once.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [parameter for parameter in parameters if parameter.dim() >= 2], "weight_decay": weight_decay},

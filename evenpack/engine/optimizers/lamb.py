@@ -8,10 +8,10 @@ With m and v the decaying means of a tensor's gradient and of its square, each d
     w      = w - learning_rate * ratio * update
 
 Source: You et al. 2020, Large Batch Optimization for Deep Learning: Training BERT in 76 minutes, algorithm 2. Its
-phi is the identity: nothing bounds the ratio, as in NVIDIA's FusedLAMB and unlike DeepSpeed's (0.01 to 10). Which
-tensors take part in trust ratios is that of Google's and NVIDIA's BERT: those that decay. A decay of 0 does not change
-which they are, while NVIDIA's would silently become Adam. Clipping of the global gradient norm (1.0 in MLPerf's
-reference) comes before all this and is the engine's.
+phi is the identity: nothing bounds the ratio, as in NVIDIA's FusedLAMB and unlike DeepSpeed's (0.01 to 10). The tensors
+with trust ratios are those of Google's and NVIDIA's BERT: those that decay. A decay of 0 does not change this, while
+NVIDIA's would silently become Adam. The global gradient norm (1.0 in MLPerf's reference) is clipped before all this, by
+the engine.
 """
 
 import math
@@ -26,7 +26,7 @@ from torch import Tensor
 from evenpack.engine.optimizers.norms import tensor_norms
 
 _MASTER_DTYPES = (torch.float32, torch.float64)
-"""Updates are a thousandth of a weight and less: in bfloat16 most would round to nothing."""
+"""Accepted types: updates are a thousandth of a weight and less, and in bfloat16 most would round to nothing."""
 
 
 class Lamb(torch.optim.Optimizer):
@@ -40,12 +40,12 @@ class Lamb(torch.optim.Optimizer):
         betas: of m and of v.
         eps: added to sqrt(v), outside the root and after bias correction.
         weight_decay: times the weight, inside the update that the trust ratio scales.
-        bias_correction: whether m and v are corrected for having begun at zero.
-        fused: compute m, v and m / sqrt(v) by torch's one kernel for them instead of one kernel for each operation:
+        bias_correction: whether m and v are corrected for their start at zero.
+        fused: compute m, v and m / sqrt(v) by torch's single kernel for them instead of one kernel for each operation:
             half as much memory traffic. The result is the same to rounding.
 
     The state of a parameter is `step`, `exp_avg` (m) and `exp_avg_sq` (v), as in torch's Adam; m and v have the
-    parameter's dtype. Beside them an update needs memory for the update itself, without `fused` twice that.
+    parameter's dtype. In addition an update needs memory for the update itself, without `fused` twice that.
 
     Parameters are whole: a shard's norm is not its tensor's, so nothing may split or flatten them (ZeRO does).
     """
@@ -61,7 +61,7 @@ class Lamb(torch.optim.Optimizer):
         bias_correction: bool = True,
         fused: bool = False,
     ) -> None:
-        """Raises: ValueError for parameters that are not FP32 or FP64 or cannot be parted, or numbers out of range."""
+        """Checks the arguments. Raises: ValueError for parameters that are not FP32 or FP64, wrong parts or numbers."""
         if lr < 0.0 or eps <= 0.0 or weight_decay < 0.0 or not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(
                 "expected lr and weight_decay of at least 0, eps above 0 and betas from 0 to below 1, got "
@@ -75,7 +75,7 @@ class Lamb(torch.optim.Optimizer):
             "bias_correction": bias_correction,
             "trust_ratio": True,
             "parts": (),
-            "fused": fused,  # torch reads it where it loads a state: `step` lies beside the parameter then
+            "fused": fused,  # torch reads it when it loads a state: `step` is then on the parameter's device
         }
         super().__init__(params, defaults)
         for group in self.param_groups:
@@ -84,7 +84,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient; `closure`, if given, computes loss and gradients."""
+        """Updates every parameter that has a gradient; `closure`, if given, computes loss and gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -129,18 +129,18 @@ class Lamb(torch.optim.Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class _Tensors:
-    """The parameters of a group that have a gradient, and what goes with each."""
+    """The parameters of a group that have a gradient, with their states."""
 
     parameters: list[Tensor]
     gradients: list[Tensor]
     first_moments: list[Tensor]
     second_moments: list[Tensor]
     steps: list[Tensor]
-    """FP32 scalars; the present update included."""
+    """FP32 scalars that include the present update."""
 
 
 def trust_ratios(parameters: list[Tensor], updates: list[Tensor]) -> list[Float[Tensor, ""]]:
-    """|parameter| / |update| of each pair of tensors, in the parameters' dtype; 1 where either norm is 0."""
+    """Returns |parameter| / |update| of each pair of tensors, in the parameters' dtype; 1 where either norm is 0."""
     weight_norms, update_norms = tensor_norms(parameters), tensor_norms(updates)
     is_defined = (weight_norms > 0.0) & (update_norms > 0.0)
     ratios = torch.where(is_defined, weight_norms / update_norms, torch.ones_like(weight_norms))
@@ -148,12 +148,12 @@ def trust_ratios(parameters: list[Tensor], updates: list[Tensor]) -> list[Float[
 
 
 def _parts(tensors: list[Tensor], parts: tuple[int, ...]) -> list[Tensor]:
-    """Each tensor as views of so many rows, concatenated."""
+    """Returns each tensor as views of so many rows, concatenated."""
     return [part for tensor in tensors for part in tensor.split_with_sizes(parts)] if parts else tensors
 
 
 def _foreach_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
-    """Moves the moments on; minus the update of each parameter, in new memory."""
+    """Updates the moments, and returns minus the update of each parameter, in new memory."""
     beta1, beta2 = group["betas"]
     torch._foreach_lerp_(tensors.first_moments, tensors.gradients, 1.0 - beta1)
     torch._foreach_mul_(tensors.second_moments, beta2)
@@ -169,9 +169,9 @@ def _foreach_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
 
 
 def _fused_changes(group: dict[str, Any], tensors: _Tensors) -> list[Tensor]:
-    """As `_foreach_changes`: torch's fused Adam, at a learning rate of 1, steps away from minus the decay.
+    """Does the same by torch's fused Adam, which at a learning rate of 1 steps away from minus the decay.
 
-    The kernel always corrects for the zeros at the beginning; after endless steps there is nothing to correct.
+    The kernel always corrects for the start at zero; after infinitely many steps there is nothing to correct.
     """
     beta1, beta2 = group["betas"]
     changes = list(torch._foreach_mul(tensors.parameters, -group["weight_decay"]))

@@ -1,7 +1,8 @@
-"""L2 norms that are right for large FP32 tensors on every device.
+"""L2 norms that are accurate for large FP32 tensors on every device.
 
 On the CPU torch adds up the squares of an FP32 tensor in few running sums: 0.2 % too little for the token embedding of
-BERT-large. Rows first, then their norms in FP64, costs the same and is right to 1e-8. On CUDA sums are trees already.
+BERT-large. Rows first, then their norms in FP64, costs the same and is accurate to 1e-8. On CUDA sums are already
+trees.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torch import Tensor
 
 
 def tensor_norms(tensors: Sequence[Tensor]) -> Float[Tensor, " tensors"]:
-    """The norm of each of at least one tensor; FP64 on the CPU, else the tensors' dtype."""
+    """Returns the norm of each of at least one tensor; FP64 on the CPU, else the tensors' dtype."""
     if tensors[0].device.type != "cpu":
         return torch.stack(torch._foreach_norm(list(tensors)))
     rows = [torch.linalg.vector_norm(tensor, dim=-1) for tensor in tensors]
@@ -20,7 +21,7 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Float[Tensor, " tensors"]:
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """The norm of all tensors as one vector, in their dtype; 0 for none."""
+    """Returns the norm of all tensors as one vector, in their dtype; 0 for none."""
     if not tensors:
         return torch.zeros(())
     norm: Tensor = torch.linalg.vector_norm(tensor_norms(tensors))

@@ -6,9 +6,9 @@ from evenpack.engine.optimizers.config import ScheduleSection
 
 
 def learning_rate(update: int, *, peak: float, steps: int, schedule: ScheduleSection) -> float:
-    """The rate of update `update`, counted from 1 to `steps`.
+    """Returns the rate of update `update`, counted from 1 to `steps`.
 
-    Rises linearly from 0 (before the first update) to `peak` at update `warmup_steps`, then falls to
+    It rises linearly from 0 (before the first update) to `peak` at update `warmup_steps`, then decays to
     `final_fraction` of it at update `steps`: by half a cosine (Loshchilov and Hutter 2017, SGDR, equation 5, one
     cycle), linearly, or not at all. It stays there after `steps`. `polynomial` has rules of its own, see
     `_polynomial_rate`.
@@ -29,10 +29,10 @@ def learning_rate(update: int, *, peak: float, steps: int, schedule: ScheduleSec
 
 
 def _polynomial_rate(done: int, *, peak: float, steps: int, schedule: ScheduleSection) -> float:
-    """MLPerf's for BERT, after `done` updates.
+    """Returns the rate of MLPerf's BERT, after `done` updates.
 
-    The fall counts from the first update, not from the end of warm-up, where it is joined with a small jump. The
-    first update of a warm-up has a rate of 0, and the last of all one above the end. Source: BERT's `optimization.py`
+    The decay counts from the first update, not from the end of warm-up, where there is a small jump. The first update
+    of a warm-up has a rate of 0, and the last of all one above the end. Source: BERT's `optimization.py`
     (TensorFlow's polynomial decay under a linear warm-up), and NVIDIA's LinearWarmupPolyDecayScheduler after it.
     """
     if done < schedule.warmup_steps:

@@ -68,14 +68,15 @@ class StepTotals:
 
     @property
     def loss_per_real_target(self) -> float:
-        """The same sum over targets that are no padding: at least their own mean loss, and near it once padding, whose
-        part is in the sum, costs next to nothing.
+        """The same sum divided by the targets that are no padding.
+
+        It is at least their own mean loss, and near it once the loss of padding, which is in the sum, is negligible.
         """
         return self.loss_sums[0] / max(self.counts.targets - self.padding_targets, 1)
 
     @property
     def next_sentence_loss(self) -> float:
-        """Mean over sequences; 0 where next sentences are not asked for."""
+        """Mean over sequences; 0 without next-sentence prediction."""
         return self.loss_sums[1] / self.denominators.next_sentence
 
     @property

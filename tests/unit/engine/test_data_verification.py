@@ -68,7 +68,7 @@ def test_training_on_damaged_tokens_stops_with_the_name_of_the_file_and_saves_no
     world: World, config: RunConfig
 ) -> None:
     path = swap_tokens(config)
-    with pytest.raises(DataError, match=rf"is damaged .*nothing that was learnt.*:\n  {path} is not as it was written"):
+    with pytest.raises(DataError, match=rf"is damaged .*nothing learned.*:\n  {path} is not as it was written"):
         train(world, config)
     assert checkpoints(config) == []
 
@@ -187,7 +187,7 @@ def test_changed_source_text_is_a_warning_and_training_goes_on(
     assert train(world, config).state == "finished"
     (line,) = warnings(told)
     assert f"input file {source} has changed since {config.prepared_dir} was prepared from it" in line
-    assert "goes on with the packs as they were prepared" in line
+    assert "continues with the packs as they were prepared" in line
 
 
 def test_changed_source_text_is_an_error_or_ignored_where_the_run_file_says_so(

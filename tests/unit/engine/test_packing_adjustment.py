@@ -67,8 +67,8 @@ def test_fewer_accumulations_cuts_the_step_and_nothing_else():
     assert adjustment.config.training.packs_per_step == 224
     assert changed_keys(run_config("fewer_accumulations"), adjustment.config) == {"training.packs_per_step"}
     assert adjustment.description == (
-        "packing adjustment fewer_accumulations for 1.996 sequences a pack",
-        "training.packs_per_step 448 -> 224 (exactly 224.45): 447.1 sequences a step on average, 0.2 % fewer than "
+        "packing adjustment fewer_accumulations for 1.996 sequences per pack",
+        "training.packs_per_step 448 -> 224 (exactly 224.45): 447.1 sequences per step on average, 0.2 % fewer than "
         "without packing",
         "optimizer.learning_rate 0.000425 stays",
     )
@@ -87,11 +87,11 @@ def test_lamb_betas_keeps_the_step_and_shrinks_the_rest():
         "schedule.warmup_steps",
     }
     assert adjustment.description == (
-        "packing adjustment lamb_betas for 2 sequences a pack",
+        "packing adjustment lamb_betas for 2 sequences per pack",
         "optimizer.beta1 0.81 -> 0.6561, beta2 0.9243 -> 0.85433",
-        "training.steps 6700 -> 3350 (exactly 3350.00); sequences in all: as many as without packing",
+        "training.steps 6700 -> 3350 (exactly 3350.00); total sequences: as many as without packing",
         "schedule.warmup_steps 301 -> 151 (exactly 150.50)",
-        "training.packs_per_step 448 stays: 896.0 sequences a step on average",
+        "training.packs_per_step 448 stays: 896.0 sequences per step on average",
         "optimizer.learning_rate 0.000425 stays",
     )
 
@@ -147,7 +147,7 @@ def test_the_step_divides_as_well_as_it_can(packs: int, factor: float, expected:
 @pytest.mark.parametrize(("packs", "factor"), [(1, 2.0), (3, 2.0)])
 def test_a_step_that_cannot_be_cut_is_refused(packs: int, factor: float):
     with pytest.raises(
-        ConfigError, match=rf"packs_per_step \({packs}\) to {packs / factor:.2f} for 2 sequences a pack"
+        ConfigError, match=rf"packs_per_step \({packs}\) to {packs / factor:.2f} for 2 sequences per pack"
     ):
         adjusted("fewer_accumulations", factor, packs_per_step=packs)
 

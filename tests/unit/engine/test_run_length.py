@@ -106,7 +106,7 @@ def test_gpt2_small_is_compute_optimal_after_2_5_billion_tokens() -> None:
     [
         ({"max_samples": 5}, r"max_samples \(5\) is less than the 16\.0 samples of one step"),
         ({"tokens": 999}, r"tokens \(999\) is less than the 1,000\.0 tokens of one step"),
-        ({"chinchilla_ratio": 0.1}, r"chinchilla_ratio \(0\.1\) is less than the 10\.0 tokens a parameter of one step"),
+        ({"chinchilla_ratio": 0.1}, r"\(0\.1\) is less than the 10\.0 tokens per parameter of one step"),
     ],
 )
 def test_less_than_a_step_holds_is_refused(length: dict[str, Any], message: str) -> None:

@@ -117,7 +117,7 @@ def test_ranks_that_get_less_than_a_micro_batch_are_told_how_many_tokens_they_ta
     with pytest.raises(ConfigError) as caught:
         plan_training(by_tokens(config, asked), ranks=2)
     message = str(caught.value)
-    assert f"training.tokens_per_step ({asked}) is 4 packs and is below one micro-batch a rank" in message
+    assert f"training.tokens_per_step ({asked}) is 4 packs and is below one micro-batch per rank" in message
     assert f"2 ranks take multiples of 8 packs, {float(8 * run.item.tokens):,.0f} tokens on average" in message
 
 

@@ -118,7 +118,7 @@ def test_a_broken_newest_checkpoint_is_passed_over_and_a_broken_named_one_refuse
     assert "step_000200 is broken and passed over" in caplog.text
     assert "step_000200 is broken: mp_rank_00_model_states.pt has checksum" in refusal(model, newest)
     (newest / "manifest.json").write_text("{}")
-    assert "step_000200 is no checkpoint that can be read" in refusal(model, newest)
+    assert "step_000200 is no readable checkpoint" in refusal(model, newest)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -163,14 +163,14 @@ def test_a_vocabulary_that_cannot_be_compared_is_said_to_be_so(phase1: Path, cap
     caplog.set_level(logging.INFO)
     (phase1 / "data" / "tokenizer" / "vocab.txt").unlink()
     begin(make_model(), phase1)
-    assert f"no tokenizer in {phase1 / 'data' / 'tokenizer'} to compare them by" in caplog.messages[0]
+    assert f"no tokenizer in {phase1 / 'data' / 'tokenizer'} for a comparison" in caplog.messages[0]
     assert caplog.messages[1].startswith("initialised from")
 
 
 def test_missing_and_surplus_tensors_are_named(phase1: Path, tmp_path: Path) -> None:
     message = refusal(make_model(next_sentence=False), phase1)
-    assert "next_sentence_head.pooler.weight: has no place here, found shape (16, 16)" in message
-    assert "next_sentence_head.classifier.bias: has no place here, found shape (2,)" in message
+    assert "next_sentence_head.pooler.weight: unknown here, found shape (16, 16)" in message
+    assert "next_sentence_head.classifier.bias: unknown here, found shape (2,)" in message
     assert ", missing" not in message
     save_checkpoint(tmp_path / "without", make_model(next_sentence=False), 1)
     message = refusal(make_model(), tmp_path / "without")
@@ -259,5 +259,5 @@ def test_a_run_that_goes_on_says_that_other_initial_weights_are_not_taken(caplog
         assert not caplog.records
     compare_run_files(state, {"training": began["training"] | {"initialize_from": "runs/other"}})
     (message,) = caplog.messages
-    assert message.startswith("training.initialize_from is now runs/other and changes nothing")
+    assert message.startswith("training.initialize_from is now runs/other and has no effect")
     assert "after step 7 and began with runs/phase1" in message
