@@ -14,7 +14,7 @@ PACK_LENGTH = 64
 
 
 def tiny_gpt2_run(folder: Path) -> RunConfig:
-    """Sequences of all lengths up to a pack; two micro-batches a step."""
+    """Sequences of all lengths up to a pack; two micro-batches per step."""
     source = random.Random(4)
     documents = ["".join(source.choices("abcdefgh", k=source.randint(2, 60))) for _ in range(600)]
     values = run_values(

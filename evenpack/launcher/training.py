@@ -141,4 +141,5 @@ def report_training(plan: TrainingPlan, output_dir: Path) -> TrainingReport | No
 
 
 def losses_of(validation: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns the validation loss of each source; None if nothing is held out."""
     return {source: values["loss"] if values is not None else None for source, values in validation.items()}

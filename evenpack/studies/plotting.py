@@ -77,6 +77,7 @@ def figure_as_png(path: Path, *, width: float, height: float) -> Iterator[Any]:
 
 
 def write_title(axes: Any, finding: str) -> None:
+    """Writes a title of one or two lines above the axes, on the left."""
     axes.set_title(finding, loc="left", fontsize=11.5, fontweight="bold", pad=12)
 
 

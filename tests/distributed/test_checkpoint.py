@@ -318,7 +318,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(runs: dict[str, A
 def test_all_ranks_refuse_a_checkpoint_in_which_one_file_would_run_code(runs: dict[str, Any]):
     for result in runs["after"]:
         message, has_run = result["code"]
-        assert "zero_pp_rank_1_mp_rank_00_optim_states.pt asks for posix.mkdir" in message
+        assert "zero_pp_rank_1_mp_rank_00_optim_states.pt requires posix.mkdir" in message
         assert not has_run
 
 
@@ -349,7 +349,7 @@ def test_zero_0_goes_on_at_another_world_size(runs: dict[str, Any]):
 def test_zero_1_at_another_world_size_is_refused_with_both_sizes_and_a_way_out(runs: dict[str, Any]):
     message = runs["alone"]["stage_1"]
     assert "saved by 2 ranks and this run has 1" in message
-    assert "Go on with 2 ranks" in message
+    assert "Continue with 2 ranks" in message
 
 
 def test_another_zero_stage_or_model_is_refused_on_every_rank(runs: dict[str, Any]):

@@ -158,7 +158,7 @@ EXACT = ("step", "loss", "learning_rate", "gradient_norm", "targets", "order_has
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A run of 32 packs a step; its packs hold nearly three sequences."""
+    """A run of 32 packs per step; its packs hold nearly three sequences."""
     prepared = prepare_run(
         tmp_path_factory.mktemp("lamb"), {"lines": DOCUMENTS}, packs_per_step=32, packs_per_micro_batch=2, steps=12
     )

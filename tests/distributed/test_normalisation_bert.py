@@ -119,7 +119,7 @@ def test_both_losses_are_means_over_the_whole_step_at_any_split(ranks: int) -> N
 
 
 def plain_means(world: World) -> tuple[float, float, list[list[float]]]:
-    """Of two micro-batches a rank, each divided by what it holds itself: how far gradients and losses are off their
+    """Of two micro-batches per rank, each divided by what it holds itself: how far gradients and losses are off their
     definition, and from the exact mean, and the losses that were optimised, by rank.
     """
     config = run_config(ranks=world.size, accumulation=2, mlm_reduction="token", loss_balancing="micro_batch")

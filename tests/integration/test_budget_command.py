@@ -93,7 +93,7 @@ def test_operations_need_no_run_file(budget: Run) -> None:
         (("training.tokens_per_step=5000000",), "both give the size of a step"),
         (
             ("training.packs_per_step=null", "training.tokens_per_step=65536", "--devices", "8"),
-            "training.tokens_per_step (65,536) is 64 packs and is below one micro-batch a rank",
+            "training.tokens_per_step (65,536) is 64 packs and is below one micro-batch per rank",
         ),
         (("--devices", "3"), "3 ranks x training.packs_per_micro_batch (32) must divide"),
         (("--device", "h1000"), "did you mean 'h100'"),

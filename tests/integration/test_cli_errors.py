@@ -103,7 +103,7 @@ BAD_SOURCES = {
     "a missing file": (b"", ["data.sources.wiki.path=nothing.jsonl"], "nothing.jsonl"),
     "an unreadable line": (b'{"text": "a b c"}\n{"text": "a b\n', [], "bad.jsonl, line 2"),
     "a line that is no object": (b'{"text": "a b c"}\n[1, 2]\n', [], "bad.jsonl, line 2"),
-    "a wrong text key": (b'{"body": "a b c", "id": 1}\n', [], "the keys there are: 'body', 'id'"),
+    "a wrong text key": (b'{"body": "a b c", "id": 1}\n', [], "existing keys: 'body', 'id'"),
     "invalid UTF-8": (b'{"text": "a b c"}\n{"text": "\xff\xfe"}\n', [], "bad.jsonl, line 2"),
     "an empty corpus": (b"", [], "source 'wiki' holds no document"),
     "documents of nothing": (b'{"text": ""}\n', [], "a tokenizer cannot be trained on them"),

@@ -34,7 +34,7 @@ def test_an_unreadable_line_in_the_last_source_is_named(run_file: Path) -> None:
 
 
 def test_a_wrong_text_key_lists_the_keys_there_are(run_file: Path) -> None:
-    assert "no key 'body'; the keys there are: 'text'" in refusal(run_file, "data.sources.one.text_key=body")
+    assert "no key 'body'; existing keys: 'text'" in refusal(run_file, "data.sources.one.text_key=body")
 
 
 def test_invalid_utf8_is_named_by_byte(run_file: Path) -> None:

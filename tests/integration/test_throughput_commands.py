@@ -36,7 +36,7 @@ def test_a_throughput_study_prints_draws_and_writes_a_cost_model(run_file: Path,
     assert plot.read_bytes().startswith(b"\x89PNG")
     found = CostModel.read(model)
     assert found.measured_on.layers == 2
-    assert found.samples == 24 + 3 * 3 * 4 - 3 * 4  # four micro-batches a step, two rounds that count of three layouts
+    assert found.samples == 24 + 3 * 3 * 4 - 3 * 4  # four micro-batches per step, two rounds of three layouts
 
 
 def test_what_was_measured_is_shown_although_no_cost_model_comes_of_it(run_file: Path, tmp_path: Path) -> None:

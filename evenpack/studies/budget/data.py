@@ -93,7 +93,7 @@ def data_of_counts(config: RunConfig, *, tokens: int, documents: int, vocabulary
         source=SourceData(name=name, share=Fraction(1), items=items, tokens=total),
         vocabulary_size=vocabulary_size,
         assumptions=(
-            f"{tokens:,} tokens and {documents:,} end-of-text tokens an epoch, as given",
+            f"{tokens:,} tokens and {documents:,} end-of-text tokens per epoch, as given",
             f"{assumption}; all sequences are taken as equally long for attention",
         ),
     )

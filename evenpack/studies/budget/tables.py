@@ -45,10 +45,10 @@ def serving_table(serving: Serving) -> Table:
             "parameters": _count(model.parameters),
             "of the first": percent(model.share),
             "tokens": _count(model.tokens),
-            "a parameter": f"{model.tokens_per_parameter:,.1f}",
+            "per parameter": f"{model.tokens_per_parameter:,.1f}",
             "training": _flops(model.training_flops),
             "serving": _flops(model.serving_flops),
-            "in all": _flops(model.total_flops),
+            "total": _flops(model.total_flops),
             "": "fewest" if model.is_least else "",
         }
         for model in serving.models

@@ -13,7 +13,7 @@ from evenpack.errors import ConfigError
 from evenpack.studies.statistics.laws import Gumbel, expected_minima
 
 PUBLISHED_CLUSTER = Gumbel(location=1.6038, scale=0.1288)
-"""Speed-up of un-padding over padding, BERT-large, batch 32 a device (section E, listing 1)."""
+"""Speed-up of un-padding over padding, BERT-large, batch 32 per device (section E, listing 1)."""
 PUBLISHED_DEVICES = 8
 PUBLISHED_PACKING = 1.913
 """Speed-up of packing over padding, at every device count (section 4.4)."""

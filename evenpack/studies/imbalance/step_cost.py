@@ -138,7 +138,7 @@ def _measured(name: str, model: CostModel) -> StepCost:
     commit = f", commit {on.commit[:9]}" if on.commit else ""
     return StepCost(
         name=name,
-        origin=f"measured: {on.model} ({on.layers} layers, width {on.hidden_size}, {on.rows_per_micro_batch} rows a "
+        origin=f"measured: {on.model} ({on.layers} layers, width {on.hidden_size}, {on.rows_per_micro_batch} rows per "
         f"micro-batch), {on.precision}, on {on.device}, "
         f"{on.date[:10]}{commit}; error on held-out micro-batches {100 * model.held_out_median_error:.1f} % (median)",
         estimated=False,

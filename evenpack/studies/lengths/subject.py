@@ -79,6 +79,7 @@ def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions
 
 
 def long_lines(subject: Subject) -> list[RenderableType]:
+    """Reports the sequences that were longer than a pack, if there are any."""
     fitted = subject.fitted
     if not fitted.long_sequences:
         return []

@@ -62,6 +62,7 @@ class StudyRun:
 
 
 def run_key(phase: str, arm: str, seed: int) -> str:
+    """Returns the name of a run within its study, which is also its folder."""
     return f"{phase}/{arm}/seed_{seed}"
 
 

@@ -48,7 +48,7 @@ def _draw_phases(axes: Any, rows: Sequence[LayoutRow]) -> None:
         values = [float(getattr(row, f"{phase}_seconds")) for row in rows]
         axes.bar(names, values, bottom=floors, color=colour, width=0.6, label=phase)
         floors = [floor + value for floor, value in zip(floors, values, strict=True)]
-    axes.set_ylabel("seconds a step")
+    axes.set_ylabel("seconds per step")
     axes.set_ylim(top=1.25 * max(floors))
     axes.legend(frameon=False, ncols=2, loc="upper center", fontsize=9)
     write_title(axes, "Where a step's time goes")
@@ -62,7 +62,7 @@ def _draw_rates(axes: Any, rows: Sequence[LayoutRow]) -> None:
     axes.errorbar(names, medians, yerr=_reach(spreads), fmt="none", ecolor="#1f2933", elinewidth=1.2, capsize=4)
     for index, median in enumerate(medians):
         axes.annotate(f"{median:,.3g}", (index, median / 2), ha="center", va="center", color="white", fontweight="bold")
-    axes.set_ylabel("sequences a second")
+    axes.set_ylabel("sequences/s")
     best = max(rows, key=lambda row: row.sequences_per_second.median)
     write_title(axes, f"Fastest: {best.layout}")
 

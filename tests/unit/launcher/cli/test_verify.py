@@ -75,7 +75,7 @@ def test_a_damaged_and_a_missing_file_end_with_1_and_are_named_with_place_and_re
     assert f"{plan} cannot be found" in shown
     assert f"{tokens} is not as it was written" in shown
     assert "the first bad byte is within bytes 0 to 1,001" in shown
-    assert f"Copy these files again from where they are whole, or remove {own_finished} and prepare again" in shown
+    assert f"Copy these files again from an intact copy, or remove {own_finished} and prepare again" in shown
     code, document, _ = verify("--json")
     assert code == 1
     found = {damage["file"]: damage["first_bad_byte"] for damage in json.loads(document)["damaged"]}

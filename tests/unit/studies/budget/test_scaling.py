@@ -1,4 +1,4 @@
-"""The rule of 20 tokens a parameter, and models of the same loss."""
+"""The rule of 20 tokens per parameter, and models of the same loss."""
 
 import math
 

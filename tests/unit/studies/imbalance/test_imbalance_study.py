@@ -53,7 +53,7 @@ def steps(mean_seconds: float, *, spread: float = 0.0) -> StepTimes:
 
 
 def crossing(arrival: list[float], packs: list[float], *, spread: float = 0.0) -> Crossing:
-    """Of un-padding by arrival against balanced packs, from seconds a step on DEVICES."""
+    """Of un-padding by arrival against balanced packs, from seconds per step on DEVICES."""
     times = {(scheme, devices): steps(1.0) for scheme in SCHEMES for devices in DEVICES}
     for devices, of_arrival, of_packs in zip(DEVICES, arrival, packs, strict=True):
         times[ARRIVAL, devices] = steps(of_arrival, spread=spread)

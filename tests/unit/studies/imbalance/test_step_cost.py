@@ -105,7 +105,7 @@ def test_a_measured_cost_model_brings_its_weights_its_origin_and_the_kind_of_att
     path.write_text(json.dumps(values))
     found = find_cost(str(path))
     assert (found.name, found.estimated, found.causal) == ("mine", False, causal)
-    for word in ("measured: " + model, "2 layers, width 64, 4 rows a micro-batch", "a device, 2026-01-02", "2.0 %"):
+    for word in ("measured: " + model, "2 layers, width 64, 4 rows per micro-batch", "a device, 2026-01-02", "2.0 %"):
         assert word in found.origin
     one, two = np.array([1]), np.array([2])
     assert found.seconds(10 * one, 100 * one, two).tolist() == [0.5 + 2.5 + 12.5 + 4.0]

@@ -241,7 +241,7 @@ BROKEN_FILES = {
     "an empty jsonl file": ("a.jsonl", b"", "holds no line"),
     "no JSON": ("a.jsonl", b'{"n": 3}\n{"n": \n', "a.jsonl, line 2: not a readable JSON line"),
     "no object": ("a.jsonl", b'{"n": 3}\n[3]\n', "a.jsonl, line 2: expected a JSON object, found list"),
-    "another key": ("a.jsonl", b'{"n": 3}\n\n{"m": 3}\n', "a.jsonl, line 3: no key 'n'; the keys there are: 'm'"),
+    "another key": ("a.jsonl", b'{"n": 3}\n\n{"m": 3}\n', "a.jsonl, line 3: no key 'n'; existing keys: 'm'"),
     "another type": (
         "a.jsonl",
         b'{"n": 3}\n{"n": "3"}\n',
@@ -253,7 +253,7 @@ BROKEN_FILES = {
     "a number beyond 64 bits": (
         "a.jsonl",
         b'{"n": 99999999999999999999}\n',
-        "line 1: 'n' is 99999999999999999999: too great",
+        "line 1: 'n' is 99999999999999999999: too large",
     ),
     "a cut gzip file": ("a.jsonl.gz", gzip.compress(b'{"n": 3}\n' * 99)[:-12], "truncated|not readable gzip"),
     "no gzip file": ("a.jsonl.gz", b'{"n": 3}\n', "is not readable gzip"),

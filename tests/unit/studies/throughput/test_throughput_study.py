@@ -76,7 +76,7 @@ def test_a_study_measures_each_layout_and_depth(found: ThroughputStudy, config: 
     assert unpadded.performed_tflops.median > 0.0
     assert found.measured_on.layers == config.model.shape["layers"]
     assert found.cost_model is not None
-    assert found.cost_model.samples == 24 + 3 * 3 * 2  # two micro-batches a step; warm-up does not count
+    assert found.cost_model.samples == 24 + 3 * 3 * 2  # two micro-batches per step; warm-up does not count
 
 
 def test_depths_have_the_factors_of_their_packings_and_what_they_make_of_them(found: ThroughputStudy) -> None:
@@ -195,7 +195,7 @@ def test_speed_ups_follow_from_known_seconds(world: World, config: RunConfig, pr
 
 
 def test_what_packing_promises_is_compared_round_by_round() -> None:
-    """Two sequences a pack and twice as fast: all arrives; the slow second round says nothing else."""
+    """Two sequences per pack and twice as fast: all arrives; the slow second round says nothing else."""
     padded = [known_step(4.0, sequences=16), known_step(40.0, sequences=16)]
     packed = [known_step(2.0, sequences=16), known_step(20.0, sequences=16)]
     assert study._promised({"padded": padded, "packed": packed}) == pytest.approx(1.0)
