@@ -102,7 +102,7 @@ class TrainingReport:
     packing_efficiency: float | None
     """Of an epoch of packs, whatever part of it the run has trained on; None where the layout computes no packs."""
     packing_factor: float | None
-    """Sequences a pack, in the same way."""
+    """Sequences per pack, in the same way."""
     padding_share: float
     """Fraction of the slots that the run has computed."""
     ranks: int

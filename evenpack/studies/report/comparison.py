@@ -11,7 +11,7 @@ _NOT_COMPARED = ("run.name", "run.output_dir", "data.prepared_dir", "data.tokens
 """Settings that change nothing of what a run computes."""
 
 _ALIKE = 0.01
-"""Relative difference of tokens a step up to which steps hold as much as each other."""
+"""Relative difference of tokens per step up to which steps hold as much as each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
