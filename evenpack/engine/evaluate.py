@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NextSentenceEvaluation:
-    """How well it is told whether the second half of a pair follows the first."""
+    """Evaluation of the prediction whether the second half of a pair follows the first."""
 
     loss: float
     """Mean cross-entropy of a sequence, in nats."""
@@ -33,22 +33,22 @@ class NextSentenceEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEvaluation:
-    """What the model makes of one source's held-out documents."""
+    """Evaluation of the model on one source's held-out documents."""
 
     loss: float
-    """Mean cross-entropy of a target in nats: a next token, or a masked one (`model.mlm_reduction` says whose mean)."""
+    """Mean cross-entropy of a target in nats: a next token, or a masked one (`model.mlm_reduction` sets whose mean)."""
     accuracy: float
-    """Share of targets whose token had the highest probability."""
+    """Fraction of the targets whose token had the highest probability."""
     next_sentence: NextSentenceEvaluation | None
-    """None for a model without it."""
+    """None for a model without next-sentence prediction."""
     targets: int
-    """Positions that count."""
+    """Number of positions that count in the loss."""
     sequences: int
     packs: int
 
     @property
     def perplexity(self) -> float:
-        """exp(loss); infinite beyond what a float holds."""
+        """Returns exp(loss); infinite beyond the range of a float."""
         try:
             return math.exp(self.loss)
         except OverflowError:
@@ -70,28 +70,28 @@ class SourceEvaluation:
 
 
 Evaluations = dict[str, SourceEvaluation]
-"""Of each source that has something held out, by its name."""
+"""Evaluations of the sources that have held-out documents, by name."""
 
 
 def overall_accuracy(evaluations: Evaluations) -> float | None:
-    """Share of the targets of all sources that were predicted correctly; None where nothing was held out."""
+    """Returns the fraction of all sources' targets that were predicted correctly; None where nothing was held out."""
     targets = sum(found.targets for found in evaluations.values())
     correct = sum(round(found.accuracy * found.targets) for found in evaluations.values())
     return correct / targets if targets else None
 
 
 def aggregate_loss(evaluations: Evaluations, weights: Mapping[str, float] | None) -> dict[str, Any] | None:
-    """The mean of the sources' losses by fixed weights, with these; None without weights.
+    """Returns the mean of the sources' losses by fixed weights, with these; None without weights.
 
-    A mean over all targets would follow how much each source holds out, and say nothing of the model where that
-    changes. Raises: DataError for a source that has nothing held out.
+    A mean over all targets would depend on how much each source holds out, and would change with it though the model is
+    the same. Raises: DataError for a source that has nothing held out.
     """
     if weights is None:
         return None
     absent = [name for name in weights if name not in evaluations]
     if absent:
         raise DataError(
-            f"training.validation_weights names {', '.join(absent)}, of which nothing is held out: take it out, or "
+            f"training.validation_weights names {', '.join(absent)}, of which nothing is held out: remove it, or "
             "raise data.validation_fraction and prepare again"
         )
     total = math.fsum(weights.values())
@@ -103,11 +103,11 @@ def aggregate_loss(evaluations: Evaluations, weights: Mapping[str, float] | None
 def evaluate_model(model: nn.Module, run: ResolvedRun, world: World, *, split: Split = "validation") -> Evaluations:
     """Evaluates `model`, called as `model(batch) -> LossSums`, on each source's validation packs, by source name.
 
-    All ranks call it with the same weights and get the same answer. Packs are assigned over the ranks one by one and
-    a rank may have a batch fewer than another: a forward pass up to ZeRO 1 holds no collective that could wait for it.
-    Sums are kept in float64 and added over ranks once. The model is left in the mode in which it came.
+    All ranks call it with the same weights and get the same result. Packs are assigned to the ranks one by one, and
+    a rank may have a batch fewer than another: a forward pass up to ZeRO 1 has no collective that could wait for it.
+    Sums are kept in float64 and added over ranks once. The model's mode (training or evaluation) is restored.
 
-    A source that has held out nothing to predict is not in the answer, and rank 0 warns of it by name.
+    A source that has held out nothing to predict is not in the result, and rank 0 logs a warning with its name.
     """
     prepared, config = run.prepared, run.config
     precision = torch.autocast(
@@ -156,7 +156,7 @@ def validation_batches(
 
 
 def evaluations_to_json(prepared: PreparedData, evaluations: Evaluations) -> dict[str, dict[str, float | int] | None]:
-    """Every source by name; null says that it has nothing held out."""
+    """Returns the evaluation of every source by name; null if it has nothing held out."""
     return {name: evaluations[name].to_json() if name in evaluations else None for name in prepared.source_names}
 
 
@@ -175,14 +175,14 @@ def _sum_source(model: nn.Module, run: ResolvedRun, source: str, world: World, s
 
 
 _TARGETS = 4
-"""Place of the number of targets among a source's sums."""
+"""Position of the number of targets among a source's sums."""
 
 
 def _divide(config: TransformerConfig, sums: list[float]) -> SourceEvaluation:
     loss_sum, correct, next_sentence_loss_sum, next_sentence_correct, *counted = sums
     targets, sequences, packs = map(round, counted)
     counts = StepCounts(packs=packs, sequences=sequences, tokens=0, targets=targets)
-    next_sentence = NextSentenceEvaluation(  # always of single sequences, so that all runs are judged alike
+    next_sentence = NextSentenceEvaluation(  # always of single sequences, so that all runs are evaluated alike
         loss=next_sentence_loss_sum / sequences, accuracy=next_sentence_correct / sequences
     )
     return SourceEvaluation(

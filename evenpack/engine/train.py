@@ -32,32 +32,32 @@ log = logging.getLogger(__name__)
 
 
 class _Note(Protocol):
-    """Notes a step, trained on or skipped, with what was found at its end."""
+    """Records a step, trained on or skipped, with the results at its end."""
 
     def __call__(self, *, evaluations: Evaluations | None, ranks: dict[str, Any] | None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOutcome:
-    """How a call of `train` ended."""
+    """The outcome of a call of `train`."""
 
     state: Literal["finished", "stopped"]
-    """`finished`: the step or the accuracy that the run file names is reached; `stopped`: asked to stop, saved, can go
-    on."""
+    """`finished`: the step or the accuracy that the run file names is reached; `stopped`: asked to stop, saved, can be
+    resumed."""
     step: int
-    """Updates done."""
+    """Number of updates done."""
     reached_accuracy: float | None
     """The accuracy that reached the run's target; None if none did."""
 
 
 def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
-    """Trains from the newest whole checkpoint, or from the start, to the step that the run file names.
+    """Trains from the newest complete checkpoint, or from the start, to the step that the run file names.
 
-    Every rank of the run calls it. `stop_requested` is asked once a step; if it is true on any rank, all save at the
+    Every rank of the run calls it. `stop_requested` is called once per step; if it is true on any rank, all save at the
     end of the step and return.
 
-    Raises: ConfigError, DataError, CheckpointError or BackendError for what cannot begin; RunError for a loss that
-    is not finite (nothing is saved then), a disk that is full, or ranks that do not see the same files.
+    Raises: ConfigError, DataError, CheckpointError or BackendError if the run cannot start; RunError for a loss that
+    is not finite (nothing is saved then), a full disk, or ranks that do not see the same files.
     """
     with joined_world() as world:
         configure_logging(world)
@@ -65,7 +65,7 @@ def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutc
 
 
 def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
-    """`train` among ranks that have already met."""
+    """Does the work of `train`, with ranks that have already met."""
     started = time.time()
     require_shared_directory(config.run.output_dir, world)
     resolved = open_run(config)
@@ -161,7 +161,7 @@ def _save(run: Run, journal: Journal, step: int, *, reached_accuracy: float | No
 
 
 def _reached_accuracy(training: TrainingSection, evaluations: Evaluations | None) -> float | None:
-    """The accuracy of an evaluation that reaches the run's target; None without either."""
+    """Returns the accuracy of an evaluation if it reaches the run's target; None without either."""
     accuracy = overall_accuracy(evaluations or {})
     if accuracy is None or training.target_accuracy is None or accuracy < training.target_accuracy:
         return None
@@ -186,7 +186,7 @@ def _update(
 def _timed(
     batches_of_steps: Iterator[StepBatches | SkippedStep],
 ) -> Iterator[tuple[StepBatches | SkippedStep, float]]:
-    """Each step's batches, and the seconds that were waited for them."""
+    """Yields each step's batches, and the seconds that the rank waited for them."""
     started = time.perf_counter()
     for batches in batches_of_steps:
         yield batches, time.perf_counter() - started
@@ -217,7 +217,7 @@ def _require_finite(world: World, batches: StepBatches, local: LocalStep, totals
 
 
 def describe(run: Run, *, last_step: int) -> str:
-    """The run in a few lines, for the start of its log."""
+    """Returns a description of the run in a few lines, for the start of its log."""
     config, world, training = run.config, run.world, run.config.training
     parameters = sum(parameter.numel() for parameter in run.engine.model.parameters())
     weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)
@@ -229,7 +229,7 @@ def describe(run: Run, *, last_step: int) -> str:
     rows = f"packs of {config.data.pack_length} slots"
     if training.batching == "sequences":
         rows = f"sequences of up to {config.data.recipe.max_sequence_length} tokens"
-    begin = "from the start" if run.first_step == 0 else f"going on after step {run.first_step}"
+    begin = "from the start" if run.first_step == 0 else f"continuing after step {run.first_step}"
     until = f"{last_step} of {training.planned_steps}" if last_step < training.planned_steps else f"{last_step}"
     if training.target_accuracy is not None:
         until += f" or an accuracy of {training.target_accuracy:g}"
@@ -243,7 +243,7 @@ def describe(run: Run, *, last_step: int) -> str:
             f"  step     {training.items_per_step} {training.batching} = {world.size} ranks ({world.device.type}) x "
             f"{run.engine.micro_batches} micro-batches x {training.items_per_micro_batch} {training.batching}",
             f"  balance  {training.policy}"
-            + ("" if training.assignment else ", which training.assignment null stands for"),
+            + ("" if training.assignment else ", the meaning of training.assignment null"),
             f"  update   {config.optimizer.kind}, learning rate {config.optimizer.learning_rate:g}, "
             f"{config.schedule.kind} after {config.schedule.warmup_steps} steps of warm-up, clipping {clipping}, "
             f"{training.precision}, ZeRO {config.deepspeed.zero_stage}",

@@ -249,8 +249,8 @@ def test_a_truncated_checkpoint_is_passed_over_and_if_there_is_no_other_refused(
     for file in (trained / "broken" / "checkpoints" / "step_000002").glob("*model_states.pt"):
         os.truncate(file, file.stat().st_size // 2)
     broken = ["run.output_dir=broken", "data.prepared_dir=out/data"]
-    assert "none of them is whole" in refuse("evaluate", "run.yaml", *broken)
-    assert "none of them is whole" in refuse("export", "run.yaml", "exported", *broken)
+    assert "none of them is complete" in refuse("evaluate", "run.yaml", *broken)
+    assert "none of them is complete" in refuse("export", "run.yaml", "exported", *broken)
     code, message = work(*broken)
     assert code == 2
     assert "step_000002" in message

@@ -1,16 +1,16 @@
-"""What a checkpoint is on disk, and how to tell a whole one from a broken one.
+"""The form of a checkpoint on disk, and the functions that distinguish a complete one from a broken one.
 
     checkpoints/
-      latest                         text, the newest one's name: for people and for DeepSpeed's tools
+      latest                         text, the newest one's name, for people and for DeepSpeed's tools
       step_000200/
         manifest.json                written last: the TrainState, and each other file's size and checksum
-        mp_rank_00_model_states.pt   DeepSpeed's: the weights; at ZeRO 0 the optimizer's state too
+        mp_rank_00_model_states.pt   DeepSpeed's: the weights, and at ZeRO 0 the optimizer's state
         zero_pp_rank_0_mp_rank_00_optim_states.pt   and so on, from ZeRO 1 on
-      .step_000400.partial/          a save under way, or one that a kill cut short
-      .step_000200.replaced/         stood where a new checkpoint of the same step is being put
-      .step_000100.removed/          on its way out
+      .step_000400.partial/          an unfinished save: in progress, or interrupted by a kill
+      .step_000200.replaced/         moved aside for a new checkpoint of the same step
+      .step_000100.removed/          being deleted
 
-`evenpack.engine.checkpoints.store` writes and reads them with all ranks; nothing here knows of other ranks.
+`evenpack.engine.checkpoints.store` writes and reads them with all ranks; this module knows of no other ranks.
 """
 
 import json
@@ -34,9 +34,9 @@ REPLACED = "replaced"
 REMOVED = "removed"
 
 FORMAT = 2
-"""Of the manifest and of what the files beside it mean. It rises with any change that an older checkpoint does not
+"""Format of the manifest and of the files beside it. It rises with any change that an older checkpoint does not
 survive: a key of the run file renamed or given another default, another content of `TrainState`. A new key whose
-default is what runs did before needs no new number (`continuation.compare_run_files`)."""
+default is the earlier behaviour needs no new number (`continuation.compare_run_files`)."""
 
 _VISIBLE = re.compile(r"step_(\d{6,})")
 _REPLACED = re.compile(rf"\.step_(\d{{6,}})\.{REPLACED}")
@@ -45,23 +45,23 @@ _HIDDEN = re.compile(rf"\.step_\d+\.({PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """What a run needs beside its weights and its optimizer's state to go on as if it had never stopped."""
+    """What a run needs, besides its weights and its optimizer's state, to continue as if it had never stopped."""
 
     step: int
     """Optimizer updates done."""
     fingerprint: str
-    """Of the prepared data and the seed: which packs form which step."""
+    """Fingerprint of the prepared data and the seed: it determines which packs form which step."""
     world_size: int
     zero_stage: int
     cost_weights: CostWeights
-    """By which packs or sequences are assigned to ranks."""
+    """The weights by which packs or sequences are assigned to ranks."""
     config: dict[str, Any]
     """The resolved run file, as JSON values."""
     reached_accuracy: float | None
     """The accuracy of this step that reached the run's target; None if it did not. Older checkpoints lack it."""
 
     samples: int | None
-    """Sequences trained on. None in older checkpoints."""
+    """Number of sequences trained on. None in older checkpoints."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.world_size < 1:
@@ -72,7 +72,10 @@ class TrainState:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TrainState":
-        """Raises: KeyError, TypeError or ValueError if `values` did not come from `to_json`."""
+        """Returns the state of a JSON object.
+
+        Raises: KeyError, TypeError or ValueError if `to_json` did not make it.
+        """
         weights = {name: float(weight) for name, weight in values["cost_weights"].items()}
         return cls(**({"reached_accuracy": None, "samples": None} | values | {"cost_weights": CostWeights(**weights)}))
 
@@ -82,9 +85,9 @@ class FileRecord:
     """One file of a checkpoint as it was when it was saved."""
 
     name: str
-    """Relative to the checkpoint, with '/'."""
+    """Path relative to the checkpoint, with '/'."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     checksum: str
 
 
@@ -102,22 +105,22 @@ class Checkpoint:
 
 
 def checkpoint_name(step: int) -> str:
-    """The directory's name; steps beyond a million only make it longer."""
+    """Returns the directory's name; steps beyond a million only make it longer."""
     return f"step_{step:06d}"
 
 
 def hidden(name: str, suffix: str) -> str:
-    """The name under which the checkpoint `name` does not count as one."""
+    """Returns the name under which the checkpoint `name` does not count as one."""
     return f".{name}.{suffix}"
 
 
 def find_candidates(directory: Path) -> list[Path]:
-    """Checkpoints by their names alone, newest first.
+    """Returns checkpoints by their names alone, newest first.
 
-    One that was moved aside to make room counts if the kill came before the new one had the name.
+    One that was moved aside counts if a kill came before the new one had the name.
     """
     found: dict[int, Path] = {}
-    for pattern in (_REPLACED, _VISIBLE):  # a visible name overrules the one moved aside
+    for pattern in (_REPLACED, _VISIBLE):  # a visible name has precedence over the one moved aside
         steps = {path: _step_in_name(path, pattern) for path in _children(directory)}
         found |= {step: path for path, step in steps.items() if step is not None}
     return [found[step] for step in sorted(found, reverse=True)]
@@ -130,18 +133,18 @@ def step_of(path: Path) -> int | None:
 
 
 def find_leftovers(directory: Path) -> list[Path]:
-    """Everything hidden that saves and removals left behind; of no use once a newer checkpoint stands."""
+    """Returns all hidden entries that saves and removals left; they are useless once a newer checkpoint is complete."""
     return sorted(path for path in _children(directory) if _HIDDEN.fullmatch(path.name))
 
 
 def list_files(directory: Path) -> list[str]:
-    """Names of all files below `directory` except its manifest, sorted."""
+    """Returns the names of all files below `directory` except its manifest, sorted."""
     names = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return sorted(name for name in names if name != MANIFEST)
 
 
 def commit_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
-    """Flushes files to disk and takes their sizes and checksums."""
+    """Flushes files to disk and returns their sizes and checksums."""
     records = []
     for name in names:
         path = directory / name
@@ -151,7 +154,7 @@ def commit_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
 
 
 def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecord]) -> None:
-    """Declares what lies in `directory` to be a whole checkpoint."""
+    """Writes the manifest, which declares `directory` to be a complete checkpoint."""
     for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
         fsync_directory(folder)
     content = {
@@ -163,9 +166,9 @@ def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecor
 
 
 def read_manifest(path: Path) -> Checkpoint:
-    """The checkpoint at `path`, whose other files are not looked at.
+    """Reads the manifest of the checkpoint at `path`; its other files are not read.
 
-    Raises: CheckpointError that says what is wrong with the manifest, without the checkpoint's path.
+    Raises: CheckpointError with the problem of the manifest, without the checkpoint's path.
     """
     try:
         content = json.loads((path / MANIFEST).read_bytes())
@@ -186,7 +189,7 @@ def read_manifest(path: Path) -> Checkpoint:
 
 
 def find_wrong_size(checkpoint: Checkpoint) -> str | None:
-    """The first file that is missing or of another size than when it was saved; None if there is none."""
+    """Returns the problem of the first file that is missing or of another size than when it was saved, else None."""
     for record in checkpoint.files:
         path = checkpoint.path / record.name
         try:
@@ -199,7 +202,7 @@ def find_wrong_size(checkpoint: Checkpoint) -> str | None:
 
 
 def find_wrong_content(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> str | None:
-    """The first of `files` whose bytes are not those that were saved; None if there is none."""
+    """Returns the problem of the first of `files` whose bytes are not those that were saved; None if there is none."""
     for record in files:
         try:
             checksum = file_checksum(checkpoint.path / record.name)
@@ -211,9 +214,9 @@ def find_wrong_content(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> s
 
 
 def remove_checkpoint(path: Path) -> bool:
-    """Takes a checkpoint's name away, then deletes it; returns whether all of it could be deleted.
+    """Removes a checkpoint's name, then deletes its files; returns whether all could be deleted.
 
-    A kill in between leaves a hidden remnant, never half a checkpoint under its own name.
+    A kill in between leaves a hidden rest, never half a checkpoint under its own name.
     """
     if not path.name.startswith("."):
         remnant = path.with_name(hidden(path.name, REMOVED))
@@ -227,7 +230,10 @@ def remove_checkpoint(path: Path) -> bool:
 
 
 def find_changed_keys(saved: dict[str, Any], present: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys whose values differ between two resolved run files: key -> (saved, present); absent is None."""
+    """Returns dotted keys whose values differ between two resolved run files: key -> (saved, present).
+
+    Absent is None.
+    """
     changed: dict[str, tuple[Any, Any]] = {}
     for key in sorted(saved.keys() | present.keys()):
         old, new = saved.get(key), present.get(key)
@@ -246,8 +252,8 @@ def _require_format(found: int) -> None:
         )
     if found < FORMAT:
         raise CheckpointError(
-            f"{MANIFEST} has format {found}, of an earlier version of evenpack; this one reads {FORMAT}: go on with "
-            "the version that wrote it, or let that one `evenpack export` the weights, for training.initialize_from "
+            f"{MANIFEST} has format {found}, of an earlier version of evenpack; this one reads {FORMAT}: continue "
+            "with the version that wrote it, or export its weights with that one, for training.initialize_from "
             "of a new run"
         )
 
@@ -262,6 +268,6 @@ def _children(directory: Path) -> list[Path]:
 
 
 def _content_checksum(content: dict[str, Any]) -> str:
-    """Of a manifest without its own checksum; independent of white space and of the order of keys."""
+    """Returns the checksum of a manifest without its own; independent of white space and of the order of keys."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_128_hexdigest(text.encode())

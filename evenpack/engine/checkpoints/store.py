@@ -1,8 +1,8 @@
-"""Checkpoints that all ranks write and read together, so that a kill at any moment leaves a whole one.
+"""Checkpoints that all ranks write and read together, so that a kill at any moment leaves a complete one.
 
 DeepSpeed writes straight to final names and points `latest` at a checkpoint before all of it is on disk. Here it
-writes into a hidden directory; all ranks flush and checksum the files; a manifest closes the set; one rename makes
-it a checkpoint. `latest` follows, and what is no longer kept goes last.
+writes into a hidden directory; all ranks flush and checksum the files; a manifest completes the set; one rename makes
+it a checkpoint. Then `latest` is updated, and checkpoints that are no longer kept are removed.
 """
 
 import logging
@@ -43,7 +43,7 @@ from evenpack.files import fsync_directory, write_text
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
-"""Folder of a run's output directory."""
+"""Name of the folder in a run's output directory."""
 
 
 @runtime_checkable
@@ -51,7 +51,7 @@ class CheckpointableEngine(Protocol):
     """The part of `deepspeed.DeepSpeedEngine` that writes and reads its own files."""
 
     optimizer: Any
-    """Has torch's `param_groups`."""
+    """Object with torch's `param_groups`."""
 
     def save_checkpoint(self, save_dir: str, *, tag: str, client_state: dict[str, Any], save_latest: bool) -> Any: ...
 
@@ -61,7 +61,7 @@ class CheckpointableEngine(Protocol):
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in one directory that all ranks see; every method is called by all ranks."""
+    """The checkpoints of one run, in a directory that all ranks see; every method is called by all ranks."""
 
     def __init__(self, directory: Path, world: World, *, keep: int) -> None:
         if keep < 1:
@@ -74,7 +74,7 @@ class CheckpointStore:
         """Writes a checkpoint and returns once it is on disk under its name, on all ranks.
 
         Checkpoints beyond the newest `keep` are removed, and so are those of later steps: a run that reached this
-        step again has left them behind.
+        step again does not need them.
 
         Raises: RunError if it cannot be written; the older checkpoints stay as they were.
         """
@@ -92,17 +92,17 @@ class CheckpointStore:
         return checkpoint
 
     def newest(self) -> Checkpoint | None:
-        """See `newest_whole`."""
+        """Returns the newest complete checkpoint, as `newest_whole` does."""
         return newest_whole(self._directory, self._world)
 
     def load(self, engine: CheckpointableEngine, checkpoint: Checkpoint) -> None:
-        """Puts a checkpoint that `newest` returned into `engine`: module, optimizer and DeepSpeed's own counters.
+        """Loads a checkpoint that `newest` returned into `engine`: module, optimizer and DeepSpeed's own counters.
 
         There are no random states to restore: data order and dropout are functions of the seed and the step. The
         optimizer's settings (weight decay, betas, ...) stay those of this run: torch would bring back the saved ones.
 
-        Raises: CheckpointError if this run's ranks, ZeRO stage, model or optimizer cannot take it, or if a file of it
-        asks for code to be run; none is.
+        Raises: CheckpointError if it does not fit this run's ranks, ZeRO stage, model or optimizer, or if one of its
+        files requests code to be run; none is run.
         """
         self._require_fitting(engine, checkpoint)
         classes = self._require_plain(checkpoint)
@@ -114,8 +114,8 @@ class CheckpointStore:
             raise _refusal_of_code(checkpoint, f"a file of it cannot be read without running code ({error})") from error
         except (AssertionError, KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(
-                f"checkpoint {checkpoint.path} is whole, but does not fit this run's model or optimizer: {error}\n"
-                "Restore the model and optimizer sections with which it was saved (they stand in its manifest.json), "
+                f"checkpoint {checkpoint.path} is complete, but does not fit this run's model or optimizer: {error}\n"
+                "Restore the model and optimizer sections with which it was saved (they are in its manifest.json), "
                 "or choose another run.output_dir to start again."
             ) from error
         if path is None:
@@ -130,7 +130,7 @@ class CheckpointStore:
             fsync_directory(self._directory.parent)
 
     def _commit_files(self, partial: Path) -> list[FileRecord]:
-        """Flushes and checksums the files, each rank a share; the records of all."""
+        """Flushes and checksums the files, each rank a part of them; returns the records of all."""
         names = self._world.on_main(lambda: list_files(partial))
         with self._writing():
             records = commit_files(partial, names[self._world.rank :: self._world.size])
@@ -141,7 +141,7 @@ class CheckpointStore:
         with self._writing():
             write_manifest(partial, state, files)
             if final.exists():
-                # No rename swaps two directories, so the old one steps aside, where `find_candidates` finds it.
+                # No rename swaps two directories, so the old one is moved aside to where `find_candidates` finds it.
                 aside = final.with_name(hidden(final.name, REPLACED))
                 shutil.rmtree(aside, ignore_errors=True)
                 final.rename(aside)
@@ -173,9 +173,9 @@ class CheckpointStore:
         )
 
     def _require_plain(self, checkpoint: Checkpoint) -> frozenset[str]:
-        """What DeepSpeed's files hold beyond tensors and plain values; looked at by each rank for a share.
+        """Checks that DeepSpeed's files hold no more than DeepSpeed stores; each rank reads a part.
 
-        Raises: CheckpointError on all ranks if it is more than DeepSpeed stores.
+        That is: tensors and plain values. Raises: CheckpointError on all ranks otherwise.
         """
         reports = self._world.all_gather(
             find_classes(checkpoint, checkpoint.files[self._world.rank :: self._world.size])
@@ -187,25 +187,25 @@ class CheckpointStore:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Says which save failed where; torch reports a full disk as RuntimeError."""
+        """Reports which save failed where; torch reports a full disk as RuntimeError."""
         try:
             yield
         except (OSError, RuntimeError) as error:
             raise RunError(
                 f"rank {self._world.rank} on {socket.gethostname()} failed while saving a checkpoint into "
                 f"{self._directory} ({_free_space(self._directory)}): {error}\n"
-                "Older checkpoints are untouched. Mend the cause (is the disk full?), then start the same command "
-                "again: it goes on from the newest."
+                "Older checkpoints are untouched. Remove the cause (is the disk full?), then run the same command "
+                "again: it continues from the newest."
             ) from error
 
 
 def newest_whole(directory: Path, world: World) -> Checkpoint | None:
-    """The newest checkpoint that every rank sees whole; the same one on all ranks. None if there never was one.
+    """Returns the newest checkpoint that every rank sees complete, the same on all ranks; None if there never was one.
 
-    The sizes of all files are checked by each rank, their checksums by each rank for a share. A broken checkpoint
-    is named in a warning and passed over.
+    Each rank checks the sizes of all files, and the checksums of a part of them. A broken checkpoint is named in a
+    warning and skipped.
 
-    Raises: CheckpointError if there are checkpoints but none is whole: starting from zero would hide the loss.
+    Raises: CheckpointError if there are checkpoints but none is complete: starting from step 0 would hide the loss.
     """
     broken = []
     for path in world.on_main(lambda: find_candidates(directory)):
@@ -214,10 +214,10 @@ def newest_whole(directory: Path, world: World) -> Checkpoint | None:
             return checkpoint
         broken.append(f"{path.name}: {problem}")
         if world.is_main:
-            log.warning("checkpoint %s is broken and passed over: %s", path, problem)
+            log.warning("checkpoint %s is broken and skipped: %s", path, problem)
     if broken:
         raise CheckpointError(
-            f"{directory} holds {len(broken)} checkpoints and none of them is whole:\n  "
+            f"{directory} holds {len(broken)} checkpoints and none of them is complete:\n  "
             + "\n  ".join(broken)
             + f"\nRestore one from a copy, or move {directory} away to start from step 0."
         )
@@ -238,7 +238,7 @@ def whole_at(directory: Path, step: int, world: World) -> Checkpoint | None:
         known = ", ".join(str(step_of(path)) for path in reversed(candidates))
         raise CheckpointError(
             f"{directory} holds no checkpoint of step {step}; there are those of {known} (training.keep_checkpoints "
-            "says how many are kept)"
+            "is the number that is kept)"
         )
     checkpoint, problem = _verify(path, world)
     if problem is not None:
@@ -247,7 +247,7 @@ def whole_at(directory: Path, step: int, world: World) -> Checkpoint | None:
 
 
 def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:
-    """The checkpoint as rank 0 reads its manifest, and what the first rank that objects finds wrong with it."""
+    """Returns the checkpoint as rank 0 reads its manifest, and the problem that the first rank finds with it."""
     checkpoint, problem = world.on_main(lambda: _read_manifest(path))
     if checkpoint is None:
         return None, problem
@@ -262,8 +262,8 @@ def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:
 def _refusal_of_code(checkpoint: Checkpoint, problem: str) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {checkpoint.path}: {problem}. Reading it could run any code, and no checkpoint that evenpack has "
-        "saved needs it: the file was changed, or comes from elsewhere. Nothing of it was run. Restore the checkpoint "
-        "from a copy that you trust, or move it away to go on from an older one."
+        "saved needs it: the file was changed, or comes from elsewhere. None of it was run. Restore the checkpoint "
+        "from a copy that you trust, or move it away to continue from an older one."
     )
 
 
@@ -275,7 +275,10 @@ def _read_manifest(path: Path) -> tuple[Checkpoint | None, str | None]:
 
 
 def _looks_whole(path: Path, *, newest_step: int) -> bool:
-    """Whether a checkpoint counts among those to keep; by sizes, since reading all bytes at each save would cost."""
+    """Returns whether a checkpoint counts among those to keep.
+
+    By sizes, since reading all bytes at each save is slow.
+    """
     checkpoint, _ = _read_manifest(path)
     return checkpoint is not None and checkpoint.step <= newest_step and find_wrong_size(checkpoint) is None
 

@@ -115,7 +115,7 @@ def test_a_broken_newest_checkpoint_is_passed_over_and_a_broken_named_one_refuse
     model = make_model()
     begin(model, phase1)
     assert_same_weights(model, make_model(seed=100))
-    assert "step_000200 is broken and passed over" in caplog.text
+    assert "step_000200 is broken and skipped" in caplog.text
     assert "step_000200 is broken: mp_rank_00_model_states.pt has checksum" in refusal(model, newest)
     (newest / "manifest.json").write_text("{}")
     assert "step_000200 is no readable checkpoint" in refusal(model, newest)
