@@ -1,4 +1,4 @@
-"""One run file in YAML becomes one frozen, checked object; every mistake names the nearest right word."""
+"""Reading a run file: YAML becomes one frozen, checked object; every error message names the nearest valid word."""
 
 import difflib
 import types
@@ -25,13 +25,13 @@ from evenpack.shipped import shipped_run_files
 from evenpack.yaml_text import cut, read_yaml, shown
 
 RENAMED_KEYS = {"training.dealing": "training.assignment", "training.cost_weights": "training.cost_model"}
-"""Keys of earlier run files and what they are called now; for error messages alone, nothing reads an old key."""
+"""Keys of earlier run files with their present names; only for error messages, nothing reads an old key."""
 
 _NEW_VALUES = {"training.cost_model": "the file that `evenpack study throughput --cost-model FILE` writes"}
-"""What the new key takes, where it is not what the old one took."""
+"""Values that the new key takes, where they are not those of the old one."""
 
 _MOST_LINES = 20
-"""Of mistakes in a message."""
+"""Lines of errors in a message."""
 
 
 class Section(BaseModel):
@@ -63,7 +63,7 @@ def _expand_user(value: Any) -> Any:
 
 
 UserPath = Annotated[Path, BeforeValidator(_expand_user)]
-"""A path of a run file. `~` is expanded here and nowhere else, so that no two readers of a key take it differently."""
+"""A path of a run file. `~` is expanded here and nowhere else, so that all readers of a key use the same path."""
 
 
 def _expand_users(value: Any) -> Any:
@@ -79,7 +79,7 @@ def _expand_users(value: Any) -> Any:
 
 
 UserPaths = Annotated[Path | tuple[Path, ...], BeforeValidator(_expand_users)]
-"""A path of a run file, or several: a list of one is that one, so that both are the same section."""
+"""A path of a run file, or several: a list with one path equals that path, so that both give the same section."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,9 @@ class SectionByKind:
     """Annotation of a section whose schema is looked up by its `kind`, where the kinds are not known beforehand."""
 
     find: Callable[[str], type[Section]]
-    """The schema of a kind. Raises: ConfigError if there is none."""
+    """Function that returns the schema of a kind. Raises: ConfigError if there is none."""
     known: Callable[[], Sequence[str]]
-    """All kinds."""
+    """Function that returns all kinds."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_wrap_validator_function(self._check, handler(source))
@@ -98,12 +98,12 @@ class SectionByKind:
         return {"oneOf": [handler(self.find(kind).__pydantic_core_schema__) for kind in self.known()]}
 
     def schema_of(self, section: Any) -> type[Section]:
-        """Raises: ConfigError if the section names no kind that there is."""
+        """Returns the schema of the section's kind. Raises: ConfigError if it names no known kind."""
         kind = section.get("kind") if isinstance(section, dict) else None
         return self.find("" if kind is None else str(kind))
 
     def _check(self, value: Any, check_base: Callable[[Any], Any]) -> Any:
-        """A ValidationError of the schema found is told at the place of the section; a made section is left alone."""
+        """Checks the section; errors of its schema are reported at its position. A section object is not changed."""
         if not isinstance(value, dict):
             return check_base(value)
         try:
@@ -117,9 +117,9 @@ def load_run_file(path: Path, schema: type[SectionT], overrides: Sequence[str] =
     """Reads a run file, applies `section.key=value` overrides and checks everything.
 
     Args:
-        path: of a file, or the name of one that comes with evenpack; see `find_run_file`.
+        path: the path of a file, or the name of one that comes with evenpack; see `find_run_file`.
 
-    Raises: ConfigError with the place, what was expected and what came.
+    Raises: ConfigError with the position, what was expected and what was found.
     """
     try:
         path = find_run_file(path)
@@ -169,7 +169,7 @@ def validate(values: dict[str, Any], schema: type[SectionT], *, origin: str) -> 
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """A hint for an unknown word: the nearest known one, and the whole list."""
+    """Returns a hint for an unknown word: the nearest known one, and the whole list."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}known: {', '.join(sorted(known))}"
@@ -205,7 +205,7 @@ def _apply_override(values: dict[str, Any], override: str, schema: type[Section]
 
 
 def _known_keys(kinds: list[Any], place: dict[str, Any]) -> list[str] | None:
-    """Keys allowed here: a section's fields, a named mapping's present names, or None for anything."""
+    """Returns the keys allowed here: a section's fields, a named mapping's present names, or None for any."""
     sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
     if sections:
         return sorted({name for section in sections for name in section.model_fields})
@@ -215,10 +215,10 @@ def _known_keys(kinds: list[Any], place: dict[str, Any]) -> list[str] | None:
 
 
 def _children(kinds: list[Any], key: str, values: Any) -> list[Any]:
-    """The types that may stand under `key`, unions and annotations opened.
+    """Returns the types that are possible under `key`, with unions and annotations opened.
 
     Args:
-        values: what stands there, by which a `SectionByKind` is found; None where that may still change.
+        values: the present values, by which a `SectionByKind` is found; None where they may still change.
     """
     found: list[Any] = []
     for kind in kinds:
@@ -247,7 +247,7 @@ def _open_union(kind: Any) -> list[Any]:
 
 
 def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
-    """One pydantic error as: place, what was expected, what came."""
+    """Returns one pydantic error as: position, what was expected, what was found."""
     location = [str(part) for part in detail["loc"]]
     kinds: list[Any] = [schema]
     place: list[str] = []
@@ -283,7 +283,7 @@ def _renamed(name: str) -> str:
 
 
 def _tag(kind: type[Section]) -> str | None:
-    """The discriminating value of a section's `kind` field, if it has one."""
+    """Returns the discriminating value of a section's `kind` field, if it has one."""
     field = kind.model_fields.get("kind")
     choices = typing.get_args(field.annotation) if field is not None else ()
     return str(choices[0]) if len(choices) == 1 else None

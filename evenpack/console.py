@@ -1,4 +1,4 @@
-"""What a person at the command line sees: tables, errors; or, for programs, one JSON document.
+"""Output of the command line: tables and errors for people, or one JSON document for programs.
 
 Results go to standard output, everything else to standard error.
 """
@@ -19,47 +19,47 @@ from rich.text import Text
 from evenpack.files import write_json
 
 _FILE_COLUMNS = 160
-"""Width of tables where there is no terminal to fit."""
+"""Width of tables where the output is not a terminal."""
 
 _COLUMN_GAP = 2
 
 
 @dataclasses.dataclass
 class Report:
-    """What a command has found."""
+    """The result of a command."""
 
     value: Any = None
-    """For --json."""
+    """Value for --json."""
     shown: list[Any] = dataclasses.field(default_factory=list)
-    """For people: what rich can print."""
+    """Objects for people, which rich can print."""
     is_silent: bool = False
-    """Another rank prints the result."""
+    """Whether another rank prints the result."""
     unmet: str | None = None
-    """What was asked for beside the result and could not be had: the result is printed, and the command fails."""
+    """The request besides the result that was not possible: the result is printed, and the command fails."""
     exit_code: int = 0
-    """Of a command that has printed its result, and is not at its end (`EXIT_STOPPED`)."""
+    """Exit code of a command that has printed its result but is not finished (`EXIT_STOPPED`)."""
 
     def show(self) -> None:
         """Prints the tables on standard output."""
         print_apart(self.shown)
 
     def take(self, found: "Report") -> None:
-        """Becomes what another report is."""
+        """Copies another report into this one."""
         vars(self).update(vars(found))
 
 
 def results() -> Console:
-    """Standard output, for results."""
+    """Returns standard output, for results."""
     return _console(sys.stdout.isatty())
 
 
 def messages() -> Console:
-    """Standard error, for everything else."""
+    """Returns standard error, for everything else."""
     return _console(sys.stderr.isatty(), stderr=True)
 
 
 def log_to_stderr() -> None:
-    """Shows what evenpack logs in this process."""
+    """Shows the log messages of evenpack in this process."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("evenpack")
@@ -69,31 +69,31 @@ def log_to_stderr() -> None:
 
 
 def print_json(value: Any) -> None:
-    """One document. Dataclasses and sections are objects, paths strings; a number that is not finite is null."""
+    """Prints one document. Dataclasses and sections are objects, paths strings; a number that is not finite is null."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def save_json(value: Any, path: Path) -> None:
-    """What `print_json` prints, into a file, atomically."""
+    """Writes the document of `print_json` into a file, atomically."""
     write_json(path, _plain(value))
 
 
 def print_apart(results_shown: Sequence[RenderableType]) -> None:
-    """Results, an empty line between two of them."""
+    """Prints results with an empty line between two of them."""
     console = results()
     for index, shown in enumerate(results_shown):
         if index:
             console.print()
-        console.print(shown, soft_wrap=isinstance(shown, Text))  # a command is to be copied in one piece
+        console.print(shown, soft_wrap=isinstance(shown, Text))  # so that a command can be copied in one piece
 
 
 def print_error(message: str) -> None:
-    """What went wrong, by the user's hand."""
+    """Prints an error that the user can correct."""
     messages().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
 def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
-    """One column for each key of the first row: text to the left, numbers to the right."""
+    """Returns a table with one column for each key of the first row: text to the left, numbers to the right."""
     shown = _plain_table(title)
     for name, value in (rows[0] if rows else {}).items():
         is_text = isinstance(value, str) and not value[:1].isdigit()
@@ -105,7 +105,7 @@ def table(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Table:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WideTable:
-    """A table whose columns go on further down where there is no room for all; the first column is repeated."""
+    """A table whose columns continue below if not all fit; the first column is repeated."""
 
     rows: Sequence[Mapping[str, Any]]
     title: str
@@ -136,7 +136,7 @@ class WideTable:
 
 
 def pairs(values: Mapping[str, Any], *, title: str = "") -> Table:
-    """A table of names and values, one below another."""
+    """Returns a table of names and values, one below another."""
     shown = _plain_table(title, show_header=False)
     shown.add_column(style="dim")
     shown.add_column(overflow="fold")
@@ -146,18 +146,18 @@ def pairs(values: Mapping[str, Any], *, title: str = "") -> Table:
 
 
 def text(message: str, *, bold: bool = False) -> Text:
-    """A line, or several, as it is."""
+    """Returns one or several lines without markup."""
     return Text(message, style="bold" if bold else "")
 
 
 def percent(share: float) -> str:
-    """Two decimals: packings differ in the second."""
+    """Returns a percentage with two decimals: packings differ in the second."""
     return f"{100 * share:.2f} %"
 
 
 def _console(is_terminal: bool, *, stderr: bool = False) -> Console:
     width = None if is_terminal else _FILE_COLUMNS
-    # Said, for else an environment that asks for colours would put escape codes and bars into log files.
+    # Set explicitly: an environment variable for colours would put escape codes and bars into log files.
     return Console(stderr=stderr, highlight=False, markup=False, width=width, force_terminal=is_terminal)
 
 
@@ -183,7 +183,7 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    from pydantic import BaseModel  # slow to import, and commands that only explain themselves need none of it
+    from pydantic import BaseModel  # slow to import, and help texts do not need it
 
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")

@@ -1,16 +1,16 @@
-"""What can go wrong by the user's hand, in one tree.
+"""The errors that a user can correct, in one tree.
 
     EvenpackError
     ├── ConfigError        the run file, an override or the command line
     ├── DataError          sources, tokenizers, token files, prepared data
     │   └── NotPreparedError
     ├── PackingError       lengths, histograms, packing limits
-    ├── BackendError       an attention backend or device that cannot serve
+    ├── BackendError       an attention backend or device that is not usable
     ├── FitError           measurements that a law or model could not be fitted to
     ├── CheckpointError    a checkpoint that is missing, broken or of another run
-    └── RunError           a run that could not go on: a rank died, the disk is full
+    └── RunError           a run that could not continue: a rank died, the disk is full
 
-Each message says what was expected, what came, and what to do now. The command line prints it without a
+Each message says what was expected, what was found, and what to do. The command line prints it without a
 traceback and exits with `EXIT_BAD_INPUT`.
 """
 
@@ -22,7 +22,7 @@ EXIT_STOPPED = 75
 
 
 class EvenpackError(Exception):
-    """Base of every error that the user can mend."""
+    """Base of every error that the user can correct."""
 
 
 class ConfigError(EvenpackError):
@@ -34,7 +34,7 @@ class DataError(EvenpackError):
 
 
 class NotPreparedError(DataError):
-    """The run's data has not been prepared, or only in part."""
+    """The run's data has not been prepared, or only partly."""
 
 
 class PackingError(EvenpackError):
@@ -54,4 +54,4 @@ class CheckpointError(EvenpackError):
 
 
 class RunError(EvenpackError):
-    """A run could not go on."""
+    """A run could not continue."""

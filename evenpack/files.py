@@ -1,7 +1,7 @@
-"""Writing so that a kill at any moment leaves the old file or the new one, never half; reading lines of JSON.
+"""Writing so that a kill at any moment leaves the old file or the new one, never half of it; reading lines of JSON.
 
-The writer of token files (`evenpack.data.tokens.writer`) has temporary names of its own: a second process goes on with
-what a first one has written, so these names are the same in each, and a journal says how much of the files is good.
+The writer of token files (`evenpack.data.tokens.writer`) has temporary names of its own: a second process continues
+the files of a first one, so these names are the same in each, and a journal records how much of the files is valid.
 """
 
 import json
@@ -19,7 +19,7 @@ _READ_BYTES = 1 << 22
 
 
 def fsync_directory(directory: Path) -> None:
-    """Makes renames and new names in `directory` survive a power cut."""
+    """Makes renames and new names in `directory` survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -28,7 +28,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def fsync_file(path: Path) -> None:
-    """Flushes what others (numpy, DeepSpeed) wrote to `path`."""
+    """Flushes to disk what other libraries (numpy, DeepSpeed) wrote to `path`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -38,7 +38,7 @@ def fsync_file(path: Path) -> None:
 
 @contextmanager
 def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Opens a temporary file beside `path` that takes its name once it is whole and on disk."""
+    """Opens a temporary file beside `path` that gets its name when it is complete and on disk."""
     temporary = _temporary(path)
     try:
         with temporary.open(mode) as file:
@@ -53,7 +53,7 @@ def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """`atomic_open` for libraries that open files themselves: the temporary name to write to, and to close."""
+    """Yields a temporary name for libraries that open files themselves; they must close it. See `atomic_open`."""
     temporary = _temporary(path)
     try:
         yield temporary
@@ -66,9 +66,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """A new directory to fill, which takes the name `path` once everything in it is on disk.
+    """Makes a new directory to fill, which gets the name `path` when everything in it is on disk.
 
-    What stood there before is removed right before that: a kill in between leaves nothing of it.
+    An earlier directory of this name is removed immediately before that: a kill in between leaves neither.
     """
     temporary = _temporary(path)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -76,7 +76,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         for part in sorted(temporary.rglob("*")):
-            fsync_file(part)  # of a directory, its names
+            fsync_file(part)  # for a directory: its names
         fsync_directory(temporary)
         if path.is_dir():
             shutil.rmtree(path)
@@ -87,12 +87,12 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def write_text_once(path: Path, text: str) -> bool:
-    """Writes `text` unless there is such a file; of several writers one is the first. Whether it was this one."""
+    """Writes `text` unless the file exists; of several writers, one succeeds. Returns whether it was this one."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")  # writers may be on several machines
     write_text(temporary, text)
     try:
         with suppress(FileExistsError):
-            os.link(temporary, path)  # the file is whole when its name appears
+            os.link(temporary, path)  # the file is complete when its name appears
             return True
         return False
     finally:
@@ -111,7 +111,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def parse_json_object(line: str | bytes) -> dict[str, Any]:
-    """One line of JSON Lines. Raises: ValueError with what the line is instead."""
+    """Returns the object in one line of JSON Lines. Raises: ValueError with what was found instead."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -122,7 +122,7 @@ def parse_json_object(line: str | bytes) -> dict[str, Any]:
 
 
 def read_json_object(path: Path) -> dict[str, Any] | None:
-    """What a small file holds that other processes write; None if it is not there, or holds anything else."""
+    """Returns the object in a small file that other processes write; None if it is missing or invalid."""
     try:
         return parse_json_object(path.read_bytes())
     except (OSError, ValueError):
@@ -134,7 +134,7 @@ def _temporary(path: Path) -> Path:
 
 
 def file_checksum(path: Path) -> str:
-    """XXH3 (128 bits, hexadecimal) of a file's bytes."""
+    """Returns the XXH3 (128 bits, hexadecimal) of a file's bytes."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):

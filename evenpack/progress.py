@@ -1,4 +1,4 @@
-"""How far long work is: bars on a terminal; elsewhere a line now and then, which a log file can hold."""
+"""Progress of long work: bars on a terminal; elsewhere occasional lines, suitable for a log file."""
 
 import math
 import time
@@ -11,18 +11,18 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 Amount = int | float
-"""Of work, in whatever unit it is counted."""
+"""An amount of work, in whatever unit it is counted."""
 
 _TERMINAL_SECONDS = 0.2
-"""Between two pictures on a terminal."""
+"""Seconds between two updates on a terminal."""
 
 
 class Progress:
-    """Shows work, piece by piece; a context manager.
+    """Shows the progress of work, piece by piece; a context manager.
 
     On a terminal each piece has a bar. Elsewhere a line is printed for its first and last state and every
-    `interval_seconds`, with the same facts. Time inside `paused` lowers no rate; the time to go grows by its share so
-    far.
+    `interval_seconds`, with the same facts. Time inside `paused` lowers no rate; the remaining
+    time includes its fraction so far.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Progress:
         silent: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`silent`: shows nothing, on the ranks that are not to speak."""
+        """Takes the interval of lines in seconds; with `silent` it shows nothing, for ranks without output."""
         self.window_seconds = window_seconds
         self.clock = clock
         self.paused_seconds = 0.0
@@ -54,21 +54,21 @@ class Progress:
     def begin(
         self, name: str, *, done: Amount = 0, unit: str = "", counted: bool = False, elapsed_seconds: float = 0.0
     ) -> "Piece":
-        """A piece of work of which `done` was done before, and which began `elapsed_seconds` ago.
+        """Begins a piece of work of which `done` was done before, and which began `elapsed_seconds` ago.
 
         Args:
-            unit: what its rate counts; none: no rate is shown.
-            counted: shown as `step 3/20`, not as a share.
+            unit: the unit of its rate; None: no rate is shown.
+            counted: shown as `step 3/20`, not as a percentage.
         """
         return Piece(self, name, done=done, unit=unit, counted=counted, elapsed_seconds=elapsed_seconds)
 
     def note(self, message: str) -> None:
-        """Something to be said once."""
+        """Shows a message once."""
         self._console.print(message, soft_wrap=True, highlight=False, markup=False)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around what is not this work; what it prints starts on a line of its own."""
+        """Excludes the time in this context from the work; what is printed in it starts on a line of its own."""
         self.finish()
         began = self.clock()
         try:
@@ -77,18 +77,18 @@ class Progress:
             self.paused_seconds += self.clock() - began
 
     def finish(self) -> None:
-        """Leaves the bars as they are; what comes later has new ones, below."""
+        """Leaves the bars as they are; later work has new ones below."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
             self._rows.clear()
 
     def is_due(self, shown_at: float | None) -> bool:
-        """Whether what was shown then is too old."""
+        """Returns whether the last update is too old."""
         return shown_at is None or self.clock() - shown_at >= self._interval_seconds
 
     def show(self, piece: "Piece", *, share: float, facts: Sequence[str]) -> None:
-        """A picture, or a line."""
+        """Updates the bars, or prints a line."""
         if self._silent:
             return
         if not self._on_terminal:
@@ -127,7 +127,10 @@ class Piece:
         self._amount_rate.add(self._began - self._paused_before, 0)
 
     def update(self, done: Amount, total: Amount, *, amount: Amount | None = None, facts: Sequence[str] = ()) -> None:
-        """`done` of `total` is done now. The rate is that of `amount`, so far and in this process, or of `done`."""
+        """Notes that `done` of `total` is done.
+
+        The rate is that of `amount`, so far and in this process, or of `done`.
+        """
         now = self._progress.clock() - self._progress.paused_seconds
         self._done, self._total = done, total
         self._rate.add(now, done)
@@ -144,7 +147,7 @@ class Piece:
         self._progress.show(self, share=done / total if total else 1.0, facts=[*facts, *speed, to_go])
 
     def heading(self, share: float) -> str:
-        """Its name, and how far it is."""
+        """Returns its name, and the part that is done."""
         if self._counted:
             return f"{self._name} {self._done:.0f}/{self._total:.0f}"
         return f"{self._name}  {100 * share:.0f} %"
@@ -161,7 +164,7 @@ class Piece:
 
 
 class WindowRate:
-    """Amount a second over a sliding window of time, so that it follows changes but not single hiccups.
+    """The rate over a sliding window of time, which follows changes but not single delays.
 
     Rich's own speed is unknown until a second update, and again wherever one takes longer than its window.
     """
@@ -171,13 +174,13 @@ class WindowRate:
         self._points: deque[tuple[float, Amount]] = deque()
 
     def add(self, now: float, total: Amount) -> None:
-        """Notes that `total` had been reached at time `now`, both never falling."""
+        """Notes that `total` was reached at time `now`; both never decrease."""
         self._points.append((now, total))
         while len(self._points) > 2 and now - self._points[1][0] >= self._window_seconds:
             self._points.popleft()
 
     def per_second(self) -> float | None:
-        """None until two points in time are known."""
+        """Returns the rate; None until two points in time are known."""
         if len(self._points) < 2:
             return None
         (first, before), (last, after) = self._points[0], self._points[-1]
@@ -185,7 +188,7 @@ class WindowRate:
 
 
 def format_rate(per_second: float | None) -> str:
-    """Three significant digits with k, M or G: '812', '45.3k', '1.20M'; '-' if unknown."""
+    """Formats with three significant digits and k, M or G: '812', '45.3k', '1.20M'; '-' if unknown."""
     if per_second is None or not math.isfinite(per_second):
         return "-"
     scaled, unit = per_second, ""
@@ -198,7 +201,7 @@ def format_rate(per_second: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """'45s', '12m30s', '3h05m', '2d04h'; '-' if unknown."""
+    """Formats as '45s', '12m30s', '3h05m' or '2d04h'; '-' if unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     whole = round(seconds)

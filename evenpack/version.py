@@ -1,3 +1,3 @@
-"""The version of the package, where every room may read it."""
+"""The version of evenpack, where every package may read it."""
 
 VERSION = "0.1.0"

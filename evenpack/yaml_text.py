@@ -1,4 +1,4 @@
-"""YAML as run files and overrides are written in it: whatever cannot be read is a message, and a short one."""
+"""The YAML of run files and overrides: any error of reading is one short message."""
 
 import re
 import reprlib
@@ -11,21 +11,21 @@ import yaml
 from evenpack.errors import ConfigError
 
 _MOST_VALUES = 100_000
-"""In a run file, each alias counted as what it stands for: a few lines of aliases can stand for a billion values."""
+"""Values of a run file, with aliases expanded: a few lines of aliases can stand for a billion values."""
 
 _MOST_COLUMNS = 160
-"""Of a value in a message."""
+"""Columns of a value in a message."""
 
 
 def shown(value: Any) -> str:
-    """The value as it stands in a message: a line at most, however large it is."""
+    """Returns the value for a message: one line at most, however large it is."""
     brief = reprlib.Repr()
     brief.maxlevel, brief.maxstring, brief.maxother = 3, _MOST_COLUMNS, _MOST_COLUMNS
     return cut(brief.repr(value))
 
 
 def cut(text: str) -> str:
-    """As much of a text of the user's as stands in a message."""
+    """Returns the user's text, cut for a message."""
     return text if len(text) <= _MOST_COLUMNS else f"{text[: _MOST_COLUMNS - 4]} ..."
 
 
@@ -60,12 +60,12 @@ def _refusal(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError
 
 
 def _require_finite(root: yaml.Node) -> None:
-    """Refuses a document that stands for more values than anyone writes, or for endlessly many."""
+    """Refuses a document whose aliases expand to too many values, or to infinitely many."""
     sizes: dict[int, int | None] = {}
 
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = None  # under way: whoever meets it again is inside it
+            sizes[id(node)] = None  # in progress: if it is met again, it contains itself
             parts = node.value if isinstance(node, yaml.CollectionNode) else ()
             inner = (part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,)))
             sizes[id(node)] = 1 + sum(size(part) for part in inner)
@@ -87,7 +87,7 @@ _RunFileLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOA
 
 
 def read_yaml(text: str, problem: str) -> Any:
-    """What the text stands for. Raises: ConfigError that begins with `problem`."""
+    """Returns the value of the text. Raises: ConfigError that begins with `problem`."""
     try:
         return deepcopy(_parsed(text))  # the caller's own, to change
     except yaml.YAMLError as error:
@@ -98,5 +98,5 @@ def read_yaml(text: str, problem: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> Any:
-    """A study reads one run file, and the same words, for each of its runs; nine tenths of its start were parsing."""
+    """Caches values: a study reads one run file and the same overrides for each run; parsing took 90 % of its start."""
     return yaml.load(text, Loader=_RunFileLoader)
