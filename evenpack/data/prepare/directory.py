@@ -68,8 +68,10 @@ def remove_leftovers(directory: Path) -> None:
 
 @contextmanager
 def explain_write_failures(directory: Path, needed_bytes: Callable[[], int | None]) -> Iterator[None]:
-    """Turns a failure to write into a DataError with the free and the needed bytes, and other failures of the system
-    into one without."""
+    """Turns a failure to write into a DataError with the free and the needed bytes.
+
+    Other failures of the system become a DataError without them.
+    """
     try:
         yield
     except (OSError, RunError) as error:
