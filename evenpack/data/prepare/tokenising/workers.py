@@ -79,7 +79,7 @@ class LocalWorkers:
                         'fewer --workers; a script must call prepare below `if __name__ == "__main__":`. The same '
                         "command resumes from here"
                     ) from error
-                observer.note(f"warning: a worker died; {parts}, unless they were finished, are resumed by new workers")
+                observer.note(f"warning: a worker died; the unfinished ones of {parts} are resumed by new workers")
 
     @contextmanager
     def _pool(self) -> Iterator[ProcessPoolExecutor]:
