@@ -64,7 +64,7 @@ def test_a_second_call_trains_nothing_again_and_a_missing_seed_alone(trained: Pa
     seed = trained.parent / "out" / "seed_1.json"
     seed.unlink()
     done = evenpack("finetune", trained)
-    assert "seed 0 was done before" in done.stderr
+    assert "seed 0 is already done" in done.stderr
     assert "seed 1: step 60/60" in done.stderr
     assert "seed 0: step" not in done.stderr
     assert "most frequent label" in done.stdout

@@ -108,7 +108,7 @@ def test_a_run_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
         (["--data", "nowhere", "--model", "gpt2_mini", "--devices", "0"], "nowhere does not exist"),
         (
             ["--data", "DATA", "--text-key", "body", "--model", "gpt2_mini", "--devices", "0"],
-            "no key 'body'; the keys there are: 'text'",
+            "no key 'body'; existing keys: 'text'",
         ),
     ],
 )

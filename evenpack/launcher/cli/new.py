@@ -23,7 +23,7 @@ def new(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="A folder with the vocabulary of GPT-2 or BERT. Default: one is trained on the data."),
+        typer.Option(help="A folder with the model's vocabulary. Default: one is trained on the data."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -46,7 +46,7 @@ class NewRun:
     model: str
     """One of `MODELS`."""
     tokenizer: Path | None
-    """The folder with GPT-2's or BERT's vocabulary; None: one is trained on the data."""
+    """The folder with the vocabulary; None: one is trained on the data."""
     devices: int
     """GPUs of all machines together; 0: CPU cores."""
 
@@ -70,16 +70,18 @@ def run_values(new: NewRun) -> dict[str, Any]:
     text = shipped_run_files()[MODELS[new.model]].read_text(encoding="utf-8")
     values: dict[str, Any] = read_yaml(text, "the shipped run file")
     values["run"] |= {"name": new.name, "output_dir": f"runs/{new.name}"}
-    values["data"] |= {"sources": {"text": dict(new.source)}, "tokenizer": _tokenizer(new)}
+    values["data"] |= {"sources": {"text": dict(new.source)}, "tokenizer": _tokenizer(values["data"], new)}
     values["training"] |= _training(values["training"], new.devices)
     return values
 
 
-def _tokenizer(new: NewRun) -> dict[str, Any]:
-    is_bert, is_mini = new.model.startswith("bert"), new.model.endswith("_mini")
+def _tokenizer(shipped: Mapping[str, Any], new: NewRun) -> dict[str, Any]:
+    """The vocabulary of the kind that the shipped file takes, or one trained for its recipe."""
     if new.tokenizer is not None:
-        return {"kind": "bert" if is_bert else "gpt2", "path": str(new.tokenizer)}
-    if is_bert:
+        kind = shipped["tokenizer"]["kind"]
+        return {"kind": kind, "name" if kind == "hub" else "path": str(new.tokenizer)}
+    is_mini = new.model.endswith("_mini")
+    if shipped["recipe"]["kind"] == "sentence_pairs":
         return {"kind": "train_word_pieces", "vocabulary_size": 8192 if is_mini else 30_522}
     return {"kind": "train", "vocabulary_size": 8192 if is_mini else 32_768}
 
