@@ -180,8 +180,10 @@ def _mapping_for(values: Mapping[str, Any], path: Path) -> HuggingFaceMapping:
 
 
 def _write_model(directory: Path, weights: dict[str, Tensor], values: Mapping[str, Any]) -> None:
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    write_json(directory / "config.json", values)
+    config, model = directory / "config.json", directory / "model.safetensors"
+    write_json(config, values)
+    save_file(weights, model, metadata={"format": "pt"})
+    model.chmod(config.stat().st_mode)  # safetensors lets nobody but its writer read the file
 
 
 def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:

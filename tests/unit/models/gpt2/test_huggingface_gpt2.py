@@ -301,6 +301,15 @@ def test_every_exported_file_is_on_disk_before_the_directory_has_its_name(tmp_pa
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= written <= on_disk_before["out"]
 
 
+def test_everybody_may_read_what_others_of_the_writer_s_files_let_them_read(tmp_path):
+    umask = os.umask(0o027)
+    try:
+        to_huggingface(our_model(), tmp_path / "out", tokenizer_dir=None, special_token_id=0)
+    finally:
+        os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}
+
+
 def test_a_failure_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
     def disk_full(*_):
         raise OSError("No space left on device")
