@@ -64,8 +64,8 @@ def fit_cost_model(times: MicroBatchTimes, *, per_step: float, measured_on: Meas
     distinct, group = np.unique(terms, axis=0, return_inverse=True)
     if len(distinct) < _FEWEST_DISTINCT:
         raise DataError(
-            f"a cost model needs {_FEWEST_DISTINCT} micro-batches of different make-up or more, got {len(distinct)}: "
-            "measure more packs"
+            f"a cost model needs {_FEWEST_DISTINCT} different micro-batches or more, got {len(distinct)}: "
+            "measure more of them (study throughput --samples), over more data"
         )
     place = shuffled_places(group.ravel(), seed=seed)
     is_held_out = place < round(_HELD_OUT_SHARE * len(distinct))

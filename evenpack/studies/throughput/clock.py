@@ -33,6 +33,16 @@ class Spread:
         return cls(median=float(middle), quartile_1=float(low), quartile_3=float(high))
 
 
+def clear_winner(spreads: Sequence[Spread]) -> int | None:
+    """Returns the index of the highest median whose middle half overlaps no other one; None if there is none.
+
+    A single spread has nothing to win over.
+    """
+    best = max(range(len(spreads)), key=lambda index: spreads[index].median)
+    others = [spread.quartile_3 for index, spread in enumerate(spreads) if index != best]
+    return best if others and spreads[best].quartile_1 > max(others) else None
+
+
 class PhaseClock:
     """Observes an engine: on CUDA by events, which are recorded asynchronously; otherwise by the host's clock."""
 

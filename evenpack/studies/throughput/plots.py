@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.studies.plotting import COLOURS, figure_as_png, write_title
-from evenpack.studies.throughput.clock import Spread
+from evenpack.studies.throughput.clock import Spread, clear_winner
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
 _PHASES = ("forward", "backward", "all_reduce", "update")
@@ -63,8 +63,8 @@ def _draw_rates(axes: Any, rows: Sequence[LayoutRow]) -> None:
     for index, median in enumerate(medians):
         axes.annotate(f"{median:,.3g}", (index, median / 2), ha="center", va="center", color="white", fontweight="bold")
     axes.set_ylabel("sequences/s")
-    best = max(rows, key=lambda row: row.sequences_per_second.median)
-    write_title(axes, f"Fastest: {best.layout}")
+    winner = clear_winner(spreads)
+    write_title(axes, "Throughput of the layouts" if winner is None else f"Fastest: {rows[winner].layout}")
 
 
 def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
@@ -84,9 +84,15 @@ def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
     axes.set_ylabel("speed-up over padding")
     axes.set_ylim(bottom=0.0)
     axes.legend(frameon=False, loc="lower right", fontsize=9)
-    best = max(rows, key=lambda row: row.realised_speed_up.median)
-    depth = "full packs" if best.depth is None else f"packs of {best.depth} at most"
-    write_title(axes, f"Fastest: {depth}, {best.realised_speed_up.median:.2f} x padding")
+    write_title(axes, _depths_title(rows, clear_winner(realised)))
+
+
+def _depths_title(rows: Sequence[DepthRow], winner: int | None) -> str:
+    if winner is None:
+        return "Speed-up by packing depth"
+    depth = rows[winner].depth
+    packs = "full packs" if depth is None else f"packs of {depth} at most"
+    return f"Fastest: {packs}, {rows[winner].realised_speed_up.median:.2f} x padding"
 
 
 def _in_lines(layout: str) -> str:

@@ -138,7 +138,7 @@ def test_held_out_error_is_not_that_of_the_rows_that_were_fitted() -> None:
 
 def test_micro_batches_that_are_too_few_or_too_much_alike_are_refused() -> None:
     few = times(rows=5)
-    with pytest.raises(DataError, match="12 micro-batches of different make-up or more, got 5"):
+    with pytest.raises(DataError, match="12 different micro-batches or more, got 5"):
         fit(few)
     slots = np.arange(1, 101) * 64
     alike = MicroBatchTimes(slots=slots, squared_lengths=slots * 64, segments=slots // 64, seconds=slots * 1e-5)
