@@ -74,6 +74,23 @@ class TokenisingState:
         assert part.accounting is not None, "the part has been read to its end"
         return ended.with_rows(part.accounting, part.longest_row_words)
 
+    def with_part(self, part: "TokenisingState", *, documents: int) -> "TokenisingState":
+        """Returns the state after a whole part that a worker tokenised.
+
+        Args:
+            part: the state of the part's own file at its end.
+            documents: those of all parts so far.
+        """
+        ended = replace(
+            self,
+            parts=self.parts + 1,
+            part_documents=documents,
+            bytes_read=self.bytes_read + part.bytes_read,
+            text_bytes=self.text_bytes + part.text_bytes,
+            unknown_tokens=self.unknown_tokens + part.unknown_tokens,
+        )
+        return ended if part.rows is None else ended.with_rows(part.rows, part.longest_row_words)
+
     def with_rows(self, rows: RowAccounting, longest_row_words: int) -> "TokenisingState":
         """Returns the state with the rows of another part."""
         return replace(

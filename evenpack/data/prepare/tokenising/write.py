@@ -4,7 +4,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from evenpack.data.prepare.origins import Origin, origin_hash
@@ -139,19 +139,8 @@ class _SourceWriting:
         tasks = [self._task(number) for number in range(self._state.parts, len(self._parts))]
         with closing(workers.files(tasks, self)) as files:
             for file in files:
-                before = self._state
                 file.append_to(self._writer)
-                part = file.state
-                self._state = replace(
-                    before,
-                    parts=before.parts + 1,
-                    part_documents=self._writer.documents,
-                    bytes_read=before.bytes_read + part.bytes_read,
-                    text_bytes=before.text_bytes + part.text_bytes,
-                    unknown_tokens=before.unknown_tokens + part.unknown_tokens,
-                )
-                if part.rows is not None:
-                    self._state = self._state.with_rows(part.rows, part.longest_row_words)
+                self._state = self._state.with_part(file.state, documents=self._writer.documents)
                 self._writer.commit(self._state.to_json())
                 shutil.rmtree(file.prefix.parent)
                 seconds[file.worker] += file.cpu_seconds
