@@ -79,7 +79,7 @@ def _is_held_out(prepared: PreparedData, source: str, document: int) -> bool:
     """Returns whether documents are held out, for a source that is split by the hash of its documents."""
     record = prepared.manifest.files[f"sources/{source}/{DOCUMENT_HASHES}.npy"]
     identity = np.array(np.load(prepared.directory / record.path, mmap_mode="r")[document : document + 1])
-    return bool(held_out(identity, prepared.config.validation_fraction)[0])
+    return bool(held_out(identity, prepared.config.sources[source], prepared.config.validation_fraction)[0])
 
 
 def _decoder(prepared: PreparedData) -> Decode:

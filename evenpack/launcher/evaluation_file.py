@@ -58,7 +58,8 @@ def _source(data: DataConfig, path: Path) -> Source:
     for suffixes, source in _SOURCES.items():
         if path.name.endswith(suffixes):
             alike = [own for own in data.sources.values() if isinstance(own, type(source))]
-            values = {"path": path.absolute(), "weight": 1, "maximum_epochs": None, "maximum_rows": None}
+            values = {"path": path.absolute(), "validation_path": None, "weight": 1, "maximum_epochs": None}
+            values |= {"maximum_rows": None}
             return (alike[0] if alike else source).model_copy(update=values)
     known = ", ".join(suffix for suffixes in _SOURCES for suffix in suffixes)
     raise ConfigError(f"--data {path}: the ending of its name tells how a file is read; known: {known}")

@@ -93,7 +93,7 @@ def held_out_documents(run: evenpack.Run, source: str) -> list[str]:
     """The texts of a source that its run holds out."""
     documents = list(open_corpus(source, run.config.data.sources[source]).documents())
     identities = np.array([document.identity for document in documents], dtype=np.uint64)
-    chosen = held_out(identities, run.config.data.validation_fraction)
+    chosen = held_out(identities, run.config.data.sources[source], run.config.data.validation_fraction)
     return [document.text for document, is_chosen in zip(documents, chosen, strict=True) if is_chosen]
 
 

@@ -64,13 +64,13 @@ def find_tokens(config: DataConfig) -> dict[str, KnownTokens] | None:
     if checksum is None or not all(isinstance(source, SourceOfText) for source in config.sources.values()):
         return None
     known = {}
-    for name in config.sources:
+    for name, source in config.sources.items():
         origin = tokens_origin(config, name, inputs[name], tokenizer_checksum=checksum)
         prefix = place_of(config.tokens_dir, name, origin) / "tokens"
         journal = read_journal(prefix)
         if journal is None or not journal.complete:
             return None
-        is_held_out = held_out(np.load(hashes_path(prefix)), config.validation_fraction)
+        is_held_out = held_out(np.load(hashes_path(prefix)), source, config.validation_fraction)
         known[name] = KnownTokens(
             token_file=TokenFile(prefix),
             training_documents=np.flatnonzero(~is_held_out),

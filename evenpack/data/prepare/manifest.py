@@ -28,8 +28,12 @@ _PATHS = {"path", "validation_path"}
 """Keys with the paths of a source or tokenizer."""
 _OF_THE_MIXTURE = ("weight", "maximum_epochs")
 """Keys of a source that decide no file."""
-_OFF_UNLESS_GIVEN = {"rows", "minimum_words", "maximum_rows"}
-"""Keys of a source that older data sections do not have: included only if set, so that the older ones stay valid."""
+_OFF_UNLESS_GIVEN: dict[str, bool | None] = {
+    **dict.fromkeys(("rows", "minimum_words", "maximum_rows", "validation_path", "validation_split")),
+    "allow_validation_overlap": False,
+}
+"""Keys of a source of text that older data sections do not have, with their defaults: included only with another value,
+so that the older ones stay valid."""
 _NOT_OF_FILES = dict.fromkeys(
     (
         *("prepared_dir", "tokens_dir", "order", "verify_in_training", "on_changed_sources"),
@@ -237,9 +241,9 @@ def data_section(config: DataConfig) -> dict[str, Any]:
     for source in section["sources"].values():
         for key in _OF_THE_MIXTURE:
             del source[key]
-        for key in _OFF_UNLESS_GIVEN & source.keys():
-            if source[key] is None:
-                del source[key]
+        if source["kind"] != "hdf5":
+            for key in [key for key, default in _OFF_UNLESS_GIVEN.items() if source.get(key, default) == default]:
+                source.pop(key, None)
     for part in (section["tokenizer"], *section["sources"].values()):
         for key in _PATHS & part.keys():
             part[key] = _absolute(part[key])

@@ -23,6 +23,7 @@ def tokens_origin(config: DataConfig, name: str, inputs: Iterable[InputFile], *,
     """Returns the origin of the token file of a text source, which contains nothing of a recipe but a language."""
     language = sentence_language(config)
     section = data_section(config)["sources"][name]
+    section.pop("allow_validation_overlap", None)  # asked of tokens, once they are there
     sentences = {} if language is None else {"recipe": {"language": language}}
     return {
         "data": {"sources": {name: section}, "tokenizer": {"checksum": tokenizer_checksum}, **sentences},

@@ -42,6 +42,7 @@ from evenpack.data.prepare.source import SourcePreparation
 from evenpack.data.prepare.tokenising.workers import Workers
 from evenpack.data.prepare.tokenising.write import Tokenising
 from evenpack.data.prepare.tokenizer import prepare_tokenizer, tokenizer_files, tokenizer_record
+from evenpack.data.prepare.validation_documents import note_nothing_held_out
 from evenpack.data.prepare.verification import Verifier
 from evenpack.data.sequences.sentences import LANGUAGES_WITH_RULES
 from evenpack.data.sources.config import Hdf5Source, MegatronSource
@@ -175,7 +176,8 @@ class _Preparation:
         for name in self.config.sources:
             records[name], source_files = self._prepare_source(name, tokenizer, vocabulary)
             files |= source_files
-            self._note_nothing_held_out(name, records[name])
+            if records[name].validation.packing is None:
+                note_nothing_held_out(self.config, name, documents=records[name].documents, progress=self.meter)
         manifest = Manifest(data=data_section(self.config), tokenizer=vocabulary, sources=records, files=files)
         manifest.write(self.directory)
         return manifest
@@ -186,14 +188,6 @@ class _Preparation:
             self.meter.note(
                 f"data.recipe.language {recipe.language}: sentencex has no rules of its own for it, and uses those of "
                 f"a related language, or of English; it has them for {', '.join(sorted(LANGUAGES_WITH_RULES))}"
-            )
-
-    def _note_nothing_held_out(self, name: str, record: SourceRecord) -> None:
-        if self.config.validation_fraction and record.validation.packing is None:
-            self.meter.note(
-                f"warning: source '{name}' holds nothing out, and will have no validation loss: of its "
-                f"{record.documents} documents none that the recipe takes falls into data.validation_fraction "
-                f"({self.config.validation_fraction:g}); raise it, or give the source more documents"
             )
 
     def _prepare_source(

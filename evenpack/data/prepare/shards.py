@@ -118,7 +118,7 @@ class ShardPreparation:
         return ShardSet.open(files) if files else None
 
     def _is_held_out(self, part: ShardSlice) -> Bool[np.ndarray, " K"]:
-        return held_out(part.sequences.identities(), self.config.validation_fraction)
+        return held_out(part.sequences.identities(), self.source, self.config.validation_fraction)
 
     def _origin(self) -> dict[str, Any]:
         """Returns everything that decides the token files; their journals store it."""

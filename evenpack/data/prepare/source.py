@@ -32,12 +32,13 @@ from evenpack.data.prepare.splits import split_files, store_split
 from evenpack.data.prepare.tokenising.encoding import columns
 from evenpack.data.prepare.tokenising.write import Tokenising, remove_unfinished, write_tokens
 from evenpack.data.prepare.tokenising.written_tokens import WrittenTokens
+from evenpack.data.prepare.validation_documents import check_overlap
 from evenpack.data.sequences import PAIRS, SequenceView, build_view, open_view
 from evenpack.data.sequences.mask_drawing import MaskDrawing
 from evenpack.data.sequences.sentences import SentenceIndex
-from evenpack.data.sources.config import MegatronSource
+from evenpack.data.sources.config import HubSource, MegatronSource, SourceOfFiles
 from evenpack.data.sources.corpus import Corpus
-from evenpack.data.sources.held_out import held_out
+from evenpack.data.sources.held_out import held_out, names_validation_documents
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.megatron import check_ends, megatron_prefix
 from evenpack.data.tokenizers.tokenizer import Tokenizer
@@ -101,8 +102,10 @@ class SourcePreparation:
             except DataError:
                 self._remove_if_empty()
                 raise
+        written = WrittenTokens.of_text(prefix, journal, columns(language))
+        self._check_overlap(corpus, written)
         return self._finish(
-            WrittenTokens.of_text(prefix, journal, columns(language)),
+            written,
             self._documents_view if language is None else partial(self._pairs_view, tokenising.tokenizer, reporter),
         )
 
@@ -136,6 +139,18 @@ class SourcePreparation:
         with self.shared.held(self.name, origin) as folder:
             yield folder
 
+    def _check_overlap(self, corpus: Corpus, written: WrittenTokens) -> None:
+        """Raises: DataError if training documents are named for validation too; unshared tokens are removed then."""
+        source = self.config.sources[self.name]
+        if not names_validation_documents(source):
+            return
+        assert isinstance(source, SourceOfFiles | HubSource), "no other kind names documents"
+        try:
+            check_overlap(self.name, source, written.identities, corpus, self.progress)
+        except DataError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
     def _refuse_other_origin(self, prefix: Path, origin: Origin) -> None:
         journal = read_journal(prefix)
         if journal is None or not journal.state:
@@ -146,7 +161,8 @@ class SourcePreparation:
 
     def _finish(self, written: WrittenTokens, make_view: ViewMaker) -> tuple[SourceRecord, dict[str, FileRecord]]:
         """Makes splits, sequences and strategies, and then the accounting."""
-        is_held_out = held_out(np.asarray(written.identities), self.config.validation_fraction)
+        source = self.config.sources[self.name]
+        is_held_out = held_out(np.asarray(written.identities), source, self.config.validation_fraction)
         splits = {}
         for split, chosen in zip(SPLITS, (~is_held_out, is_held_out), strict=True):
             view = make_view(split, written.token_file, np.flatnonzero(chosen))
@@ -163,7 +179,7 @@ class SourcePreparation:
                 "data.recipe or data.validation_fraction, or give it more documents"
             )
         record = SourceRecord(
-            kind=self.config.sources[self.name].kind,
+            kind=source.kind,
             inputs=self.inputs,
             token_file=recorded_path(written.token_file.prefix, self.directory, self.shared),
             documents=written.token_file.documents,

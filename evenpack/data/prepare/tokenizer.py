@@ -70,6 +70,7 @@ def _train(
     texts = chain.from_iterable(
         training_texts(
             corpus,
+            config.sources[name],
             validation_fraction=config.validation_fraction,
             reporter=SourceReporter.begin(progress, name, "tokenizer", corpus.total_bytes),
         )

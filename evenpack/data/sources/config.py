@@ -32,6 +32,28 @@ class SourceOfText(_SourceBase):
         """Whether any of these is asked for."""
         return (self.rows, self.minimum_words, self.maximum_rows) != (None, None, None)
 
+    @property
+    def has_validation_documents(self) -> bool:
+        """Whether the section names documents for validation, instead of a fraction that is held out."""
+        return False
+
+
+class SourceOfFiles(SourceOfText):
+    """What all sources have in common that read files of text."""
+
+    path: UserPaths | None = None
+    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order."""
+    validation_path: UserPaths | None = None
+    """Files whose documents are held out for validation, given in the same way and read by the same keys
+    (`maximum_rows` counts only training rows). Nothing is split off by `validation_fraction` then."""
+    allow_validation_overlap: bool = False
+    """Whether a document may be trained on that the validation files contain, too; false refuses the first one."""
+
+    @property
+    def has_validation_documents(self) -> bool:
+        """Whether `validation_path` is given."""
+        return self.validation_path is not None
+
 
 class BuiltinSource(SourceOfText):
     """Text that every Python installation carries: pydoc topics and the standard library's docstrings."""
@@ -39,45 +61,40 @@ class BuiltinSource(SourceOfText):
     kind: Literal["builtin"]
 
 
-class JsonlSource(SourceOfText):
+class JsonlSource(SourceOfFiles):
     """One JSON object a line, plain or compressed (`.zst`, `.gz`)."""
 
     kind: Literal["jsonl"]
-    path: UserPaths | None = None
-    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order."""
     text_key: str = "text"
     """The key whose string is the document."""
 
 
-class ParquetSource(SourceOfText):
+class ParquetSource(SourceOfFiles):
     """Parquet files with a column of text."""
 
     kind: Literal["parquet"]
-    path: UserPaths | None = None
-    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order."""
     text_key: str = "text"
     """The column whose string is the document."""
 
 
-class ArrowSource(SourceOfText):
+class ArrowSource(SourceOfFiles):
     """Arrow files with a column of text, or folders that `datasets` has written with `save_to_disk`."""
 
     kind: Literal["arrow"]
     path: UserPaths | None = None
     """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order. A folder of
-    `save_to_disk` is read as it lists its files."""
+    `save_to_disk` is read in its own order of files."""
     text_key: str = "text"
     """The column whose string is the document."""
     split: str | None = None
-    """Name of a split of a folder that holds a `DatasetDict`; null for all other files and folders."""
+    """Name of a split of a folder that holds a `DatasetDict`; null for all other files and folders. It is of `path`
+    alone: `validation_path` is the folder of a split, or files."""
 
 
-class TextSource(SourceOfText):
+class TextSource(SourceOfFiles):
     """Plain UTF-8 text files."""
 
     kind: Literal["text"]
-    path: UserPaths | None = None
-    """A file, a folder or a glob pattern, each in sorted order; or a list of these, read in its own order."""
     document_separator: Literal["file", "blank_line", "line"] = "file"
     """What ends a document."""
 
@@ -101,8 +118,26 @@ class HubSource(SourceOfText):
     """Name of the dataset's configuration, for example `en`; null: it has but one."""
     split: str = "train"
     """Name of the split that is read."""
+    validation_split: str | None = None
+    """Name of the split whose documents are held out for validation (`maximum_rows` counts only training rows).
+    Nothing is split off by `validation_fraction` then."""
+    allow_validation_overlap: bool = False
+    """Whether a document may be trained on that the validation split contains, too; false refuses the first one."""
     text_key: str = "text"
     """The column whose string is the document."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "HubSource":
+        if self.split == self.validation_split:
+            raise ValueError(
+                f"split and validation_split are both '{self.split}': validation documents must not be trained on"
+            )
+        return self
+
+    @property
+    def has_validation_documents(self) -> bool:
+        """Whether `validation_split` is given."""
+        return self.validation_split is not None
 
 
 class MegatronSource(_SourceBase):

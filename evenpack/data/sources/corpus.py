@@ -26,6 +26,13 @@ class Document(NamedTuple):
     """xxh3_64 of the text in UTF-8, which identifies equal documents and decides the validation split."""
     bytes_read: int
     """Bytes of the source's files read so far, including this document; ends at `Corpus.total_bytes`."""
+    is_held_out: bool | None = None
+    """Whether the document is one for validation, if the source's section names these; None if a hash decides."""
+
+    @property
+    def stored_identity(self) -> int:
+        """The identity whose lowest bit is `is_held_out`, if that is known (`held_out` reads it there)."""
+        return self.identity if self.is_held_out is None else self.identity & ~1 | self.is_held_out
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from typing import NoReturn
 from evenpack.data.sources.config import Hdf5Source
 from evenpack.data.sources.corpus import SourceKind
 from evenpack.data.sources.input_files import InputFile
-from evenpack.data.sources.source_files import file_inputs, find_files
+from evenpack.data.sources.source_files import find_files, refuse_shared_files
 from evenpack.errors import ConfigError, DataError
 
 _SUFFIXES = (".hdf5", ".hdf", ".h5")
@@ -35,12 +35,7 @@ def validation_files(name: str, source: Hdf5Source) -> tuple[Path, ...]:
     if source.validation_path is None:
         return ()
     files = find_files(name, source.validation_path, suffixes=_SUFFIXES, key="validation_path")
-    shared = {path.resolve() for path in training_files(name, source)} & {path.resolve() for path in files}
-    if shared:
-        raise DataError(
-            f"source '{name}': {min(shared)} belongs to path and to validation_path: evaluation files must not be "
-            f"trained on; correct data.sources.{name}.path"
-        )
+    refuse_shared_files(name, training_files(name, source), files)
     return files
 
 
@@ -55,8 +50,8 @@ def bytes_to_read(name: str, source: Hdf5Source) -> int:
 
 def inputs(name: str, source: Hdf5Source) -> tuple[InputFile, ...]:
     """Returns the shards of both sets."""
-    validation = tuple(InputFile.of(path) for path in validation_files(name, source))
-    return file_inputs(name, source.path, suffixes=_SUFFIXES) + validation
+    files = (*training_files(name, source), *validation_files(name, source))
+    return tuple(InputFile.of(path) for path in files)
 
 
 def _holds_no_text(name: str, _source: Hdf5Source) -> NoReturn:

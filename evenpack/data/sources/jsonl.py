@@ -3,14 +3,14 @@
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from evenpack.data.sources.config import JsonlSource
-from evenpack.data.sources.corpus import Document, SourceKind
+from evenpack.data.sources.corpus import Document
+from evenpack.data.sources.file_kinds import kind_of_files
 from evenpack.data.sources.input_files import SourceReader
 from evenpack.data.sources.json_lines import JSONL_SUFFIXES, filled_lines, value_of
 from evenpack.data.sources.line_ranges import LineRange, documents_of
-from evenpack.data.sources.pieces import FileCorpus
-from evenpack.data.sources.source_files import file_inputs, find_files
 from evenpack.errors import DataError
 
 
@@ -47,12 +47,8 @@ class JsonlPiece:
         raise DataError(f"{reader.where}: '{self.text_key}' must be a string, found {type(other).__name__}")
 
 
-def _open_corpus(name: str, source: JsonlSource) -> FileCorpus:
-    files = find_files(name, source.path, suffixes=JSONL_SUFFIXES)
-    return FileCorpus(pieces=tuple(JsonlPiece(lines=LineRange(path=path), text_key=source.text_key) for path in files))
+def _piece(source: JsonlSource, path: Path) -> JsonlPiece:
+    return JsonlPiece(lines=LineRange(path=path), text_key=source.text_key)
 
 
-KIND = SourceKind[JsonlSource](
-    open_corpus=_open_corpus,
-    inputs=lambda name, source: file_inputs(name, source.path, suffixes=JSONL_SUFFIXES),
-)
+KIND = kind_of_files(_piece, suffixes=JSONL_SUFFIXES)

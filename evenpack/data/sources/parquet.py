@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 
 from evenpack.data.sources.columns import ColumnPiece
 from evenpack.data.sources.config import ParquetSource
-from evenpack.data.sources.corpus import SourceKind
-from evenpack.data.sources.pieces import FileCorpus
-from evenpack.data.sources.source_files import file_inputs, find_files
+from evenpack.data.sources.file_kinds import kind_of_files
 
 if TYPE_CHECKING:
     from evenpack.data.sources.tables import BlockTable
@@ -21,14 +19,8 @@ def _open_table(path: Path) -> "BlockTable":
     return ParquetTable(path)
 
 
-def _open_corpus(name: str, source: ParquetSource) -> FileCorpus:
-    files = find_files(name, source.path, suffixes=_SUFFIXES)
-    return FileCorpus(
-        pieces=tuple(ColumnPiece(path=path, text_key=source.text_key, open_table=_open_table) for path in files)
-    )
+def _piece(source: ParquetSource, path: Path) -> ColumnPiece:
+    return ColumnPiece(path=path, text_key=source.text_key, open_table=_open_table)
 
 
-KIND = SourceKind[ParquetSource](
-    open_corpus=_open_corpus,
-    inputs=lambda name, source: file_inputs(name, source.path, suffixes=_SUFFIXES),
-)
+KIND = kind_of_files(_piece, suffixes=_SUFFIXES)

@@ -1,7 +1,7 @@
 """Corpora of files: pieces of files, read one after the other, and parts that consist of such pieces."""
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from evenpack.data.sources.corpus import Document
@@ -28,6 +28,34 @@ class Piece(Protocol):
 
     def divided(self, target_bytes: int) -> Iterable["Piece"]:
         """Returns pieces with the same documents in the same order, of `target_bytes` if the file allows it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledPiece:
+    """A piece whose documents are all for validation, or all for training."""
+
+    piece: Piece
+    is_held_out: bool
+
+    @property
+    def name(self) -> str:
+        return self.piece.name
+
+    @property
+    def total_bytes(self) -> int:
+        return self.piece.total_bytes
+
+    def read(self, start: int, bytes_before: int) -> Generator[Document, None, int]:
+        documents = self.piece.read(start, bytes_before)
+        while True:
+            try:
+                document = next(documents)
+            except StopIteration as end:
+                return int(end.value)
+            yield document._replace(is_held_out=self.is_held_out)
+
+    def divided(self, target_bytes: int) -> Iterator["LabelledPiece"]:
+        return (replace(self, piece=piece) for piece in self.piece.divided(target_bytes))
 
 
 @dataclass(frozen=True, kw_only=True)

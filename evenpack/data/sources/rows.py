@@ -51,6 +51,7 @@ class RowChoice:
     rows: RowKind | None
     minimum_words: int | None
     maximum_rows: int | None
+    """The most rows for training; those of documents for validation are not counted."""
 
 
 class RowPart:
@@ -91,8 +92,9 @@ class RowPart:
     def _kept(self, start: int) -> Iterator[Document]:
         counts: Counter[str] = Counter()
         self.longest_row_words = 0
-        for row, bytes_read in self._rows():
-            if counts["rows_kept"] == self._choice.maximum_rows:
+        training_rows = 0
+        for row, document in self._rows():
+            if training_rows == self._choice.maximum_rows:
                 break
             words = len(row.split())
             self.longest_row_words = max(self.longest_row_words, words)
@@ -101,15 +103,17 @@ class RowPart:
             counts["words_read"] += words
             counts[f"rows_{fate}"] += 1
             counts[f"words_{fate}"] += words
+            training_rows += fate == "kept" and not document.is_held_out
             if fate == "kept" and counts["rows_kept"] > start:
-                yield make_document(row, bytes_read, where=lambda: f"a row of source '{self._source}'")
+                kept = make_document(row, document.bytes_read, where=lambda: f"a row of source '{self._source}'")
+                yield kept._replace(is_held_out=document.is_held_out)
         self.accounting = RowAccounting(**{field.name: counts[field.name] for field in fields(RowAccounting)})
 
-    def _rows(self) -> Iterator[tuple[str, int]]:
-        """Yields each row, and the bytes of the files that were read for it."""
+    def _rows(self) -> Iterator[tuple[str, Document]]:
+        """Yields each row, with the document that contains it."""
         for document in self._part.documents():
             for row in self._rows_of(document.text):
-                yield row, document.bytes_read
+                yield row, document
 
     def _rows_of(self, text: str) -> Iterable[str]:
         if self._choice.rows is None:

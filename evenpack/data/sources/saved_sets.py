@@ -30,10 +30,10 @@ def saved_splits(folder: Path) -> tuple[str, ...] | None:
     return () if (folder / _STATE).is_file() and (folder / "dataset_info.json").is_file() else None
 
 
-def saved_files(folder: Path, *, split: str | None, key: str) -> tuple[Path, ...] | None:
+def saved_files(folder: Path, *, split: str | None, key: str | None) -> tuple[Path, ...] | None:
     """Returns the files of a saved dataset in its own order, or None if the folder is none.
 
-    `key` is the split's key in the run file.
+    `key` is the split's key in the run file; None: there is none, and a split is named by its folder.
 
     Raises: DataError for a DatasetDict without a known split, for a Dataset with one, and for files that are missing.
     """
@@ -46,7 +46,8 @@ def saved_files(folder: Path, *, split: str | None, key: str) -> tuple[Path, ...
         return _listed_files(folder)
     if split not in splits:
         found = "no split is named" if split is None else f"'{split}' is none of them"
-        raise DataError(f"{folder} holds the splits {', '.join(splits)}, and {found}: choose one with {key}=SPLIT")
+        remedy = f"give {folder / splits[0]} or another one's folder" if key is None else f"choose one with {key}=SPLIT"
+        raise DataError(f"{folder} holds the splits {', '.join(splits)}, and {found}: {remedy}")
     return _listed_files(folder / split)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.data.sources.input_files import InputFile
 from evenpack.errors import DataError
 
 FolderFiles = Callable[[Path], tuple[Path, ...] | None]
@@ -45,11 +44,14 @@ def find_files(
     return tuple(file for file, _ in found.values())
 
 
-def file_inputs(
-    name: str, paths: Path | Sequence[Path] | None, *, suffixes: tuple[str, ...] | None
-) -> tuple[InputFile, ...]:
-    """Returns the files of `find_files` with their present state."""
-    return tuple(InputFile.of(found) for found in find_files(name, paths, suffixes=suffixes))
+def refuse_shared_files(name: str, training: Sequence[Path], validation: Sequence[Path]) -> None:
+    """Checks that no file is both for training and for validation. Raises: DataError naming the first that is."""
+    shared = {path.resolve() for path in training} & {path.resolve() for path in validation}
+    if shared:
+        raise DataError(
+            f"source '{name}': {min(shared)} belongs to path and to validation_path: validation files must not be "
+            f"trained on; correct data.sources.{name}.path"
+        )
 
 
 def files_below(folder: Path) -> tuple[Path, ...]:

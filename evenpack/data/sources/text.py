@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from evenpack.data.sources.config import TextSource
-from evenpack.data.sources.corpus import Document, SourceKind
+from evenpack.data.sources.corpus import Document
+from evenpack.data.sources.file_kinds import kind_of_files
 from evenpack.data.sources.input_files import SourceReader
 from evenpack.data.sources.line_ranges import LineRange, documents_of
-from evenpack.data.sources.pieces import FileCorpus
 from evenpack.data.sources.rows import filled_lines, paragraphs
-from evenpack.data.sources.source_files import file_inputs, find_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +48,8 @@ class TextPiece:
             yield from filled_lines(["\n".join(lines)])
 
 
-def _open_corpus(name: str, source: TextSource) -> FileCorpus:
-    files = find_files(name, source.path, suffixes=None)
-    return FileCorpus(
-        pieces=tuple(TextPiece(lines=LineRange(path=path), separator=source.document_separator) for path in files)
-    )
+def _piece(source: TextSource, path: Path) -> TextPiece:
+    return TextPiece(lines=LineRange(path=path), separator=source.document_separator)
 
 
-KIND = SourceKind[TextSource](
-    open_corpus=_open_corpus,
-    inputs=lambda name, source: file_inputs(name, source.path, suffixes=None),
-)
+KIND = kind_of_files(_piece, suffixes=None)

@@ -32,9 +32,8 @@ def file_labels(config: DataConfig, source: str, prepared: PreparedData) -> Labe
         tenths = np.arange(view.count) * _TENTHS // view.count
         return Labels(names=tuple(f"tenth {tenth + 1}" for tenth in range(_TENTHS)), of_sequence=tenths)
     section = config.sources[source]
-    counts = [
-        sum(1 for _ in open_corpus(source, section.model_copy(update={"path": file})).documents()) for file in files
-    ]
+    of_files = [section.model_copy(update={"path": file, "validation_path": None}) for file in files]
+    counts = [sum(1 for _ in open_corpus(source, of_file).documents()) for of_file in of_files]
     documents = np.repeat(view.documents, np.diff(view.first_sequences))
     of_sequence = np.searchsorted(np.cumsum(counts), documents, side="right")
     return Labels(names=tuple(file.name for file in files), of_sequence=of_sequence)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from evenpack.data.prepare.progress import SourceReporter
+from evenpack.data.sources.config import Source
 from evenpack.data.sources.corpus import Corpus, Document
 from evenpack.data.sources.held_out import held_out
 from evenpack.errors import DataError
@@ -60,7 +61,9 @@ def read_ahead(items: Iterator[T], executor: Executor) -> Iterator[T]:
         yield item
 
 
-def training_texts(corpus: Corpus, *, validation_fraction: float, reporter: SourceReporter) -> Iterator[str]:
+def training_texts(
+    corpus: Corpus, source: Source, *, validation_fraction: float, reporter: SourceReporter
+) -> Iterator[str]:
     """Yields the texts that are not held out, to train a tokenizer.
 
     Raises: DataError for a source without documents.
@@ -70,7 +73,7 @@ def training_texts(corpus: Corpus, *, validation_fraction: float, reporter: Sour
         for batch in read_ahead(batches(corpus.documents()), executor):
             documents += len(batch.texts)
             reporter.report(documents=documents, tokens=0, bytes_read=batch.bytes_read, bytes_resumed=0)
-            out = held_out(batch.identities, validation_fraction)
+            out = held_out(batch.identities, source, validation_fraction)
             yield from (text for text, held in zip(batch.texts, out.tolist(), strict=True) if not held)
     if documents == 0:
         raise no_document(reporter.source)
@@ -82,5 +85,5 @@ def no_document(source: str) -> DataError:
 
 
 def _batch(documents: list[Document], text_bytes: int) -> Batch:
-    identities = np.array([document.identity for document in documents], dtype=np.uint64)
+    identities = np.array([document.stored_identity for document in documents], dtype=np.uint64)
     return Batch([document.text for document in documents], identities, text_bytes, documents[-1].bytes_read)

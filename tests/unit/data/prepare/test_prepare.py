@@ -9,6 +9,7 @@ from prepared_files import Recorder, contents, data_config, save_tokenizer, sent
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
+from evenpack.data.sources.config import BuiltinSource
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
@@ -65,20 +66,20 @@ def test_the_split_follows_the_text_alone(corpus: Path, finished: Path) -> None:
     for name in config.sources:
         identities = np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts_of(config, name)], np.uint64)
         np.testing.assert_array_equal(np.load(finished / "sources" / name / "document_hashes.npy"), identities)
-        out = held_out(identities, 0.1)
+        out = held_out(identities, config.sources[name], 0.1)
         assert 0.03 < out.mean() < 0.2
         lengths = TokenFile(finished / "sources" / name / "tokens").document_lengths()
         for split, chosen in (("train", ~out), ("validation", out)):
             documents = np.load(finished / "sources" / name / split / "documents.npy")
             assert documents.tolist() == np.flatnonzero(chosen & (lengths >= 2)).tolist()
-    identities = np.load(finished / "sources" / "wiki" / "document_hashes.npy")
-    np.testing.assert_array_equal(held_out(identities[:50], 0.1), held_out(identities[400:450], 0.1))
+    identities, source = np.load(finished / "sources" / "wiki" / "document_hashes.npy"), config.sources["wiki"]
+    np.testing.assert_array_equal(held_out(identities[:50], source, 0.1), held_out(identities[400:450], source, 0.1))
 
 
 def test_the_held_out_share_grows_without_moving_documents_back() -> None:
     identities = np.arange(100_000, dtype=np.uint64)
     shares = [0.0, 0.01, 0.3, 0.999]
-    chosen = [held_out(identities, share) for share in shares]
+    chosen = [held_out(identities, BuiltinSource(kind="builtin"), share) for share in shares]
     for share, out in zip(shares, chosen, strict=True):
         assert abs(out.mean() - share) < 0.006
     assert not (chosen[1] & ~chosen[2]).any()
@@ -89,7 +90,8 @@ def test_a_tokenizer_is_trained_on_the_training_documents_only(corpus: Path, tmp
     config = two_sources(corpus, validation_fraction=0.5)
     prepare(config, tmp_path / "data")
     texts = [text for name in config.sources for text in texts_of(config, name)]
-    out = held_out(np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64), 0.5)
+    identities = np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64)
+    out = held_out(identities, config.sources["wiki"], 0.5)
     assert isinstance(config.tokenizer, TrainedTokenizer)
     expected = train_tokenizer(config.tokenizer, [text for text, held in zip(texts, out, strict=True) if not held])
     everything = train_tokenizer(config.tokenizer, texts)

@@ -78,9 +78,10 @@ def texts_of_split(directory: Path, split: str) -> list[list[int]]:
 
 
 def held_out_by_hand(hashes: np.ndarray) -> np.ndarray:
+    from evenpack.data.sources.config import BuiltinSource
     from evenpack.data.sources.held_out import held_out
 
-    return held_out(hashes, 0.1)
+    return held_out(hashes, BuiltinSource(kind="builtin"), 0.1)
 
 
 def find(segment: list[int], documents: list[str]) -> set[tuple[int, int]]:
