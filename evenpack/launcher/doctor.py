@@ -22,6 +22,19 @@ from evenpack.launcher.processes.launch import find_deepspeed
 
 _PACKAGES = ("evenpack", "torch", "deepspeed", "transformers", "flash-attn")
 
+_PROBE_COLUMNS = {
+    "isolated": (
+        "the most that outputs and gradients of the other sequences change, relative to the largest value, when one "
+        "sequence of a pack is replaced: it must not exceed the tolerance"
+    ),
+    "tolerance": "what rounding can explain in this precision",
+    "control": (
+        "the same change where all sequences of the pack attend to each other: it must be above 10 times the "
+        "tolerance, since a probe that misses this leak would prove nothing"
+    ),
+}
+"""Explanations of the probe's columns."""
+
 _HEAD_DIM = 64
 """Head size of nearly every model in use."""
 
@@ -127,7 +140,8 @@ def tables(report: DoctorReport) -> list[Table | Text]:
         pairs(report.versions, title="Versions"),
         pairs({**machine, "free": memory, "launcher": report.launcher}, title="Machine"),
         *_attention_tables(report.attention),
-        table([_probe_row(probe) for probe in report.isolation], title="Isolation: effect of other sequences"),
+        table([_probe_row(probe) for probe in report.isolation], title="Isolation of sequences in a pack"),
+        pairs(_PROBE_COLUMNS),
         text("Everything is in order." if report.ok else "Something is wrong: see above.", bold=True),
     ]
 
@@ -149,10 +163,15 @@ def _probe_row(probe: ProbeReport) -> dict[str, Any]:
     return {
         "backend": probe.backend,
         "request": probe.request,
-        "isolated": f"{probe.max_deviation:.1e}" if probe.max_deviation is not None else None,
-        "control": f"{probe.control_deviation:.1e}" if probe.control_deviation is not None else None,
+        "isolated": _deviation(probe.max_deviation),
+        "tolerance": _deviation(probe.tolerance),
+        "control": _deviation(probe.control_deviation),
         "verdict": "passed" if probe.passed else f"FAILED {probe.error or ''}".strip(),
     }
+
+
+def _deviation(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1e}"
 
 
 def _probe_all(request: AttentionRequest) -> list[ProbeReport]:
