@@ -30,7 +30,7 @@ from evenpack.data.sequences.pair_drawing import SPECIAL_TOKENS, PairDrawing
 from evenpack.data.sequences.sentences import SentenceIndex, split_sentences
 from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.config import BertTokenizer
-from evenpack.data.tokenizers.tokenizer import load_tokenizer
+from evenpack.data.tokenizers.loading import load_tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.studies.lengths.distance import largest_cdf_gap, total_variation
 from evenpack.studies.lengths.published import published_histogram

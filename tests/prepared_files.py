@@ -9,7 +9,7 @@ from evenpack.data.config import DataConfig
 from evenpack.data.prepare.progress import PrepareState
 from evenpack.data.sources.kinds import open_corpus
 from evenpack.data.tokenizers.config import TrainedTokenizer
-from evenpack.data.tokenizers.tokenizer import train_tokenizer
+from evenpack.data.tokenizers.loading import train_tokenizer
 
 
 class Recorder:

@@ -9,7 +9,7 @@ from evenpack.data.prepare.manifest import Manifest, refuse_changed_inputs
 from evenpack.data.sources.config import Source
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.kinds import source_inputs
-from evenpack.data.tokenizers.tokenizer import tokenizer_inputs
+from evenpack.data.tokenizers.loading import tokenizer_inputs
 from evenpack.errors import DataError
 
 _Inputs = tuple[InputFile, ...]

@@ -26,7 +26,7 @@ from evenpack.data.tokenizers.config import (
     TrainedTokenizer,
     TrainedWordPieces,
 )
-from evenpack.data.tokenizers.tokenizer import load_tokenizer, tokenizer_inputs
+from evenpack.data.tokenizers.loading import load_tokenizer, tokenizer_inputs
 from evenpack.data.tokens.file import TokenFile, hashes_path, read_journal
 from evenpack.errors import DataError
 from evenpack.files import read_json_object

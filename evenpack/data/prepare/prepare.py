@@ -51,7 +51,8 @@ from evenpack.data.sources.hdf5 import bytes_to_read
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
-from evenpack.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from evenpack.data.tokenizers.loading import load_tokenizer
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 
 

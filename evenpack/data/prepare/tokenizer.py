@@ -22,7 +22,8 @@ from evenpack.data.prepare.tokenising.batches import training_texts
 from evenpack.data.sources.corpus import Corpus
 from evenpack.data.sources.input_files import InputFile
 from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer, TrainedWordPieces
-from evenpack.data.tokenizers.tokenizer import Tokenizer, tokenizer_inputs, train_tokenizer
+from evenpack.data.tokenizers.loading import tokenizer_inputs, train_tokenizer
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 from evenpack.files import atomic_directory, write_json
 

@@ -17,7 +17,7 @@ import tokenizers
 from jaxtyping import Int64
 
 from evenpack.data.tokenizers.byte_pairs import read_byte_pairs
-from evenpack.data.tokenizers.tokenizer import fast_tokenizer
+from evenpack.data.tokenizers.loading import fast_tokenizer
 from evenpack.data.tokenizers.word_pieces import read_word_pieces
 from evenpack.errors import DataError
 

@@ -5,7 +5,7 @@ tokens are never recognised in text: a document that holds the characters `<|end
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,26 +18,15 @@ import xxhash
 from jaxtyping import Int32, Int64
 
 from evenpack.data.sequences.masking import MaskingVocabulary
-from evenpack.data.sources.input_files import InputFile
-from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT, byte_pairs_files, read_byte_pairs, train_byte_pairs
-from evenpack.data.tokenizers.config import (
-    BertTokenizer,
-    Gpt2Tokenizer,
-    HubTokenizer,
-    TokenizerConfig,
-    TrainedTokenizer,
-    TrainedWordPieces,
-)
 from evenpack.data.tokenizers.word_pieces import (
     CONTINUATION,
     ROLES,
-    UNKNOWN,
-    read_word_pieces,
-    train_word_pieces,
-    word_pieces_file,
 )
 from evenpack.errors import DataError
 from evenpack.files import write_json, write_text
+
+BOUNDS = ("bos_token", "eos_token")
+"""Transformers' names of the tokens around a text."""
 
 _BACKEND_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
@@ -90,11 +79,13 @@ class Tokenizer:
         end_of_text: str,
         unknown: str | None,
         roles: Mapping[str, str] = MappingProxyType({}),
+        bounds: Mapping[str, str] | None = None,
     ) -> None:
         """Takes a backend and the names of its special tokens.
 
         `unknown` is the token for inexpressible text; None if there is none (byte-level vocabularies). `roles` are
-        BERT's other special tokens, if there are any, by transformers' names (`cls_token`, ...).
+        BERT's other special tokens, if there are any, by transformers' names (`cls_token`, ...). `bounds` are the
+        `bos_token` and `eos_token` that a saved tokenizer has; None: both are `end_of_text`.
 
         Raises: DataError if the vocabulary is empty or lacks one of these tokens.
         """
@@ -111,6 +102,7 @@ class Tokenizer:
         self._end_of_text = end_of_text
         self._unknown = unknown
         self._roles = dict(roles)
+        self._bounds = dict.fromkeys(BOUNDS, end_of_text) if bounds is None else dict(bounds)
         self._role_ids = {role: vocabulary[token] for role, token in roles.items()}
         self._unknown_id = None if unknown is None else vocabulary[unknown]
         self.end_of_text_id = vocabulary[end_of_text]
@@ -231,7 +223,7 @@ class Tokenizer:
     def save(self, directory: Path) -> None:
         """Writes the form that `transformers.AutoTokenizer.from_pretrained(directory)` reads."""
         directory.mkdir(parents=True, exist_ok=True)
-        special = {"bos_token": self._end_of_text, "eos_token": self._end_of_text, **self._roles}
+        special = {**self._bounds, **self._roles}
         if self._unknown is not None:
             special["unk_token"] = self._unknown
         write_text(directory / _BACKEND_FILE, self._backend.to_str(pretty=True))
@@ -249,99 +241,8 @@ class Tokenizer:
         except Exception as error:  # `tokenizers` raises bare Exception
             raise DataError(f"{directory} holds no readable tokenizer: {error}") from error
         roles = {role: config[role] for role in ROLES if role in config}
-        return cls(backend, end_of_text=config["eos_token"], unknown=config.get("unk_token"), roles=roles)
-
-
-def load_tokenizer(config: Gpt2Tokenizer | BertTokenizer | HubTokenizer) -> Tokenizer:
-    """Loads the tokenizer that the run file names. Raises: DataError if it is missing or its vocabulary is wrong."""
-    if isinstance(config, HubTokenizer):
-        return _from_hub(config.name)
-    if isinstance(config, BertTokenizer):
-        return _load_bert(config)
-    if config.path is None:
-        raise DataError("the tokenizer has no path: give data.tokenizer.path=FOLDER (with vocab.json and merges.txt)")
-    return _of_byte_pairs(read_byte_pairs(config.path))
-
-
-def tokenizer_of_weights(folder: Path) -> Tokenizer:
-    """Loads the WordPiece tokenizer in a folder, in the form of `Tokenizer.save`, transformers or `vocab.txt`.
-
-    With `vocab.txt` alone, text is lowercased if no entry has a capital letter. Raises: DataError if there is no
-    tokenizer, or a vocabulary without BERT's special tokens.
-    """
-    return _of_word_pieces(read_word_pieces(folder, lower_case=None))
-
-
-def tokenizer_inputs(config: TokenizerConfig) -> tuple[InputFile, ...]:
-    """Returns the tokenizer's files as they are now; none for a name on the hub or a tokenizer to be trained."""
-    match config:
-        case Gpt2Tokenizer(path=Path() as path):
-            return tuple(InputFile.of(file) for file in byte_pairs_files(path))
-        case BertTokenizer(path=Path() as path):
-            return (InputFile.of(word_pieces_file(path)),)
-        case HubTokenizer(name=name) if Path(name).is_dir():
-            return tuple(InputFile.of(path) for path in sorted(Path(name).iterdir()) if path.is_file())
-        case _:
-            return ()
-
-
-def train_tokenizer(config: TrainedTokenizer | TrainedWordPieces, texts: Iterable[str]) -> Tokenizer:
-    """Trains a vocabulary on `texts`: byte-level BPE with end-of-text 0, or WordPiece as BERT's.
-
-    The same texts give the same vocabulary. Little text yields fewer entries than requested, with a warning.
-
-    Raises: DataError without any text.
-    """
-    if isinstance(config, TrainedWordPieces):
-        return _of_word_pieces(train_word_pieces(config, texts))
-    return _of_byte_pairs(train_byte_pairs(config, texts))
-
-
-def _load_bert(config: BertTokenizer) -> Tokenizer:
-    if config.name is not None:
-        return _from_hub(config.name, end_role="sep_token")
-    if config.path is None:
-        raise DataError(
-            "the tokenizer has no path: give data.tokenizer.path=FOLDER (with vocab.txt or tokenizer.json) or "
-            "data.tokenizer.name=NAME of the hub"
-        )
-    return _of_word_pieces(read_word_pieces(config.path, lower_case=config.lower_case))
-
-
-def _of_byte_pairs(backend: tokenizers.Tokenizer) -> Tokenizer:
-    return Tokenizer(backend, end_of_text=END_OF_TEXT, unknown=None)
-
-
-def _of_word_pieces(backend: tokenizers.Tokenizer) -> Tokenizer:
-    return Tokenizer(backend, end_of_text=ROLES["sep_token"], unknown=UNKNOWN, roles=ROLES)
-
-
-def fast_tokenizer(name: str, *, hint: str = "") -> Any:
-    """Loads transformers' tokenizer of a folder or of the hub.
-
-    Raises: DataError, ending in `hint`, if there is none.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # transformers raises all errors of its readers and of the network
-        raise DataError(f"AutoTokenizer.from_pretrained('{name}') failed: {error}{hint}") from error
-    if not tokenizer.is_fast:
-        raise DataError(f"tokenizer '{name}' exists in Python only; one with a tokenizer.json is needed")
-    return tokenizer
-
-
-def _from_hub(name: str, *, end_role: str = "eos_token") -> Tokenizer:
-    hint = (
-        ". For a folder with only vocab.json and merges.txt give data.tokenizer.kind=gpt2, for one with vocab.txt "
-        "kind=bert and path=FOLDER"
-    )
-    tokenizer = fast_tokenizer(name, hint=hint)
-    end_of_text = getattr(tokenizer, end_role)
-    if end_of_text is None:
-        raise DataError(f"tokenizer '{name}' has no end-of-text token ({end_role}), which each document must end in")
-    # GPT-2's class names its end-of-text as the unknown token, which a byte-level vocabulary never needs.
-    unknown = None if tokenizer.unk_token == end_of_text else tokenizer.unk_token
-    roles = {role: str(token) for role in ROLES if (token := getattr(tokenizer, role)) is not None}
-    return Tokenizer(tokenizer.backend_tokenizer, end_of_text=end_of_text, unknown=unknown, roles=roles)
+        bounds = {role: config[role] for role in BOUNDS if role in config}
+        end_of_text = config.get("eos_token", roles.get("sep_token"))
+        if end_of_text is None:
+            raise DataError(f"{directory} holds no readable tokenizer: {_CONFIG_FILE} names no eos_token or sep_token")
+        return cls(backend, end_of_text=end_of_text, unknown=config.get("unk_token"), roles=roles, bounds=bounds)

@@ -1,7 +1,7 @@
 """The size of a tokenizer's vocabulary, before any text is read with it."""
 
 from evenpack.data.tokenizers.config import BertTokenizer, Gpt2Tokenizer, HubTokenizer, TokenizerConfig
-from evenpack.data.tokenizers.tokenizer import load_tokenizer
+from evenpack.data.tokenizers.loading import load_tokenizer
 
 _PUBLISHED = {"gpt2": 50_257, "bert": 30_522}
 """Sizes for a run file that does not name the files yet."""

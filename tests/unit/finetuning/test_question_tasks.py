@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from finetuning_tasks import SPECIAL, WORDS, squad_content
 
-from evenpack.data.tokenizers.tokenizer import Tokenizer, tokenizer_of_weights
+from evenpack.data.tokenizers.loading import tokenizer_of_weights
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 from evenpack.finetuning.answers import best_answers, judge_answers, normalised, word_f1
 from evenpack.finetuning.questions import Question, WindowOptions, Windows, read_questions, windows_of

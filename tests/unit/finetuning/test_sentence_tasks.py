@@ -8,7 +8,8 @@ import pytest
 from finetuning_tasks import SPECIAL, WORDS
 
 from evenpack.data.tasks.glue import GLUE_TASKS
-from evenpack.data.tokenizers.tokenizer import Tokenizer, tokenizer_of_weights
+from evenpack.data.tokenizers.loading import tokenizer_of_weights
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 from evenpack.finetuning.sentences import read_sentences, sentence_features
 

@@ -12,7 +12,8 @@ from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.config import BuiltinSource
 from evenpack.data.sources.held_out import held_out
 from evenpack.data.tokenizers.config import TrainedTokenizer
-from evenpack.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
+from evenpack.data.tokenizers.loading import train_tokenizer
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 

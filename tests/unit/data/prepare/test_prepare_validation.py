@@ -15,7 +15,8 @@ from evenpack.data.prepare.tokenising.workers import local_workers
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sources.kinds import open_corpus, source_inputs
 from evenpack.data.tokenizers.config import TrainedTokenizer
-from evenpack.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
+from evenpack.data.tokenizers.loading import train_tokenizer
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokens.file import TokenFile
 from evenpack.errors import DataError
 

@@ -10,7 +10,7 @@ from wordpiece import SPECIAL, WORDS, write_tokenizer_json, write_vocabulary
 from evenpack.data.tokenizers import encoder
 from evenpack.data.tokenizers.config import TrainedTokenizer
 from evenpack.data.tokenizers.encoder import load_encoder
-from evenpack.data.tokenizers.tokenizer import train_tokenizer
+from evenpack.data.tokenizers.loading import train_tokenizer
 from evenpack.errors import DataError
 
 TEXTS = ["the cats sat.", "", "The CAT", "the dog [SEP] on it"]

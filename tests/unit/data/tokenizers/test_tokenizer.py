@@ -13,8 +13,16 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer
 
-from evenpack.data.tokenizers.config import Gpt2Tokenizer, HubTokenizer, TrainedTokenizer
-from evenpack.data.tokenizers.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, train_tokenizer
+from evenpack.data.tokenizers.byte_pairs import END_OF_TEXT
+from evenpack.data.tokenizers.config import (
+    BertTokenizer,
+    Gpt2Tokenizer,
+    HubTokenizer,
+    TrainedTokenizer,
+    TrainedWordPieces,
+)
+from evenpack.data.tokenizers.loading import load_tokenizer, train_tokenizer
+from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 
 TEXTS = [
@@ -115,7 +123,7 @@ def test_a_saved_tokenizer_is_the_same_when_loaded_and_for_transformers(gpt2_fol
 
 def test_training_is_the_same_in_every_process() -> None:
     script = (
-        "from evenpack.data.tokenizers.tokenizer import train_tokenizer\n"
+        "from evenpack.data.tokenizers.loading import train_tokenizer\n"
         "from evenpack.data.tokenizers.config import TrainedTokenizer\n"
         "texts = ['%d apples and %d pears' % (n, n * n) for n in range(3000)]\n"
         "print(train_tokenizer(TrainedTokenizer(kind='train', vocabulary_size=400), texts).checksum)\n"
@@ -181,6 +189,39 @@ def _word_level(folder: Path, config: dict[str, str]) -> str:
     values = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(values))
     return str(folder)
+
+
+def bounds_of(folder: Path) -> tuple[str | None, str | None]:
+    automatic = AutoTokenizer.from_pretrained(folder)
+    return automatic.bos_token, automatic.eos_token
+
+
+def test_a_saved_tokenizer_has_the_first_and_last_tokens_of_its_own_and_no_others(tmp_path: Path) -> None:
+    pieces = train_tokenizer(TrainedWordPieces(kind="train_word_pieces", vocabulary_size=64), ["the cat sat"] * 9)
+    pieces.save(tmp_path / "pieces")
+    assert bounds_of(tmp_path / "pieces") == (None, None), "BERT has neither"
+    again = Tokenizer.load(tmp_path / "pieces")
+    assert (again.checksum, again.end_of_text_id) == (pieces.checksum, pieces.end_of_text_id)
+    again.save(tmp_path / "again")
+    assert bounds_of(tmp_path / "again") == (None, None)
+    both = _word_level(tmp_path / "both", {"bos_token": "the", "eos_token": "</s>"})
+    load_tokenizer(HubTokenizer(kind="hub", name=both)).save(tmp_path / "saved")
+    assert bounds_of(tmp_path / "saved") == ("the", "</s>")
+    assert Tokenizer.load(tmp_path / "saved").end_of_text_id == 3
+    separated = _word_level(tmp_path / "separated", {"sep_token": "</s>", "eos_token": "cat"})
+    loaded = load_tokenizer(BertTokenizer(kind="bert", name=separated))
+    loaded.save(tmp_path / "ended")
+    assert Tokenizer.load(tmp_path / "ended").end_of_text_id == loaded.end_of_text_id == 3
+
+
+def test_a_folder_that_names_no_end_is_refused(gpt2_folder: Path, tmp_path: Path) -> None:
+    from_files(gpt2_folder).save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    values = json.loads(path.read_text())
+    del values["eos_token"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(DataError, match="names no eos_token or sep_token"):
+        Tokenizer.load(tmp_path)
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:

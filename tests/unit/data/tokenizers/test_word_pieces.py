@@ -15,13 +15,8 @@ from evenpack.data.sequences.sentences import split_sentences
 from evenpack.data.tokenizers import config as tokenizers_config
 from evenpack.data.tokenizers import word_pieces
 from evenpack.data.tokenizers.config import TrainedWordPieces
-from evenpack.data.tokenizers.tokenizer import (
-    SENTENCE_LENGTHS,
-    Tokenizer,
-    load_tokenizer,
-    tokenizer_inputs,
-    train_tokenizer,
-)
+from evenpack.data.tokenizers.loading import load_tokenizer, tokenizer_inputs, train_tokenizer
+from evenpack.data.tokenizers.tokenizer import SENTENCE_LENGTHS, Tokenizer
 from evenpack.errors import DataError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -152,7 +147,7 @@ def test_the_inputs_are_the_file_that_is_read(folder: Path, tmp_path: Path) -> N
 _TRAIN = """
 from prepared_files import sentences
 from evenpack.data.tokenizers.config import TrainedWordPieces
-from evenpack.data.tokenizers.tokenizer import train_tokenizer
+from evenpack.data.tokenizers.loading import train_tokenizer
 print(train_tokenizer(TrainedWordPieces(kind="train_word_pieces", vocabulary_size=200), sentences(80, seed=9)).checksum)
 """
 
