@@ -1,4 +1,4 @@
-"""Units of the numbers in a run file. They annotate its keys, and `evenpack config explain` shows them."""
+"""Units of the numbers in a run file, which `evenpack config explain` shows, and numbers with their nouns."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -36,3 +36,8 @@ Epochs = Annotated[float, Unit("epochs")]
 MeasureValue = Annotated[float, Unit("nats/target, or share")]
 Share = Annotated[float, Unit("share, 0 to 1")]
 TokensPerParameter = Annotated[float, Unit("tokens/parameter")]
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: "1 rank", "2 ranks"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -19,6 +19,9 @@ OF_THE_LOSS = {"padding_in_loss"}
 _DEFAULT_SEED = 42
 """Of the order of atoms."""
 
+_LONGEST_NAME = 100
+"""Characters of a source's name."""
+
 
 class DocumentsRecipe(Section):
     """Each document is a sequence; what is too long follows `long_documents`."""
@@ -270,6 +273,11 @@ class DataConfig(Section):
         for name, source in self.sources.items():
             if not name.replace("_", "").replace("-", "").isalnum():
                 raise ValueError(f"source name '{name}' must consist of letters, digits, '_' and '-'")
+            if len(name) > _LONGEST_NAME:
+                raise ValueError(
+                    f"source name '{name[:20]}...' has {len(name)} characters, but folders are named after it: give "
+                    f"one of at most {_LONGEST_NAME}"
+                )
             self._check_kinds(name, source.kind)
         check_schedule(self.mixture_schedule, list(self.sources))
         return self

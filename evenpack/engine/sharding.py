@@ -13,7 +13,7 @@ The run file is checked against this module, so torch is imported only where it 
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evenpack.errors import CheckpointError
 
@@ -33,6 +33,8 @@ class Sharding(ABC):
     """Whether ranks synchronise in each micro-batch (parameters or gradients are gathered there)."""
     updates_whole_tensors: ClassVar[bool]
     """Whether the optimizer sees the model's whole tensors: LAMB's trust ratios are norms of whole tensors."""
+    clips: ClassVar[Literal["evenpack", "DeepSpeed"]]
+    """The program that clips the gradients."""
 
     @abstractmethod
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
@@ -82,6 +84,7 @@ class Replicated(Sharding):
     splits = "nothing"
     balances_each_micro_batch = False
     updates_whole_tensors = True
+    clips = "evenpack"
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         # Without the key DeepSpeed would clip at 1.0; its own clipping makes the host wait for the device.
@@ -115,6 +118,7 @@ class ShardedOptimizer(Sharding):
     splits = "the optimizer's state"
     balances_each_micro_batch = False
     updates_whole_tensors = False
+    clips = "DeepSpeed"
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         return {"gradient_clipping": gradient_clipping or 0.0, "zero_optimization": {"stage": self.stage}}

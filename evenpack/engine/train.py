@@ -27,6 +27,7 @@ from evenpack.engine.resolve import open_run, require_trainable
 from evenpack.engine.verification import DataVerification
 from evenpack.errors import RunError
 from evenpack.models.common.losses import exact_denominators
+from evenpack.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -240,8 +241,9 @@ def describe(run: Run, *, last_step: int) -> str:
             f"  model    {config.model.kind} {config.model.preset}, {parameters:,} parameters, "
             f"{config.model.positions} positions, vocabulary {run.prepared.vocabulary_size:,}",
             f"  data     {shares} (source and weight); {rows}, layout {training.layout}",
-            f"  step     {training.items_per_step} {training.batching} = {world.size} ranks ({world.device.type}) x "
-            f"{run.engine.micro_batches} micro-batches x {training.items_per_micro_batch} {training.batching}",
+            f"  step     {training.items_per_step} {training.batching} = {counted(world.size, 'rank')} "
+            f"({world.device.type}) x {run.engine.micro_batches} micro-batches x "
+            f"{training.items_per_micro_batch} {training.batching}",
             f"  balance  {training.policy}"
             + ("" if training.assignment else ", the meaning of training.assignment null"),
             f"  update   {config.optimizer.kind}, learning rate {config.optimizer.learning_rate:g}, "

@@ -16,6 +16,7 @@ from evenpack.data.prepare.verification import Verified, Verifier
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
+from evenpack.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,6 @@ def _changed_sources(prepared: PreparedData) -> str | None:
 def _describe(shares: list[Verified]) -> str:
     read, seconds = sum(share.bytes for share in shares), max(share.elapsed_seconds for share in shares)
     return (
-        f"the prepared data is as it was written: {read / 1e6:,.1f} MB verified by {len(shares)} ranks in "
+        f"the prepared data is as it was written: {read / 1e6:,.1f} MB verified by {counted(len(shares), 'rank')} in "
         f"{seconds:,.2f} s during the training ({read / max(seconds, 1e-9) / 1e9:.2f} GB/s)"
     )

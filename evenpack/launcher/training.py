@@ -10,6 +10,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolve import open_run, require_trainable
+from evenpack.engine.sharding import sharding_at
 from evenpack.engine.step_items import items_of_an_epoch
 from evenpack.files import read_json_object
 
@@ -50,6 +51,8 @@ class TrainingPlan:
     packing_adjustment: tuple[str, ...]
     """The changes by training.packing_adjustment, and the values of tokens per step and of the length; the numbers
     above are those after them."""
+    gradient_clipping: str
+    """The norm to which gradients are clipped, and the program that does it."""
     deepspeed: dict[str, Any]
     """Configuration for `deepspeed.initialize`."""
 
@@ -90,8 +93,16 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
         packing_efficiency=item.fill,
         packing_factor=float(item.sequences),
         packing_adjustment=run.adjustment,
+        gradient_clipping=_clipping(run.config),
         deepspeed=settings,
     )
+
+
+def _clipping(config: RunConfig) -> str:
+    norm = config.training.gradient_clipping
+    if norm is None:
+        return "off"
+    return f"to a norm of {norm:g}, by {sharding_at(config.deepspeed.zero_stage).clips}"
 
 
 @dataclass(frozen=True, kw_only=True)

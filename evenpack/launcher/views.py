@@ -10,6 +10,7 @@ from evenpack.console import pairs, percent, table, text
 from evenpack.engine.run_length import CHINCHILLA_RATIO
 from evenpack.launcher.training import TrainingPlan, TrainingReport
 from evenpack.progress import format_rate
+from evenpack.units import counted
 
 
 def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, title: str) -> Table:
@@ -58,8 +59,9 @@ def plan_table(plan: TrainingPlan) -> Table:
     return pairs(
         adjusted
         | {
-            "step": f"{plan.items_per_step} {plan.batching} = {plan.ranks} ranks x {plan.micro_batches_per_rank} "
-            f"micro-batches (gradient accumulation) x {plan.items_per_micro_batch} {plan.batching}",
+            "step": f"{plan.items_per_step} {plan.batching} = {counted(plan.ranks, 'rank')} x "
+            f"{plan.micro_batches_per_rank} micro-batches (gradient accumulation) x "
+            f"{plan.items_per_micro_batch} {plan.batching}",
             "assignment": plan.assignment,
             "steps": plan.steps,
             "sequences per step": f"{plan.samples_per_step:,.1f} on average",
@@ -71,6 +73,7 @@ def plan_table(plan: TrainingPlan) -> Table:
             f"(compute-optimal for causal models: about {CHINCHILLA_RATIO})",
             "epochs": epochs,
             "packing": packing,
+            "gradient clipping": plan.gradient_clipping,
         },
         title="Plan",
     )

@@ -8,6 +8,8 @@ or, where the sequences are read block by block, the files of `blocks.py`.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,26 +79,39 @@ def open_plan(
 
     Raises: DataError if a file is missing or broken; PackingError if the sequences cannot be packed so.
     """
-    try:
+    with _damage_named(directory / _HISTOGRAM):
+        histogram = LengthHistogram(counts=np.load(directory / _HISTOGRAM))
+    with _damage_named(directory / _PACKING):
         content: dict[str, Any] = json.loads((directory / _PACKING).read_text(encoding="utf-8"))
         packing = Packing(
             algorithm=content["algorithm"],
             pack_length=content["pack_length"],
-            histogram=LengthHistogram(counts=np.load(directory / _HISTOGRAM)),
+            histogram=histogram,
             strategies=tuple(map(tuple, content["strategies"])),
             counts=np.array(content["counts"], dtype=np.int64),
             cpu_seconds=0.0,
         )
-        if keeps_order:
-            return SequentialPlan(packing)
-        if batching == "sequences":
-            packing = pack(packing.histogram, "none", pack_length=packing.pack_length)
+    if keeps_order:
+        return SequentialPlan(packing)
+    if batching == "sequences":
+        packing = pack(packing.histogram, "none", pack_length=packing.pack_length)
+    with _damage_named(directory / _SORTED):
         ids = np.load(directory / _SORTED, mmap_mode="r")
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{directory} holds no readable plan ({error}); remove it and prepare again") from error
     if repacking is not None and batching == "packs":
         packing = packed(packing.histogram, repacking, pack_length=packing.pack_length)
     return PackPlan(_by_length(packing) if by_length else packing, ids, key=key, shuffles_packs=not by_length)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turns what a missing or damaged file raises into a DataError with its name."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is missing or damaged ({type(error).__name__}: {error}): `evenpack verify` lists all such files; "
+            "remove the prepared directory and prepare again"
+        ) from error
 
 
 def open_blocked_plan(

@@ -49,7 +49,7 @@ def hold_lock(directory: Path, *, setting: str = "data.prepared_dir") -> Iterato
 
 def refuse_foreign_files(directory: Path) -> None:
     """Checks the content. Raises: DataError if the directory holds anything that `prepare` would not write there."""
-    foreign = sorted(path.name for path in directory.iterdir() if not _is_ours(path.name))
+    foreign = sorted(path.name for path in directory.iterdir() if not _is_ours(path.name) or _is_no_file(path))
     if foreign:
         raise DataError(
             f"{directory} holds files that are no prepared data ('{foreign[0]}' first of {len(foreign)}): "
@@ -97,6 +97,11 @@ def _is_ours(name: str) -> bool:
     if name.startswith(".") and name.endswith(".partial"):
         return any(name.startswith(f".{own}.") for own in _OURS)
     return name in _OURS
+
+
+def _is_no_file(path: Path) -> bool:
+    """Returns whether something else is in the place of a file that `prepare` writes."""
+    return path.name in (MANIFEST, TRAINED_ON) and not path.is_file()
 
 
 def _is_busy(directory: Path) -> DataError:

@@ -13,6 +13,7 @@ from pathlib import Path
 from evenpack.errors import ConfigError, RunError
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
 from evenpack.launcher.processes.ranks import LaunchToken
+from evenpack.units import counted
 
 WORKER_MODULE = "evenpack.launcher.worker"
 
@@ -141,7 +142,7 @@ def local_devices(
             f"--cpu-ranks {num_gpus}"
         )
     if num_gpus is not None and num_gpus > usable:
-        raise ConfigError(f"--num-gpus {num_gpus}: this machine shows {_count(usable, 'CUDA device')}")
+        raise ConfigError(f"--num-gpus {num_gpus}: this machine shows {counted(usable, 'CUDA device')}")
     ranks = num_gpus or usable
     visible = environment.get("CUDA_VISIBLE_DEVICES", "")
     if not visible:
@@ -154,18 +155,17 @@ def local_devices(
             )
         options = (f"--include=localhost:{','.join(device.strip() for device in chosen)}",)
     return Devices(
-        kind="cuda", ranks=ranks, options=options, choice=f"{ranks} of this machine's {_count(usable, 'CUDA device')}"
+        kind="cuda", ranks=ranks, options=options, choice=f"{ranks} of this machine's {counted(usable, 'CUDA device')}"
     )
 
 
 def _on_cpu(ranks: int, *, why: str) -> Devices:
     cores = cpu_cores()
-    choice = f"{_count(ranks, 'rank')} on the CPU ({why}), {max(1, cores // ranks)} of {_count(cores, 'core')} each"
+    share = f"{cores // ranks} of {counted(cores, 'core')} each"
+    if ranks > cores:
+        share = f"warning: they share {counted(cores, 'core')} and wait for each other, so give at most {cores}"
+    choice = f"{counted(ranks, 'rank')} on the CPU ({why}), {share}"
     return Devices(kind="cpu", ranks=ranks, options=(f"--num_gpus={ranks}",), choice=choice)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _require_one_choice(num_gpus: int | None, cpu_ranks: int | None, hostfile: Path | None) -> None:
@@ -208,7 +208,7 @@ def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
         kind="hosts",
         ranks=ranks,
         options=tuple(options),
-        choice=f"{ranks} ranks on {len(slots)} machines of {hostfile}",
+        choice=f"{counted(ranks, 'rank')} on {counted(len(slots), 'machine')} of {hostfile}",
     )
 
 

@@ -109,3 +109,16 @@ def test_what_has_to_be_done_before_is_said(run: evenpack.Run, tmp_path: Path) -
         run.evaluate()
     with pytest.raises(evenpack.ConfigError, match="did you mean"):
         evenpack.open(run.run_file, "training.stepps=3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shown"),
+    [
+        ((), "to a norm of 1, by evenpack"),
+        (("training.gradient_clipping=0.5", "deepspeed.zero_stage=1"), "to a norm of 0.5, by DeepSpeed"),
+        (("training.gradient_clipping=null",), "off"),
+    ],
+)
+def test_the_plan_shows_the_clipping_that_is_applied(run: evenpack.Run, overrides: tuple[str, ...], shown: str) -> None:
+    plan = evenpack.open(run.run_file, *overrides).plan(ranks=1)
+    assert plan.gradient_clipping == shown

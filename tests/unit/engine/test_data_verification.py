@@ -84,7 +84,7 @@ def test_sound_data_is_said_to_be_sound_with_the_rate(
 ) -> None:
     train(world, config)
     (line,) = [line for line in told.messages if line.startswith("the prepared data is as it was written")]
-    assert "verified by 1 ranks" in line
+    assert "verified by 1 rank in" in line
     assert "GB/s" in line
 
 

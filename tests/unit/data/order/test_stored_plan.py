@@ -10,6 +10,7 @@ from sources import ListView
 from evenpack.data.config import PackingConfig
 from evenpack.data.order.stored_plan import open_plan, store_plan
 from evenpack.data.sequences import TokenAccounting
+from evenpack.errors import DataError
 
 LONGEST = 40
 
@@ -52,6 +53,18 @@ def test_a_stored_plan_holds_every_sequence_by_its_length(view: CountedView, tmp
     assert (plan.packs, plan.sequences) == (packing.packs, view.count)
     drawn = plan.draw(np.arange(1000))
     np.testing.assert_array_equal(drawn.lengths, lengths[drawn.sequence_ids])
+
+
+@pytest.mark.parametrize("name", ["packing.json", "histogram.npy", "sorted_sequences.npy"])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]"])
+def test_a_damaged_file_is_named(view: CountedView, tmp_path: Path, name: str, content: bytes | None) -> None:
+    small = ListView(sequences=[[1, 2], [3]], max_sequence_length=LONGEST)
+    store_plan(tmp_path, small, PackingConfig(), pack_length=64)
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name} is missing or damaged"):
+        open_plan(tmp_path, key=1)
 
 
 def test_storing_a_plan_takes_memory_for_a_chunk_not_for_all_lengths(view: CountedView, tmp_path: Path) -> None:

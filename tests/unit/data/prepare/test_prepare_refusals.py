@@ -124,6 +124,18 @@ def test_a_folder_with_other_files_is_not_prepared(corpus: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_folder_in_the_place_of_the_manifest_is_refused_before_the_work(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "manifest.json").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"'manifest\.json' first of 1"):
+        prepare(two_sources(corpus), tmp_path / "data")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["manifest.json"]
+
+
+def test_a_source_name_that_no_folder_can_have_is_refused_by_its_length() -> None:
+    with pytest.raises(ValueError, match="has 300 characters, but folders are named after it: give one of at most 100"):
+        data_config({"w" * 300: {"kind": "builtin"}})
+
+
 def test_no_thread_outlives_a_call_that_failed(own_corpus: Path, tmp_path: Path, small_batches: None) -> None:
     def workers() -> set[str]:
         return {thread.name for thread in threading.enumerate() if thread.name.startswith(("reader", "encoder"))}

@@ -46,6 +46,10 @@ def test_a_cpu_gets_two_ranks_unless_another_number_is_asked_for_and_the_choice_
     asked = plan_launch(RUN, [], num_gpus=None, cpu_ranks=5, hostfile=None)
     assert (asked.devices.ranks, asked.environment["DS_ACCELERATOR"]) == (5, "cpu")
     assert asked.devices.choice == "5 ranks on the CPU (as requested), 1 of 8 cores each"
+    alone = plan_launch(RUN, [], num_gpus=None, cpu_ranks=1, hostfile=None)
+    assert alone.devices.choice == "1 rank on the CPU (as requested), 8 of 8 cores each"
+    many = plan_launch(RUN, [], num_gpus=None, cpu_ranks=16, hostfile=None)
+    assert many.devices.choice.endswith("warning: they share 8 cores and wait for each other, so give at most 8")
 
 
 def test_ranks_on_the_cpu_do_not_wait_until_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
