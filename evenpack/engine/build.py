@@ -7,6 +7,7 @@ import torch
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.attention_choice import check_attention
 from evenpack.engine.checkpoints.continuation import (
     compare_run_files,
     kept_cost_weights,
@@ -90,6 +91,7 @@ def build(resolved: ResolvedRun, world: World) -> Run:
     see the same data.
     """
     announce(resolved)
+    check_attention(resolved.config, world.device.type)
     resolved.micro_batches(world.size)
     _require_shared_fingerprint(resolved, world)
     directory = resolved.config.run.output_dir / CHECKPOINTS

@@ -86,7 +86,7 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
     _require_same_words(found, tokenizer)
     return Pretrained(
         origin=str(found),
-        section=section.model_copy(update={"dropout": config.training.dropout}),
+        section=section.model_copy(update={"dropout": config.training.dropout, "attention_dropout": None}),
         weights=weights,
         tokenizer=tokenizer,
         attention_backend=config.attention.backend,

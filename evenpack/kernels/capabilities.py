@@ -12,7 +12,7 @@ The device is queried and flash-attn imported only when a request is made.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -24,6 +24,9 @@ _LOGGER = logging.getLogger("evenpack")
 
 _PREFERENCE = ("flash", "varlen", "sdpa")
 """The order in which `auto` tries backends, fastest first. `reference` is an oracle and must be requested by name."""
+
+FUSED = ("flash", "varlen")
+"""Backends that compute all segments in one kernel and never wait for the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,38 @@ def resolve_backend(name: str, request: AttentionRequest) -> str:
         reasons[candidate] = reason
     refused = "; ".join(f"{other}: {why}" for other, why in reasons.items())
     raise BackendError(f"no attention backend can serve ({request}): {refused}")
+
+
+def slow_choice(request: AttentionRequest) -> str | None:
+    """Returns a sentence about the cost and the remedies if `auto` finds no fused kernel for this request on a GPU.
+
+    None: it finds one, or the request is for another device.
+    """
+    if request.device_type != "cuda" or resolve_backend("auto", request) in FUSED:
+        return None
+    reasons = "; ".join(f"{name}: {why_not(name, request)}" for name in FUSED)
+    return (
+        f"attention ({request}) is left to {resolve_backend('auto', request)}, which reads segment lengths on the "
+        f"host and so waits for the GPU in every layer and pass, and calls a kernel for each group of segments "
+        f"({reasons}). {_remedies(request)}"
+    )
+
+
+def _remedies(request: AttentionRequest) -> str:
+    """Returns the changes that would give the request a fused kernel."""
+    half = replace(request, dtype=torch.bfloat16)
+    if _why_not_fused(half) is not None:
+        return "This GPU has no faster kernel for it"
+    needed = ["set training.precision=bf16_autocast"] if _why_not_fused(request) is not None else []
+    choices = []
+    if _why_not_flash(half) is not None:
+        choices.append("install flash-attn (evenpack[flash])")
+    if _why_not_varlen(half) is None:
+        choices = []  # the precision alone is in the way
+    elif _why_not_varlen(replace(half, dropout=False)) is None:
+        choices.append("set model.attention_dropout=0")
+    remedy = ", and ".join([*needed, *([" or ".join(choices)] if choices else [])])
+    return remedy[:1].upper() + remedy[1:]
 
 
 def _serves_everything(request: AttentionRequest) -> str | None:

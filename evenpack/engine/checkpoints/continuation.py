@@ -17,7 +17,7 @@ from evenpack.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
-_SAFE_MODEL_KEYS = ("model.dropout", "model.activation_checkpointing")
+_SAFE_MODEL_KEYS = ("model.dropout", "model.attention_dropout", "model.activation_checkpointing")
 """Keys that may change within a run, because they do not change the meaning of the weights."""
 
 _PACKING_ADJUSTMENT = "training.packing_adjustment"

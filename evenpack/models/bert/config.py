@@ -25,7 +25,7 @@ class BertConfig(TransformerConfig):
     positions: Literal["learned"] = "learned"
     """How the model is told where a token stands: a learned table."""
     dropout: Share = Field(default=0.1, ge=0.0, lt=1.0)
-    """Dropout after embeddings, attention probabilities, and each residual branch."""
+    """Dropout after embeddings and each residual branch, and of attention probabilities."""
     token_types: Rows = Field(default=2, ge=2, le=1 << 16)
     """Rows of the token-type table: the first and the second half of a pair."""
     mlm_reduction: Literal["token", "sequence"] = "token"

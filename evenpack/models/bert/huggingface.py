@@ -138,7 +138,7 @@ def config_values(model: Bert, padding_id: int) -> dict[str, Any]:
         "num_attention_heads": shape["heads"],
         "intermediate_size": FEED_FORWARD_RATIO * shape["hidden_size"],
         "hidden_dropout_prob": dropout,
-        "attention_probs_dropout_prob": dropout,
+        "attention_probs_dropout_prob": model.config.dropout_of_attention,
         "initializer_range": INITIAL_DEVIATION,
         "pad_token_id": padding_id,
         "dtype": "float32",

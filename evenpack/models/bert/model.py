@@ -62,7 +62,13 @@ class Bert(PackedEncoder[BertConfig]):
         self.embedding_norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
-            PostNormBlock(hidden_size, shape["heads"], dropout=dropout, backend=attention_backend)
+            PostNormBlock(
+                hidden_size,
+                shape["heads"],
+                dropout=dropout,
+                attention_dropout=self.config.dropout_of_attention,
+                backend=attention_backend,
+            )
             for _ in range(shape["layers"])
         )
         self.masked_token_head = MaskedTokenHead(hidden_size, self.vocabulary_size)

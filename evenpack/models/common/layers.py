@@ -168,9 +168,9 @@ class PreNormBlock(nn.Module):
 class PostNormBlock(nn.Module):
     """BERT's block: attention, then feed-forward, each output added to its input and the sum normalised."""
 
-    def __init__(self, hidden_size: int, heads: int, *, dropout: float, backend: str) -> None:
+    def __init__(self, hidden_size: int, heads: int, *, dropout: float, attention_dropout: float, backend: str) -> None:
         super().__init__()
-        self.attention = SelfAttention(hidden_size, heads, dropout=dropout, backend=backend)
+        self.attention = SelfAttention(hidden_size, heads, dropout=attention_dropout, backend=backend)
         self.attention_norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)
         self.feed_forward = FeedForward(hidden_size, gelu="none")
         self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=BERT_NORM_EPSILON)

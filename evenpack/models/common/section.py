@@ -39,7 +39,10 @@ class TransformerConfig(Section):
     heads: Heads | None = Field(default=None, ge=1, le=1 << 12)
     """Attention heads of a layer; null: those of the preset."""
     dropout: Share = Field(default=0.0, ge=0.0, lt=1.0)
-    """Dropout after embeddings, attention probabilities, and each residual branch."""
+    """Dropout after embeddings and each residual branch, and of attention probabilities."""
+    attention_dropout: Share | None = Field(default=None, ge=0.0, lt=1.0)
+    """Dropout of attention probabilities, where it differs; null: as `dropout`. On GPUs only flash-attn computes it
+    fast; with 0 PyTorch's own varlen kernel serves as well."""
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass: less memory, about a third more work."""
     reset_positions: bool = True
@@ -54,6 +57,11 @@ class TransformerConfig(Section):
                 f"hidden_size ({self.shape['hidden_size']}) must be a multiple of heads ({self.shape['heads']})"
             )
         return self
+
+    @property
+    def dropout_of_attention(self) -> float:
+        """The rate at which attention probabilities are dropped in training."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def shape(self) -> dict[str, int]:

@@ -103,7 +103,7 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         for block in self.blocks:
             if recompute:
                 # Saving the random state makes the device wait; only dropout needs it.
-                keeps_random_state = self.config.dropout > 0.0
+                keeps_random_state = max(self.config.dropout, self.config.dropout_of_attention) > 0.0
                 hidden = checkpoint(block, hidden, segments, use_reentrant=False, preserve_rng_state=keeps_random_state)
             else:
                 hidden = block(hidden, segments)

@@ -92,7 +92,7 @@ def config_values(model: Gpt2, end_of_text_id: int) -> dict[str, Any]:
         "n_layer": shape["layers"],
         "n_head": shape["heads"],
         "n_inner": None,
-        "attn_pdrop": dropout,
+        "attn_pdrop": model.config.dropout_of_attention,
         "embd_pdrop": dropout,
         "resid_pdrop": dropout,
         "initializer_range": INITIAL_DEVIATION,

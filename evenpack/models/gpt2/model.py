@@ -30,7 +30,9 @@ class Gpt2(PackedDecoder[Gpt2Config]):
         heads = self.config.shape["heads"]
         return PreNormBlock(
             attention_norm=nn.LayerNorm(hidden_size, eps=GPT2_NORM_EPSILON),
-            attention=SelfAttention(hidden_size, heads, dropout=dropout, backend=attention_backend),
+            attention=SelfAttention(
+                hidden_size, heads, dropout=self.config.dropout_of_attention, backend=attention_backend
+            ),
             feed_forward_norm=nn.LayerNorm(hidden_size, eps=GPT2_NORM_EPSILON),
             feed_forward=FeedForward(hidden_size, gelu="tanh"),
             dropout=dropout,

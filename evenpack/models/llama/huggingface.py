@@ -95,7 +95,7 @@ def config_values(model: Llama, end_of_text_id: int) -> dict[str, Any]:
         "rope_theta": config.rotary_base,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
         "tie_word_embeddings": config.tied_head,
-        "attention_dropout": config.dropout,
+        "attention_dropout": config.dropout_of_attention,
         "initializer_range": INITIAL_DEVIATION,
         "bos_token_id": end_of_text_id,
         "eos_token_id": end_of_text_id,

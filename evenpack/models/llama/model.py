@@ -32,7 +32,7 @@ class Llama(PackedDecoder[LlamaConfig]):
                 shape["heads"],
                 key_value_heads=shape["key_value_heads"],
                 bias=False,
-                dropout=dropout,
+                dropout=self.config.dropout_of_attention,
                 backend=attention_backend,
             ),
             feed_forward_norm=self._norm(),

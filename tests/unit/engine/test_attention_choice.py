@@ -1,0 +1,70 @@
+"""What a run on a GPU asks of attention, and what it does where no fused kernel serves that."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from evenpack.config import load_run_file
+from evenpack.engine.attention_choice import attention_request, check_attention
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.kernels.capabilities import resolve_backend
+from evenpack.shipped import shipped_run_files
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes the rules see an H100 without flash-attn."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    resolve_backend.cache_clear()
+    yield
+    resolve_backend.cache_clear()
+
+
+def run(name: str, *overrides: str) -> RunConfig:
+    return load_run_file(Path(name), RunConfig, overrides)
+
+
+def test_the_request_is_that_of_the_run_file() -> None:
+    bert = attention_request(run("bert_large_phase2"), "cuda")
+    assert (bert.head_dim, bert.causal, bert.alibi, bert.dropout, bert.dtype) == (
+        64,
+        False,
+        False,
+        True,
+        torch.bfloat16,
+    )
+    assert not attention_request(run("bert_large_phase2", "model.attention_dropout=0"), "cuda").dropout
+    plain = attention_request(run("gpt2_small", "model.positions=alibi", "training.precision=fp32"), "cuda")
+    assert (plain.causal, plain.alibi, plain.dropout, plain.dtype) == (True, True, False, torch.float32)
+
+
+def test_a_slow_kernel_is_a_warning_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    slow = ("bert_mini_wiki", "model.dropout=0.1", "training.precision=bf16_autocast")
+    with caplog.at_level(logging.WARNING):
+        check_attention(run(*slow, "attention.on_slow_backend=warn"), "cuda")
+    assert "Install flash-attn (evenpack[flash]) or set model.attention_dropout=0" in caplog.text
+    with pytest.raises(ConfigError, match=r"model\.attention_dropout=0; or accept it with attention\.on_slow"):
+        check_attention(run(*slow, "attention.on_slow_backend=error"), "cuda")
+    caplog.clear()
+    check_attention(run(*slow, "attention.on_slow_backend=error", "model.attention_dropout=0"), "cuda")
+    check_attention(run(*slow, "attention.on_slow_backend=error", "attention.backend=sdpa"), "cuda")
+    check_attention(run(*slow, "attention.on_slow_backend=error"), "cpu")
+    assert not caplog.text
+
+
+FOR_GPUS = [
+    name for name, path in shipped_run_files().items() if "H100" in path.read_text() and not name.startswith("studies/")
+]
+
+
+@pytest.mark.parametrize("name", FOR_GPUS)
+def test_run_files_for_gpus_refuse_a_slow_kernel(name: str) -> None:
+    assert run(name).attention.on_slow_backend == "error"
