@@ -3,7 +3,7 @@
 Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, S = segments.
 
     q [T, H, D], k, v [T, G, D], cu_seqlens [S + 1]
-      ->  resolve_backend  ->  reference | sdpa | varlen | flash  ->  [T, H, D]
+      ->  resolve_backend  ->  reference | sdpa | varlen | flash | flex  ->  [T, H, D]
 """
 
 from itertools import pairwise
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from evenpack.kernels import flash, reference, sdpa, varlen
+from evenpack.kernels import flash, flex, reference, sdpa, varlen
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
 
 __all__ = ["BACKENDS", "AttentionRequest", "packed_attention", "resolve_backend"]
@@ -41,6 +41,7 @@ BACKENDS: dict[str, AttentionBackend] = {
     "sdpa": sdpa.attend,
     "varlen": varlen.attend,
     "flash": flash.attend,
+    "flex": flex.attend,
 }
 
 

@@ -6,10 +6,12 @@
 | sdpa      | any                | any        | any                          | yes   | yes     |
 | varlen    | CUDA, sm_80 and up | fp16, bf16 | multiple of 8, at most 256   | no    | no      |
 | flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     |
+| flex      | CUDA, sm_80 and up | any        | 16 to 256                    | yes   | no      |
 
 The device is queried and flash-attn imported only when a request is made.
 """
 
+import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,10 +24,10 @@ from evenpack.kernels import flash
 
 _LOGGER = logging.getLogger("evenpack")
 
-_PREFERENCE = ("flash", "varlen", "sdpa")
+_PREFERENCE = ("flash", "varlen", "flex", "sdpa")
 """The order in which `auto` tries backends, fastest first. `reference` is an oracle and must be requested by name."""
 
-FUSED = ("flash", "varlen")
+FUSED = ("flash", "varlen", "flex")
 """Backends that compute all segments in one kernel and never wait for the device."""
 
 
@@ -130,19 +132,18 @@ def slow_choice(request: AttentionRequest) -> str | None:
 
 
 def _remedies(request: AttentionRequest) -> str:
-    """Returns the changes that would give the request a fused kernel."""
+    """Returns the changes each of which would give the request a fused kernel."""
+    ways = []
     half = replace(request, dtype=torch.bfloat16)
-    if _why_not_fused(half) is not None:
+    if _why_not_fused(half) is None:
+        precision = ["set training.precision=bf16_autocast"] if _why_not_fused(request) is not None else []
+        package = ["install flash-attn (evenpack[flash])"] if flash.import_failure() is not None else []
+        ways.append(" and ".join([*precision, *package]))
+    if request.dropout and resolve_backend("auto", replace(request, dropout=False)) in FUSED:
+        ways.append("set model.attention_dropout=0")
+    if not ways:
         return "This GPU has no faster kernel for it"
-    needed = ["set training.precision=bf16_autocast"] if _why_not_fused(request) is not None else []
-    choices = []
-    if _why_not_flash(half) is not None:
-        choices.append("install flash-attn (evenpack[flash])")
-    if _why_not_varlen(half) is None:
-        choices = []  # the precision alone is in the way
-    elif _why_not_varlen(replace(half, dropout=False)) is None:
-        choices.append("set model.attention_dropout=0")
-    remedy = ", and ".join([*needed, *([" or ".join(choices)] if choices else [])])
+    remedy = ", or ".join(ways)
     return remedy[:1].upper() + remedy[1:]
 
 
@@ -169,14 +170,35 @@ def _why_not_flash(request: AttentionRequest) -> str | None:
     return _why_not_fused(request) or flash.import_failure()
 
 
+def _why_not_flex(request: AttentionRequest) -> str | None:
+    if request.dropout:
+        return "FlexAttention has no dropout"
+    if request.device_type == "cpu":
+        return "FlexAttention has no gradients on a CPU"
+    reason = _why_not_device(request)
+    if reason is not None:
+        return reason
+    if not 16 <= request.head_dim <= 256:
+        return f"head_dim {request.head_dim} is not within 16 and 256"
+    return None if _has_triton() else "Triton, which compiles FlexAttention, is not installed"
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def _why_not_fused(request: AttentionRequest) -> str | None:
     """Returns the reason by the limits of FlashAttention 2, which both `varlen` and `flash` use."""
+    if request.device_type == "cuda" and request.dtype not in (torch.float16, torch.bfloat16):
+        return f"it needs float16 or bfloat16, not {str(request.dtype).removeprefix('torch.')}"
+    if request.device_type == "cuda" and request.head_dim > 256:
+        return f"head_dim {request.head_dim} is above 256"
+    return _why_not_device(request)
+
+
+def _why_not_device(request: AttentionRequest) -> str | None:
     if request.device_type != "cuda":
         return f"it needs a CUDA device, not {request.device_type}"
-    if request.dtype not in (torch.float16, torch.bfloat16):
-        return f"it needs float16 or bfloat16, not {str(request.dtype).removeprefix('torch.')}"
-    if request.head_dim > 256:
-        return f"head_dim {request.head_dim} is above 256"
     major, minor = torch.cuda.get_device_capability()
     if major < 8:
         return f"it needs compute capability 8.0 or higher, this device has {major}.{minor}"
@@ -188,4 +210,5 @@ _RULES: dict[str, Callable[[AttentionRequest], str | None]] = {
     "sdpa": _serves_everything,
     "varlen": _why_not_varlen,
     "flash": _why_not_flash,
+    "flex": _why_not_flex,
 }

@@ -8,7 +8,7 @@ from evenpack.config import Section
 class AttentionConfig(Section):
     """Which kernel computes attention over packs, and who attends to whom."""
 
-    backend: Literal["auto", "reference", "sdpa", "varlen", "flash"] = "auto"
+    backend: Literal["auto", "reference", "sdpa", "varlen", "flash", "flex"] = "auto"
     """Kernel that computes attention. `auto` takes the fastest that can serve and says which; a named one that cannot
     serve is an error."""
     on_slow_backend: Literal["warn", "error"] = "warn"

@@ -377,7 +377,7 @@ def test_the_rules_are_asked_for_all_that_the_call_needs(
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BackendError, match=r"'flashy' does not exist.*reference, sdpa, varlen, flash"):
+    with pytest.raises(BackendError, match=r"'flashy' does not exist.*reference, sdpa, varlen, flash, flex"):
         resolve_backend("flashy", CPU_REQUEST)
 
 

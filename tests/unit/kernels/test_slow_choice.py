@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from evenpack.kernels import capabilities
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend, slow_choice
 
 REQUEST = AttentionRequest(
@@ -23,28 +24,42 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     monkeypatch.setitem(sys.modules, "flash_attn", None)
+    monkeypatch.setattr(capabilities, "_has_triton", lambda: True)
     resolve_backend.cache_clear()
     yield
     resolve_backend.cache_clear()
 
 
+DROPOUT_WAYS = "Install flash-attn (evenpack[flash]), or set model.attention_dropout=0"
+
+
 @pytest.mark.parametrize(
-    ("change", "remedy"),
+    ("change", "has_triton", "remedy"),
     [
-        ({"dropout": True}, "Install flash-attn (evenpack[flash]) or set model.attention_dropout=0"),
-        ({"alibi": True}, "Install flash-attn (evenpack[flash])"),
-        ({"head_dim": 60}, "Install flash-attn (evenpack[flash])"),
-        ({"dtype": torch.float32}, "Set training.precision=bf16_autocast"),
+        ({"dropout": True}, True, DROPOUT_WAYS),
+        ({"dropout": True, "alibi": True}, True, DROPOUT_WAYS),
+        ({"dropout": True, "alibi": True}, False, "Install flash-attn (evenpack[flash])"),
+        ({"dropout": True}, False, DROPOUT_WAYS),
+        ({"alibi": True}, False, "Install flash-attn (evenpack[flash])"),
+        (
+            {"dtype": torch.float32},
+            False,
+            "Set training.precision=bf16_autocast and install flash-attn (evenpack[flash])",
+        ),
         (
             {"dtype": torch.float32, "dropout": True},
-            "Set training.precision=bf16_autocast, and install flash-attn (evenpack[flash]) or set "
+            True,
+            "Set training.precision=bf16_autocast and install flash-attn (evenpack[flash]), or set "
             "model.attention_dropout=0",
         ),
-        ({"head_dim": 512}, "This GPU has no faster kernel for it"),
+        ({"head_dim": 512}, True, "This GPU has no faster kernel for it"),
     ],
     ids=str,
 )
-def test_the_remedies_are_those_that_help(change: dict[str, Any], remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remedies_are_those_that_help(
+    change: dict[str, Any], has_triton: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capabilities, "_has_triton", lambda: has_triton)
     request = replace(REQUEST, **change)
     message = slow_choice(request)
     assert message is not None
@@ -59,7 +74,13 @@ def test_the_remedies_are_those_that_help(change: dict[str, Any], remedy: str, m
         assert with_flash is None, "flash-attn serves it"
     else:
         assert with_flash is not None
-        assert "nstall" not in with_flash, "what is there need not be installed"
+        assert "nstall flash" not in with_flash, "what is there need not be installed"
+
+
+@pytest.mark.parametrize("change", [{"alibi": True}, {"head_dim": 60}, {"dtype": torch.float32}], ids=str)
+def test_flex_serves_what_varlen_lacks(change: dict[str, Any]) -> None:
+    assert resolve_backend("auto", replace(REQUEST, **change)) == "flex"
+    assert slow_choice(replace(REQUEST, **change)) is None
 
 
 def test_nothing_is_said_of_a_fused_kernel_or_of_a_cpu() -> None:

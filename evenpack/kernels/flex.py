@@ -1,0 +1,118 @@
+"""Attention through PyTorch's FlexAttention, compiled by Triton: ALiBi, any head size and FP32, but no dropout.
+
+A mask of blocks names the pairs of 128 x 128 slots that a segment has in common; the others are never computed. It is
+made on the device, without waiting for it, and once for all layers of a micro-batch.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int32, Int64
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.utils.weak import WeakIdKeyDictionary
+
+BLOCK = 128
+"""Slots along one side of a block, in queries and in keys."""
+
+_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Masks by the tensor of boundaries that they were made of, which all layers of a micro-batch share."""
+
+
+def attend(
+    q: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T G D"],
+    v: Float[Tensor, " T G D"],
+    cu_seqlens: Int32[Tensor, " S_plus_1"],
+    max_sequence_length: int,
+    *,
+    causal: bool,
+    alibi_slopes: Float[Tensor, " H"] | None,
+    dropout: float,
+) -> Float[Tensor, " T H D"]:
+    """Runs FlexAttention over the segments, without dropout. `max_sequence_length` is not needed."""
+    if dropout:
+        raise ValueError("FlexAttention has no dropout; resolve_backend keeps such requests away")
+    kernel = _compiled() if q.device.type == "cuda" else flex_attention
+    output = kernel(
+        *(part.transpose(0, 1)[None] for part in (q, k, v)),  # [1, H, T, D]
+        score_mod=None if alibi_slopes is None else _alibi(alibi_slopes.float()),
+        block_mask=_mask(cu_seqlens, len(q), causal=causal),
+        enable_gqa=k.shape[1] != q.shape[1],
+    )
+    if not isinstance(output, Tensor):
+        raise TypeError(f"flex_attention returned {type(output).__name__}, expected a tensor")
+    return output[0].transpose(0, 1)
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """Returns the kernel; without compilation it would compute all scores of the pack."""
+    return torch.compile(flex_attention)
+
+
+def _alibi(slopes: Float[Tensor, " H"]) -> Callable[..., Tensor]:
+    def biased(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score - slopes[head] * (query - key).abs()
+
+    return biased
+
+
+def _mask(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int, *, causal: bool) -> BlockMask:
+    """Returns the mask for these boundaries, made anew only for another micro-batch."""
+    key = (cu_seqlens._version, tokens, causal)
+    known = _MASKS.get(cu_seqlens)
+    if known is None or known[0] != key:
+        known = _MASKS[cu_seqlens] = (key, block_mask(cu_seqlens, tokens, causal=causal))
+    mask: BlockMask = known[1]
+    return mask
+
+
+def block_mask(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int, *, causal: bool) -> BlockMask:
+    """Returns the mask of blocks of a pack with `tokens` slots, on the device of its boundaries."""
+    segments = segment_of_slots(cu_seqlens, tokens)
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        same = segments[query] == segments[key]
+        return same & (query >= key) if causal else same
+
+    partial, whole = visible_blocks(cu_seqlens, segments, causal=causal)
+    return BlockMask.from_kv_blocks(
+        *_listed(partial), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=visible, seq_lengths=(tokens, tokens)
+    )
+
+
+def segment_of_slots(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int) -> Int64[Tensor, " T"]:
+    """Returns the segment of each slot; empty segments have none."""
+    slots = torch.arange(tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:], slots, right=True)
+
+
+def visible_blocks(
+    cu_seqlens: Int32[Tensor, " S_plus_1"], segments: Int64[Tensor, " T"], *, causal: bool
+) -> tuple[Bool[Tensor, " B B"], Bool[Tensor, " B B"]]:
+    """Returns which blocks of keys (columns) each block of queries (rows) sees in part, and which as a whole.
+
+    The segments of a block's first and last slot bound what it sees, since segments are contiguous.
+    """
+    tokens = len(segments)
+    blocks = torch.arange(-(-tokens // BLOCK), device=segments.device)
+    first_slot, last_slot = blocks * BLOCK, (blocks * BLOCK + BLOCK - 1).clamp(max=tokens - 1)
+    first_segment, last_segment = segments[first_slot], segments[last_slot]
+    first_key = cu_seqlens[first_segment] // BLOCK
+    last_key = blocks if causal else (cu_seqlens[last_segment + 1] - 1) // BLOCK
+    seen = (first_key[:, None] <= blocks) & (blocks <= last_key[:, None])
+    is_single = (first_segment == last_segment) & (first_slot + BLOCK <= tokens)
+    whole = is_single[:, None] & is_single & (first_segment[:, None] == first_segment)
+    if causal:
+        whole &= blocks[:, None] > blocks
+    return seen & ~whole, whole
+
+
+def _listed(blocks: Bool[Tensor, " B B"]) -> tuple[Int32[Tensor, " 1 1 B"], Int32[Tensor, " 1 1 B B"]]:
+    """Returns the number of blocks in each row, and their columns, those first."""
+    counts = blocks.sum(dim=1, dtype=torch.int32)
+    columns = torch.argsort(blocks.to(torch.int8), dim=1, descending=True, stable=True).to(torch.int32)
+    return counts[None, None], columns[None, None]

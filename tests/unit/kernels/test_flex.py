@@ -1,0 +1,95 @@
+"""FlexAttention: its masks of blocks, its numbers on a CPU, and when the mask is made."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from evenpack.kernels import flex, reference
+
+HEADS, HEAD_DIM = 3, 16
+MIXES = {
+    "one segment": (96,),
+    "single tokens": (1,) * 20,
+    "blocks": (128, 128, 256),
+    "over the borders of blocks": (300, 0, 5, 200, 130, 7, 0, 0),
+    "empty everywhere": (0, 12, 0, 0, 70, 1, 0, 300, 0, 0, 0),
+}
+
+
+def borders(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
+
+
+@pytest.fixture
+def _directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls PyTorch's formula without tracing it, which takes a second for each shape."""
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.usefixtures("_directly")
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key_value_heads", [1, HEADS])
+@pytest.mark.parametrize("lengths", MIXES.values(), ids=MIXES.keys())
+def test_outputs_are_those_of_the_reference(
+    lengths: tuple[int, ...], key_value_heads: int, causal: bool, alibi: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    heads = (HEADS, key_value_heads, key_value_heads)
+    q, k, v = (torch.randn(sum(lengths), count, HEAD_DIM, generator=generator) for count in heads)
+    slopes = torch.exp2(-torch.arange(1.0, HEADS + 1)) if alibi else None
+    arguments = (q, k, v, borders(lengths), max(lengths))
+    actual = flex.attend(*arguments, causal=causal, alibi_slopes=slopes, dropout=0.0)
+    torch.testing.assert_close(
+        actual, reference.attend(*arguments, causal=causal, alibi_slopes=slopes, dropout=0.0), rtol=1e-5, atol=1e-5
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(0, 400), min_size=1, max_size=8).filter(sum), causal=st.booleans())
+def test_blocks_are_those_that_hold_a_visible_pair(lengths: list[int], causal: bool) -> None:
+    cu_seqlens, tokens = borders(tuple(lengths)), sum(lengths)
+    partial, whole = flex.visible_blocks(cu_seqlens, flex.segment_of_slots(cu_seqlens, tokens), causal=causal)
+    side = flex.BLOCK * len(partial)
+    visible = torch.zeros(side, side, dtype=torch.bool)
+    for start, stop in pairwise(cu_seqlens.tolist()):
+        visible[start:stop, start:stop] = True
+    if causal:
+        visible = visible.tril()
+    pairs = visible.view(len(partial), flex.BLOCK, len(partial), flex.BLOCK).transpose(1, 2).flatten(2)
+    assert torch.equal(whole, pairs.all(dim=2))
+    assert torch.equal(partial, pairs.any(dim=2) & ~pairs.all(dim=2))
+    mask = flex.block_mask(cu_seqlens, tokens, causal=causal)
+    assert torch.equal(mask.to_dense()[0, 0].bool(), pairs.any(dim=2)), "as PyTorch reads the lists of blocks"
+
+
+def test_the_layers_of_a_micro_batch_share_a_mask_and_the_next_one_has_its_own() -> None:
+    cu_seqlens = borders((100, 60))
+    first = flex._mask(cu_seqlens, 160, causal=True)
+    assert flex._mask(cu_seqlens, 160, causal=True) is first
+    assert flex._mask(borders((100, 60)), 160, causal=True) is not first
+    assert flex._mask(cu_seqlens, 160, causal=False) is not first
+    cu_seqlens[1] = 40  # a buffer that the next micro-batch is copied into
+    changed = flex._mask(cu_seqlens, 160, causal=True)
+    assert flex.segment_of_slots(cu_seqlens, 160).tolist() == [0] * 40 + [1] * 120
+    assert changed is not first
+
+
+def test_a_mask_is_gone_with_its_micro_batch() -> None:
+    before = len(flex._MASKS)
+    cu_seqlens = borders((100, 60))
+    flex._mask(cu_seqlens, 160, causal=True)
+    assert len(flex._MASKS) == before + 1
+    del cu_seqlens
+    assert len(flex._MASKS) == before
+
+
+def test_dropout_is_never_left_out_silently() -> None:
+    q = torch.zeros(4, 1, 16)
+    with pytest.raises(ValueError, match="has no dropout"):
+        flex.attend(q, q, q, borders((4,)), 4, causal=True, alibi_slopes=None, dropout=0.1)
