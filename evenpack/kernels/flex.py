@@ -4,7 +4,7 @@ A mask of blocks names the pairs of 128 x 128 slots that a segment has in common
 made on the device, without waiting for it, and once for all layers of a micro-batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 BLOCK = 128
 """Slots along one side of a block, in queries and in keys."""
 
-_MASKS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_MASKS: MutableMapping[Tensor, tuple[tuple[int, int, bool], BlockMask]] = WeakIdKeyDictionary()
 """Masks by the tensor of boundaries that they were made of, which all layers of a micro-batch share."""
 
 
@@ -35,7 +35,7 @@ def attend(
     """Runs FlexAttention over the segments, without dropout. `max_sequence_length` is not needed."""
     if dropout:
         raise ValueError("FlexAttention has no dropout; resolve_backend keeps such requests away")
-    kernel = _compiled() if q.device.type == "cuda" else flex_attention
+    kernel: Callable[..., Any] = _compiled() if q.device.type == "cuda" else flex_attention
     output = kernel(
         *(part.transpose(0, 1)[None] for part in (q, k, v)),  # [1, H, T, D]
         score_mod=None if alibi_slopes is None else _alibi(alibi_slopes.float()),
@@ -61,13 +61,12 @@ def _alibi(slopes: Float[Tensor, " H"]) -> Callable[..., Tensor]:
 
 
 def _mask(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int, *, causal: bool) -> BlockMask:
-    """Returns the mask for these boundaries, made anew only for another micro-batch."""
+    """Returns the mask for these boundaries; only another micro-batch needs another one."""
     key = (cu_seqlens._version, tokens, causal)
     known = _MASKS.get(cu_seqlens)
     if known is None or known[0] != key:
         known = _MASKS[cu_seqlens] = (key, block_mask(cu_seqlens, tokens, causal=causal))
-    mask: BlockMask = known[1]
-    return mask
+    return known[1]
 
 
 def block_mask(cu_seqlens: Int32[Tensor, " S_plus_1"], tokens: int, *, causal: bool) -> BlockMask:
