@@ -10,8 +10,8 @@ import numpy as np
 from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.errors import ConfigError
+from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.plotting import COLOURS, figure_as_png, label_ends, smooth, write_footer, write_title
-from evenpack.studies.report.figures import origin_of
 
 LOSS_PLOT = "loss.png"
 
@@ -65,7 +65,7 @@ def _curve(
 def draw_loss(output_dir: Path, *, name: str) -> Path:
     """Writes OUTPUT_DIR/loss.png. Raises: ConfigError without matplotlib, or before the first step; DataError."""
     path = output_dir / LOSS_PLOT
-    origin = origin_of(name, read_run_record(output_dir))
+    origin = origin_of_runs(name, [read_run_record(output_dir)])
     plot_losses(loss_curves(read_metrics(output_dir / METRICS)), path, name=name, origin=origin)
     return path
 

@@ -1,5 +1,6 @@
 """Figures as PNG. matplotlib is an extra: only figures need it."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,9 @@ _LABEL_POINTS = 13.0
 """Height of a line's name in points."""
 _LEADER = 0.03
 """Length of the line that leads to a name, as a fraction of the axes' width."""
+_FOOTER_COLUMNS_PER_INCH = 15
+"""Characters of a footer, of 8 points, that surely fit an inch."""
+_FOOTER_GAP_INCHES = 0.12
 
 
 def require_plot(path: Path) -> None:
@@ -82,8 +86,16 @@ def write_title(axes: Any, finding: str) -> None:
 
 
 def write_footer(figure: Any, lines: Sequence[str]) -> None:
-    """What a figure is of, below everything else in it: run, data, commit, device."""
-    figure.text(0.02, -0.02, "\n".join(lines), fontsize=8, va="top", color=INK, linespacing=1.4)
+    """Writes below everything that is in the figure what it is of: run, data, commit, device. To be called last.
+
+    Long lines go on in the next, so that the figure does not become wider.
+    """
+    drawn = figure.get_tightbbox()  # in inches
+    width, height = figure.get_size_inches()
+    columns = int(_FOOTER_COLUMNS_PER_INCH * drawn.width)
+    wrapped = [part for line in lines for part in textwrap.wrap(line, columns, break_on_hyphens=False)]
+    at = (drawn.x0 / width, (drawn.y0 - _FOOTER_GAP_INCHES) / height)
+    figure.text(*at, "\n".join(wrapped), fontsize=8, va="top", color=INK, linespacing=1.4)
 
 
 def smooth(values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.engine.reporting.run_record import RunRecord
+from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.plotting import COLOURS, figure_as_png, smooth, write_footer, write_title
 from evenpack.studies.report.comparison import Comparison
 from evenpack.studies.report.reading import Course, ReportedRun
@@ -23,8 +23,6 @@ _GAP_INCHES = 0.9
 _HEIGHT_INCHES = 4.2
 _MANY = 10_000
 """Largest value from which on an axis counts in k, M or G."""
-_SHORT_NAME = 12
-"""Characters of a fingerprint that tell data apart for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,18 +147,6 @@ def quartiles(values: Float64[np.ndarray, " n"]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def origin_of(label: str, record: RunRecord | None) -> str:
-    """Returns run, data, commit and device in a line."""
-    if record is None:
-        return f"{label}: data, commit and device are not recorded"
-    data, start = record.data, record.starts[-1]
-    commit = "no checkout" if start.commit is None else f"commit {start.commit}"
-    return (
-        f"{label}: data {', '.join(data.sources)} ({data.fingerprint[:_SHORT_NAME]}); evenpack {start.evenpack}, "
-        f"{commit}; {start.ranks} x {start.device}"
-    )
-
-
 def _figure(path: Path, *, panels: int) -> AbstractContextManager[Any]:
     return figure_as_png(path, width=(_GAP_INCHES + _PANEL_INCHES) * panels, height=_HEIGHT_INCHES)
 
@@ -214,4 +200,4 @@ def _legend(figure: Any, runs: Sequence[ReportedRun]) -> None:
 
     handles = [Line2D([], [], linewidth=1.8, label=run.label, **_style(index)) for index, run in enumerate(runs)]
     figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.98), ncols=4, frameon=False)
-    write_footer(figure, [origin_of(run.label, run.record) for run in runs])
+    write_footer(figure, [origin_of_runs(run.label, [run.record]) for run in runs])
