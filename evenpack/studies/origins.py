@@ -32,7 +32,12 @@ def origin_line(
         commits: those that trained or measured, None for code that is no checkout; without one, the commit of the code
             that runs.
     """
-    return f"{name}: data {data}; evenpack {evenpack}, {_commits(commits or [commit_of_source()])}; {device}"
+    return f"{name}: data {data}; {made_by(evenpack, commits)}; {device}"
+
+
+def made_by(evenpack: str = VERSION, commits: Sequence[str | None] = ()) -> str:
+    """Returns version and commits; without a commit that of the code that runs."""
+    return f"evenpack {evenpack}, {_commits(commits or [commit_of_source()])}"
 
 
 def origin_of_runs(name: str, records: Iterable["RunRecord | None"]) -> str:
@@ -56,9 +61,10 @@ def origin_of_runs(name: str, records: Iterable["RunRecord | None"]) -> str:
     return f"{line}; {missing} of {len(records)} runs have no record" if missing else line
 
 
-def name_of_prepared(prepared: "PreparedData") -> str:
-    """Returns the sources of prepared data and the beginning of their fingerprint, which is that of run.json."""
-    return _data([(tuple(prepared.source_names), prepared.fingerprint(seed=0))])
+def name_of_prepared(prepared: "PreparedData", source: str | None = None) -> str:
+    """Returns the sources of prepared data, or one of them, and the start of its fingerprint, as in run.json."""
+    sources = tuple(prepared.source_names) if source is None else (source,)
+    return _data([(sources, prepared.fingerprint(seed=0))])
 
 
 def name_of_lengths(histogram: "LengthHistogram") -> str:

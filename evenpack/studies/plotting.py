@@ -41,7 +41,7 @@ _LABEL_POINTS = 13.0
 """Height of a line's name in points."""
 _LEADER = 0.03
 """Length of the line that leads to a name, as a fraction of the axes' width."""
-_FOOTER_COLUMNS_PER_INCH = 15
+_FOOTER_COLUMNS_PER_INCH = 16
 """Characters of a footer, of 8 points, that surely fit an inch."""
 _FOOTER_GAP_INCHES = 0.12
 

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from drawn_figures import drawn  # noqa: F401  # a fixture
 from prepared_files import sentences, two_sources, write_jsonl
 
 from evenpack.data.prepare.prepare import prepare

@@ -41,7 +41,7 @@ def inspect(
       evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
     """
     with reporting(as_json) as report:
-        from evenpack.studies.inspection.against import distance_to, refuse_senseless
+        from evenpack.studies.inspection.against import read_against, refuse_senseless
         from evenpack.studies.inspection.inspect import inspect_lengths, inspect_side_by_side
         from evenpack.studies.inspection.tables import distance_table
         from evenpack.studies.lengths.subject import find_subject
@@ -56,8 +56,10 @@ def inspect(
                 raise ConfigError("--pack-lengths compares the packs of a single input; several have --pack-length")
             report.value, report.shown = inspect_side_by_side(subjects, plot=plot)
         else:
-            distance = None if against is None else distance_to(subjects[0], against)
-            report.value, report.shown = inspect_lengths(subjects[0], pack_lengths=pack_lengths, plot=plot)
-            if distance is not None:
-                report.value["against"] = distance
-                report.shown.append(distance_table(distance))
+            compared = None if against is None else read_against(subjects[0], against)
+            report.value, report.shown = inspect_lengths(
+                subjects[0], pack_lengths=pack_lengths, plot=plot, against=compared
+            )
+            if compared is not None:
+                report.value["against"] = compared.distance
+                report.shown.append(distance_table(compared.distance))

@@ -1,6 +1,7 @@
 """The computation of `evenpack inspect`."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,29 +9,35 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.errors import ConfigError
+from evenpack.studies.inspection.against import Against
 from evenpack.studies.inspection.recipes import RecipeAdvice, advice_shown, advise_recipe
 from evenpack.studies.inspection.tables import histogram_table, lengths_table, rows_table, splits_table
 from evenpack.studies.lengths.statistics import length_ranges, length_statistics
 from evenpack.studies.lengths.subject import Subject, long_lines
+from evenpack.studies.origins import COMPUTED, made_by
 from evenpack.studies.packing.options import parse_pack_lengths
 from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
     OVERVIEW_DEPTHS,
+    PackingRow,
     at_work,
     pack_lengths_to_try,
     study_packing,
     sweep_pack_lengths,
 )
-from evenpack.studies.packing.plots import plot_depth_curves, plot_packing
-from evenpack.studies.packing.recommendation import recommend
+from evenpack.studies.packing.plots import DrawnLengths, Sweep, plot_depth_curves, plot_packing
+from evenpack.studies.packing.recommendation import Recommendation, recommend
 from evenpack.studies.packing.tables import depth_curves_table, packing_table, recommendation_text
 from evenpack.studies.plotting import require_plot
 
+_SWEPT_BY = "longest_pack_first"
+"""Algorithm of the comparison of pack lengths; every length and depth takes milliseconds."""
+
 
 def inspect_lengths(
-    subject: Subject, *, pack_lengths: str | None, plot: Path | None
+    subject: Subject, *, pack_lengths: str | None, plot: Path | None, against: Against | None = None
 ) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Returns the figures as a value for JSON and as rich tables; draws them if requested.
+    """Returns the figures as a value for JSON and as rich tables; draws them if requested, with the lengths `against`.
 
     Raises: PackingError if a sequence is longer than a pack; ConfigError for a plot without matplotlib, invalid pack
     lengths, or either of them for rows that are packs already.
@@ -39,49 +46,13 @@ def inspect_lengths(
         return _inspect_rows(subject, is_drawn=plot is not None or pack_lengths is not None)
     if plot is not None:
         require_plot(plot)
-    histogram, pack_length = subject.histogram, subject.pack_length
+    pack_length = subject.pack_length
     tried = pack_lengths_to_try(pack_length) if pack_lengths is None else parse_pack_lengths(pack_lengths)
-    lengths = sorted({pack_length, *tried})
-    statistics = length_statistics(histogram, pack_length=pack_length)
-    with console.messages().status("packing ...") as status:
-
-        def begin(algorithm: str, depth: int | None) -> None:
-            status.update(at_work(algorithm, depth))
-
-        packings = study_packing(
-            histogram, pack_length=pack_length, depths=OVERVIEW_DEPTHS, baselines=False, begin=begin
-        )
-        sweep = sweep_pack_lengths(histogram, lengths, algorithm="longest_pack_first", depths=OVERVIEW_DEPTHS)
-        fullest = sweep_pack_lengths(histogram, lengths, algorithm="auto", depths=(None,), begin=begin)
-        found = recommend(
-            packings,
-            fullest,
-            lambda chosen: sweep_pack_lengths(
-                histogram, [chosen], algorithm="auto", depths=OVERVIEW_DEPTHS[1:], begin=begin
-            ),
-        )
-    by_pack_length = {f"{length:,} slots": [row for row in sweep if row.pack_length == length] for length in lengths}
-    shown: list[RenderableType] = [
-        *long_lines(subject),
-        lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
-        histogram_table(length_ranges(histogram), sequences=statistics.sequences),
-        packing_table(packings, pack_length=pack_length),
-        depth_curves_table(
-            by_pack_length,
-            fullest,
-            title="Pack lengths by limit of depth (longest_pack_first): efficiency, speed-up over padding",
-        ),
-        recommendation_text(found),
-    ]
+    packed = _pack(subject, sorted({pack_length, *tried}))
     advice = _advice(subject)
-    if advice is not None:
-        shown += advice_shown(advice)
-    if subject.splits:
-        shown.insert(0, splits_table(subject.splits, title="Sources"))
-    if subject.source_rows:
-        shown.insert(0, rows_table(subject.source_rows))
+    shown = _shown(subject, packed, advice)
     if plot is not None:
-        plot_packing(histogram, statistics, packings, plot, pack_length=pack_length, sweep=sweep)
+        _draw(subject, packed, against, plot)
         shown.append(console.text(f"Drew {plot}"))
     value = {
         "origin": subject.origin,
@@ -89,15 +60,90 @@ def inspect_lengths(
         "long_sequences": subject.long_sequences(),
         "splits": subject.splits,
         "source_rows": subject.source_rows,
-        "lengths": statistics,
-        "histogram": histogram.counts[: histogram.longest].tolist(),
-        "packings": packings,
-        "pack_lengths": sweep,
-        "pack_lengths_auto": fullest,
-        "recommendation": found,
+        "lengths": length_statistics(subject.histogram, pack_length=pack_length),
+        "histogram": subject.histogram.counts[: subject.histogram.longest].tolist(),
+        "packings": packed.packings,
+        "pack_lengths": packed.sweep,
+        "pack_lengths_auto": packed.fullest,
+        "recommendation": packed.recommended,
         "recipes": advice,
     }
     return value, shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Packed:
+    """All packings of one list of lengths."""
+
+    packings: Sequence[PackingRow]
+    """At the subject's pack length, by algorithm and depth."""
+    sweep: Sequence[PackingRow]
+    """At each pack length and depth, by `_SWEPT_BY`."""
+    fullest: Sequence[PackingRow]
+    """At each pack length without a limit of depth, by `auto`."""
+    recommended: Recommendation
+
+
+def _pack(subject: Subject, lengths: Sequence[int]) -> _Packed:
+    """Packs at each of the pack lengths, the subject's own among them."""
+    histogram = subject.histogram
+    with console.messages().status("packing ...") as status:
+
+        def begin(algorithm: str, depth: int | None) -> None:
+            status.update(at_work(algorithm, depth))
+
+        packings = study_packing(
+            histogram, pack_length=subject.pack_length, depths=OVERVIEW_DEPTHS, baselines=False, begin=begin
+        )
+        fullest = sweep_pack_lengths(histogram, lengths, algorithm="auto", depths=(None,), begin=begin)
+        recommended = recommend(
+            packings,
+            fullest,
+            lambda chosen: sweep_pack_lengths(
+                histogram, [chosen], algorithm="auto", depths=OVERVIEW_DEPTHS[1:], begin=begin
+            ),
+        )
+        sweep = sweep_pack_lengths(histogram, lengths, algorithm=_SWEPT_BY, depths=OVERVIEW_DEPTHS)
+    return _Packed(packings=packings, sweep=sweep, fullest=fullest, recommended=recommended)
+
+
+def _shown(subject: Subject, packed: _Packed, advice: RecipeAdvice | None) -> list[RenderableType]:
+    histogram, pack_length = subject.histogram, subject.pack_length
+    statistics = length_statistics(histogram, pack_length=pack_length)
+    by_pack_length = {
+        f"{length:,} slots": [row for row in packed.sweep if row.pack_length == length]
+        for length in dict.fromkeys(row.pack_length for row in packed.sweep)
+    }
+    title = f"Pack lengths by limit of depth ({_SWEPT_BY}): efficiency, speed-up over padding"
+    return [
+        *([rows_table(subject.source_rows)] if subject.source_rows else []),
+        *([splits_table(subject.splits, title="Sources")] if subject.splits else []),
+        *long_lines(subject),
+        lengths_table(statistics, origin=subject.origin, pack_length=pack_length),
+        histogram_table(length_ranges(histogram), sequences=statistics.sequences),
+        packing_table(packed.packings, pack_length=pack_length),
+        depth_curves_table(by_pack_length, packed.fullest, title=title),
+        recommendation_text(packed.recommended),
+        *([] if advice is None else advice_shown(advice)),
+    ]
+
+
+def _draw(subject: Subject, packed: _Packed, against: Against | None, plot: Path) -> None:
+    found = packed.recommended
+    plot_packing(
+        DrawnLengths(name=subject.origin, histogram=subject.histogram),
+        packed.packings,
+        plot,
+        pack_length=subject.pack_length,
+        footer=[
+            subject.origin_line(),
+            *subject.long_sentences(),
+            *([] if against is None else [against.footer]),
+            f"Recommended by what auto fills without a limit: {found.reason}.",
+        ],
+        against=None if against is None else DrawnLengths(name=against.name, histogram=against.histogram),
+        sweep=Sweep(rows=packed.sweep, algorithm=_SWEPT_BY, fullest=packed.fullest, recommended=found),
+    )
 
 
 def _inspect_rows(subject: Subject, *, is_drawn: bool) -> tuple[dict[str, Any], list[RenderableType]]:
@@ -149,13 +195,20 @@ def inspect_side_by_side(
         raise ConfigError(f"'{twice[0]}' is given twice: compare inputs of different names")
     curves = {
         subject.origin: sweep_pack_lengths(
-            subject.histogram, [subject.pack_length], algorithm="longest_pack_first", depths=CURVE_DEPTHS
+            subject.histogram, [subject.pack_length], algorithm=_SWEPT_BY, depths=CURVE_DEPTHS
         )
         for subject in subjects
     }
-    title = "Limits of depth (longest_pack_first): efficiency, speed-up over padding"
+    title = f"Limits of depth ({_SWEPT_BY}): efficiency, speed-up over padding"
     shown: list[RenderableType] = [depth_curves_table(curves, title=title)]
     if plot is not None:
-        plot_depth_curves(curves, plot)
+        plot_depth_curves(curves, plot, footer=_footer_of_curves(subjects))
         shown.append(console.text(f"Drew {plot}"))
     return {"curves": curves}, shown
+
+
+def _footer_of_curves(subjects: Sequence[Subject]) -> list[str]:
+    lines = [f"Packs by {_SWEPT_BY}; {made_by()}; {COMPUTED}"]
+    for subject in subjects:
+        lines += [f"{subject.origin}: data {subject.data}", *subject.long_sentences()]
+    return lines

@@ -18,6 +18,7 @@ from evenpack.errors import ConfigError, DataError, PackingError
 from evenpack.models.common.section import TransformerConfig
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import GLUE, merge_histograms, read_histogram
+from evenpack.studies.origins import COMPUTED, name_of_lengths, name_of_prepared, origin_line
 
 _GLUE_SLOTS = 128
 """The length at which GLUE's tasks are fine-tuned, with longer texts cut, unless --pack-length is given."""
@@ -28,6 +29,8 @@ class Subject:
     """Lengths and their origin."""
 
     origin: str
+    data: str
+    """What a figure calls the data: sources of a run and their fingerprint, or the numbers of a plain list."""
     pack_length: int
     fitted: FittedHistogram
     """Lengths fitted to `pack_length` by `--long`."""
@@ -48,6 +51,21 @@ class Subject:
     def histogram(self) -> LengthHistogram:
         """No sequence in it is longer than `pack_length`."""
         return self.fitted.histogram
+
+    def origin_line(self, *, device: str = COMPUTED) -> str:
+        """Returns the line below a figure of these lengths."""
+        return origin_line(self.origin, data=self.data, device=device)
+
+    def long_sentences(self) -> list[str]:
+        """Reports the sequences that were longer than a pack, if there are any."""
+        fitted = self.fitted
+        if not fitted.long_sequences:
+            return []
+        done = {"truncate": "cut", "drop": "left out", "split": "split"}[fitted.policy]
+        return [
+            f"{fitted.long_sequences:,} sequences longer than {self.pack_length:,} were {done}: "
+            f"{fitted.tokens_lost:,} tokens lost"
+        ]
 
     def long_sequences(self) -> dict[str, Any]:
         """Returns the sequences that were longer than a pack, for JSON."""
@@ -80,16 +98,7 @@ def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions
 
 def long_lines(subject: Subject) -> list[RenderableType]:
     """Reports the sequences that were longer than a pack, if there are any."""
-    fitted = subject.fitted
-    if not fitted.long_sequences:
-        return []
-    done = {"truncate": "cut", "drop": "left out", "split": "split"}[fitted.policy]
-    return [
-        console.text(
-            f"{fitted.long_sequences:,} sequences longer than {subject.pack_length:,} were {done}: "
-            f"{fitted.tokens_lost:,} tokens lost"
-        )
-    ]
+    return [console.text(line) for line in subject.long_sentences()]
 
 
 def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -> Subject:
@@ -110,6 +119,9 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
     )
     return replace(
         subject,
+        data=name_of_prepared(prepared)
+        if source is None
+        else f"{name_of_prepared(prepared, source)} of {config.run.name}",
         splits=tuple(prepared.manifest.summary()),
         source_rows=tuple(prepared.manifest.row_summary()),
         model=config.model,
@@ -147,6 +159,7 @@ def _fit(
         raise PackingError(f"{error} (--pack-length, --long)") from error
     return Subject(
         origin=origin,
+        data=name_of_lengths(histogram),
         pack_length=pack_length,
         fitted=fitted,
         splits=(),

@@ -1,74 +1,141 @@
 """Figures of lengths and of the efficiency of packs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float64
+
 from evenpack.data.packing import LengthHistogram
-from evenpack.studies.lengths.statistics import LengthStatistics, length_ranges
+from evenpack.studies.lengths.statistics import length_statistics
 from evenpack.studies.packing.packing import PackingRow
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, write_title
+from evenpack.studies.packing.recommendation import Recommendation
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, write_footer, write_title
 
 _MAX_BARS = 64
+_HEIGHT_INCHES = 4.2
+_AXIS_INCHES = 0.9
+"""Left of each panel, for its axis."""
+_LENGTHS_INCHES = 4.8
+_CURVES_INCHES = 4.2
+_NAMES_INCHES = 2.4
+"""Right of a panel, for the names of its lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnLengths:
+    """Lengths as a figure shows them."""
+
+    name: str
+    histogram: LengthHistogram
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Packs of several lengths, and the one of them that is recommended."""
+
+    rows: Sequence[PackingRow]
+    """By depth, of one algorithm."""
+    algorithm: str
+    """That algorithm."""
+    fullest: Sequence[PackingRow]
+    """Without a limit of depth, by `auto`: what the recommendation compares."""
+    recommended: Recommendation
 
 
 def plot_packing(
-    histogram: LengthHistogram,
-    statistics: LengthStatistics,
+    lengths: DrawnLengths,
     rows: Sequence[PackingRow],
     path: Path,
     *,
     pack_length: int,
-    sweep: Sequence[PackingRow] = (),
+    footer: Sequence[str],
+    against: DrawnLengths | None = None,
+    sweep: Sweep | None = None,
 ) -> None:
-    """Draws the lengths, and the efficiency by depth and algorithm; if given, by depth and pack length (`sweep`).
+    """Draws the lengths, with those of `against` over them, and the efficiency by depth and algorithm.
+
+    With a `sweep` also by depth and pack length. `footer`: what the figure is of.
 
     Raises: ConfigError without matplotlib.
     """
-    with figure_as_png(path, width=20.0 if sweep else 11.0, height=4.2) as figure:
-        ratios = {"width_ratios": [1.15, 1.0, 1.0][: 3 if sweep else 2], "wspace": 0.85 if sweep else 0.28}
-        panels = figure.subplots(1, 3 if sweep else 2, gridspec_kw=ratios)
-        _draw_lengths(panels[0], histogram, statistics, pack_length)
+    widths = [_AXIS_INCHES, _LENGTHS_INCHES, _AXIS_INCHES, _CURVES_INCHES]
+    widths += [_NAMES_INCHES + _AXIS_INCHES, _CURVES_INCHES] * (sweep is not None)
+    with figure_as_png(path, width=sum(widths), height=_HEIGHT_INCHES) as figure:
+        grid = figure.add_gridspec(1, len(widths), width_ratios=widths, wspace=0.0, left=0.0, right=1.0)
+        panels = [figure.add_subplot(grid[0, column]) for column in range(1, len(widths), 2)]
+        _draw_lengths(panels[0], lengths, pack_length, against)
         _draw_efficiencies(panels[1], rows)
-        if sweep:
+        if sweep is not None:
             _draw_pack_lengths(panels[2], sweep)
+        write_footer(figure, footer)
 
 
-def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path) -> None:
-    """Draws the speed-up over padding by depth, a curve for each list of lengths.
+def plot_depth_curves(curves: Mapping[str, Sequence[PackingRow]], path: Path, *, footer: Sequence[str]) -> None:
+    """Draws the slots of padding over those of packs by depth, a curve for each list of lengths.
 
     Raises: ConfigError without matplotlib.
     """
     with figure_as_png(path, width=8.0, height=4.5) as figure:
         axes = figure.add_subplot()
         _draw_curves(axes, {name: [(row.depth_limit, row.speed_up) for row in rows] for name, rows in curves.items()})
-        axes.set_ylabel("speed-up over padding (slots of padding / slots of packs)")
+        axes.set_ylabel("slots of padding / slots of packs")
         best = max((row.speed_up, name) for name, rows in curves.items() for row in rows)
         write_title(axes, f"Padding {best[1]} would take {best[0]:.2f} times the slots of its packs")
+        write_footer(figure, footer)
 
 
-def _draw_lengths(axes: Any, histogram: LengthHistogram, statistics: LengthStatistics, pack_length: int) -> None:
-    ranges = length_ranges(histogram, bars=_MAX_BARS)
-    lefts = [bar.shortest - 0.5 for bar in ranges]
-    widths = [bar.longest - bar.shortest + 1 for bar in ranges]
-    shares = [100 * bar.sequences / statistics.sequences for bar in ranges]
-    axes.bar(lefts, shares, width=widths, align="edge", color=COLOURS[0], alpha=0.85, linewidth=0.4, edgecolor="white")
-    axes.axvline(statistics.median, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
-    width = max(pack_length, histogram.longest)
-    at_right = statistics.median > width / 2
+def _draw_lengths(axes: Any, lengths: DrawnLengths, pack_length: int, against: DrawnLengths | None) -> None:
+    drawn = lengths.histogram
+    longest = max(pack_length, drawn.longest, 0 if against is None else against.histogram.longest)
+    width = -(-longest // _MAX_BARS)
+    edges = np.arange(0, longest + width, width)
+    statistics = length_statistics(drawn, pack_length=pack_length)
+    axes.bar(
+        edges[:-1] + 0.5,
+        percent_between(drawn, edges),
+        width=width,
+        align="edge",
+        color=COLOURS[0],
+        alpha=0.85,
+        linewidth=0.4,
+        edgecolor="white",
+        label=lengths.name,
+    )
+    median = f"median {statistics.median:,}"
+    axes.axvline(statistics.median, color=INK, linewidth=1.0, linestyle=(0, (4, 3)), label=median)
+    if against is None:
+        _name_median(axes, median, statistics.median, is_at_right=statistics.median > longest / 2)
+    else:
+        shares = percent_between(against.histogram, edges)
+        axes.stairs(shares, edges + 0.5, color=COLOURS[1], linewidth=1.8, label=against.name)
+        axes.legend(frameon=False, loc="best")
+    axes.set_xlim(0, edges[-1] + 0.5)
+    axes.set_xlabel("sequence length (tokens)")
+    axes.set_ylabel("sequences (%)" if width == 1 else f"sequences (% per {width:,} tokens of length)")
+    write_title(axes, f"Padding to {pack_length:,} would waste {100 * statistics.padding_share:.1f} % of all slots")
+
+
+def percent_between(histogram: LengthHistogram, edges: np.ndarray) -> Float64[np.ndarray, " bars"]:
+    """Returns the percentage of sequences longer than each of the ascending `edges` and no longer than the next."""
+    up_to = np.append(0, np.cumsum(histogram.counts))
+    counts = np.diff(up_to[np.minimum(edges, len(up_to) - 1)])
+    shares: Float64[np.ndarray, " bars"] = 100.0 * counts / histogram.sequences
+    return shares
+
+
+def _name_median(axes: Any, name: str, median: int, *, is_at_right: bool) -> None:
     axes.annotate(
-        f"median {statistics.median:,}",
-        (statistics.median, 1.0),
+        name,
+        (median, 1.0),
         xycoords=("data", "axes fraction"),
-        xytext=(-5 if at_right else 5, -4),
+        xytext=(-5 if is_at_right else 5, -4),
         textcoords="offset points",
-        ha="right" if at_right else "left",
+        ha="right" if is_at_right else "left",
         va="top",
     )
-    axes.set_xlim(0, width + 0.5)
-    axes.set_xlabel("sequence length (tokens)")
-    axes.set_ylabel("sequences (%)")
-    write_title(axes, f"Padding to {pack_length:,} would waste {100 * statistics.padding_share:.1f} % of all slots")
 
 
 def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
@@ -77,28 +144,47 @@ def _draw_efficiencies(axes: Any, rows: Sequence[PackingRow]) -> None:
     for algorithm in dict.fromkeys(row.algorithm for row in rows if row.algorithm != "none"):
         points = [(row.depth_limit, 100 * row.efficiency) for row in rows if row.algorithm == algorithm]
         # A single depth is a point: a line from no packing would suggest depths that were not tried.
-        curves[algorithm.replace("_", " ")] = [*alone, *points] if len(points) > 1 else points
-    _draw_curves(axes, curves, unit=" %")
+        curves[_in_words(algorithm)] = [*alone, *points] if len(points) > 1 else points
+    _draw_curves(axes, curves or {"no packing": alone}, unit=" %", top=100.0)
     axes.set_ylabel("packing efficiency (% of slots)")
-    axes.set_ylim(top=101)
+    write_title(axes, title_of_fullest(rows))
+
+
+def title_of_fullest(rows: Sequence[PackingRow]) -> str:
+    """Returns the best efficiency; with its algorithm, unless another one has as few packs."""
     best = max(rows, key=lambda row: row.efficiency)
-    write_title(axes, f"Packs of up to {best.depth} sequences are {100 * best.efficiency:.2f} % full")
+    winners = {row.algorithm for row in rows if row.packs == best.packs}
+    by = f", by {_in_words(best.algorithm)}" if len(winners) == 1 and best.algorithm != "none" else ""
+    return f"Fullest packs: {100 * best.efficiency:.2f} %{by}"
 
 
-def _draw_pack_lengths(axes: Any, sweep: Sequence[PackingRow]) -> None:
-    curves = {
-        f"{length:,} slots": [(row.depth_limit, 100 * row.efficiency) for row in sweep if row.pack_length == length]
-        for length in dict.fromkeys(row.pack_length for row in sweep)
-    }
-    _draw_curves(axes, curves, unit=" %")
-    axes.set_ylabel("packing efficiency (% of slots)")
-    axes.set_ylim(top=101)
-    best = max(sweep, key=lambda row: row.efficiency)
-    write_title(axes, f"By pack length: {best.pack_length:,} slots get {100 * best.efficiency:.2f} % full")
+def _draw_pack_lengths(axes: Any, sweep: Sweep) -> None:
+    found, curves = sweep.recommended, {}
+    for length in dict.fromkeys(row.pack_length for row in sweep.rows):
+        points = [(row.depth_limit, 100 * row.efficiency) for row in sweep.rows if row.pack_length == length]
+        curves[_slots(length)] = points
+    fullest = {_slots(row.pack_length): 100 * row.efficiency for row in sweep.fullest}
+    no_limit = len({limit for points in curves.values() for limit, _ in points}) - 1
+    for index, name in enumerate(curves):
+        colour = COLOURS[index % len(COLOURS)]
+        axes.plot([no_limit], [fullest[name]], "D", color=colour, markerfacecolor="white", zorder=3, clip_on=False)
+    axes.plot([], [], "D", color=INK, markerfacecolor="white", label="by auto")
+    axes.legend(frameon=False, loc="lower right")
+    _draw_curves(axes, curves, unit=" %", top=100.0, bold=_slots(found.pack_length))
+    axes.set_ylabel(f"efficiency (% of slots, {_in_words(sweep.algorithm)})")
+    full = fullest[_slots(found.pack_length)]
+    write_title(axes, f"Recommended: {_slots(found.pack_length)}, {full:.2f} % full by auto")
 
 
-def _draw_curves(axes: Any, curves: Mapping[str, Sequence[tuple[int | None, float]]], *, unit: str = "") -> None:
-    """Draws a line of (limit of depth, value) for each name, which is written at its end."""
+def _draw_curves(
+    axes: Any,
+    curves: Mapping[str, Sequence[tuple[int | None, float]]],
+    *,
+    unit: str = "",
+    top: float | None = None,
+    bold: str | None = None,
+) -> None:
+    """Draws a line of (limit of depth, value) for each name, which is written at its end; `top`: of the axes."""
     limits = {limit for points in curves.values() for limit, _ in points}
     ordered = [*sorted(limit for limit in limits if limit is not None), *([None] if None in limits else [])]
     places = {limit: index for index, limit in enumerate(ordered)}
@@ -106,10 +192,22 @@ def _draw_curves(axes: Any, curves: Mapping[str, Sequence[tuple[int | None, floa
     for index, (name, points) in enumerate(curves.items()):
         colour = COLOURS[index % len(COLOURS)]
         steps, values = [places[limit] for limit, _ in points], [value for _, value in points]
-        width = max(1.4, 2.9 - 0.5 * index)  # lines below stay visible
-        axes.plot(steps, values, color=colour, linewidth=width, marker="o", markersize=2 * width)
-        ends.append((f"{name} {values[-1]:.2f}{unit}", values[-1], colour))
+        width = (
+            max(1.4, 2.9 - 0.5 * index) if bold is None else 3.2 if name == bold else 1.4
+        )  # lines below stay visible
+        axes.plot(steps, values, color=colour, linewidth=width, marker="o", markersize=2 * width, clip_on=False)
+        where = "" if steps[-1] == len(ordered) - 1 else f" at depth {ordered[steps[-1]]}"
+        ends.append((f"{name} {values[-1]:.2f}{unit}{where}", values[-1], colour))
     axes.set_xticks(range(len(ordered)), ["no limit" if limit is None else str(limit) for limit in ordered])
     axes.set_xlabel("most sequences a pack may hold")
     axes.set_xlim(-0.3, len(ordered) - 0.7)
+    axes.set_ylim(top=top)
     label_ends(axes, ends)
+
+
+def _slots(pack_length: int) -> str:
+    return f"{pack_length:,} slots"
+
+
+def _in_words(algorithm: str) -> str:
+    return algorithm.replace("_", " ")

@@ -9,10 +9,9 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.data.packing.baselines import sample_histogram
 from evenpack.errors import PackingError
-from evenpack.studies.lengths.statistics import length_statistics
 from evenpack.studies.lengths.subject import Subject, long_lines
 from evenpack.studies.packing.packing import PackerChoice, at_work, study_packing, study_sorted_batches
-from evenpack.studies.packing.plots import plot_packing
+from evenpack.studies.packing.plots import DrawnLengths, plot_packing
 from evenpack.studies.packing.tables import packing_table, sorted_batches_table
 from evenpack.studies.plotting import require_plot
 
@@ -54,9 +53,11 @@ def study_subject(
     if batches:
         shown.append(sorted_batches_table(batches))
     if plot is not None:
-        plot_packing(
-            histogram, length_statistics(histogram, pack_length=pack_length), rows, plot, pack_length=pack_length
-        )
+        footer = [subject.origin_line(), *subject.long_sentences()]
+        if sample is not None:
+            footer.append(f"A random sample of {sample:,} of {subject.histogram.sequences:,} sequences.")
+        drawn = DrawnLengths(name=subject.origin, histogram=histogram)
+        plot_packing(drawn, rows, plot, pack_length=pack_length, footer=footer)
         shown.append(console.text(f"Drew {plot}"))
     value = {
         "origin": subject.origin,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, write_title
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, label_ends, write_footer, write_title
 from evenpack.studies.residuals.search import ResidualRow
 
 _LEAST_PERCENT = 1e-4
@@ -15,8 +15,10 @@ _LINEAR_UP_TO = 10
 """Limit of the linear part in sequences; rounding moves a residual by a few, the largest residuals are thousands."""
 
 
-def plot_residuals(rows: Sequence[ResidualRow], path: Path, *, origin: str) -> None:
+def plot_residuals(rows: Sequence[ResidualRow], path: Path, *, footer: Sequence[str]) -> None:
     """Draws the residual of the first setting and of the fullest packs, by length; then padding over all settings.
+
+    `footer`: what the figure is of.
 
     Raises: ConfigError without matplotlib.
     """
@@ -29,12 +31,12 @@ def plot_residuals(rows: Sequence[ResidualRow], path: Path, *, origin: str) -> N
         for panel, row in zip(axes, shown, strict=False):
             _draw_residual(panel, row, limits)
         if len(rows) > 1:
-            _draw_search(axes[-1], rows, best)
+            _draw_search(axes[-1], rows)
         caption = (
-            f"Lengths: {origin}. Residual: sequences minus slots of a length; linear between "
-            f"-{_LINEAR_UP_TO} and {_LINEAR_UP_TO}, logarithmic beyond."
+            f"Residual: sequences minus slots of a length; the axis is linear between -{_LINEAR_UP_TO} and "
+            f"{_LINEAR_UP_TO}, logarithmic beyond."
         )
-        figure.text(0.125, -0.04, caption, fontsize=9, va="top")
+        write_footer(figure, [*footer, caption])
 
 
 def _limits(rows: Sequence[ResidualRow]) -> tuple[float, float]:
@@ -61,7 +63,7 @@ def _draw_residual(axes: Any, row: ResidualRow, limits: tuple[float, float]) -> 
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(*limits)
     axes.set_xlabel("sequence length (tokens)")
-    axes.set_ylabel("slots without a sequence  |  sequences without a slot\nresidual (sequences)")
+    axes.set_ylabel("residual (sequences)\nslots without a sequence  |  sequences without a slot", fontsize=9)
     axes.legend(frameon=False, loc="upper center")
     write_title(
         axes,
@@ -70,7 +72,7 @@ def _draw_residual(axes: Any, row: ResidualRow, limits: tuple[float, float]) -> 
     )
 
 
-def _draw_search(axes: Any, rows: Sequence[ResidualRow], best: ResidualRow) -> None:
+def _draw_search(axes: Any, rows: Sequence[ResidualRow]) -> None:
     """Draws padding by the longest length of a weight, a line for each weight."""
     from matplotlib.ticker import LogLocator
 
@@ -89,10 +91,18 @@ def _draw_search(axes: Any, rows: Sequence[ResidualRow], best: ResidualRow) -> N
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.minorticks_off()
-    axes.set_xlabel("longest length with the weight (logarithmic)")
+    axes.set_xlabel("longest length with the weight (tokens, logarithmic)")
     axes.set_ylabel("padding (% of slots, logarithmic)")
     label_ends(axes, ends)
-    write_title(axes, f"Fullest: {best.setting.label}, {100 * best.efficiency:.3f} %")
+    write_title(axes, title_of_search(rows))
+
+
+def title_of_search(rows: Sequence[ResidualRow]) -> str:
+    """Returns the setting with the least padding, unless another one has as few packs."""
+    best = min(rows, key=lambda row: row.packs)
+    if [row.packs for row in rows].count(best.packs) > 1:
+        return "Padding by weight"
+    return f"Least padding: {best.setting.label}, {_percent_padding(best):.3f} %"
 
 
 def _percent_padding(row: ResidualRow) -> float:

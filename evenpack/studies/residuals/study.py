@@ -45,7 +45,7 @@ def study_residuals(subject: Subject, request: ResidualsRequest) -> tuple[dict[s
     )
     shown: list[RenderableType] = [*long_lines(subject), *residual_tables(rows, size, depth=request.depth)]
     if request.plot is not None:
-        plot_residuals(rows, request.plot, origin=subject.origin)
+        plot_residuals(rows, request.plot, footer=[subject.origin_line(), *subject.long_sentences()])
         shown.append(console.text(f"Drew {request.plot}"))
     value = {
         "origin": subject.origin,

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from drawn_figures import DrawnFigure
 
 from evenpack.errors import CheckpointError
 from evenpack.launcher.cli import app as cli
@@ -155,11 +157,12 @@ def test_prepare_says_what_came_of_every_source_and_does_nothing_the_second_time
     assert "efficiency" in second.out
 
 
-def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, evenpack: Command) -> None:
+def test_inspect_shows_a_prepared_run_and_draws_it(prepared: Path, evenpack: Command, drawn: list[DrawnFigure]) -> None:
     plot = prepared.parent / "figures" / "lengths.png"
     done = evenpack("inspect", prepared, "--plot", plot)
     assert done.code == 0
     assert plot.exists()
+    assert re.match(r"tiny: data text \([0-9a-f]{12}\); evenpack .*; computed, not measured", drawn[0].footer)
     for word in ("Sources", "Lengths of tiny", "longest_pack_first", "padding"):
         assert word in done.out
     values = evenpack("inspect", prepared, "--source", "text", "--json").json()
@@ -408,12 +411,16 @@ def test_study_packing_prints_its_rows_as_json_and_names_a_wrong_depth(evenpack:
     assert "'0' is neither a number of 1 or more nor 'none'" in " ".join(refused.err.split())
 
 
-def test_several_inputs_are_inspected_side_by_side(evenpack: Command, tmp_path: Path) -> None:
+def test_several_inputs_are_inspected_side_by_side(evenpack: Command, tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     done = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--plot", tmp_path / "depths.png", "--json")
     curves = done.json()["curves"]
     assert list(curves) == ["squad_1_1_384", "wikipedia_128"]
     assert curves["squad_1_1_384"][-1]["packs"] == 40_631
     assert (tmp_path / "depths.png").exists()
+    assert drawn[0].footer.endswith(
+        "squad_1_1_384: data 88,641 sequences, 15,249,479 tokens wikipedia_128: "
+        "data 35,970,508 sequences, 3,805,897,594 tokens"
+    )
     refused = evenpack("inspect", "squad_1_1_384", "wikipedia_128", "--pack-lengths", "400")
     assert refused.code == 2
     assert "--pack-lengths" in refused.err
@@ -428,15 +435,19 @@ def test_inspect_compares_pack_lengths_and_recommends(evenpack: Command) -> None
     assert "Recommended: data.pack_length=384 (longer packs, up to 392 slots, would be less than 1 point" in shown
 
 
-def test_a_study_can_pack_a_sample(evenpack: Command) -> None:
+def test_a_study_can_pack_a_sample(evenpack: Command, tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     arguments = ("study", "packing", "squad_1_1_384", "--depths", "none", "--algorithms", "first_fit_decreasing")
-    row = evenpack(*arguments, "--sample", "1000", "--json").json()["packings"][0]
+    plot = tmp_path / "sample.png"
+    row = evenpack(*arguments, "--sample", "1000", "--plot", plot, "--json").json()["packings"][0]
+    assert drawn[0].footer.endswith("A random sample of 1,000 of 88,641 sequences.")
     assert round(row["packs"] * row["packing_factor"]) == 1000
     refused = evenpack(*arguments, "--sample", "100000")
     assert "must have 1 to 88641 sequences, found 100000" in " ".join(refused.err.split())
 
 
-def test_lengths_are_held_against_a_published_histogram(evenpack: Command, tmp_path: Path) -> None:
+def test_lengths_are_held_against_a_published_histogram(
+    evenpack: Command, tmp_path: Path, drawn: list[DrawnFigure]
+) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("40 200 200 511\n")
     found = evenpack("inspect", source, "--against", "wikipedia_512", "--json").json()["against"]
@@ -449,7 +460,9 @@ def test_lengths_are_held_against_a_published_histogram(evenpack: Command, tmp_p
         "total_variation": pytest.approx(total_variation(first, second)),
         "largest_cdf_gap": pytest.approx(largest_cdf_gap(first, second)),
     }
-    shown = evenpack("inspect", source, "--against", "wikipedia_512").out
+    shown = evenpack("inspect", source, "--against", "wikipedia_512", "--plot", tmp_path / "both.png").out
+    assert "wikipedia_512" in drawn[0].labels, "both are drawn"
+    assert "Against wikipedia_512: data 16,279,552 sequences, 4,164,796,173 tokens; total" in drawn[0].footer
     assert "Lengths compared with those of wikipedia_512" in shown
     assert f"{total_variation(first, second):.4f}" in shown
     assert f"{largest_cdf_gap(first, second):.4f}" in shown

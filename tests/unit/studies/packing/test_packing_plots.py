@@ -3,32 +3,98 @@
 from pathlib import Path
 
 import numpy as np
+from drawn_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram
-from evenpack.studies.lengths.statistics import length_statistics
-from evenpack.studies.packing.packing import study_packing, sweep_pack_lengths
-from evenpack.studies.packing.plots import plot_depth_curves, plot_packing
+from evenpack.studies.packing.packing import PackingRow, study_packing, sweep_pack_lengths
+from evenpack.studies.packing.plots import (
+    DrawnLengths,
+    Sweep,
+    percent_between,
+    plot_depth_curves,
+    plot_packing,
+    title_of_fullest,
+)
+from evenpack.studies.packing.recommendation import recommend
 
 PNG = b"\x89PNG\r\n"
+LENGTHS = DrawnLengths(name="mine", histogram=LengthHistogram(counts=np.arange(1, 65)))
+OTHERS = DrawnLengths(name="theirs", histogram=LengthHistogram(counts=np.ones(100, dtype=np.int64)))
 
 
-def test_lengths_and_packings_become_a_png(tmp_path: Path) -> None:
-    histogram = LengthHistogram(counts=np.arange(1, 65))
-    rows = study_packing(histogram, pack_length=64, baselines=False)
-    statistics = length_statistics(histogram, pack_length=64)
-    sweep = sweep_pack_lengths(histogram, (64, 96), algorithm="longest_pack_first", depths=(1, 2, None))
-    plot_packing(histogram, statistics, rows, tmp_path / "two.png", pack_length=64)
-    plot_packing(histogram, statistics, rows, tmp_path / "three.png", pack_length=64, sweep=sweep)
-    widths = [int.from_bytes((tmp_path / f"{name}.png").read_bytes()[16:20]) for name in ("two", "three")]
-    assert widths[1] > 1.5 * widths[0]
+def rows_of(lengths: DrawnLengths, pack_length: int = 64) -> tuple[PackingRow, ...]:
+    return study_packing(lengths.histogram, pack_length=pack_length, depths=(1, 3, None))
 
 
-def test_depth_curves_become_a_png(tmp_path: Path) -> None:
+def sweep_of(lengths: DrawnLengths, rows: tuple[PackingRow, ...], longer: int = 96) -> Sweep:
+    """Over the pack length of `rows` and a longer one."""
+
+    def swept(algorithm: str, depths: tuple[int | None, ...]) -> tuple[PackingRow, ...]:
+        both = (rows[0].pack_length, longer)
+        return sweep_pack_lengths(lengths.histogram, both, algorithm=algorithm, depths=depths)
+
+    fullest = swept("auto", (None,))
+    return Sweep(
+        rows=swept("longest_pack_first", (1, 2, None)),
+        algorithm="longest_pack_first",
+        fullest=fullest,
+        recommended=recommend(rows, fullest, lambda chosen: swept("auto", (1, 2, None))[3:]),
+    )
+
+
+def test_a_figure_of_packings_says_what_it_is_of_and_nothing_covers_anything(
+    drawn: list[DrawnFigure], tmp_path: Path
+) -> None:
+    rows = rows_of(LENGTHS)
+    for name, against, sweep in (("two", OTHERS, None), ("three", None, sweep_of(LENGTHS, rows))):
+        path = tmp_path / f"{name}.png"
+        plot_packing(LENGTHS, rows, path, pack_length=64, footer=["mine: data"], against=against, sweep=sweep)
+        assert path.read_bytes().startswith(PNG)
+    two, three = drawn
+    assert (two.footer, three.footer) == ("mine: data", "mine: data")
+    assert {"mine", "theirs"} <= set(two.labels), "the lengths and what they are compared with are named"
+    assert "sequences (% per 2 tokens of length)" in two.labels
+    assert two.tops[1:] == three.tops[1:2] == three.tops[2:] == (100,), "no pack is fuller"
+    assert two.collisions == three.collisions == ()
+
+
+def test_the_title_gives_the_pack_length_that_is_recommended_and_not_the_fullest(
+    drawn: list[DrawnFigure], tmp_path: Path
+) -> None:
+    """Packs of 254 are full, and packs of 128 less than a point below that: the longer ones are not worth it."""
+    lengths = DrawnLengths(name="even", histogram=LengthHistogram(counts=np.eye(127, dtype=np.int64)[-1] * 2000))
+    rows = rows_of(lengths, 128)
+    sweep = sweep_of(lengths, rows, 254)
+    assert [row.efficiency for row in sweep.fullest] == [127 / 128, 1.0]
+    plot_packing(lengths, rows, tmp_path / "p.png", pack_length=128, footer=["even"], sweep=sweep)
+    assert drawn[0].titles[2] == "Recommended: 128 slots, 99.22 % full by auto"
+
+
+def test_an_algorithm_wins_only_if_no_other_needs_as_few_packs() -> None:
+    rows = study_packing(LENGTHS.histogram, pack_length=64, depths=(None,))
+    best = min(row.packs for row in rows)
+    winners = [row for row in rows if row.packs == best]
+    others = [row for row in rows if row.packs > best]
+    assert others, "else the test shows nothing"
+    percent = f"Fullest packs: {100 * winners[0].efficiency:.2f} %"
+    assert title_of_fullest([winners[0], *others]) == f"{percent}, by {winners[0].algorithm.replace('_', ' ')}"
+    tied = winners[0].__class__(**{**vars(winners[0]), "algorithm": "another"})
+    assert title_of_fullest([winners[0], tied, *others]) == percent
+
+
+def test_bars_are_percentages_of_all_sequences() -> None:
+    histogram = LengthHistogram(counts=np.array([1, 0, 2, 1]))
+    assert percent_between(histogram, np.array([0, 2, 4, 6])).tolist() == [25.0, 75.0, 0.0]
+
+
+def test_depth_curves_become_a_png(drawn: list[DrawnFigure], tmp_path: Path) -> None:
     curves = {
         f"up to {longest}": sweep_pack_lengths(
             LengthHistogram(counts=np.arange(1, longest + 1)), (longest,), algorithm="auto", depths=(1, 2, None)
         )
         for longest in (16, 64)
     }
-    plot_depth_curves(curves, tmp_path / "depths.png")
+    plot_depth_curves(curves, tmp_path / "depths.png", footer=["two: computed", "packs"])
     assert (tmp_path / "depths.png").read_bytes().startswith(PNG)
+    assert drawn[0].footer == "two: computed packs"
+    assert drawn[0].collisions == ()

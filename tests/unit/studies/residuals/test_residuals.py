@@ -1,15 +1,18 @@
 """`study residuals`: the packing matrix, what each weight leaves over, and the published figures (F.4 and F.5)."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from drawn_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError, PackingError
 from evenpack.studies.lengths.published import published_histogram
 from evenpack.studies.residuals.command import ResidualsCommand
+from evenpack.studies.residuals.plots import title_of_search
 from evenpack.studies.residuals.search import (
     ResidualRow,
     Setting,
@@ -149,7 +152,11 @@ def test_too_many_strategies_are_refused_with_a_remedy() -> None:
 
 @pytest.mark.parametrize("weights", ["1,0.09,0", "0.09"])
 def test_the_command_prints_saves_and_draws(
-    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    weights: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    drawn: list[DrawnFigure],
 ) -> None:
     from evenpack.launcher.cli import app as cli
 
@@ -166,3 +173,12 @@ def test_the_command_prints_saves_and_draws(
     assert [row["setting"]["weight"] for row in values["settings"]] == [float(word) for word in weights.split(",")]
     assert all(len(row["residual"]) == len(row["whole_residual"]) == 48 for row in values["settings"])
     assert plot.read_bytes().startswith(b"\x89PNG")
+    assert drawn[0].footer.startswith("glue:cola: data 8,551 sequences, ")
+    assert drawn[0].collisions == ()
+
+
+def test_a_title_names_the_least_padding_only_if_no_other_setting_has_as_little() -> None:
+    (row,) = search_residuals(SMALL, settings_of([1.0], [8]), pack_length=16, depth=3)
+    fuller = dataclasses.replace(row, packs=row.packs - 1, efficiency=0.99)
+    assert title_of_search([row, fuller]) == "Least padding: weight 1, 1.000 %"
+    assert title_of_search([row, row]) == "Padding by weight"
