@@ -11,7 +11,15 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics
 from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.errors import ConfigError
 from evenpack.studies.origins import origin_of_runs
-from evenpack.studies.plotting import COLOURS, figure_as_png, label_ends, smooth, write_footer, write_title
+from evenpack.studies.plotting import (
+    COLOURS,
+    THIN_AND_BOLD,
+    figure_as_png,
+    label_ends,
+    smooth,
+    write_footer,
+    write_title,
+)
 
 LOSS_PLOT = "loss.png"
 
@@ -84,7 +92,7 @@ def plot_losses(curves: Sequence[LossCurve], path: Path, *, name: str, origin: s
             figure.subplots(1, len(curves), squeeze=False, gridspec_kw=grid)[0], curves, strict=True
         ):
             _draw(axes, curve, name)
-        write_footer(figure, [origin])
+        write_footer(figure, [origin, THIN_AND_BOLD])
 
 
 def _draw(axes: Any, curve: LossCurve, name: str) -> None:

@@ -13,8 +13,9 @@ from evenpack.studies.chunking.compare import ArmRow, FinishedRuns
 from evenpack.studies.chunking.config import ChunkingConfig, ChunkingSection
 from evenpack.studies.chunking.curves import smoothed
 from evenpack.studies.chunking.tables import by_length
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, require_matplotlib, write_title
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, require_matplotlib, write_footer, write_title
 from evenpack.studies.statistics.paired import Spread
+from evenpack.studies.statistics.winners import clearly_lowest
 
 _POINTS = 400
 """Points of a curve as it is drawn."""
@@ -41,16 +42,23 @@ def require_plots(folder: Path) -> None:
         raise ConfigError(f"{folder}, where the figures would go, is no folder: {error.strerror}") from error
 
 
-def plot_lengths(finished: FinishedRuns, rows: Sequence[ArmRow], study: ChunkingConfig, folder: Path) -> list[Path]:
-    """Draws the finished runs of each length and returns the figures' paths. Raises: ConfigError without matplotlib."""
+def plot_lengths(
+    finished: FinishedRuns, rows: Sequence[ArmRow], study: ChunkingConfig, folder: Path, *, origin: str
+) -> list[Path]:
+    """Draws the finished runs of each length and returns the figures' paths. Raises: ConfigError without matplotlib.
+
+    `origin`: data, commits and devices of the runs.
+    """
     drawn = []
     for length, arms in by_length(rows):
         drawn.append(folder / f"msl_{length}.png")
-        _plot_length(finished, arms, study, drawn[-1])
+        _plot_length(finished, arms, study, drawn[-1], origin)
     return drawn
 
 
-def _plot_length(finished: FinishedRuns, rows: Sequence[ArmRow], study: ChunkingConfig, path: Path) -> None:
+def _plot_length(
+    finished: FinishedRuns, rows: Sequence[ArmRow], study: ChunkingConfig, path: Path, origin: str
+) -> None:
     """Draws, by atom for each recipe, all of training, the last epoch, final perplexity and rank.
 
     Below, all recipes.
@@ -75,19 +83,25 @@ def _plot_length(finished: FinishedRuns, rows: Sequence[ArmRow], study: Chunking
         left, right = grid[lines - 1, :].subgridspec(1, 2, wspace=0.3, width_ratios=[1.5, 1.0])
         _draw_recipes(figure.add_subplot(left), finished, natural, section)
         _draw_held_out(figure.add_subplot(right), rows)
-        # The axes begin at 0.11 of the height; less than an inch below them their labels end.
-        figure.text(0.125, 0.11 - 0.88 / _ROW_INCHES / lines, _caption(rows, study), fontsize=8.5, va="top")
+        write_footer(figure, [origin, *_captions(rows, study)])
 
 
-def _caption(rows: Sequence[ArmRow], study: ChunkingConfig) -> str:
+def _captions(rows: Sequence[ArmRow], study: ChunkingConfig) -> list[str]:
     section = study.chunking
     seeds = sorted({seed for row in rows for seed in row.seeds})
-    return (
-        f"{study.study.name}, MSL {rows[0].arm.max_sequence_length}, seeds {', '.join(map(str, seeds))}. Curves: "
+    lines = [
+        f"MSL {rows[0].arm.max_sequence_length} (maximum sequence length), seeds {', '.join(map(str, seeds))}. Curves: "
         f"exponential moving average, alpha {section.smoothing:g} on the {section.smoothing_weighs} value; mean over "
-        "seeds, bands from least to greatest.\nBars: mean over seeds ± standard deviation. Final perplexity: mean over "
-        "the last 1 % of the last epoch; rank: mean over its 100 segments."
-    )
+        "seeds, bands from least to greatest.",
+        "Bars: mean over seeds ± standard deviation. Final perplexity: mean over the last 1 % of the last epoch; rank: "
+        "mean over its 100 segments.",
+    ]
+    if any(row.own_rows_real_tokens for row in rows):
+        lines.append(
+            "Training perplexity of a recipe with padding counts its padding, which is easy to predict: compare "
+            "recipes by held-out documents."
+        )
+    return lines
 
 
 def _draw_curves(
@@ -114,7 +128,7 @@ def _draw_recipes(axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], sec
         lines = _lines(finished, row, section, grid)
         _draw_line(axes, lines, grid * row.steps_per_epoch, label=label, colour=colour)
         axes.plot([row.steps], [row.final.mean], "o", color=colour, markersize=5)
-    axes.set_xlabel("step")
+    axes.set_xlabel("step (optimizer updates)")
     axes.set_ylabel("training perplexity")
     axes.legend(frameon=False, fontsize=8.5)
     write_title(axes, "Recipes side by side, atoms of one row; dots: final perplexity")
@@ -123,7 +137,7 @@ def _draw_recipes(axes: Any, finished: FinishedRuns, rows: Sequence[ArmRow], sec
 def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
     found = [(row.arm, row.documents) for row in rows if row.documents is not None]
     shown = [(arm, spread) for arm, spread in found if np.isfinite(spread.mean)]
-    write_title(axes, "Held-out documents alone")
+    write_title(axes, title_of_held_out([(arm.name, spread) for arm, spread in shown]))
     if not shown:
         axes.set_axis_off()
         axes.text(0.0, 0.5, "not evaluated", color=INK)
@@ -137,8 +151,15 @@ def _draw_held_out(axes: Any, rows: Sequence[ArmRow]) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.set_xlabel("perplexity (mean over seeds ± standard deviation)")
-    best = shown[int(np.argmin(means))][0].name.replace("_", " ")
-    write_title(axes, f"Held-out documents alone: {best} is lowest")
+
+
+def title_of_held_out(spreads: Sequence[tuple[str, Spread]]) -> str:
+    """Names the arm of lowest perplexity, if its mean ± deviation is below that of all others; one seed has none."""
+    known = [(spread.mean, spread.deviation) for _, spread in spreads if spread.deviation is not None]
+    lowest = clearly_lowest([(mean - deviation, mean + deviation) for mean, deviation in known])
+    if lowest is None or len(known) < len(spreads):
+        return "Held-out documents alone"
+    return f"Held-out documents alone: {spreads[lowest][0].replace('_', ' ')} is lowest"
 
 
 def _draw_bars(axes: Any, rows: Sequence[ArmRow], spreads: Sequence[Spread | None], label: str) -> None:

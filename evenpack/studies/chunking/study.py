@@ -18,7 +18,15 @@ from evenpack.studies.chunking.tables import comparison_tables
 from evenpack.studies.runs.config import load_study
 from evenpack.studies.runs.evaluations import Evaluation, interleaved
 from evenpack.studies.runs.expansion import StudyRun, expand
-from evenpack.studies.runs.frame import conclude, ended_jobs, measured_on, run_states
+from evenpack.studies.runs.frame import (
+    conclude,
+    devices_of,
+    ended_jobs,
+    finished_runs,
+    measured_on,
+    origin_of_study,
+    run_states,
+)
 from evenpack.studies.runs.jobs import Job
 from evenpack.studies.runs.machine import Machine, Place
 from evenpack.studies.runs.runner import EndedRun
@@ -74,10 +82,13 @@ def _report(loaded: _Loaded, ended: Sequence[EndedRun], plot: Path | None) -> Re
     """Returns the finished runs, compared, as tables and figures."""
     study, finished = loaded.study, _finished(loaded, ended)
     rows = compare(finished, loaded.arms, study)
+    trained = finished_runs(ended, study.last_phase)
+    origin = origin_of_study(study.study.name, trained)
     report = Report(
         value={
             "study": study,
-            "measured_on": measured_on(_devices(finished)),
+            "origin": origin,
+            "measured_on": measured_on(devices_of(trained)),
             "runs": run_states(ended),
             "arms": rows,
             "segments": _segments(finished, loaded.arms),
@@ -85,7 +96,7 @@ def _report(loaded: _Loaded, ended: Sequence[EndedRun], plot: Path | None) -> Re
         shown=[*comparison_tables(rows, study.chunking), *unfinished_text(ended)],
     )
     if plot is not None and rows:
-        drawn = plot_lengths(finished, rows, study, plot)
+        drawn = plot_lengths(finished, rows, study, plot, origin=origin)
         report.shown.append(console.text("\n".join(f"Drew {path}" for path in drawn)))
     return report
 
@@ -102,13 +113,11 @@ def _load(study_file: Path, words: Sequence[str]) -> _Loaded:
 def _finished(loaded: _Loaded, ended: Sequence[EndedRun]) -> FinishedRuns:
     """Returns the finished runs of the last phase."""
     found: dict[str, dict[int, Finished]] = {arm: {} for arm in loaded.arms}
-    for one in ended:
-        is_compared = isinstance(one.run, StudyRun) and one.run.phase == loaded.study.last_phase
-        if is_compared and one.state == "finished":
-            curve = read_curve(one.run.output_dir)
-            evaluations = [evaluation for evaluation in loaded.evaluations if evaluation.starts_from == one.run.key]
-            held_out = read_held_out(curve, evaluations)
-            found[one.run.arm][one.run.seed] = Finished(curve=curve, held_out=held_out)
+    for run in finished_runs(ended, loaded.study.last_phase):
+        curve = read_curve(run.output_dir)
+        evaluations = [evaluation for evaluation in loaded.evaluations if evaluation.starts_from == run.key]
+        held_out = read_held_out(curve, evaluations)
+        found[run.arm][run.seed] = Finished(curve=curve, held_out=held_out)
     return found
 
 
@@ -118,8 +127,3 @@ def _segments(finished: FinishedRuns, arms: ArmsByName) -> dict[str, dict[int, l
         name: {seed: one.curve.segments(arms[name].epochs).tolist() for seed, one in of_seed.items()}
         for name, of_seed in finished.items()
     }
-
-
-def _devices(finished: FinishedRuns) -> list[str]:
-    found = [one.curve.measured_on for of_seed in finished.values() for one in of_seed.values()]
-    return [device for device in found if device is not None]

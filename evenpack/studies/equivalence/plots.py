@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from evenpack.studies.equivalence.compare import ArmRow, Comparison, CurvesOfArms
 from evenpack.studies.equivalence.config import EquivalenceConfig, EquivalenceSection
 from evenpack.studies.equivalence.tuned import TaskComparison
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_title
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
 from evenpack.studies.statistics.paired import PairedDifference
 
 _DASHES = ("-", "--", ":")
@@ -33,48 +33,66 @@ def plot_equivalence(
     tasks: Sequence[TaskComparison],
     study: EquivalenceConfig,
     path: Path,
+    *,
+    origin: str,
 ) -> None:
     """Draws the measure against samples and against time, and the differences with the margin.
 
-    Curves have a band over seeds. Panels for each fine-tuned task follow, with its differences.
+    Curves have a band over seeds. Panels for each fine-tuned task follow, with its differences. `origin`: data, commits
+    and devices of the runs.
 
     Raises: ConfigError without matplotlib.
     """
-    section = study.equivalence
     compared = [row for row in comparison.rows if row.difference is not None]
     height = max(4.6, 1.6 + 0.34 * len(comparison.rows))
     with figure_as_png(path, width=17.0 + _TASK_INCHES * len(tasks), height=height) as figure:
         ratios = [1.0, 1.0, 1.1, *[1.1] * len(tasks)]
-        axes = figure.subplots(1, len(ratios), gridspec_kw={"wspace": 0.38, "width_ratios": ratios})
-        longest = max(curve.seconds[-1] for of_seed in curves.values() for curve in of_seed.values())
-        unit, seconds = ("hours", _HOUR) if longest >= _HOUR else ("minutes", 60.0)
-        for index, (arm, of_seed) in enumerate(curves.items()):
-            runs = list(of_seed.values())
-            if runs:
-                style = {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % 3]}
-                values = [np.array(curve.values(section.measure)) for curve in runs]
-                _draw(axes[0], arm, [np.array(curve.samples, dtype=np.float64) for curve in runs], values, style)
-                _draw(axes[1], arm, [np.array(curve.seconds) / seconds for curve in runs], values, style)
-        label = "held-out loss (nats/target)" if section.measure == "loss" else "held-out accuracy"
-        for one, name in ((axes[0], "samples seen (sequences)"), (axes[1], f"time in training steps ({unit})")):
-            one.set_xlabel(name)
-            one.set_ylabel(label)
-            if comparison.target is not None:
-                one.axhline(comparison.target, color=INK, linewidth=0.7, linestyle=":")
-        axes[0].legend(frameon=False, fontsize=8.5)
-        write_title(axes[0], "Against samples")
-        write_title(axes[1], "Against time")
-        _draw_verdicts(axes[2], compared, section)
+        axes = list(figure.subplots(1, len(ratios), gridspec_kw={"wspace": 0.38, "width_ratios": ratios}))
+        _draw_curves(axes[:2], curves, comparison, study.equivalence)
+        _draw_verdicts(axes[2], compared, study.equivalence)
         for task, below in zip(tasks, axes[3:], strict=True):
-            _draw_task(below, task, section)
-        seeds = sorted({seed for of_seed in curves.values() for seed in of_seed})
-        figure.text(
-            0.125,
-            -0.04,
-            f"{study.study.name}, phase {study.last_phase}, seeds {', '.join(map(str, seeds))}. Lines: mean over "
-            f"seeds; bands: least to greatest. Dotted: {section.measure} to which times are taken.",
-            fontsize=8.5,
-        )
+            _draw_task(below, task, study.equivalence)
+        handles, arms = axes[0].get_legend_handles_labels()
+        figure.legend(handles, arms, loc="lower left", bbox_to_anchor=(0.11, 0.98), ncols=6, frameon=False)
+        write_footer(figure, [origin, _caption(curves, comparison, study)])
+
+
+def _caption(curves: CurvesOfArms, comparison: Comparison, study: EquivalenceConfig) -> str:
+    section = study.equivalence
+    seeds = sorted({seed for of_seed in curves.values() for seed in of_seed})
+    target = f" Dotted: {section.measure} to which times are taken." if comparison.target is not None else ""
+    return (
+        f"Phase: {study.last_phase}; seeds {', '.join(map(str, seeds))}. Lines: mean over seeds, where all of them "
+        f"were evaluated; bands: least to greatest.{target} Differences: mean over pairs of one seed, with "
+        f"{100 * (1 - 2 * section.significance):.3g} % intervals; without an interval there was one pair."
+    )
+
+
+def _draw_curves(
+    panels: Sequence[Any], curves: CurvesOfArms, comparison: Comparison, section: EquivalenceSection
+) -> None:
+    """Draws the measure against samples in the first panel and against time in the second."""
+    from matplotlib.ticker import EngFormatter
+
+    longest = max(curve.seconds[-1] for of_seed in curves.values() for curve in of_seed.values())
+    unit, seconds = ("hours", _HOUR) if longest >= _HOUR else ("minutes", 60.0)
+    for index, (arm, of_seed) in enumerate(curves.items()):
+        runs = list(of_seed.values())
+        if runs:
+            style = {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % 3]}
+            values = [np.array(curve.values(section.measure)) for curve in runs]
+            name = arm.replace("_", " ")
+            _draw(panels[0], name, [np.array(curve.samples, dtype=np.float64) for curve in runs], values, style)
+            _draw(panels[1], name, [np.array(curve.seconds) / seconds for curve in runs], values, style)
+    panels[0].xaxis.set_major_formatter(EngFormatter(sep=""))  # 20k
+    label = "held-out loss (nats/token)" if section.measure == "loss" else "held-out accuracy"
+    for axes, name in ((panels[0], "samples seen (sequences)"), (panels[1], f"time in training steps ({unit})")):
+        axes.set_xlabel(name)
+        axes.set_ylabel(label)
+        if comparison.target is not None:
+            axes.axhline(comparison.target, color=INK, linewidth=0.7, linestyle=":")
+    write_title(panels[0], "Against samples")
+    write_title(panels[1], "Against time")
 
 
 def _draw(
@@ -101,7 +119,8 @@ def _draw_verdicts(axes: Any, rows: Sequence[ArmRow], section: EquivalenceSectio
         if row.difference is not None and (verdict := row.verdict or "undecided")
     ]
     _draw_differences(axes, marks)
-    axes.set_xlabel(f"{section.measure} minus {section.reference}'s; grey: the margin, ± {section.margin:g}")
+    unit = " (nats/token)" if section.measure == "loss" else ""
+    axes.set_xlabel(f"{section.measure} minus {section.reference}'s{unit}; grey: margin ± {section.margin:g}")
     held = [row.arm for row in rows if row.verdict == "equivalent"]
     write_title(axes, f"{len(held)} of {len(rows)} arms equivalent to {section.reference}")
 

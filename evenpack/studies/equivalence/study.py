@@ -5,8 +5,6 @@ from pathlib import Path
 
 from evenpack import console
 from evenpack.console import Report
-from evenpack.engine.reporting.journal import SUMMARY
-from evenpack.files import read_json_object
 from evenpack.progress import Progress
 from evenpack.studies.equivalence.compare import CurvesOfArms, compare
 from evenpack.studies.equivalence.config import EquivalenceConfig
@@ -18,7 +16,7 @@ from evenpack.studies.plotting import require_plot
 from evenpack.studies.runs.config import load_study
 from evenpack.studies.runs.expansion import StudyRun, expand
 from evenpack.studies.runs.finetunings import FinetuneRun, expand_finetunings, require_tasks
-from evenpack.studies.runs.frame import conclude, measured_on, run_states
+from evenpack.studies.runs.frame import conclude, devices_of, finished_runs, measured_on, origin_of_study, run_states
 from evenpack.studies.runs.machine import Machine
 from evenpack.studies.runs.runner import EndedRun, recorded, train_runs
 from evenpack.studies.runs.tables import (
@@ -87,10 +85,12 @@ def _report(
     comparison = compare(curves, study.equivalence)
     tasks = _tasks(study, finetunings, tuned)
     every = (*ended, *tuned)
+    origin = origin_of_study(study.study.name, finished_runs(ended, study.last_phase))
     report = Report(
         value={
             "study": study,
-            "measured_on": measured_on(_devices(ended)),
+            "origin": origin,
+            "measured_on": measured_on(devices_of(finished_runs(ended))),
             "runs": run_states(every),
             "comparison": comparison,
             "curves": curves,
@@ -103,7 +103,7 @@ def _report(
         ],
     )
     if plot is not None and comparison.rows:
-        plot_equivalence(curves, comparison, tasks, study, plot)
+        plot_equivalence(curves, comparison, tasks, study, plot, origin=origin)
         report.shown.append(console.text(f"Drew {plot}"))
     return report
 
@@ -126,9 +126,8 @@ def _finetune(
 def _curves(study: EquivalenceConfig, ended: Sequence[EndedRun]) -> CurvesOfArms:
     """Returns the curves of the finished runs of the last phase."""
     found: dict[str, dict[int, Curve]] = {arm: {} for arm in study.phases[study.last_phase].arms}
-    for one in ended:
-        if one.run.phase == study.last_phase and one.state == "finished":
-            found[one.run.arm][one.run.seed] = read_curve(one.run.output_dir)
+    for run in finished_runs(ended, study.last_phase):
+        found[run.arm][run.seed] = read_curve(run.output_dir)
     return found
 
 
@@ -143,8 +142,3 @@ def _tasks(
             found[run.task][run.arm][run.seed] = read_tuned(run.output_dir)
     comparisons = (compare_tuned(task, of_arms, study.equivalence) for task, of_arms in found.items())
     return [comparison for comparison in comparisons if comparison is not None]
-
-
-def _devices(ended: Sequence[EndedRun]) -> list[str]:
-    summaries = [read_json_object(one.run.output_dir / SUMMARY) or {} for one in ended if one.state == "finished"]
-    return [f"{one.get('ranks')} x {one.get('device')}" for one in summaries]

@@ -10,12 +10,16 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.studies.origins import origin_of_runs
-from evenpack.studies.plotting import COLOURS, figure_as_png, smooth, write_footer, write_title
+from evenpack.studies.plotting import COLOURS, THIN_AND_BOLD, figure_as_png, smooth, write_footer, write_title
 from evenpack.studies.report.comparison import Comparison
 from evenpack.studies.report.reading import Course, ReportedRun
 
 _DASHES = ("-", "--", ":")
 """Colours are used again with the next of them."""
+_FIRST_WIDTH, _NEXT_WIDTH, _LEAST_WIDTH = 3.8, 1.2, 1.4
+"""Points of the first run's line, by how much the next is narrower, and the least."""
+_LEAST_SPAN = 1.0
+"""Percent that an axis of shares shows at least."""
 _TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _PANEL_INCHES = 5.2
 _GAP_INCHES = 0.9
@@ -89,7 +93,7 @@ def draw_validation(runs: Sequence[ReportedRun], comparison: Comparison, path: P
                     panel.plot(run.course.tokens[places], losses, marker="o", markersize=4, **_style(index))
             label = f"held-out {_loss_of(runs)} (nats/token)"
             _finish(panel, TOKENS.label, label, f"Validation on {source}")
-        _legend(figure, runs)
+        _legend(figure, runs, has_single_steps=False)
 
 
 def draw_throughput(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) -> None:
@@ -119,7 +123,7 @@ def draw_padding(runs: Sequence[ReportedRun], comparison: Comparison, path: Path
         (panel,) = _panels(figure, 1)
         _draw_steps(panel, runs, axis, lambda course: 100 * course.padding_share)
         _finish(panel, axis.label, "padding (% of the slots computed)", "Padding")
-        panel.set_ylim(bottom=0.0)
+        _show_from_zero(panel)
         _legend(figure, runs)
 
 
@@ -134,7 +138,7 @@ def draw_waits(runs: Sequence[ReportedRun], comparison: Comparison, path: Path) 
         label = "% of the slowest rank's compute time"
         _finish(stragglers, axis.label, label, "Waiting for the slowest rank")
         for panel in (loaders, stragglers):
-            panel.set_ylim(bottom=0.0)
+            _show_from_zero(panel)
         _legend(figure, runs)
 
 
@@ -174,13 +178,18 @@ def _draw_steps(
     for index, run in enumerate(runs):
         x, y = axis.values(run.course), of(run.course)
         style = _style(index)
-        if len(runs) <= len(COLOURS):
+        if _draws_single_steps(runs):
             axes.plot(x, y, color=style["color"], linewidth=0.6, alpha=0.25)
-        axes.plot(x, smooth(y), linewidth=1.8, marker="o" if len(x) == 1 else None, **style)
+        axes.plot(x, smooth(y), marker="o" if len(x) == 1 else None, **style)
 
 
 def _style(index: int) -> dict[str, Any]:
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": _DASHES[index // len(COLOURS) % len(_DASHES)]}
+    """Returns colour and line of a run; the first ones are wider, so that equal curves on top do not hide them."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": _DASHES[index // len(COLOURS) % len(_DASHES)],
+        "linewidth": max(_LEAST_WIDTH, _FIRST_WIDTH - _NEXT_WIDTH * index),
+    }
 
 
 def _finish(axes: Any, x_label: str, y_label: str, title: str) -> None:
@@ -194,10 +203,21 @@ def _finish(axes: Any, x_label: str, y_label: str, title: str) -> None:
     write_title(axes, title)
 
 
-def _legend(figure: Any, runs: Sequence[ReportedRun]) -> None:
+def _show_from_zero(axes: Any) -> None:
+    """Sets the range of an axis of percent, so that shares of nearly nothing look like that."""
+    axes.set_ylim(0.0, max(axes.get_ylim()[1], _LEAST_SPAN))
+
+
+def _legend(figure: Any, runs: Sequence[ReportedRun], *, has_single_steps: bool = True) -> None:
     """Draws a legend for all panels, and writes below them where the runs come from."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], linewidth=1.8, label=run.label, **_style(index)) for index, run in enumerate(runs)]
+    handles = [Line2D([], [], label=run.label, **_style(index)) for index, run in enumerate(runs)]
     figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.98), ncols=4, frameon=False)
-    write_footer(figure, [origin_of_runs(run.label, [run.record]) for run in runs])
+    origins = [origin_of_runs(run.label, [run.record]) for run in runs]
+    write_footer(figure, [*origins, THIN_AND_BOLD] if has_single_steps and _draws_single_steps(runs) else origins)
+
+
+def _draws_single_steps(runs: Sequence[ReportedRun]) -> bool:
+    """Whether there are few enough runs for it."""
+    return len(runs) <= len(COLOURS)

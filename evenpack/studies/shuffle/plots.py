@@ -1,5 +1,6 @@
 """A shuffle study as a figure: the loss of each arm against the step, and its jumps at the borders of blocks."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_title
+from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
 from evenpack.studies.shuffle.config import ShuffleSection, ShuffleStudyConfig
 
 _SMOOTHED = 5
 """Steps of a running mean, in the figure only."""
+_NAME_COLUMNS = 12
+"""Columns of an arm's name below its bar."""
 
 LossesOfArms = Mapping[str, Mapping[int, Float64[np.ndarray, " steps"]]]
 
@@ -22,27 +25,35 @@ def plot_shuffle(
     borders: Sequence[int],
     study: ShuffleStudyConfig,
     path: Path,
+    *,
+    origin: str,
 ) -> None:
-    """Draws the study. Raises: ConfigError without matplotlib."""
+    """Draws the study; `origin`: data, commits and devices of its runs. Raises: ConfigError without matplotlib."""
+    has_jumps = any(jumps.values())
     with figure_as_png(path, width=14.0, height=5.0) as figure:
-        curves, bars = figure.subplots(1, 2, gridspec_kw={"width_ratios": [2.4, 1], "wspace": 0.22})
+        ratios = [2.4, 1.0] if has_jumps else [1.0]
+        curves, *bars = figure.subplots(1, len(ratios), squeeze=False, gridspec_kw={"width_ratios": ratios})[0]
         for border in borders:
             curves.axvline(border, color=INK, linewidth=0.6, linestyle=":", alpha=0.6)
-        for colour, (arm, of_seed) in zip(COLOURS, losses.items(), strict=False):
-            _draw_losses(curves, arm, list(of_seed.values()), colour)
-        curves.set_xlabel("step")
-        curves.set_ylabel("training loss (nats/target)")
+        colours = {arm: COLOURS[index % len(COLOURS)] for index, arm in enumerate(losses)}
+        for arm, of_seed in losses.items():
+            _draw_losses(curves, arm, list(of_seed.values()), colours[arm])
+        curves.set_xlabel("step (optimizer updates)")
+        curves.set_ylabel("training loss (nats/token)")
         curves.legend(frameon=False)
         write_title(curves, "Loss by order of training")
-        _draw_jumps(bars, jumps, study.shuffle)
-        seeds = sorted({seed for of_seed in losses.values() for seed in of_seed})
-        figure.text(
-            0.125,
-            -0.03,
-            f"{study.study.name}, seeds {', '.join(map(str, seeds))}. Lines: running means of {_SMOOTHED} steps, mean "
-            "over seeds; thin: single seeds. Dotted: borders of the blocks of the corpus.",
-            fontsize=8.5,
-        )
+        for axes in bars:
+            _draw_jumps(axes, jumps, colours, study.shuffle)
+        write_footer(figure, [origin, _caption(losses, has_borders=bool(borders))])
+
+
+def _caption(losses: LossesOfArms, *, has_borders: bool) -> str:
+    seeds = sorted({seed for of_seed in losses.values() for seed in of_seed})
+    dotted = " Dotted: borders of the blocks of the corpus. Bars: mean over seeds; dots: single seeds."
+    return (
+        f"Seeds {', '.join(map(str, seeds))}. Lines: running means of {_SMOOTHED} steps, mean over seeds; thin: single "
+        f"seeds.{dotted if has_borders else ''}"
+    )
 
 
 def _draw_losses(axes: Any, arm: str, runs: Sequence[Float64[np.ndarray, " steps"]], colour: str) -> None:
@@ -59,14 +70,16 @@ def _draw_losses(axes: Any, arm: str, runs: Sequence[Float64[np.ndarray, " steps
     axes.set_ylim(bottom=low)
 
 
-def _draw_jumps(axes: Any, jumps: Mapping[str, Mapping[int, float]], section: ShuffleSection) -> None:
-    """Draws a bar for each arm, and a point for each seed."""
-    for index, (colour, (arm, of_seed)) in enumerate(zip(COLOURS, jumps.items(), strict=False)):
-        if of_seed:
-            values = list(of_seed.values())
-            axes.bar(index, np.mean(values), color=colour, width=0.6, alpha=0.85, label=arm)
-            axes.plot([index] * len(values), values, "o", color=INK, markersize=3.5)
+def _draw_jumps(
+    axes: Any, jumps: Mapping[str, Mapping[int, float]], colours: Mapping[str, str], section: ShuffleSection
+) -> None:
+    """Draws a bar for each arm that has steps on both sides of a border, and a point for each seed."""
+    measured = {arm: list(of_seed.values()) for arm, of_seed in jumps.items() if of_seed}
+    for index, (arm, values) in enumerate(measured.items()):
+        axes.bar(index, np.mean(values), color=colours[arm], width=0.6, alpha=0.85)
+        axes.plot([index] * len(values), values, "o", color=INK, markersize=3.5)
     axes.axhline(0, color=INK, linewidth=0.7)
-    axes.set_xticks(range(len(jumps)), list(jumps), rotation=15)
-    axes.set_ylabel(f"change of the mean of {section.steps_around_border} steps (nats/target)")
-    write_title(axes, "Change of the loss at borders of blocks")
+    names = [textwrap.fill(arm.replace("_", " "), _NAME_COLUMNS) for arm in measured]
+    axes.set_xticks(range(len(measured)), names)
+    axes.set_ylabel(f"mean of {section.steps_around_border} steps after - before (nats/token)")
+    write_title(axes, "Change at borders of blocks")

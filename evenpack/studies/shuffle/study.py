@@ -5,12 +5,18 @@ from pathlib import Path
 
 from evenpack import console
 from evenpack.console import Report
-from evenpack.engine.reporting.journal import SUMMARY
-from evenpack.files import read_json_object
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.runs.config import load_study
 from evenpack.studies.runs.expansion import StudyRun, expand
-from evenpack.studies.runs.frame import conclude, ended_jobs, measured_on, run_states
+from evenpack.studies.runs.frame import (
+    conclude,
+    devices_of,
+    ended_jobs,
+    finished_runs,
+    measured_on,
+    origin_of_study,
+    run_states,
+)
 from evenpack.studies.runs.machine import Machine
 from evenpack.studies.runs.runner import EndedRun
 from evenpack.studies.runs.tables import arms_text, run_rows, runs_table, unfinished_text
@@ -54,7 +60,9 @@ def run_study(
 
 
 def _report(study: ShuffleStudyConfig, ended: Sequence[EndedRun], plot: Path | None) -> Report:
-    finished = _finished(study, ended)
+    trained = finished_runs(ended, study.last_phase)
+    finished = _by_arm(study, trained)
+    origin = origin_of_study(study.study.name, trained)
     orders = _orders(study, finished)
     borders = _borders_of_corpus(orders, finished)
     losses = {arm: {run.seed: read_losses(run.config) for run in runs} for arm, runs in finished.items()}
@@ -63,7 +71,8 @@ def _report(study: ShuffleStudyConfig, ended: Sequence[EndedRun], plot: Path | N
     report = Report(
         value={
             "study": study,
-            "measured_on": measured_on(_devices(finished)),
+            "origin": origin,
+            "measured_on": measured_on(devices_of(trained)),
             "runs": run_states(ended),
             "orders": orders,
             "borders": borders,
@@ -77,7 +86,7 @@ def _report(study: ShuffleStudyConfig, ended: Sequence[EndedRun], plot: Path | N
         ],
     )
     if plot is not None and any(finished.values()):
-        plot_shuffle(losses, jumps, borders, study, plot)
+        plot_shuffle(losses, jumps, borders, study, plot, origin=origin)
         report.shown.append(console.text(f"Drew {plot}"))
     return report
 
@@ -90,12 +99,10 @@ def _expanded(study_file: Path, words: Sequence[str]) -> tuple[ShuffleStudyConfi
     return study, runs
 
 
-def _finished(study: ShuffleStudyConfig, ended: Sequence[EndedRun]) -> dict[str, list[StudyRun]]:
-    """Returns the finished runs of the last phase, by arm."""
+def _by_arm(study: ShuffleStudyConfig, trained: Sequence[StudyRun]) -> dict[str, list[StudyRun]]:
     found: dict[str, list[StudyRun]] = {arm: [] for arm in study.phases[study.last_phase].arms}
-    for one in ended:
-        if isinstance(one.run, StudyRun) and one.run.phase == study.last_phase and one.state == "finished":
-            found[one.run.arm].append(one.run)
+    for run in trained:
+        found[run.arm].append(run)
     return found
 
 
@@ -115,11 +122,6 @@ def _borders_of_corpus(orders: Sequence[ArmOrder], finished: dict[str, list[Stud
         if one.borders and finished[one.arm][0].config.data.shuffle.kind == "blocks":
             return one.borders
     return ()
-
-
-def _devices(finished: dict[str, list[StudyRun]]) -> list[str]:
-    summaries = [read_json_object(run.output_dir / SUMMARY) or {} for runs in finished.values() for run in runs]
-    return [f"{one.get('ranks')} x {one.get('device')}" for one in summaries]
 
 
 def _as_lists(losses: LossesOfArms) -> dict[str, dict[int, list[float]]]:

@@ -13,6 +13,7 @@ import torch
 
 from evenpack.engine.engine import Phase
 from evenpack.errors import ConfigError
+from evenpack.studies.statistics.winners import clearly_lowest
 
 ClockName = Literal["wall", "cpu"]
 """Names of clocks; cpu is seconds of this process only, for busy machines."""
@@ -38,9 +39,7 @@ def clear_winner(spreads: Sequence[Spread]) -> int | None:
 
     A single spread has nothing to win over.
     """
-    best = max(range(len(spreads)), key=lambda index: spreads[index].median)
-    others = [spread.quartile_3 for index, spread in enumerate(spreads) if index != best]
-    return best if others and spreads[best].quartile_1 > max(others) else None
+    return clearly_lowest([(-spread.quartile_3, -spread.quartile_1) for spread in spreads])
 
 
 class PhaseClock:

@@ -1,14 +1,22 @@
 """Throughput as a figure."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evenpack.studies.plotting import COLOURS, figure_as_png, write_title
+from evenpack.studies.origins import origin_line
+from evenpack.studies.plotting import COLOURS, figure_as_png, write_footer, write_title
 from evenpack.studies.throughput.clock import Spread, clear_winner
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 
-_PHASES = ("forward", "backward", "all_reduce", "update")
+_PHASES = {
+    "forward": "forward",
+    "backward": "backward",
+    "all_reduce": "all-reduce and clipping",
+    "update": "optimizer",
+}
+"""Phases of a step, with their names for people."""
 _PANEL_INCHES = 4.2
 _BAR_INCHES = 0.95
 """Width of a bar in inches: the longest word of a layout's name fits without overlap."""
@@ -31,22 +39,31 @@ def plot_throughput(study: ThroughputStudy, path: Path) -> None:
         _draw_rates(axes[1], study.layouts)
         if study.depths:
             _draw_depths(axes[2], study.depths)
-        origin = study.measured_on
-        figure.text(
-            _GAP_INCHES / width,
-            -0.1,
-            f"{study.run}: {origin.model}, {origin.layers} layers of {origin.hidden_size}, {origin.precision}, "
-            f"{study.ranks} x {origin.device}. Medians of {study.options.rounds} steps; bars: the middle half.",
-            fontsize=8.5,
-        )
+        write_footer(figure, _footer(study))
+
+
+def _footer(study: ThroughputStudy) -> list[str]:
+    origin = study.measured_on
+    return [
+        origin_line(
+            study.run,
+            data=study.data,
+            evenpack=origin.evenpack,
+            commits=[origin.commit],
+            device=f"{study.ranks} x {origin.device}",
+        ),
+        f"{origin.model}, {origin.layers} layers of {origin.hidden_size}, {origin.precision}, attention "
+        f"{origin.attention}; {study.rows_per_step} rows of {study.pack_length} slots per step. Medians of "
+        f"{study.options.rounds} steps; bars: the middle half; phases: of rank 0.",
+    ]
 
 
 def _draw_phases(axes: Any, rows: Sequence[LayoutRow]) -> None:
     names = [_in_lines(row.layout) for row in rows]
     floors = [0.0] * len(rows)
-    for phase, colour in zip(_PHASES, COLOURS, strict=False):
+    for (phase, label), colour in zip(_PHASES.items(), COLOURS, strict=False):
         values = [float(getattr(row, f"{phase}_seconds")) for row in rows]
-        axes.bar(names, values, bottom=floors, color=colour, width=0.6, label=phase)
+        axes.bar(names, values, bottom=floors, color=colour, width=0.6, label=label)
         floors = [floor + value for floor, value in zip(floors, values, strict=True)]
     axes.set_ylabel("seconds per step")
     axes.set_ylim(top=1.25 * max(floors))
@@ -61,7 +78,9 @@ def _draw_rates(axes: Any, rows: Sequence[LayoutRow]) -> None:
     axes.bar(names, medians, color=COLOURS[0], alpha=0.85, width=0.6)
     axes.errorbar(names, medians, yerr=_reach(spreads), fmt="none", ecolor="#1f2933", elinewidth=1.2, capsize=4)
     for index, median in enumerate(medians):
-        axes.annotate(f"{median:,.3g}", (index, median / 2), ha="center", va="center", color="white", fontweight="bold")
+        axes.annotate(
+            _three_digits(median), (index, median / 2), ha="center", va="center", color="white", fontweight="bold"
+        )
     axes.set_ylabel("sequences/s")
     winner = clear_winner(spreads)
     write_title(axes, "Throughput of the layouts" if winner is None else f"Fastest: {rows[winner].layout}")
@@ -71,9 +90,9 @@ def _draw_depths(axes: Any, rows: Sequence[DepthRow]) -> None:
     places = range(len(rows))
     realised = [row.realised_speed_up for row in rows]
     lines = (
-        ("packing factor", [row.packing_factor for row in rows], "#9aa5b1", "--"),
-        ("predicted: factor / (1 + overhead)", [row.predicted_speed_up for row in rows], COLOURS[1], "-"),
-        ("realised", [spread.median for spread in realised], COLOURS[0], "-"),
+        ("packing factor (computed)", [row.packing_factor for row in rows], "#9aa5b1", ":"),
+        ("predicted: factor / (1 + overhead)", [row.predicted_speed_up for row in rows], COLOURS[1], "--"),
+        ("realised (measured)", [spread.median for spread in realised], COLOURS[0], "-"),
     )
     for label, values, colour, style in lines:
         axes.plot(places, values, style, color=colour, marker="o", markersize=5, linewidth=2.0, label=label)
@@ -93,6 +112,11 @@ def _depths_title(rows: Sequence[DepthRow], winner: int | None) -> str:
     depth = rows[winner].depth
     packs = "full packs" if depth is None else f"packs of {depth} at most"
     return f"Fastest: {packs}, {rows[winner].realised_speed_up.median:.2f} x padding"
+
+
+def _three_digits(value: float) -> str:
+    """Returns 15.0 for 15.01 and 413 for 413.2."""
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(value)))}f}"
 
 
 def _in_lines(layout: str) -> str:

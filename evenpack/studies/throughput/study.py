@@ -17,6 +17,7 @@ from evenpack.engine.distributed import World
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
+from evenpack.studies.origins import name_of_prepared
 from evenpack.studies.throughput.clock import ClockName, Spread
 from evenpack.studies.throughput.contenders import (
     Contender,
@@ -102,6 +103,8 @@ class ThroughputStudy:
     """All results of the study."""
 
     run: str
+    data: str
+    """What a figure calls the data: the sources and the beginning of their fingerprint."""
     ranks: int
     measured_on: MeasuredOn
     rows_per_step: int
@@ -143,6 +146,7 @@ def study_throughput(
         model, refusal = _fit(world, [*(step.micro_batches for step in steps), *times], steps, origin)
     return ThroughputStudy(
         run=config.run.name,
+        data=name_of_prepared(prepared),
         ranks=world.size,
         measured_on=origin,
         rows_per_step=config.training.items_per_step,

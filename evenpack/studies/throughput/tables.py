@@ -58,9 +58,8 @@ def _layout_table(study: ThroughputStudy) -> RenderableType:
         memory: lambda row: f"{row.peak_memory_bytes / 1e9:.2f} GB",
     }
     rows = [{"": name, **{row.layout: show(row) for row in study.layouts}} for name, show in lines.items()]
-    return console.table(
-        rows, title="Layouts (without a policy: the same packs in each; with one: as many single sequences)"
-    )
+    title = "Layouts: each lays out the same packs; one with a policy after the / as many single sequences instead"
+    return console.table(rows, title=title)
 
 
 def _depth_row(row: DepthRow) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chunked_runs import arm, finished, study
+from drawn_figures import DrawnFigure
 from rich.console import Console
 
 from evenpack.errors import ConfigError
 from evenpack.studies.chunking.compare import ArmRow, Finished, compare
-from evenpack.studies.chunking.plots import plot_lengths, require_plots
+from evenpack.studies.chunking.plots import plot_lengths, require_plots, title_of_held_out
 from evenpack.studies.chunking.tables import comparison_tables
+from evenpack.studies.statistics.paired import Spread
 
 ARMS = {
     "concat_64_atom_32": arm("concat_64_atom_32", atom=32),
@@ -135,12 +137,24 @@ def test_the_tables_show_each_length_and_the_recipes() -> None:
     assert "No run" in str(nothing)
 
 
-def test_each_length_has_a_figure(tmp_path: Path) -> None:
+def test_each_length_has_a_figure(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     rows = list(rows_of().values())
     require_plots(tmp_path / "figures")
-    drawn = plot_lengths(FOUND, rows, study(), tmp_path / "figures")
-    assert [path.name for path in drawn] == ["msl_32.png", "msl_64.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    paths = plot_lengths(FOUND, rows, study(), tmp_path / "figures", origin="ORIGIN")
+    assert [path.name for path in paths] == ["msl_32.png", "msl_64.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    for figure, length, seeds in zip(drawn, (32, 64), ("1", "1, 2"), strict=True):
+        assert figure.footer.startswith(f"ORIGIN MSL {length} (maximum sequence length), seeds {seeds}. Curves: ")
+        assert figure.collisions == ()
+
+
+def test_a_title_names_the_lowest_arm_only_where_deviations_of_seeds_do_not_overlap() -> None:
+    low, near = Spread(mean=10.0, deviation=0.4), Spread(mean=10.7, deviation=0.4)
+    far, single = Spread(mean=12.0, deviation=0.4), Spread(mean=13.0, deviation=None)
+    found = "Held-out documents alone: concat 64 is lowest"
+    assert title_of_held_out([("padding_64", far), ("concat_64", low)]) == found
+    for others in ([("padding_64", near)], [("padding_64", far), ("best_fit_64", single)], []):
+        assert title_of_held_out([("concat_64", low), *others]) == "Held-out documents alone"
 
 
 def test_a_run_that_diverged_comes_last_and_is_drawn_as_far_as_it_went(tmp_path: Path) -> None:
@@ -151,7 +165,7 @@ def test_a_run_that_diverged_comes_last_and_is_drawn_as_far_as_it_went(tmp_path:
     assert row.rank_in_recipe is not None
     assert row.rank_in_recipe.mean == 2.0
     assert comparison_tables(list(rows.values()), study().chunking)
-    drawn = plot_lengths(FOUND | {"concat_64_atom_32": broken}, list(rows.values()), study(), tmp_path)
+    drawn = plot_lengths(FOUND | {"concat_64_atom_32": broken}, list(rows.values()), study(), tmp_path, origin="ORIGIN")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 

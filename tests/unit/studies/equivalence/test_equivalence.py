@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from drawn_figures import DrawnFigure
 from rich.console import Console
 from study_files import write_log, write_study
 
@@ -154,7 +155,7 @@ def test_the_tables_say_what_was_found_and_what_is_missing() -> None:
     assert "seeds, if they come out like these 2" in text
 
 
-def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path) -> None:
+def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path, drawn: list[DrawnFigure]) -> None:
     study, _ = load_study(write_study(tmp_path), EquivalenceConfig, ())
     curves = {
         "unpacked": {1: curve(3.0, 2.0, 1.0), 2: curve(3.0, 2.0, 1.1)},
@@ -164,7 +165,11 @@ def test_a_figure_is_drawn_of_any_number_of_arms_and_seeds(tmp_path: Path) -> No
     comparison = compare(curves, study.equivalence)
     assert len(comparison.rows) == 9
     path = tmp_path / "figure.png"
-    plot_equivalence(curves, comparison, [], study, path)
+    plot_equivalence(curves, comparison, [], study, path, origin="ORIGIN")
     assert path.read_bytes().startswith(b"\x89PNG")
+    assert drawn[0].footer.startswith("ORIGIN Phase: ")
+    assert "with 90 % intervals" in drawn[0].footer
+    assert drawn[0].titles[2] == "0 of 8 arms equivalent to unpacked", "a single seed has no interval"
+    assert drawn[0].collisions == ()
     once = {arm: {1: dataclasses.replace(curve(2.0), samples=(10,))} for arm in ("unpacked", "packed")}
-    plot_equivalence(once, compare(once, study.equivalence), [], study, path)
+    plot_equivalence(once, compare(once, study.equivalence), [], study, path, origin="ORIGIN")

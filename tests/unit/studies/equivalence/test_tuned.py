@@ -91,5 +91,5 @@ def test_tables_and_figure_show_each_run_and_each_difference(tmp_path: Path) -> 
     write_log(tmp_path, losses=[3.0, 2.0])
     curves = {"unpacked": {1: read_curve(tmp_path)}}
     path = tmp_path / "figure.png"
-    plot_equivalence(curves, compare(curves, SECTION), [found, found], study, path)
+    plot_equivalence(curves, compare(curves, SECTION), [found, found], study, path, origin="ORIGIN")
     assert path.read_bytes().startswith(b"\x89PNG")

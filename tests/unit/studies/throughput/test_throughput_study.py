@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_figures import DrawnFigure
 from pair_sources import pair_run
 from rich.console import Console
 
@@ -88,7 +89,9 @@ def test_depths_have_the_factors_of_their_packings_and_what_they_make_of_them(fo
         assert row.realised_speed_up.quartile_1 <= row.realised_speed_up.median <= row.realised_speed_up.quartile_3
 
 
-def test_a_study_can_be_shown_and_drawn(found: ThroughputStudy, tmp_path: Path) -> None:
+def test_a_study_can_be_shown_and_drawn(
+    found: ThroughputStudy, prepared: PreparedData, tmp_path: Path, drawn: list[DrawnFigure]
+) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     for shown in throughput_tables(found):
         console.print(shown)
@@ -104,6 +107,13 @@ def test_a_study_can_be_shown_and_drawn(found: ThroughputStudy, tmp_path: Path) 
     require_plot(tmp_path / "t.png")
     plot_throughput(found, tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    origin = found.measured_on
+    fingerprint = prepared.fingerprint(seed=0)[:12]
+    data = f"{found.run}: data {', '.join(prepared.source_names)} ({fingerprint}); evenpack {origin.evenpack}, "
+    assert drawn[0].footer.startswith(data)
+    assert f"; 1 x {origin.device} " in drawn[0].footer
+    measured_or_not = {"packing factor (computed)", "predicted: factor / (1 + overhead)", "realised (measured)"}
+    assert measured_or_not <= set(drawn[0].labels)
 
 
 def test_no_text_of_a_figure_runs_into_another(

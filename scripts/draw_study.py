@@ -1,0 +1,79 @@
+"""Draws a study's figure again from the JSON that its --save wrote, without its runs.
+
+python scripts/draw_study.py FILE.json OUT.png [--data WORDS] [--commits A,B] [--device WORDS]
+
+For `evenpack study equivalence`, `shuffle` and `residuals`. The options say what a file of an earlier version does not.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from evenpack.studies.equivalence.compare import compare
+from evenpack.studies.equivalence.config import EquivalenceConfig
+from evenpack.studies.equivalence.curves import Curve
+from evenpack.studies.equivalence.plots import plot_equivalence
+from evenpack.studies.equivalence.tuned import TaskComparison
+from evenpack.studies.origins import COMPUTED, origin_line
+from evenpack.studies.residuals.plots import plot_residuals
+from evenpack.studies.residuals.search import ResidualRow
+from evenpack.studies.shuffle.config import ShuffleStudyConfig
+from evenpack.studies.shuffle.plots import plot_shuffle
+
+
+def main() -> None:
+    arguments = _parse_arguments()
+    values = json.loads(arguments.file.read_text(encoding="utf-8"))
+    if "packing_matrix" in values:
+        rows = TypeAdapter(list[ResidualRow]).validate_python(values["settings"])
+        plot_residuals(rows, arguments.out, footer=[_origin(values["origin"], {}, arguments)])
+    elif "equivalence" in values["study"]:
+        _draw_equivalence(values, arguments)
+    else:
+        _draw_shuffle(values, arguments)
+
+
+def _draw_equivalence(values: dict[str, Any], arguments: argparse.Namespace) -> None:
+    study = EquivalenceConfig.model_validate(values["study"])
+    curves = TypeAdapter(dict[str, dict[int, Curve]]).validate_python(values["curves"])
+    tasks = TypeAdapter(list[TaskComparison]).validate_python(values["finetuned"])
+    origin = values.get("origin") or _origin(study.study.name, values["measured_on"], arguments)
+    plot_equivalence(curves, compare(curves, study.equivalence), tasks, study, arguments.out, origin=origin)
+
+
+def _draw_shuffle(values: dict[str, Any], arguments: argparse.Namespace) -> None:
+    study = ShuffleStudyConfig.model_validate(values["study"])
+    jumps = TypeAdapter(dict[str, dict[int, float]]).validate_python(values["jumps"])
+    losses = {
+        arm: {int(seed): np.array(steps) for seed, steps in of_seed.items()}
+        for arm, of_seed in values["losses"].items()
+    }
+    origin = values.get("origin") or _origin(study.study.name, values["measured_on"], arguments)
+    plot_shuffle(losses, jumps, values["borders"], study, arguments.out, origin=origin)
+
+
+def _origin(name: str, measured_on: dict[str, Any], arguments: argparse.Namespace) -> str:
+    """Returns the line of a file that has none."""
+    return origin_line(
+        name,
+        data=arguments.data or "not recorded",
+        commits=arguments.commits.split(",") if arguments.commits else [measured_on.get("commit")],
+        device=arguments.device or ", ".join(measured_on.get("devices", [COMPUTED])),
+    )
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("out", type=Path)
+    for name in ("--data", "--commits", "--device"):
+        parser.add_argument(name)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
