@@ -1,7 +1,8 @@
 """Draws the pictures of docs/packing.md.
 
 python scripts/draw_packing.py algorithms [FOLDER]        one SVG for each way to pack, by the real algorithms
-python scripts/draw_packing.py certified FILE.json OUT    the certified table as PNG, from benchmarks/packing.py --json
+python scripts/draw_packing.py certified FILE.json OUT --measured WORDS
+                                                          the certified table as PNG, from benchmarks/packing.py --json
 """
 
 import argparse
@@ -29,7 +30,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 def main() -> None:
     arguments = _parse_arguments()
     if arguments.what == "certified":
-        plot_certified(arguments.file, arguments.out)
+        plot_certified(arguments.file, arguments.out, measured=arguments.measured)
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for name, draw in PICTURES.items():
@@ -44,6 +45,7 @@ def _parse_arguments() -> argparse.Namespace:
     certified = what.add_parser("certified", help="packs above the proven bound")
     certified.add_argument("file", type=Path)
     certified.add_argument("out", type=Path)
+    certified.add_argument("--measured", required=True, metavar="WORDS", help="commit and device, for the footer")
     return parser.parse_args()
 
 

@@ -137,7 +137,7 @@ def sorted_batches(histogram: LengthHistogram, batch_size: int) -> SortedBatches
     The last batch, that of the longest sequences, may be smaller. Neither the order of equal lengths nor that of the
     batches changes the padding.
 
-    Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), SORT in appendix B.
+    Source: "Efficient Sequence Packing without Cross-contamination" (PackedBERT), SORT in appendix C.
 
     Raises: PackingError for a batch size below 1.
     """

@@ -72,7 +72,7 @@ def test_nothing_is_drawn_beyond_the_edge(drawn: Path, name: str) -> None:
 
 def test_the_certified_table_can_be_drawn_anew(tmp_path: Path) -> None:
     newest = max(RESULTS.glob("packing_cpu_*.json"))
-    draw("certified", str(newest), str(tmp_path / "certified.png"))
+    draw("certified", str(newest), str(tmp_path / "certified.png"), "--measured", "COMMIT")
     assert (tmp_path / "certified.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
@@ -80,5 +80,5 @@ def test_a_table_that_meets_every_bound_can_be_drawn(tmp_path: Path) -> None:
     row = {"histogram": "even", "depth": None, "packs": 100, "lower_bound": 100, "cpu_seconds": 0.001}
     rows = [{**row, "algorithm": "longest_pack_first"}, {**row, "algorithm": "cutting_stock"}]
     (tmp_path / "even.json").write_text(json.dumps(rows))
-    draw("certified", str(tmp_path / "even.json"), str(tmp_path / "even.png"))
+    draw("certified", str(tmp_path / "even.json"), str(tmp_path / "even.png"), "--measured", "COMMIT")
     assert (tmp_path / "even.png").exists()
