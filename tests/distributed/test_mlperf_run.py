@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_after_its_end_has_one_end_and_one_without_its_log_is
     assert found.result.samples is not None
     assert found.result.samples > (read_result(reached.run.output_dir / "mlperf.log").samples or 0)
     assert kept.read_text().count('"run_stop"') == 1
-    assert "mlperf.log does not tell of the start of this run" in messages[0]
+    assert "mlperf.log lacks the start of this run" in messages[0]
 
 
 def raise_the_target_and_keep(world: World, config: RunConfig, kept: Path) -> list[str]:

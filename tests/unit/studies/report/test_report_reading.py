@@ -87,7 +87,7 @@ def test_broken_lines_and_missing_steps_are_counted(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING, logger="evenpack"):
         (run,) = read(folder)
     assert (run.unread_lines, run.missing_steps) == (2, 3)
-    assert "metrics.jsonl, line 6 is no record" in caplog.text
+    assert "metrics.jsonl, line 6 is not a record" in caplog.text
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
@@ -106,5 +106,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         read(empty)
     assert len(read(one, empty)[1].course.steps) == 0, "beside another it is only not drawn"
     (one / "run.json").write_text('{"config": {}}')
-    with pytest.raises(DataError, match=r"one/run.json is not as `evenpack train` writes it \(data\): remove it"):
+    with pytest.raises(
+        DataError, match=r"one/run.json is not in the form that `evenpack train` writes \(data\): remove"
+    ):
         read(one)

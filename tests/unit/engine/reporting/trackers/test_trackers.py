@@ -98,7 +98,7 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_go_on(
     with Trackers.opened(BOTH.model_copy(update={"on_missing_tracker": "warn"}), run_log(tmp_path)) as opened:
         opened.write(record(1))
     assert kept.steps == [1]
-    assert "the run goes on without metrics.tensorboard: it cannot be opened" in caplog.text
+    assert "the run continues without metrics.tensorboard: it cannot be opened" in caplog.text
 
 
 def test_packages_that_are_missing_are_all_named_with_what_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,5 +135,5 @@ def test_nobody_logged_in_is_named_and_offline_needs_no_login(monkeypatch: pytes
     assert found.startswith("nobody is logged in to Weights & Biases: run `wandb login`, set WANDB_API_KEY")
     key = "short"
     found = missing_trackers(MetricsSection(wandb=WandbSection()))["wandb"]
-    assert "is of no use (API key must have 40+ characters)" in found
+    assert "is invalid (API key must have 40+ characters)" in found
     assert missing_trackers(MetricsSection(wandb=WandbSection(mode="offline"))) == {}
