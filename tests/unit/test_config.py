@@ -305,7 +305,7 @@ def test_pairs_of_sentences_need_text(run_file: Path) -> None:
         "data.tokenizer={kind: external, vocabulary_size: 9, end_of_text_id: 0}",
         "data.sources={wiki: {kind: megatron}}",
     ]
-    with pytest.raises(ConfigError, match=r"megatron sources hold none: give text sources"):
+    with pytest.raises(ConfigError, match=r"megatron sources hold no text: give text sources"):
         load_run_file(run_file, RunConfig, overrides)
 
 
@@ -343,7 +343,7 @@ def test_the_optimizer_is_adamw_unless_the_run_file_says_lamb(run_file: Path) ->
             ["training.packing_adjustment=lamb_betas"],
             "training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found adamw",
         ),
-        (["schedule.degree=2"], "degree (2) is polynomial's, and kind is cosine"),
+        (["schedule.degree=2"], "degree (2) is for kind polynomial, found kind cosine"),
         (["training.packing_adjustment=both"], "training.packing_adjustment: Input should be 'none'"),
     ],
 )
@@ -383,7 +383,7 @@ def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
 def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"learn from masked tokens, and model\.kind gpt2 is none: leave it out",
+        match=r"models of masked tokens, and model\.kind gpt2 learns from next tokens: leave it out",
     ):
         load_run_file(run_file, RunConfig, ["masking.share=0.2"])
 
@@ -421,7 +421,7 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false is about packs"),
+        (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false applies to packs alone"),
         (["model.reset_positions=false", "training.layout=unpadded"], "must be packed, found unpadded"),
         (["data.recipe.kind=documents"], "model.kind bert and data.recipe.kind documents do not go together"),
         (["model={kind: gpt2}"], "model.kind gpt2 and data.recipe.kind sentence_pairs do not go together"),

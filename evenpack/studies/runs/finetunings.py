@@ -1,4 +1,4 @@
-"""Fine-tunings after the runs of a study: each one's weights fine-tuned for tasks, as jobs of the same runner."""
+"""Fine-tunes the weights of each run of a study for tasks, as jobs of the same runner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class FinetuneSection(RunFileSection):
     folder: UserPath | None = None
     """Folder of the task's files; null: data.folder of the run file."""
     seeds: Seeds
-    """Trainings from each run's weights; their median counts."""
+    """Seeds of the trainings that start from each run's weights; the result is their median."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ def test_less_than_a_micro_batch_is_refused_with_what_one_holds() -> None:
     ("values", "message"),
     [
         ({"packs_per_step": 8}, r"tokens_per_step \(900\) and packs_per_step \(8\) both give the size of a step"),
-        ({"packing_adjustment": "fewer_accumulations"}, "tokens_per_step counts tokens, which packing leaves alone"),
+        ({"packing_adjustment": "fewer_accumulations"}, "tokens_per_step counts tokens, which packing does not change"),
         ({"tokens_per_step": None}, "packs_per_step is required, or tokens_per_step"),
         ({"tokens_per_step": 0}, "greater than or equal to 1"),
     ],

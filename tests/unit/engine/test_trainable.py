@@ -37,7 +37,7 @@ def test_only_training_needs_the_package_that_writes_mlperfs_log(
 def test_a_target_with_nothing_held_out_to_measure_it_on_is_refused(tmp_path: Path) -> None:
     """Such a run could not end before its last step, whatever it learns."""
     config = mlperf_run(tmp_path, validation_fraction=0.0)
-    with pytest.raises(ConfigError, match=r"target_accuracy \(0\.72\) is measured on what is held out"):
+    with pytest.raises(ConfigError, match=r"target_accuracy \(0\.72\) is measured on held-out documents"):
         plan_training(config, ranks=1)
 
 

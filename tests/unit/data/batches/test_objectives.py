@@ -42,8 +42,8 @@ def collate(source: PackedSource, objective: Objective, **shape: Any) -> PackedB
 @pytest.mark.parametrize(
     ("source", "objective", "message"),
     [
-        (PAIRS, NextTokens(), "sentence_pairs is for a model of masked tokens"),
-        (DOCUMENTS, masked_objective(), "learns from sentence pairs: set data.recipe.kind=sentence_pairs"),
+        (PAIRS, NextTokens(), "sentence_pairs is for models of masked tokens"),
+        (DOCUMENTS, masked_objective(), "needs sentence pairs: set data.recipe.kind=sentence_pairs"),
     ],
 )
 def test_sequences_of_another_kind_are_refused_with_what_to_do(

@@ -79,12 +79,12 @@ def test_null_stands_for_a_assignment_that_suits(training: dict[str, Any], polic
         ({**OF_SEQUENCES, "sequences_per_micro_batch": 5}, "sequences_per_micro_batch (5) must divide"),
         (
             {**OF_SEQUENCES, "assignment": "sorted"},
-            "that can have arrival, sorted_serpentine, cost_balanced, max_tokens",
+            "choose arrival, sorted_serpentine, cost_balanced, max_tokens",
         ),
-        ({**OF_PACKS, "assignment": "max_tokens"}, "assignment max_tokens is not for batching packs in layout packed"),
+        ({**OF_PACKS, "assignment": "max_tokens"}, "assignment max_tokens is not available for batching packs"),
         ({**OF_PACKS, "assignment": "sorter"}, "'sorted_serpentine'"),
         ({**OF_SEQUENCES, "packing_adjustment": "fewer_accumulations"}, "set packing_adjustment=none"),
-        ({**OF_SEQUENCES, "packing_adjustment": "lamb_betas"}, "packing_adjustment lamb_betas is for packs"),
+        ({**OF_SEQUENCES, "packing_adjustment": "lamb_betas"}, "packing_adjustment lamb_betas requires batching packs"),
         ({**OF_PACKS, "log_rank_times_every_steps": 0}, "greater than or equal to 1"),
     ],
 )

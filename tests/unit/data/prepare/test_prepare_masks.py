@@ -313,7 +313,7 @@ def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
     share = sum(len(view.mask_labels) for view in views) / sum(view.token_file.tokens for view in views)
     as_stored = MaskingConfig(share=share)
     assert weights[0] == operation_weights(drawn.model, as_stored, drawn_again, layout="unpadded")
-    with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks has them drawn once: leave\n? *masking out"):
+    with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks they are drawn once: leave\n? *masking out"):
         changed(run, masking={"share": 0.2})
 
 

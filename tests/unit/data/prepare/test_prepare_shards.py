@@ -202,7 +202,7 @@ def test_masks_of_each_epoch_and_models_of_next_tokens_are_refused(shards: Path,
     data = {**config_of(shards).model_dump(), "prepared_dir": tmp_path / "data"}
     run_config(pair_run_values("bert", tmp_path, data=data))
     with pytest.raises(
-        ConfigError, match=r"data\.recipe\.kind masked_pairs has them drawn once: leave\n? *masking out"
+        ConfigError, match=r"with data\.recipe\.kind masked_pairs they are drawn once: leave\n? *masking out"
     ):
         run_config(pair_run_values("bert", tmp_path, data=data, masking={"share": 0.2}))
     with pytest.raises(

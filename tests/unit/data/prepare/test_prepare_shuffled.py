@@ -163,7 +163,7 @@ def test_blocks_alone_leave_the_files_and_their_order(corpus: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"order": "by_length"}, "order by_length goes through the whole source by length: leave out shuffle grid"),
+        ({"order": "by_length"}, "order by_length sorts the whole source by length: leave out shuffle grid"),
         (
             {"recipe": {"kind": "concat", "max_sequence_length": 128, "atom": 128}},
             "recipe concat with an atom keeps the order of its rows: leave out shuffle grid",

@@ -262,7 +262,7 @@ def test_another_seed_is_another_order_of_the_same_atoms(token_file: TokenFile) 
     [
         (concat_recipe, 64, 24, "neither a divisor nor a multiple.*give 1, 2, 4, 8, 16, 32, or a multiple of 64"),
         (padding_recipe, 64, 96, "neither a divisor nor a multiple"),
-        (padding_recipe, 64, 1, "its only slot is the end-of-text"),
+        (padding_recipe, 64, 1, "its only slot would hold the end-of-text"),
     ],
 )
 def test_an_atom_that_does_not_go_with_the_rows_is_refused(make: object, row: int, atom: int, message: str) -> None:

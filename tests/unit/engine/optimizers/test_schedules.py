@@ -87,5 +87,5 @@ def test_polynomial_to_zero_by_hand():
 
 
 def test_a_degree_that_nothing_reads_is_refused():
-    with pytest.raises(ValidationError, match=r"degree \(2\) is polynomial's, and kind is linear"):
+    with pytest.raises(ValidationError, match=r"degree \(2\) is for kind polynomial, found kind linear"):
         ScheduleSection(kind="linear", degree=2.0)

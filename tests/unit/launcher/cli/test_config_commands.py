@@ -83,7 +83,7 @@ def test_explain_shows_all_keys_a_section_or_a_key(evenpack: Evenpack) -> None:
     _, shown, _ = evenpack("config", "explain")
     assert len(shown.splitlines()) > 150
     _, shown, _ = evenpack("config", "explain", "data.recipe")
-    for words in ("All documents one after another", "sentence_pairs", "minimum_document_length", "required"):
+    for words in ("All documents are concatenated", "sentence_pairs", "minimum_document_length", "required"):
         assert words in shown
     assert "static_masks.share" not in shown
     _, shown, _ = evenpack("config", "explain", "training.packs_per_step")
@@ -92,7 +92,7 @@ def test_explain_shows_all_keys_a_section_or_a_key(evenpack: Evenpack) -> None:
     assert lines[1][1].strip() == "packs"
     value = json.loads(evenpack("config", "explain", "training.packs_per_step", "--json")[1])
     assert [(key["place"], key["unit"]) for key in value] == [("training.packs_per_step", "packs")]
-    assert "The largest difference" in evenpack("config", "explain", "equivalence.margin", "--file", "equivalence")[1]
+    assert "Margin of equivalence" in evenpack("config", "explain", "equivalence.margin", "--file", "equivalence")[1]
 
 
 def test_explain_of_an_unknown_key_ends_with_2_and_the_nearest_one(evenpack: Evenpack) -> None:

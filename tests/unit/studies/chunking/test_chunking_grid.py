@@ -100,9 +100,9 @@ def test_an_atom_that_neither_divides_nor_is_a_multiple_is_refused_with_what_wor
 @pytest.mark.parametrize(
     ("grid", "arms", "message"),
     [
-        ({"lengths": [SHORT | {"atoms": [16, 8, 16]}]}, {}, "atoms: two runs of one name: .* found 16, 8, 16"),
+        ({"lengths": [SHORT | {"atoms": [16, 8, 16]}]}, {}, "atoms: two runs would have the same name: .* 16, 8, 16"),
         ({"lengths": [SHORT | {"atoms": [0]}]}, {}, "lengths.* greater than or equal to 1, found 0"),
-        ({"lengths": [SHORT, SHORT]}, {}, "lengths: two runs of one name: .* found 16, 16"),
+        ({"lengths": [SHORT, SHORT]}, {}, "lengths: two runs would have the same name: .* 16, 16"),
         ({"recipes_without_atoms": {"concat_16_atom": CONCAT}}, {"concat_16_atom_8": {}}, "one name, concat_16_atom_8"),
         ({"recipes": {"concat": {"data.recipe.atom": 8}}}, {}, "concat: data.recipe.atom is set by the grid itself"),
         ({"recipes": {"concat": {"data.recipe": {"atom": 8}}}}, {}, "concat: data.recipe.atom is set by the grid"),
