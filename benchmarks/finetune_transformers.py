@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def train_seed(finetuning: Finetuning, ours: FinetunedModel, exported: Path, seed: int) -> dict[str, Any]:
-    """Trains transformers' model on the sequences that `ours` would be trained on, and judges it."""
+    """Trains transformers' model on the sequences that `ours` would be trained on, and evaluates it."""
     training = finetuning.config.training
     model = with_head_of(ours, exported)
     order = finetuning.step_order(seed)
@@ -96,7 +96,7 @@ def train_seed(finetuning: Finetuning, ours: FinetunedModel, exported: Path, see
     seconds = time.perf_counter() - began
     return {
         "seed": seed,
-        "metrics": judged(model, finetuning.data),
+        "metrics": scored(model, finetuning.data),
         "first_loss_difference": difference,
         "sequences_per_second": training.epochs * features.sequences / seconds,
     }
@@ -143,7 +143,7 @@ def rows(features: Features, sequence_ids: np.ndarray) -> dict[str, torch.Tensor
 
 
 @torch.no_grad()
-def judged(model: Any, data: TaskData) -> dict[str, dict[str, float]]:
+def scored(model: Any, data: TaskData) -> dict[str, dict[str, float]]:
     """The metrics of each evaluation file."""
     model.eval()
     found = {}
@@ -153,7 +153,7 @@ def judged(model: Any, data: TaskData) -> dict[str, dict[str, float]]:
             model(**rows(evaluation.features, ids[first : first + EVALUATION_ROWS])).logits.numpy()
             for first in range(0, len(ids), EVALUATION_ROWS)
         ]
-        found[name] = evaluation.judge(list(np.concatenate(parts))).values
+        found[name] = evaluation.score(list(np.concatenate(parts))).values
     return found
 
 

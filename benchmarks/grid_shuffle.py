@@ -108,7 +108,9 @@ def shuffle_once(prefix: Path, memory: int) -> dict[str, float]:
     folder = prefix.parent / "shuffled"
     folder.mkdir()
     with _measured() as found:
-        GridShuffler(view=view, grid=grid, folder=folder, vocabulary_size=VOCABULARY, origin={}, told=told).run()
+        GridShuffler(
+            view=view, grid=grid, folder=folder, vocabulary_size=VOCABULARY, origin={}, report_progress=told
+        ).run()
     shuffled = ShuffledView(view, TokenFile(folder / SHUFFLED))
     assert (np.bincount(shuffled.source_ids, minlength=view.count) == 1).all()
     corpus = sum(path.stat().st_size for path in (bin_path(prefix), prefix.with_suffix(".idx")))

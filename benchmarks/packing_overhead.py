@@ -176,7 +176,7 @@ def _seconds(world: World) -> float:
 
 
 def costs(timings: list[dict[str, float]], full: list[dict[str, float]]) -> dict[str, float]:
-    """Shares of what a full row costs: 0.04 is 4 % more."""
+    """StepAssignment of what a full row costs: 0.04 is 4 % more."""
 
     def against(cost: Callable[[dict[str, float]], float]) -> float:
         return statistics.median(cost(mine) / cost(theirs) for mine, theirs in zip(timings, full, strict=True)) - 1.0

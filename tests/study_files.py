@@ -84,7 +84,7 @@ class FakeMachine:
     ranks: int = 1
 
     @property
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         return self.stops_after is not None and len(self.calls) >= self.stops_after
 
     def places(self, devices_per_run: int | None) -> Sequence["FakeMachine"]:

@@ -44,12 +44,12 @@ class Collator:
             shape=shape,
             pack_length=pack_length,
             max_sequence_length=max(source.view.max_sequence_length for source in sources),
-            looks_both_ways=objective.looks_both_ways,
+            is_bidirectional=objective.is_bidirectional,
         )
         self.sizes_follow = shape.policy == "max_tokens"
         rows = shape.items_per_micro_batch
         self.max_sequences = rows * max(source.plan.max_sequences_per_pack for source in sources)
-        self.max_targets = rows * max(objective.most_targets_of_a_pack(source) for source in sources)
+        self.max_targets = rows * max(objective.max_targets_per_pack(source) for source in sources)
         segments_per_pack = max(
             source.plan.max_sequences_per_pack * source.view.max_segments_per_sequence for source in sources
         )

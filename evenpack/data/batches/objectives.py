@@ -32,7 +32,7 @@ class Objective(TargetCounter, Protocol):
     """A training objective. It is pickled with the loader's settings, and holds no data of a source."""
 
     @property
-    def looks_both_ways(self) -> bool:
+    def is_bidirectional(self) -> bool:
         """Whether a token attends to later tokens, too."""
 
     @property
@@ -42,7 +42,7 @@ class Objective(TargetCounter, Protocol):
     def check(self, view: SequenceView) -> None:
         """Checks the sequences of a source. Raises: ConfigError if the objective cannot use them."""
 
-    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+    def max_targets_per_pack(self, source: PackedSource) -> int:
         """Returns an upper bound for the targets of any pack of the source, close to the largest number.
 
         It reads neither tokens nor sequences.
@@ -74,7 +74,7 @@ class NextTokens:
     leaves_out_padding: bool = False
 
     @property
-    def looks_both_ways(self) -> bool:
+    def is_bidirectional(self) -> bool:
         return False
 
     def check(self, view: SequenceView) -> None:
@@ -95,7 +95,7 @@ class NextTokens:
         padding = view.padding_counts(sequence_ids) if self.leaves_out_padding else None
         return targets if padding is None else targets - padding.targets
 
-    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+    def max_targets_per_pack(self, source: PackedSource) -> int:
         """Returns the targets of packs whose sequences have one segment each, the largest possible number."""
         return source.plan.max_sum_over_packs(np.arange(1 + source.view.max_sequence_length) - 1)
 
@@ -141,7 +141,7 @@ class MaskedTokensAndNextSentence:
     """Whether each sequence has the same weight in the next-sentence loss, or each pack."""
 
     @property
-    def looks_both_ways(self) -> bool:
+    def is_bidirectional(self) -> bool:
         return True
 
     @property
@@ -165,7 +165,7 @@ class MaskedTokensAndNextSentence:
     ) -> Int64[np.ndarray, " K"]:
         return masked_count(lengths, self.masking)
 
-    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+    def max_targets_per_pack(self, source: PackedSource) -> int:
         return source.plan.max_sum_over_packs(
             masked_count(np.arange(1 + source.view.max_sequence_length), self.masking)
         )
@@ -207,7 +207,7 @@ class StoredMasksAndNextSentence:
     next_sentence_reduction: Literal["sequence", "pack"]
 
     @property
-    def looks_both_ways(self) -> bool:
+    def is_bidirectional(self) -> bool:
         return True
 
     @property
@@ -230,7 +230,7 @@ class StoredMasksAndNextSentence:
     ) -> Int64[np.ndarray, " K"]:
         return _stored_masks(view).counts(sequence_ids, lengths)
 
-    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+    def max_targets_per_pack(self, source: PackedSource) -> int:
         return source.plan.max_sum_over_packs(_stored_masks(source.view).most_masks.astype(np.int64))
 
     def for_validation(self) -> "StoredMasksAndNextSentence":

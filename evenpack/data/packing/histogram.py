@@ -94,7 +94,7 @@ class LengthHistogram:
         """The smallest length that occurs."""
         return int(np.flatnonzero(self.counts)[0]) + 1
 
-    def fills_deeper_than(self, max_sequences_per_pack: int, pack_length: int) -> bool:
+    def exceeds_depth_limit(self, max_sequences_per_pack: int, pack_length: int) -> bool:
         """Returns whether the limit of depth binds: more of the shortest sequences than that fit into a pack."""
         return max_sequences_per_pack < pack_length // self.shortest
 

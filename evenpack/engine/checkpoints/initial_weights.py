@@ -45,7 +45,7 @@ def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -
 
 
 def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
-    with speaking_of_the_key():
+    with naming_key_in_errors():
         found = find_weights(path)
         weights = found.read(model)
     require_same_network(
@@ -59,7 +59,7 @@ def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
 
 
 @contextmanager
-def speaking_of_the_key() -> Iterator[None]:
+def naming_key_in_errors() -> Iterator[None]:
     """Adds the name of the key that holds the path to errors in the block."""
     try:
         yield

@@ -38,7 +38,7 @@ class MetricsLog:
         Records that do not belong to the checkpoint are kept in a file of another name.
         """
         _keep_unrelated_records(path, step)
-        cut_back(path, step=step)
+        truncate_log(path, step=step)
         return cls(path)
 
     def append(self, record: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def samples_trained(path: Path, *, step: int) -> int:
     return sum(record.get("sequences", 0) for record in records if record["step"] <= step)
 
 
-def cut_back(path: Path, *, step: int) -> int:
+def truncate_log(path: Path, *, step: int) -> int:
     """Truncates the log to the whole records of steps up to `step`; returns the number of lines removed.
 
     The file is replaced atomically; if there is nothing to remove, it is not touched.

@@ -61,7 +61,7 @@ class MlperfLog:
         if run.first_step == 0:
             _keep_earlier(path)
         else:
-            has_open_block = cut_back(path, samples=run.first_samples)
+            has_open_block = truncate_log(path, samples=run.first_samples)
         with closing(_LogFile(path)) as file:
             written = cls(run, file)
             if run.first_step == 0:
@@ -182,7 +182,7 @@ def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, A
     return events
 
 
-def cut_back(path: Path, *, samples: int) -> bool:
+def truncate_log(path: Path, *, samples: int) -> bool:
     """Truncates the log to the events up to the run's checkpoint; returns whether a block of steps is open there.
 
     The events of the run's end are removed too, because the run continues.

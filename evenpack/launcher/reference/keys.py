@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from evenpack.config import Section, SectionByKind
-from evenpack.launcher.reference.words import default_of, limits_of, meaning_of, type_of, unit_of
+from evenpack.launcher.reference.descriptions import default_of, limits_of, meaning_of, type_of, unit_of
 
 NAME = "NAME"
 """Placeholder in a key's path for a name that the user chooses, such as that of a source."""

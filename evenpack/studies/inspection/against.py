@@ -8,7 +8,7 @@ from evenpack.studies.lengths.reading import read_histogram
 from evenpack.studies.lengths.subject import Subject
 
 
-def refuse_senseless(against: str, inputs: Sequence[str]) -> None:
+def require_one_on_each_side(against: str, inputs: Sequence[str]) -> None:
     """Checks the inputs. Raises: ConfigError unless there is one on each side."""
     if len(inputs) > 1:
         raise ConfigError(f"--against compares one input with {against}, and {len(inputs)} were given: leave one")

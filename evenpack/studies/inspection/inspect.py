@@ -16,7 +16,7 @@ from evenpack.studies.packing.options import parse_pack_lengths
 from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
     OVERVIEW_DEPTHS,
-    at_work,
+    describe_work,
     pack_lengths_to_try,
     study_packing,
     sweep_pack_lengths,
@@ -46,7 +46,7 @@ def inspect_lengths(
     with console.messages().status("packing ...") as status:
 
         def begin(algorithm: str, depth: int | None) -> None:
-            status.update(at_work(algorithm, depth))
+            status.update(describe_work(algorithm, depth))
 
         packings = study_packing(
             histogram, pack_length=pack_length, depths=OVERVIEW_DEPTHS, baselines=False, begin=begin

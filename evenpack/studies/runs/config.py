@@ -113,21 +113,20 @@ def beside(folder: Path, sections: Mapping[str, FileT]) -> dict[str, FileT]:
 StudyT = TypeVar("StudyT", bound=RunsStudyConfig)
 
 
-def load_study(path: Path, schema: type[StudyT], words: Sequence[str]) -> tuple[StudyT, tuple[str, ...]]:
+def load_study(path: Path, schema: type[StudyT], overrides: Sequence[str]) -> tuple[StudyT, tuple[str, ...]]:
     """Reads a study file; run files are found relative to it.
 
     Args:
-        words: overrides `section.key=value`. Those of sections of the study file change it; the others are for every
-            run.
+        overrides: `section.key=value`. Those of sections of the study file change it; the others are for every run.
 
     Returns: the study, and the overrides for its runs.
 
     Raises: ConfigError with the key, the expected and the given value.
     """
-    own = [word for word in words if word.partition("=")[0].partition(".")[0] in schema.model_fields]
+    own = [one for one in overrides if one.partition("=")[0].partition(".")[0] in schema.model_fields]
     path = find_run_file(path)
     study = load_run_file(path, schema, own)
     if not study.study.output_dir.parts:
         raise ConfigError(f"{path}: study.output_dir must be a folder of the study's own, not the current directory")
     study = study.model_copy(update=study.located(path.parent))
-    return study, tuple(word for word in words if word not in own)
+    return study, tuple(override for override in overrides if override not in own)

@@ -13,7 +13,7 @@ from evenpack.finetuning.results import ResultFolder
 from evenpack.models.common.encoder import PackedEncoder
 from evenpack.models.families import family_of
 from evenpack.studies.runs.config import RunFileSection, Seeds
-from evenpack.studies.runs.expansion import StudyRun, as_words
+from evenpack.studies.runs.expansion import StudyRun, as_overrides
 
 _OWNED = ("run", "run.name", "run.output_dir", "run.seeds", "data.folder", "training.initialize_from")
 """Keys that a study sets for each fine-tuning itself, or for which it has keys of its own."""
@@ -139,7 +139,7 @@ def _expand_one(run: StudyRun, task: str, section: FinetuneSection) -> FinetuneR
         "training.initialize_from": str(run.output_dir),
         **({} if section.folder is None else {"data.folder": str(section.folder)}),
     }
-    overrides = (*as_words(section.settings), *as_words(own))
+    overrides = (*as_overrides(section.settings), *as_overrides(own))
     try:
         config = load_run_file(section.base, FinetuneConfig, overrides)
     except ConfigError as error:

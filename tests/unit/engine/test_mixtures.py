@@ -8,7 +8,7 @@ from prepared_files import Recorder, sentences
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.checkpoints.continuation import require_past_mixture
+from evenpack.engine.checkpoints.continuation import require_same_past_mixture
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss
@@ -110,7 +110,7 @@ def state_at(step: int, config: RunConfig) -> TrainState:
 )
 def test_the_schedule_of_later_steps_may_be_edited(config: RunConfig, before: Schedule, now: Schedule, step: int):
     state, run = state_at(step, scheduled(config, before)), open_run(scheduled(config, now))
-    require_past_mixture(state, run.config.data)
+    require_same_past_mixture(state, run.config.data)
     assert run.fingerprint(step) == state.fingerprint
 
 
@@ -128,7 +128,7 @@ def test_the_schedule_of_steps_that_are_done_may_not(
 ):
     state, run = state_at(step, scheduled(config, before)), open_run(scheduled(config, now))
     with pytest.raises(CheckpointError, match=f"step {step} is reached.*{told}"):
-        require_past_mixture(state, run.config.data)
+        require_same_past_mixture(state, run.config.data)
     assert run.fingerprint(step) != state.fingerprint
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from evenpack.errors import BackendError
 from evenpack.kernels import attention, flash, reference, sdpa, varlen
 from evenpack.kernels.attention import packed_attention
-from evenpack.kernels.capabilities import AttentionRequest, capabilities, resolve_backend, why_not
+from evenpack.kernels.capabilities import AttentionRequest, capabilities, resolve_backend, unavailable_reason
 
 HEADS, HEAD_DIM = 3, 16
 MIXES = {
@@ -448,7 +448,7 @@ def test_a_broken_flash_attn_is_a_reason_and_auto_goes_on(
     cuda(8, 0)
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
     monkeypatch.setattr(sys, "meta_path", [_BrokenInstallation(), *sys.meta_path])
-    assert why_not("flash", CUDA_REQUEST) == (
+    assert unavailable_reason("flash", CUDA_REQUEST) == (
         "flash-attn is installed but cannot be imported: "
         "flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
     )
@@ -465,9 +465,9 @@ def test_flash_attn_absent_or_of_another_generation_is_told_apart(
     cuda(9, 0)
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
     if importlib.util.find_spec("flash_attn") is None:
-        assert why_not("flash", CUDA_REQUEST) == "flash-attn is not installed"
+        assert unavailable_reason("flash", CUDA_REQUEST) == "flash-attn is not installed"
     install_flash(monkeypatch)
-    assert "has no flash_attn_varlen_func" in (why_not("flash", CUDA_REQUEST) or "")
+    assert "has no flash_attn_varlen_func" in (unavailable_reason("flash", CUDA_REQUEST) or "")
 
 
 @pytest.mark.parametrize(
@@ -497,10 +497,10 @@ def test_the_limits_of_the_cuda_kernels(
     fields = {name: getattr(CUDA_REQUEST, name) for name in CUDA_REQUEST.__dataclass_fields__}
     request = AttentionRequest(**{**fields, **change})
     for backend, expected in (("varlen", varlen_reason), ("flash", flash_reason)):
-        reason = why_not(backend, request)
+        reason = unavailable_reason(backend, request)
         assert (reason is None) if expected is None else (expected in (reason or "")), reason
-    assert why_not("reference", request) is None
-    assert why_not("sdpa", request) is None
+    assert unavailable_reason("reference", request) is None
+    assert unavailable_reason("sdpa", request) is None
 
 
 def test_no_backend_claims_a_cuda_request_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 from step_shapes import step_shape
 
-from evenpack.data.order.assignment import Shares, assign_step, padded_width
+from evenpack.data.order.assignment import StepAssignment, assign_step, padded_width
 from evenpack.data.order.balance import assign_by_cost
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.errors import ConfigError
@@ -30,7 +30,7 @@ def assigned(
     *,
     layout: Layout = "unpadded",
     per_micro_batch: bool = False,
-) -> Shares:
+) -> StepAssignment:
     values = np.array(lengths, dtype=np.int64)
     shape = step_shape(
         items_per_step=ranks * micro_batches,
@@ -42,7 +42,7 @@ def assigned(
     return assign_step(shape, values, values.astype(np.float64) ** 2, ranks=ranks)
 
 
-def lengths_of_shares(shares: Shares, lengths: list[int] | np.ndarray) -> list[list[int]]:
+def lengths_of_shares(shares: StepAssignment, lengths: list[int] | np.ndarray) -> list[list[int]]:
     return [np.array(lengths)[shares.share(number)].tolist() for number in range(len(shares.offsets) - 1)]
 
 

@@ -53,7 +53,9 @@ def shuffler(view: DocumentsView, folder: Path, *, grid: Grid = GRID, stop_after
 
     folder.mkdir(exist_ok=True)
     origin = {"seed": grid.seed, "rows": grid.rows, "columns": grid.columns}
-    return GridShuffler(view=view, grid=grid, folder=folder, vocabulary_size=VOCABULARY, origin=origin, told=told)
+    return GridShuffler(
+        view=view, grid=grid, folder=folder, vocabulary_size=VOCABULARY, origin=origin, report_progress=told
+    )
 
 
 def opened(view: DocumentsView, folder: Path) -> ShuffledView:

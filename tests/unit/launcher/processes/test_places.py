@@ -89,10 +89,10 @@ def test_a_request_to_stop_reaches_each_run_once(
         process = machine.places(4)[0].start("train", Path("run.yaml"), [], log=log)
         while "ready" not in log.read_text():
             time.sleep(0.01)
-        assert not machine.is_asked_to_stop
+        assert not machine.is_stop_requested
         os.kill(os.getpid(), signal.SIGTERM)
         assert process.wait() == 75
-        assert machine.is_asked_to_stop
+        assert machine.is_stop_requested
     assert log.read_text().count("saved") == 1
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -101,7 +101,7 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
             shape=replace(shape, items_per_micro_batch=packs.packs),
             pack_length=200,
             max_sequence_length=90,
-            looks_both_ways=not causal,
+            is_bidirectional=not causal,
         )
         placed = placer.place(packs, packs.lengths, np.ones_like(packs.lengths))
         segments = np.diff([*placed.segment_starts, placed.slots])

@@ -15,9 +15,9 @@ from evenpack.studies.runs.config import load_study
 from evenpack.studies.runs.expansion import StudyRun, expand
 
 
-def runs_of(path: Path, *words: str) -> dict[str, StudyRun]:
-    study, run_words = load_study(path, EquivalenceConfig, words)
-    return {run.key: run for run in expand(study, run_words)}
+def runs_of(path: Path, *overrides: str) -> dict[str, StudyRun]:
+    study, run_overrides = load_study(path, EquivalenceConfig, overrides)
+    return {run.key: run for run in expand(study, run_overrides)}
 
 
 def phases(folder: Path) -> dict[str, Any]:
@@ -84,8 +84,8 @@ def test_runs_of_all_recipes_share_the_tokens_of_their_corpus(tmp_path: Path) ->
 
 
 def test_words_change_the_study_or_all_of_its_runs(tmp_path: Path) -> None:
-    words = (f"study.output_dir={tmp_path}/other", "phases.second.seeds=[5]", "training.steps=9")
-    runs = runs_of(write_study(tmp_path), *words)
+    overrides = (f"study.output_dir={tmp_path}/other", "phases.second.seeds=[5]", "training.steps=9")
+    runs = runs_of(write_study(tmp_path), *overrides)
     assert [run.seed for run in runs.values()] == [7, 5, 5]
     assert {run.config.training.steps for run in runs.values()} == {9}
     assert all(run.output_dir.is_relative_to(tmp_path / "other") for run in runs.values())

@@ -45,15 +45,15 @@ def write_tuned_study(folder: Path, **finetune: Any) -> Path:
     return path
 
 
-def finetunings_of(path: Path, *words: str) -> tuple[FinetuneRun, ...]:
-    study, run_words = load_study(path, EquivalenceConfig, words)
-    return expand_finetunings(study.finetune, expand(study, run_words), phase=study.last_phase)
+def finetunings_of(path: Path, *overrides: str) -> tuple[FinetuneRun, ...]:
+    study, run_overrides = load_study(path, EquivalenceConfig, overrides)
+    return expand_finetunings(study.finetune, expand(study, run_overrides), phase=study.last_phase)
 
 
 def train(path: Path, machine: FakeMachine) -> dict[str, EndedRun]:
     """Runs and what follows them, as a study does both."""
-    study, run_words = load_study(path, EquivalenceConfig, ())
-    runs = expand(study, run_words)
+    study, run_overrides = load_study(path, EquivalenceConfig, ())
+    runs = expand(study, run_overrides)
     finetunings = expand_finetunings(study.finetune, runs, phase=study.last_phase)
     with Progress(Console(file=io.StringIO()), silent=True) as progress:
         ended = train_runs(runs, machine, machine.places(None), progress)

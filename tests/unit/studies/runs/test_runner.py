@@ -26,10 +26,10 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_POLL_SECONDS", 0.0)
 
 
-def train(path: Path, machine: FakeMachine, *words: str) -> dict[str, EndedRun]:
-    study, run_words = load_study(path, EquivalenceConfig, words)
+def train(path: Path, machine: FakeMachine, *overrides: str) -> dict[str, EndedRun]:
+    study, run_overrides = load_study(path, EquivalenceConfig, overrides)
     with Progress(Console(file=io.StringIO()), silent=True) as progress:
-        ended = train_runs(expand(study, run_words), machine, machine.places(None), progress)
+        ended = train_runs(expand(study, run_overrides), machine, machine.places(None), progress)
     return {one.run.key: one for one in ended}
 
 
