@@ -1,4 +1,4 @@
-"""Phase 2 after phase 1 on real ranks: the weights of the one begin the other, and nothing else of it."""
+"""Phase 2 on real ranks starts with the weights of phase 1, and with nothing else of it."""
 
 import shutil
 from pathlib import Path

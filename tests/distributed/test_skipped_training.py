@@ -1,4 +1,4 @@
-"""Skipped steps on ranks: they move the step and the learning rate, nothing else, and a resume falls where it will."""
+"""Skipped steps advance only the step and the learning rate, on ranks and across any resume."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ SHARDED = {"sharded": ("adamw", 1), "sharded_stopped": ("adamw", 1)}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """A run without skipped steps, and some with them, of which two are stopped within them and go on."""
+    """Returns a run without skipped steps, and some with them, two of which are stopped within them and resumed."""
     folder = tmp_path_factory.mktemp("skipped")
     texts = {
         "lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(40)],
@@ -66,7 +66,7 @@ def records(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def saved(config: RunConfig, step: int) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint by its place: weights and the optimizer's state, whatever the sharding."""
+    """Returns every tensor of a checkpoint, weights and optimizer state, whatever the sharding."""
     found: dict[str, torch.Tensor] = {}
     for path in sorted((config.run.output_dir / "checkpoints" / f"step_{step:06d}").glob("*.pt")):
         collect(torch.load(path, weights_only=False), path.name, found)

@@ -1,4 +1,4 @@
-"""`evenpack train` without data and model: launches fake ranks and prints how it ended, as JSON."""
+"""Runs `evenpack train` without data and model: launches fake ranks and prints the outcome as JSON."""
 
 import json
 import sys

@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass(kw_only=True)
 class ThisProcess:
-    """A machine whose commands run in this process, or in ranks forked for it, one after the other."""
+    """A machine whose commands run in this process, or in ranks forked for them, one after another."""
 
     ranks: int = 1
     is_stop_requested: bool = False
@@ -93,7 +93,7 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the study has found, as JSON values, and the commands that it took."""
+    """The results of the study as JSON values, and the commands that it started."""
 
     value: dict[str, Any]
     commands: list[str]

@@ -1,4 +1,4 @@
-"""`study equivalence` as a user types it: real runs of three steps, one of which fails, and what follows them."""
+"""`study equivalence` with real runs of three steps, one of which fails, and their fine-tuning."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ ARMS = {"unpacked": {"training.layout": "padded"}, "lost": {"training.initialize
 
 @pytest.fixture(scope="module")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two arms over a run file beside it, whose data is prepared, and a task to fine-tune them for."""
+    """Writes two arms over a run file beside it, with prepared data, and a task for fine-tuning."""
     folder = tmp_path_factory.mktemp("study")
     values = pair_run_values(
         folder,
@@ -84,7 +84,7 @@ def assert_tuned(study_file: Path, value: dict[str, Any], shown: str) -> None:
 
 
 def assert_nothing_is_trained_again(study_file: Path, records: list[dict[str, Any]]) -> None:
-    """A finished run stays as it is; the report needs no run."""
+    """A finished run is not changed, and the report needs no run."""
     done = evenpack("study equivalence", study_file, options=["--only-report", "--json"], expected=2)
     assert json.loads(done.stdout)["runs"][1]["state"] == "failed"
     listed = evenpack("study equivalence", study_file, options=["--dry-run", "--json"]).stdout

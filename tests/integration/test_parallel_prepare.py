@@ -1,4 +1,4 @@
-"""`evenpack prepare` by several processes: `--workers`, and ranks that `mpirun` starts."""
+"""`evenpack prepare` with several processes: `--workers`, and ranks that `mpirun` starts."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(run_file: Path) -> dict[str, bytes]:
-    """What this process prepares without workers."""
+    """Prepares in this process without workers."""
     evenpack("prepare", run_file, "--workers", "1", "--part-bytes", PART_BYTES)
     return contents(run_file.parent / "data")
 

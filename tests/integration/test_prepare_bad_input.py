@@ -1,4 +1,4 @@
-"""`evenpack prepare` on wrong input: exit code 2, what is wrong and where, and nothing half-written."""
+"""`evenpack prepare` on wrong input: exit code 2, the mistake and its place, and no half-written files."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def refusal(run_file: Path, *overrides: str) -> str:
-    """Standard error of a `prepare` that is refused and leaves no data behind."""
+    """Returns the standard error of a `prepare` that is refused and leaves no data behind."""
     done = evenpack("prepare", run_file, *overrides, expected=2)
     assert "Traceback" not in done.stderr
     assert not (run_file.parent / "data").exists()
