@@ -1,4 +1,4 @@
-"""Run files: what is read, what is refused, and what the refusal says."""
+"""Run files are read or refused, with messages that name the mistake."""
 
 import subprocess
 import sys
@@ -173,7 +173,7 @@ def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, text: str, expect
 
 
 def alias_bomb(levels: int) -> str:
-    """Nine times as many values with each line."""
+    """Returns YAML whose number of values grows ninefold with each line."""
     lines = ["run: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What a person at the command line sees."""
+"""Output of the command line for people."""
 
 import io
 import json

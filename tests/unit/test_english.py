@@ -1,4 +1,4 @@
-"""No word of an earlier private dialect comes back into docstrings, messages, help texts and pages."""
+"""Words of an earlier private dialect are not used in docstrings, messages, help texts and pages."""
 
 import re
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def pages() -> Iterator[Path]:
 
 
 def old_words(text: str) -> Iterator[str]:
-    """Each line with an old word, and what to write instead."""
+    """Yields each line with an old word, and the words to use instead."""
     small = text.lower()
     for found in OLD.finditer(small):
         instead = next(words for pattern, words in INSTEAD.items() if re.match(pattern, small[found.start() :]))

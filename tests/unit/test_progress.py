@@ -1,4 +1,4 @@
-"""How far long work is, as people read it; rates and times to go come from a clock that is handed in."""
+"""Progress of long work as shown to people, with rates and remaining times from a given clock."""
 
 import io
 import math
@@ -13,7 +13,7 @@ from evenpack.progress import Progress, WindowRate, format_duration, format_rate
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that stands still until it is moved."""
 
     now = 1000.0
 
@@ -33,7 +33,7 @@ def terminal(clock: Clock, *, width: int = 100) -> tuple[Progress, io.StringIO]:
 
 
 def pictures(text: str) -> list[str]:
-    """What a terminal showed, one after another, without its control codes."""
+    """Returns the lines that a terminal showed, without its control codes."""
     return [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", text).splitlines() if line.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Training on damaged or changed data: it stops before anything is saved, and says which file it was."""
+"""Training on damaged or changed data stops before anything is saved, and names the file."""
 
 import logging
 import os
@@ -52,7 +52,7 @@ def train(world: World, config: RunConfig) -> TrainOutcome:
 
 
 def swap_tokens(config: RunConfig) -> Path:
-    """Damage that no size and no range of ids shows."""
+    """Damages a file in a way that no check of size or range of ids detects."""
     path = config.prepared_dir / "sources" / "one" / "tokens.bin"
     tokens = np.fromfile(path, np.uint16)
     tokens[40:80] = tokens[40:80][::-1].copy()

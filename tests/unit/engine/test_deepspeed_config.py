@@ -1,4 +1,4 @@
-"""What DeepSpeed is told follows from the run file, and nothing is said twice."""
+"""The settings of DeepSpeed are derived from the run file, and no setting is given twice."""
 
 from typing import Any
 

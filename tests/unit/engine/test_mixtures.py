@@ -1,4 +1,4 @@
-"""Mixtures of a run: weights that change, what may be edited of them, bounds on repeats, one loss by fixed weights."""
+"""Mixtures of a run: weights that change, permitted edits, bounds on repeats, one loss by fixed weights."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ SCHEDULE: Schedule = [{"step": 4, "weights": {"code": 5}}, {"step": 9, "weights"
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """Of wiki enough for the run, of code far too little."""
+    """Prepares enough of wiki for the run, and far too little of code."""
     folder = tmp_path_factory.mktemp("mixtures")
     texts = {name: [text[:70] for text in sentences(count, seed=count)] for name, count in (("wiki", 90), ("code", 8))}
     data = {"sources": text_sources(folder, texts), "validation_fraction": 0.1}
@@ -79,7 +79,7 @@ def test_weights_that_cannot_be_are_refused(config: RunConfig, schedule: Schedul
 
 
 def test_no_file_depends_on_the_mixture(config: RunConfig):
-    """Else a set that is prepared already would be refused."""
+    """Otherwise an existing prepared set would be refused."""
     for one in (scheduled(config, SCHEDULE), bounded(config, on_maximum_epochs="warn")):
         PreparedData.open(one.prepared_dir, one.data)
 

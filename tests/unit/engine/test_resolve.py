@@ -1,4 +1,4 @@
-"""What a run file and its prepared data are resolved to, and by what items are assigned."""
+"""Resolving a run file and its prepared data, and the costs by which items are assigned."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ def world() -> Iterator[World]:
 
 
 def write_cost_model(folder: Path, **changes: Any) -> Path:
-    """One that was measured on a GPT-2, of three terms."""
+    """Writes a cost model of three terms that was measured on a GPT-2."""
     values = json.loads((SHIPPED / "gpt2_xl_width_cpu.json").read_text())
     values |= {"per_token": 2e-6, "per_squared_length": 3e-9, "per_segment": 4e-5}
     values["measured_on"] |= changes
@@ -130,7 +130,7 @@ def test_the_cost_per_segment_counts_and_changes_who_computes_what() -> None:
 
 
 def test_a_run_balances_segments_where_they_cost(config: RunConfig) -> None:
-    """Where only segments cost, the ranks' numbers of segments are nearer to one another than by squares."""
+    """If only segments have a cost, the ranks' numbers of segments are closer than when balanced by squares."""
     run = open_run(config)
     sources = build_sources(run)
 
@@ -181,7 +181,7 @@ def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
 def test_a_run_that_goes_on_in_another_layout_assigns_by_the_weights_of_that(
     world: World, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those of packs leave tokens out, and un-padded a rank waits for the one with the most."""
+    """The weights of packs leave tokens out, but un-padded ranks wait for the one with the most tokens."""
     caplog.set_level(logging.INFO)
     course = {"steps": 2, "stop_after_steps": 1, "evaluate_every_steps": None, "loader_workers": 0}
     packed = changed(config, run={"output_dir": tmp_path}, training=course)

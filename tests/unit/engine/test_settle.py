@@ -1,4 +1,4 @@
-"""Steps given in tokens become whole micro-batches, and a run does the steps that its plan shows."""
+"""Steps given in tokens become whole micro-batches, and a run does the number of steps in its plan."""
 
 from fractions import Fraction
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Metrics against examples computed by hand."""
+"""Metrics agree with examples computed by hand."""
 
 import math
 import sys
@@ -45,7 +45,7 @@ def test_every_task_names_metrics_that_there_are() -> None:
 
 
 def test_an_interval_is_that_of_the_sample() -> None:
-    """Of 400 examples with an accuracy of 0.8, the normal approximation says plus or minus 0.039."""
+    """For 400 examples with an accuracy of 0.8, the normal approximation gives plus or minus 0.039."""
     labels = np.ones(400, dtype=np.int64)
     predictions = (np.arange(400) % 5 > 0).astype(np.int64)
     scores = score_sentences(labels, predictions, ("accuracy",))

@@ -1,4 +1,4 @@
-"""Which sequences form which step."""
+"""Assignment of sequences to steps."""
 
 from itertools import chain
 

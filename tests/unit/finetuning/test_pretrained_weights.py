@@ -1,4 +1,4 @@
-"""What fine-tuning refuses to begin with."""
+"""Weights with which fine-tuning refuses to start."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""SQuAD: reading it, windows over contexts, and from outputs back to answers."""
+"""SQuAD: reading it, windows over contexts, and the way from outputs to answers."""
 
 import json
 from collections.abc import Callable

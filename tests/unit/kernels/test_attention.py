@@ -1,4 +1,4 @@
-"""Every backend that a CPU has against the formula, and the choice among all of them."""
+"""Every backend on a CPU agrees with the formula, and the right backend is chosen."""
 
 import importlib.abc
 import importlib.util
@@ -66,7 +66,7 @@ def run(
     dtype: torch.dtype = torch.float32,
     key_value_heads: int = HEADS,
 ) -> list[Tensor]:
-    """Output and the gradients of q, k and v."""
+    """Returns the output and the gradients of q, k and v."""
     qkv = random_qkv(sum(lengths), dtype, key_value_heads=key_value_heads)
     q, k, v = (tensor.requires_grad_() for tensor in qkv)
     output = packed_attention(
@@ -414,7 +414,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 
 class _BrokenInstallation(importlib.abc.MetaPathFinder):
-    """A flash_attn compiled against another PyTorch."""
+    """Imitates a flash_attn that was compiled against another PyTorch."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "flash_attn":

@@ -1,4 +1,4 @@
-"""The command line: arguments in, results out, errors as messages."""
+"""The command line takes arguments, prints results, and reports errors as messages."""
 
 import dataclasses
 import errno
@@ -73,7 +73,7 @@ def evenpack(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run over a small text, not prepared; the folder is the current one."""
+    """Writes a run over a small text, not prepared, in the current folder."""
     monkeypatch.chdir(tmp_path)
     lines = [" ".join(f"word{(i * j) % 23}" for j in range(1 + i % 17)) for i in range(200)]
     (tmp_path / "text.txt").write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""What is shown at the end of a run."""
+"""The tables at the end of a run."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from evenpack.launcher.views import report_table
 
 
 def shown(capsys: pytest.CaptureFixture[str], **values: Any) -> dict[str, str]:
-    """The rows of a run's table."""
+    """Returns the rows of a run's table."""
     report = {
         "step": 7,
         "packing_efficiency": 0.99,

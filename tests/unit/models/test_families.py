@@ -1,4 +1,4 @@
-"""The registry of model families: what it takes, what it refuses, and that nothing else knows a family."""
+"""The registry of model families: accepted and refused ones, and that no other code names a family."""
 
 import ast
 import subprocess
@@ -89,7 +89,7 @@ def test_a_family_that_lacks_a_part_is_refused(
     ],
 )
 def test_parts_that_do_not_fit_are_refused(change: str, message: str) -> None:
-    """In a process that does not check types, as somebody else's package is loaded."""
+    """This runs in a process without type checks, like another package."""
     script = (
         "from dataclasses import replace\n"
         "from evenpack.errors import ConfigError\n"
@@ -179,7 +179,7 @@ def test_no_code_outside_the_models_names_a_family() -> None:
 
 
 def _names_of_families(tree: ast.AST) -> Iterator[str]:
-    """Identifiers and modules with a family's name in them, and strings that are one or set `model.kind` to one."""
+    """Returns identifiers and modules with a family's name, and strings that are one or set `model.kind` to one."""
     families = known_families()
     for node in ast.walk(tree):
         for name in _identifiers(node):

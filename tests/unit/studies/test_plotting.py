@@ -1,4 +1,4 @@
-"""What all figures share."""
+"""Functions that all figures share."""
 
 from pathlib import Path
 

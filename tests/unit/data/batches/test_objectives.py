@@ -1,4 +1,4 @@
-"""An objective takes the sequences that it is made for, and counts targets as it makes them."""
+"""An objective accepts the sequences that it is for, and counts the targets that it makes."""
 
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ PAIRS = pair_source(
 
 
 def collate(source: PackedSource, objective: Objective, **shape: Any) -> PackedBatch:
-    """Two packs in three rows."""
+    """Collates two packs in three rows."""
     packs = select_packs([source], np.zeros(2, dtype=np.int64), np.arange(2))
     collator = Collator(
         [source],

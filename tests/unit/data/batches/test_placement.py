@@ -1,4 +1,4 @@
-"""Where sequences lie: what sees what, and how positions count, in packs and in rectangles."""
+"""The placement of sequences: attention and positions in packs and in rectangles."""
 
 import itertools
 from collections.abc import Sequence

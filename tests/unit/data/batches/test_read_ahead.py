@@ -1,4 +1,4 @@
-"""Blocks are read before they are drawn from, each once, and nothing else is."""
+"""Each block is read once, before it is drawn from, and nothing else is read."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Steps of packs or of single sequences: what a run file may ask for, and that assignment changes no step."""
+"""Steps of packs or of single sequences: the options of a run file, and that assignment changes no step."""
 
 from itertools import product
 from typing import Any

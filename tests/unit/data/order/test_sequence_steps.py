@@ -1,4 +1,4 @@
-"""A prepared run in steps of single sequences: what its plan says, and what it is judged by."""
+"""A prepared run in steps of single sequences: its plan, and its validation."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ PER_STEP = 24
 
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A prepared BERT in steps of packs."""
+    """Prepares a BERT run in steps of packs."""
     config = pair_run(tmp_path_factory.mktemp("pairs"))
     prepare(config.data, config.prepared_dir)
     return config

@@ -1,4 +1,4 @@
-"""Sets of steps as stretches: what plain sets of numbers give."""
+"""Spans of skipped steps agree with plain sets of numbers."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Token files that come ready made, as Megatron-LM and DeepSpeed write them."""
+"""Existing token files, as Megatron-LM and DeepSpeed write them."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from evenpack.errors import DataError
 
 
 def megatron(prefix: Path, *, end: int = 9, last: int = 9, vocabulary_size: int = 10) -> Path:
-    """Sixty documents of 2 to 21 tokens below 9, all but the last ended by `end`."""
+    """Writes sixty documents of 2 to 21 tokens below 9, all but the last ended by `end`."""
     random = np.random.default_rng(5)
     lengths = random.integers(2, 22, 60)
     tokens = random.integers(0, 9, lengths.sum())

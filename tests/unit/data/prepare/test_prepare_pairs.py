@@ -1,4 +1,4 @@
-"""`prepare` with sentence pairs: what lies in the files, whoever made them and however often they were interrupted."""
+"""`prepare` with sentence pairs writes the same files for any number of threads and after any interruption."""
 
 import os
 import pickle
@@ -55,7 +55,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared without interruption; not to be changed."""
+    """Prepares without interruption; tests must not change the result."""
     directory = tmp_path_factory.mktemp("made") / "data"
     prepare(pairs_config(text_file), directory)
     return directory
@@ -68,7 +68,7 @@ def view_of(directory: Path, config: DataConfig, split: str = "train") -> Senten
 
 
 def texts_of_split(directory: Path, split: str) -> list[list[int]]:
-    """The tokens of each of its documents, without end-of-text."""
+    """Returns the tokens of each document of a split, without end-of-text."""
     token_file = TokenFile(directory / "sources" / "wiki" / "tokens")
     hashes = np.load(directory / "sources" / "wiki" / "document_hashes.npy")
     offsets = token_file.document_offsets.tolist()
@@ -85,13 +85,13 @@ def held_out_by_hand(hashes: np.ndarray) -> np.ndarray:
 
 
 def find(segment: list[int], documents: list[str]) -> set[tuple[int, int]]:
-    """(document, character) wherever the tokens stand."""
+    """Returns (document, character) wherever the tokens occur."""
     needle = as_text(segment)
     return {(number, match.start()) for number, text in enumerate(documents) for match in re.finditer(needle, text)}
 
 
 def as_text(tokens: list[int]) -> str:
-    """One character a token."""
+    """Returns one character per token."""
     return re.escape("".join(chr(0x4E00 + token) for token in tokens))
 
 

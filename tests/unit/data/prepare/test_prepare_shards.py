@@ -1,4 +1,4 @@
-"""`prepare` from HDF5 shards: splits, the evaluation set, interruptions, and what is refused."""
+"""`prepare` from HDF5 shards: splits, the evaluation set, interruptions, and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def shards(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def evaluation(tmp_path: Path) -> Path:
-    """Of another layout than the training shards, as MLPerf's are."""
+    """Writes an evaluation set in another layout than the training shards, as in MLPerf."""
     return write_variable(tmp_path / "eval.hdf5", EVALUATION)
 
 

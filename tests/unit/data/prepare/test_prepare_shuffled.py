@@ -1,4 +1,4 @@
-"""`data.shuffle`: what is prepared, what a change of it means, and what cannot be shuffled so."""
+"""`data.shuffle`: the prepared files, the effect of changes, and data that cannot be shuffled so."""
 
 import os
 from collections import Counter

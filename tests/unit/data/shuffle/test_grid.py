@@ -1,4 +1,4 @@
-"""The grid of a shuffle: what memory asks for, where each sequence goes, and parts of nearly equal tokens."""
+"""The grid of a shuffle: its size for a memory limit, the place of each sequence, and parts of nearly equal tokens."""
 
 import numpy as np
 import pytest

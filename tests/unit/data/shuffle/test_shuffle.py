@@ -1,4 +1,4 @@
-"""Two passes over a grid: the same sequences in random order, whatever interrupted them."""
+"""Two passes over a grid give the same sequences in random order, after any interruption."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> DocumentsView:
-    """All documents but each ninth, pieces of at most 16 tokens."""
+    """Returns a view of all documents but each ninth, in pieces of at most 16 tokens."""
     documents = make_documents(400, vocabulary_size=VOCABULARY)
     token_file = write(tmp_path_factory.mktemp("tokens") / "tokens", documents, vocabulary_size=VOCABULARY)
     recipe = DocumentsRecipe(kind="documents", max_sequence_length=16)
@@ -152,13 +152,13 @@ def test_damage_between_the_passes_is_found_and_named(view: DocumentsView, tmp_p
 
 
 def column_bounds(view: DocumentsView) -> list[int]:
-    """The first sequence of each column: equal in the memory that they take."""
+    """Returns the first sequence of each column; columns take equal memory."""
     sizes = view.lengths().astype(np.int64) * 2 + BYTES_PER_SEQUENCE
     return equal_parts([sizes], total=int(sizes.sum()), parts=GRID.columns)
 
 
 def reports_of_columns(view: DocumentsView) -> int:
-    """How often the first pass tells of itself."""
+    """Returns how often the first pass reports its progress."""
     bounds = column_bounds(view)
     return sum(len(list(sequences_module.chunks(view.lengths(a, b)))) for a, b in pairwise(bounds))
 
@@ -182,7 +182,7 @@ def test_sequences_that_changed_on_the_way_are_told_from_those_that_were_read(
 def test_columns_are_equal_in_memory_where_short_sequences_lie_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By tokens alone the short half of this corpus would be one column."""
+    """By tokens alone, the short half of this corpus would be one column."""
     documents = [np.full(100, 7)] * 40 + [np.array([1, 2])] * 2000
     token_file = write(tmp_path / "tokens", documents, vocabulary_size=VOCABULARY)
     recipe = DocumentsRecipe(kind="documents", max_sequence_length=128)

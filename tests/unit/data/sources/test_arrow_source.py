@@ -1,4 +1,4 @@
-"""Columns of text of Arrow files and of folders of `save_to_disk`, by the reader that reads parquet."""
+"""Columns of text in Arrow files and folders of `save_to_disk` are read by the reader of parquet."""
 
 import json
 import random

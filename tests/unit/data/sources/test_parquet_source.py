@@ -1,4 +1,4 @@
-"""Parquet files as sources: documents from any number on, mistakes by file and row, and one reader with `inspect`."""
+"""Parquet files as sources: documents from any number on, errors with file and row, and the reader of `inspect`."""
 
 from pathlib import Path
 from typing import get_args

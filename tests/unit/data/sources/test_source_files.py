@@ -1,4 +1,4 @@
-"""Which files a source's path leads to: files, folders, patterns and lists of them, in one order."""
+"""The files of a source's path: files, folders, patterns and lists of them, in one order."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from evenpack.errors import ConfigError, DataError
 
 @pytest.fixture
 def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory of files whose one document is their name."""
+    """Writes a working directory of files whose one document is their name."""
     for name in ("b/2.jsonl", "b/10.jsonl", "a/x.jsonl", "a/sub/y.jsonl", "c.jsonl", ".hidden/h.jsonl", "a/.z.jsonl"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

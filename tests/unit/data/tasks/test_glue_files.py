@@ -1,4 +1,4 @@
-"""GLUE's own files: every task of the table is read, and what is broken is named with file and line."""
+"""GLUE's own files: every task of the table is read, and errors name file and line."""
 
 import logging
 from pathlib import Path
@@ -30,7 +30,7 @@ def official_columns(name: str) -> tuple[str, ...]:
 
 
 def write_task(directory: Path, name: str, lines: list[str], *, split: str = "train") -> Path:
-    """A file of a task, below its header row if it has one."""
+    """Writes a file of a task, below its header row if it has one."""
     task = GLUE_TASKS[name]
     header = [] if task.columns else ["\t".join(official_columns(name))]
     path = directory / task.folder / f"{split}.tsv"

@@ -1,4 +1,4 @@
-"""What a tokenizer makes of a text or a pair, special tokens included."""
+"""Tokenizers encode texts and pairs, special tokens included."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""BERT's vocabularies: read, trained, saved, and refused where they are not whole."""
+"""BERT's vocabularies are read, trained and saved, and incomplete ones are refused."""
 
 import logging
 import subprocess
@@ -26,7 +26,7 @@ TEXTS = ["The cats sat on the mat.", "", "Unknown, naïve [SEP] cat!", "字 the\
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small uncased vocabulary."""
+    """Writes a small uncased vocabulary."""
     (tmp_path / "bert").mkdir()
     write_vocabulary(tmp_path / "bert", [*SPECIAL, *PIECES])
     return tmp_path / "bert"

@@ -1,4 +1,4 @@
-"""Arrays in files: whole or not there, and a full disk is an error that can be read, not a killed process."""
+"""Arrays in files are whole or absent, and a full disk is a readable error, not a killed process."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ OLD = np.array([7, 8, 9])
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where an older array lies already."""
+    """Returns the path of an older array."""
     write_array(tmp_path / "ids.npy", OLD)
     return tmp_path / "ids.npy"
 

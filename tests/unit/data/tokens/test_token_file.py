@@ -1,4 +1,4 @@
-"""Token files: the layout against DeepSpeed's own code, bad files, and bulk reads."""
+"""Token files: the layout compared with DeepSpeed's own code, bad files, and bulk reads."""
 
 import os
 import pickle
@@ -34,7 +34,7 @@ MEGATRON_CODES = {
 
 
 def write_with_deepspeed(prefix: Path, documents: list[list[np.ndarray]], dtype: type) -> None:
-    """Documents are lists of sentences."""
+    """Writes documents, given as lists of sentences, with DeepSpeed."""
     builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for sentences in documents:
         for sentence in sentences:
@@ -97,7 +97,7 @@ def test_a_reader_with_megatrons_table_reads_what_we_write(tmp_path: Path, dtype
 
 
 def test_no_code_stands_for_uint16_in_both_tables() -> None:
-    """Else we should write that one."""
+    """If there were one, we should write it."""
     in_deepspeed = {np.dtype(kind).name: code for code, (kind, _) in DEEPSPEED_TYPES.items()}
     assert in_deepspeed["uint16"] != MEGATRON_CODES["uint16"]
     assert in_deepspeed["int32"] == MEGATRON_CODES["int32"]
@@ -281,7 +281,7 @@ def test_gather_outside_the_file_is_an_error_and_never_shorter(numbers: TokenFil
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
-    """Tokens 0 to 999, in ten documents."""
+    """Writes tokens 0 to 999, in ten documents."""
     return write(tmp_path_factory.mktemp("numbers") / "tokens", np.split(np.arange(1000), 10))
 
 

@@ -1,4 +1,4 @@
-"""Writing token files: what is refused, and that no kill, full disk or torn write changes a byte of the result."""
+"""Token files are written correctly across kills, full disks and torn writes, and wrong input is refused."""
 
 import io
 import os
@@ -79,7 +79,7 @@ DOCUMENTS = make_documents(30, vocabulary_size=50_257, seed=5)
 
 
 def write_in_batches(writer: TokenFileWriter) -> None:
-    """Ten documents per batch, from where the writer's state says."""
+    """Writes ten documents per batch, from the document in the writer's state on."""
     with writer:
         for start in range(writer.state.get("next", 0), len(DOCUMENTS), 10):
             batch = DOCUMENTS[start : start + 10]
@@ -100,7 +100,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 class Killed(BaseException):
-    """Nobody catches it."""
+    """An exception that no code catches."""
 
 
 @dataclass
@@ -160,7 +160,7 @@ def test_a_kill_between_any_two_file_operations_leaves_old_or_new_and_is_resumed
 
 
 def tear_what_is_not_committed(prefix: Path) -> None:
-    """What a write leaves behind that was cut in the middle."""
+    """Leaves the files in the state of an interrupted write."""
     journal = read_journal(prefix)
     if journal is None or not journal.complete:
         for path in prefix.parent.glob("*.partial"):

@@ -1,4 +1,4 @@
-"""Which steps are skipped may change for those to come, and for no step that is done."""
+"""Skipped steps may be changed for future steps only."""
 
 from pathlib import Path
 from typing import Any

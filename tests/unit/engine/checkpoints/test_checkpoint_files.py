@@ -1,4 +1,4 @@
-"""What makes a checkpoint whole, which one is taken, and which are kept; one rank, files only."""
+"""Checkpoints with one rank: which are whole, which one is loaded, and which are kept."""
 
 import errno
 import json
@@ -91,7 +91,7 @@ class RunsWhenRead:
 
 
 def forged(path: Path, name: str, content: object) -> Checkpoint:
-    """The checkpoint with another content of one file, and a manifest with the right checksums for it."""
+    """Replaces the content of one file in the checkpoint, and the manifest with matching checksums."""
     state = read_manifest(path).state
     if isinstance(content, bytes):
         (path / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""A run that begins with a checkpoint of TensorFlow or of NVIDIA's code for PyTorch: what is taken and what refused."""
+"""A run starts with a checkpoint of TensorFlow or of NVIDIA's PyTorch code, or refuses it."""
 
 import argparse
 import json
@@ -48,7 +48,7 @@ def begin(model: Model, path: Path, folder: Path) -> None:
 
 
 def told_of(caplog: pytest.LogCaptureFixture) -> str:
-    """The one line of the log about the weights."""
+    """Returns the one log line about the weights."""
     (message,) = [message for message in caplog.messages if message.startswith("initialised from")]
     return message
 
@@ -64,7 +64,7 @@ def refusal(model: Model, path: Path, folder: Path) -> str:
 
 @torch.no_grad()
 def assert_outputs_are_transformers(model: Model) -> None:
-    """Of a model of transformers that was fed the same numbers by hand."""
+    """Compares the outputs with a model of transformers that was given the same numbers by hand."""
     theirs = BertForPreTraining(BertConfig(**THEIR_CONFIG)).eval()
     missing, surplus = theirs.load_state_dict(transformers_weights(), strict=False)
     assert (sorted(missing), surplus) == (["cls.predictions.decoder.bias", "cls.predictions.decoder.weight"], [])
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_tensorflow_fills_the_model_and_each_tensor_is_accounted
 
 
 def nvidia_weights(rows: int = VOCABULARY) -> dict[str, Tensor]:
-    """As DeepLearningExamples saves it: layers with an activation in them, the tied decoder, a filled-up vocabulary."""
+    """Returns weights in the form of DeepLearningExamples: layers with activations, tied decoder, padded vocabulary."""
     weights = {
         re.sub(r"(intermediate|pooler|transform)\.dense\.", r"\1.dense_act.", name): tensor
         for name, tensor in transformers_weights().items()

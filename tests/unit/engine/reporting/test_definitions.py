@@ -1,4 +1,4 @@
-"""The list of metrics, and what trackers get of a record."""
+"""The list of metrics, and the values of a record that trackers receive."""
 
 import re
 

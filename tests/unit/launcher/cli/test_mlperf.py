@@ -1,4 +1,4 @@
-"""`evenpack mlperf`: what it says of logs and how it ends."""
+"""`evenpack mlperf`: its output on logs, and its exit codes."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`evenpack where`: tables for people, one document for programs, and messages for what cannot be asked."""
+"""`evenpack where`: tables for people, one document for programs, and messages for invalid queries."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The `deepspeed` command that a run becomes."""
+"""The `deepspeed` command of a run."""
 
 import shlex
 import sys

@@ -1,4 +1,4 @@
-"""This machine as studies of runs use it: groups of devices, commands on them, and requests to stop passed on."""
+"""This machine for studies of runs: groups of devices, commands on them, and forwarded stop requests."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from evenpack.studies.runs.machine import Machine, Place
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> ThisMachine:
-    """Of four cores, without a GPU."""
+    """Returns a machine of four cores, without a GPU."""
     monkeypatch.setattr(places, "cpu_cores", lambda: 4)
     monkeypatch.setattr(places, "cuda_devices", lambda: 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

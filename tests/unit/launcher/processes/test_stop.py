@@ -1,4 +1,4 @@
-"""How a run is asked to stop."""
+"""A stop of a run is requested by a file."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Standard output that goes on when the terminal is gone."""
+"""Standard output continues when the terminal is gone."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""How a run ended, judged from what its ranks have left."""
+"""The outcome of a run, determined from the statuses of its ranks."""
 
 import signal
 from pathlib import Path

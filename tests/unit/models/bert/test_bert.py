@@ -160,7 +160,7 @@ def test_token_types_and_positions_are_read_from_the_batch():
 
 
 def test_attention_looks_both_ways():
-    """The last token of a sequence is felt at its first."""
+    """The last token of a sequence affects its first one."""
     model, batch = tiny(), some_batch([[24]])
     with torch.no_grad():
         for block in model.blocks:

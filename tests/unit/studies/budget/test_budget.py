@@ -1,4 +1,4 @@
-"""Budgets: from counts alone, as the paper has them, and exactly over prepared data."""
+"""Budgets from counts alone, as in the paper, and exact ones over prepared data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,7 +123,7 @@ def test_the_operations_of_an_epoch_are_those_of_its_lengths(config: RunConfig) 
 
 
 def of_rows(folder: Path, **recipe: Any) -> RunConfig:
-    """A run over rows of 16 slots, and documents of up to three of them."""
+    """Returns a run over rows of 16 slots, and documents of up to three of them."""
     data = {
         "sources": text_sources(
             folder, {"one": ["abcdefgh"[: number % 8 + 1] * (number % 7 + 1) for number in range(90)]}

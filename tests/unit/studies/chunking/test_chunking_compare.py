@@ -1,4 +1,4 @@
-"""Ranks and differences of arms, and how they are shown."""
+"""Ranks and differences of arms, and their tables."""
 
 import io
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ ARMS = {
 
 
 def last_epoch(*quarters: float, steps: int = 400) -> list[float]:
-    """Perplexities of a run whose last epoch consists of equal parts."""
+    """Returns perplexities of a run whose last epoch consists of equal parts."""
     return [1000.0] * (steps // 2) + np.repeat(quarters, steps // 2 // len(quarters)).tolist()
 
 
 def runs(*ends: Sequence[float], documents: Sequence[float] | None = None) -> dict[int, Finished]:
-    """Seeds 1, 2, ..., each with these parts of its last epoch."""
+    """Returns runs with seeds 1, 2, ..., each with these parts of its last epoch."""
     alone = documents or [None] * len(ends)
     return {seed: finished(last_epoch(*end), documents=alone[seed - 1]) for seed, end in enumerate(ends, start=1)}
 

@@ -1,4 +1,4 @@
-"""Grids become arms with names and settings; what could not be compared is refused."""
+"""Grids become arms with names and settings; arms that could not be compared are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ def test_arms_of_one_seed_begin_with_the_same_weights(tmp_path: Path) -> None:
 
 
 def model_of(run: StudyRun) -> Model:
-    """As training builds it, with a small vocabulary."""
+    """Returns the model as training builds it, with a small vocabulary."""
     return new_model(
         run.config.model,
         vocabulary_size=64,

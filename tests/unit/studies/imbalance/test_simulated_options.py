@@ -1,4 +1,4 @@
-"""What may be simulated: numbers of devices, sizes of steps, options in their ranges."""
+"""Options of simulations: numbers of devices, sizes of steps, and their ranges."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Simulated clusters in cases that can be worked out by hand."""
+"""Simulated clusters in cases that can be computed by hand."""
 
 import itertools
 
@@ -87,7 +87,7 @@ def test_a_padded_row_costs_its_sequence_and_its_padding_apart_where_the_model_l
 
 
 def test_the_seconds_are_linear_in_the_cost_model() -> None:
-    """With all four weights scaled, all seconds are; speed-ups stay."""
+    """If all four weights are scaled, all seconds are; speed-ups do not change."""
     weights = {"constant": 3.0, "per_slot": 1.0, "per_squared_length": 0.002, "per_segment": 5.0, "per_step": 7.0}
     setting = {"devices": (1, 8), "batch": 4, "accumulation": 2, "steps": 30}
     counts = {20: 5, 90: 3, 128: 2}

@@ -1,4 +1,4 @@
-"""The cost models that simulations take: estimates, measured ones, and what is none."""
+"""Cost models of simulations: estimates, measured ones, and invalid ones."""
 
 import json
 from pathlib import Path

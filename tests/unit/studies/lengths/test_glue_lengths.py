@@ -1,4 +1,4 @@
-"""The lengths of GLUE's tasks: those that come with evenpack give the published table, others come from local files."""
+"""Shipped lengths of GLUE's tasks give the published table, and others are read from local files."""
 
 import dataclasses
 from pathlib import Path

@@ -44,7 +44,7 @@ def write_parquet(folder: Path, columns: dict[str, list[Any]]) -> str:
 
 
 def write_dictionaries(folder: Path, columns: dict[str, list[Any]]) -> str:
-    """Texts and numbers stored once and referred to, as pandas stores categories."""
+    """Writes texts and numbers stored once and referred to, as pandas stores categories."""
     table = pa.table({name: pa.array(values) for name, values in columns.items()})
     for index, name in enumerate(table.column_names):
         if not pa.types.is_list(table.schema.field(name).type):
@@ -308,7 +308,7 @@ def test_long_tables_are_read_in_parts_and_every_row_is_counted(
 
 
 class _Listener:
-    """A `Progress` that keeps what it hears."""
+    """A `Progress` that keeps its reports."""
 
     def __init__(self, heard: list[PrepareState]) -> None:
         self._heard = heard

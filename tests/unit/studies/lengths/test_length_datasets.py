@@ -1,4 +1,4 @@
-"""Datasets as inputs, on local folders in the shape of the hub's."""
+"""Datasets as inputs, in local folders with the form of the hub's."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def write_split(folder: Path, split: str, columns: dict[str, list[Any]]) -> None
 
 @pytest.fixture
 def glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two tasks as nyu-mll/glue has them, without its README."""
+    """Writes two tasks in the form of nyu-mll/glue, without its README."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "nyu-mll" / "glue"
     write_split(folder / "cola", "train", COLA)

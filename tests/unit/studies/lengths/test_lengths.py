@@ -1,4 +1,4 @@
-"""Lists of lengths, as people have them."""
+"""Lists of lengths in the forms that users have."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The pictures of docs/packing.md are what the packers do today."""
+"""The pictures of docs/packing.md agree with the packers."""
 
 import json
 import os

@@ -111,13 +111,13 @@ def test_figure_10_is_a_sweep_over_depths():
 
 
 def _molecules(pack_length):
-    """As those of QM9 (section Q): about two thirds of the longest, so that two of them do not fit its length."""
+    """Returns lengths like those of QM9 (section Q): about two thirds of the longest, so that two exceed its length."""
     histogram = LengthHistogram(counts=np.array([0] * 14 + [5, 30, 200, 600, 200, 30, 5, 3, 2, 2, 1, 1, 1]))
     return recommended(histogram, pack_length, pack_lengths_to_try(pack_length))
 
 
 def recommended(histogram, pack_length, tried, depths=OVERVIEW_DEPTHS):
-    """As `inspect` does it."""
+    """Computes the recommendation as `inspect` does."""
     rows = study_packing(histogram, pack_length=pack_length, depths=depths, baselines=False)
     return recommend(
         rows,

@@ -16,7 +16,7 @@ PNG = b"\x89PNG\r\n"
 
 
 class Page(HTMLParser):
-    """Elements of a page, and the text of its cells and notes."""
+    """Collects the elements of a page, and the text of its cells and notes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a report reads of a run: finished, stopped, still on, damaged."""
+"""A report reads runs that are finished, stopped, in progress, or damaged."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""`study residuals`: the packing matrix, what each weight leaves over, and the published figures (F.4 and F.5)."""
+"""`study residuals`: the packing matrix, the residual of each weight, and the published figures (F.4 and F.5)."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_weight_of_one_is_solved_once() -> None:
 
 @pytest.mark.slow
 def test_weights_of_squad_raise_its_efficiency_as_published() -> None:
-    """From 96.94 to 97.38 %."""
+    """The efficiency rises from 96.94 to 97.38 %."""
     rows = search("squad_1_1_384", (1.0, 8), (0.09, 8))
     assert 100 * rows[1.0, 8].efficiency == pytest.approx(96.94, abs=0.01)
     assert 100 * rows[0.09, 8].efficiency == pytest.approx(97.38, abs=0.015)

@@ -1,4 +1,4 @@
-"""A study file becomes runs: which there are, what they start from, and what is refused."""
+"""A study file is expanded to runs: their number and starting points, and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def runs_of(path: Path, *overrides: str) -> dict[str, StudyRun]:
 
 
 def phases(folder: Path) -> dict[str, Any]:
-    """Of the file that `write_study` writes, to be changed."""
+    """Returns the phases of the file that `write_study` writes, for changes."""
     values: dict[str, Any] = yaml.safe_load(write_study(folder).read_text())["phases"]
     return values
 

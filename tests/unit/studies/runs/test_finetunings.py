@@ -1,4 +1,4 @@
-"""Fine-tunings follow the runs of a study: which there are, when they start, what is refused beforehand."""
+"""Fine-tunings follow the runs of a study: their number, their start, and errors in advance."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_tuned_study(folder: Path, **finetune: Any) -> Path:
-    """`write_study` over a BERT, whose runs are fine-tuned for SST-2 with two seeds."""
+    """Writes a study over a BERT whose runs are fine-tuned for SST-2 with two seeds."""
     (folder / "tuning.yaml").write_text(
         "run: {name: sst2, output_dir: elsewhere}\n"
         "data: {task: sst2, max_sequence_length: 48}\n"

@@ -1,4 +1,4 @@
-"""Orders and their figures, against orders whose figures can be told beforehand."""
+"""Orders and their figures, in cases whose figures are known."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""metrics.csv."""
+"""metrics.csv has a line for each step and a column for each number."""
 
 import csv
 from pathlib import Path

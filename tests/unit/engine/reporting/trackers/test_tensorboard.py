@@ -1,4 +1,4 @@
-"""Event files, as TensorBoard's own reader has them."""
+"""Event files are read with TensorBoard's own reader."""
 
 from pathlib import Path
 

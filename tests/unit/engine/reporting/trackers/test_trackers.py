@@ -1,4 +1,4 @@
-"""Trackers that are missing, that cannot be opened, and that fail while a run is on."""
+"""Trackers that are missing, cannot be opened, or fail during a run."""
 
 import importlib.util
 import logging
@@ -118,7 +118,7 @@ def test_packages_that_are_missing_are_all_named_with_what_installs_them(monkeyp
 
 def test_nobody_logged_in_is_named_and_offline_needs_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
     class LoginError(Exception):
-        """As W&B's."""
+        """Imitates W&B's error."""
 
     def login(**options: object) -> bool:
         assert options == {"prompt": False, "verify": False}, "asks nobody"
