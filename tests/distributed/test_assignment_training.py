@@ -211,7 +211,7 @@ TIMES = ("seconds", "per_second", "ranks", "mfu")
 
 
 @pytest.mark.parametrize("way", TRAINED, ids=" ".join)
-def test_a_stopped_run_of_sequences_goes_on_bit_for_bit(trained: dict[str, RunConfig], way: tuple[str, ...]) -> None:
+def test_a_stopped_run_of_sequences_resumes_bit_for_bit(trained: dict[str, RunConfig], way: tuple[str, ...]) -> None:
     straight, stopped = (trained[" ".join([kind, *way])] for kind in ("straight", "stopped"))
     exact = [
         [{name: value for name, value in one.items() if not any(word in name for word in TIMES)} for one in records(of)]
@@ -232,7 +232,7 @@ def test_layouts_and_assignments_train_over_the_same_sequences(trained: dict[str
     assert [record["slots"] for record in one] != [record["slots"] for record in other]
 
 
-def test_ranks_tell_what_they_did_since_they_last_told(trained: dict[str, RunConfig]) -> None:
+def test_ranks_gather_what_they_did_since_the_last_gather(trained: dict[str, RunConfig]) -> None:
     found = records(trained[" ".join(["straight", *TRAINED[0]])])
     assert ["ranks" in record for record in found] == [False, False, True, True], "every third step, and at the end"
     for record, steps in ((found[2], found[:3]), (found[3], found[3:])):

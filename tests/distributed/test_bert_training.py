@@ -268,7 +268,7 @@ def evaluate_alone(config: RunConfig, step: int) -> dict[str, Any]:
     return dict(evaluations_to_json(run.prepared, evaluate_model(model, run, world)))
 
 
-def test_a_stopped_run_goes_on_bit_for_bit_with_dropout(trained: Runs) -> None:
+def test_a_stopped_run_resumes_bit_for_bit_with_dropout(trained: Runs) -> None:
     straight, stopped = trained.all["straight"], trained.all["stopped"]
     assert [record["step"] for record in records(stopped)] == [1, 2]
     run_ranks(train_all, 2, [changed(stopped, training={"stop_after_steps": None})])
@@ -301,7 +301,7 @@ def test_a_record_has_both_losses_and_their_sum(trained: Runs) -> None:
         assert found[0]["next_sentence_loss"] == pytest.approx(np.log(2), rel=0.1)
 
 
-def test_the_loss_that_is_told_is_exact_however_losses_are_balanced(trained: Runs) -> None:
+def test_the_loss_that_is_reported_is_exact_however_losses_are_balanced(trained: Runs) -> None:
     told = ("loss", "token_loss", "next_sentence_loss", "accuracy")
     for reduction in REDUCTIONS:
         by_exact, by_expected = (records(trained.all[f"{reduction}_{balancing}"])[0] for balancing in BALANCINGS)

@@ -339,7 +339,7 @@ def test_a_rank_killed_inside_deepspeeds_save_leaves_the_older_checkpoint(runs: 
     assert (runs["directory"] / "stage_1" / f".{checkpoint_name(STEPS)}.partial").exists()
 
 
-def test_zero_0_goes_on_at_another_world_size(runs: dict[str, Any]):
+def test_zero_0_resumes_at_another_world_size(runs: dict[str, Any]):
     losses, at_save, _ = runs["throughout"][0]
     weights, resumed_losses = runs["alone"]["stage_0"]
     assert all(torch.equal(weights[name], at_save[name]) for name in at_save)

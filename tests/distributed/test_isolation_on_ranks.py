@@ -77,7 +77,7 @@ def last_hidden(model: torch.nn.Module, batch: PackedBatch) -> torch.Tensor:
     return seen[0].reshape(batch.slots, -1)
 
 
-def test_no_sequence_of_a_runs_own_batches_is_felt_by_another_on_any_rank(configs: dict[str, RunConfig]) -> None:
+def test_no_sequence_of_a_runs_own_batches_affects_another_on_any_rank(configs: dict[str, RunConfig]) -> None:
     for felt in run_ranks(probe, 2, configs):
         for name in configs:
             assert len(felt[name]) > 4

@@ -167,7 +167,7 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_run_in_pieces_ends_where_a_whole_one_does_and_its_log_tells_of_each_sample_once(
+def test_a_run_in_pieces_ends_where_a_whole_one_does_and_its_log_has_each_sample_once(
     reached: RunConfig, tmp_path: Path
 ) -> None:
     """Stops without an evaluation, continues without metrics, and is killed between evaluation and checkpoint."""
@@ -184,7 +184,7 @@ def test_a_run_in_pieces_ends_where_a_whole_one_does_and_its_log_tells_of_each_s
     assert told[0] == told[1]
 
 
-def test_a_run_that_goes_on_after_its_end_has_one_end_and_one_without_its_log_is_refused(
+def test_a_run_that_resumes_after_its_end_has_one_end_and_one_without_its_log_is_refused(
     reached: RunConfig, tmp_path: Path
 ) -> None:
     shutil.copytree(reached.run.output_dir, tmp_path / "out")

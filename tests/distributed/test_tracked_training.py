@@ -116,7 +116,7 @@ def test_every_key_that_runs_write_is_documented_and_none_other(trained: tuple[P
     assert {metric.name for metric in DEFINITIONS} == written
 
 
-def test_a_tracker_that_fails_is_warned_of_once_and_the_run_and_the_others_go_on(
+def test_a_tracker_that_fails_is_warned_of_once_and_the_run_and_the_others_continue(
     trained: tuple[Path, list[str]],
 ) -> None:
     folder, warnings = trained

@@ -96,7 +96,7 @@ def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> lis
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_one_rank_that_is_asked_stops_all_and_the_run_goes_on_bit_for_bit(config: RunConfig, stage: int):
+def test_one_rank_that_is_asked_stops_all_and_the_run_resumes_bit_for_bit(config: RunConfig, stage: int):
     folder = config.prepared_dir.parent
     straight, stopped = (
         changed(
@@ -126,7 +126,7 @@ def other_seed(world: World, config: RunConfig) -> None:
         train_in(world, changed(config, run={"seed": 4}), stop_requested=never)
 
 
-def test_a_run_does_not_go_on_over_another_order(config: RunConfig, tmp_path: Path):
+def test_a_run_does_not_resume_over_another_order(config: RunConfig, tmp_path: Path):
     config = changed(config, run={"output_dir": tmp_path})
     run_ranks(other_seed, 1, config)
     assert [record[0] for record in exact(config)] == [1], "metrics are not cut back"
@@ -184,7 +184,7 @@ def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
     return [str(directory.value), str(data.value), str(plan.value)]
 
 
-def test_ranks_that_do_not_see_the_same_files_or_plan_are_told_so(config: RunConfig, tmp_path: Path):
+def test_ranks_that_do_not_see_the_same_files_or_plan_get_an_error(config: RunConfig, tmp_path: Path):
     for directory, data, plan in run_ranks(disagree, 2, config, tmp_path):
         assert "cannot see the files of" in directory
         assert "ranks [1] have another seed or other prepared data" in data
@@ -220,7 +220,7 @@ def test_a_record_says_what_the_step_was_over_all_ranks(config: RunConfig, tmp_p
     assert not {"padding_targets", "loss_per_real_target"} & record.keys()
 
 
-def test_a_record_tells_predicted_padding_apart(config: RunConfig, tmp_path: Path):
+def test_a_record_distinguishes_predicted_padding(config: RunConfig, tmp_path: Path):
     length = MAX_SEQUENCE_LENGTH
     recipe = {"kind": "padding", "max_sequence_length": length, "atom": length, "isolate_documents": False}
     rows = changed(

@@ -79,7 +79,7 @@ def test_segments_are_isolated_and_the_control_leaks(dtype: torch.dtype, causal:
         assert result.passed, (backend, result)
 
 
-def test_told_to_be_deterministic_the_fused_kernels_agree_in_every_bit_of_two_runs() -> None:
+def test_with_deterministic_algorithms_the_fused_kernels_agree_in_every_bit_of_two_runs() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         for backend in set(serving(torch.bfloat16, causal=True, alibi=False)) - {"sdpa"}:

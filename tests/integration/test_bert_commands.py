@@ -59,7 +59,7 @@ def exported(run_file: Path) -> Path:
     return directory
 
 
-def test_a_run_tells_of_both_losses_from_the_first_step(run_file: Path) -> None:
+def test_a_run_reports_both_losses_from_the_first_step(run_file: Path) -> None:
     records = metrics(run_file.parent / "out")
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     for record in records:
@@ -119,7 +119,7 @@ def test_the_exported_tokenizer_makes_pairs_as_training_did(exported: Path) -> N
     assert roles == tokenizer.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
 
 
-def test_transformers_gives_our_logits_and_knows_the_padding(exported: Path) -> None:
+def test_transformers_gives_our_logits_and_recognises_the_padding(exported: Path) -> None:
     theirs, loading = BertForPreTraining.from_pretrained(exported, output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokenizer = AutoTokenizer.from_pretrained(exported)

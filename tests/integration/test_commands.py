@@ -94,7 +94,7 @@ def test_a_killed_rank_ends_the_run_by_name(trained: Trained) -> None:
     assert 5 <= trained.done_at_kill < STEPS, "a run that was through would have nothing to go on with"
 
 
-def test_the_next_start_goes_on_bit_for_bit(run_file: Path, trained: Trained) -> None:
+def test_the_next_start_resumes_bit_for_bit(run_file: Path, trained: Trained) -> None:
     straight = changed(load_run_file(run_file, RunConfig), run={"output_dir": run_file.parent / "straight"})
     run_ranks(train_on, 2, straight)
     assert_same_run(run_file.parent / "out", straight.run.output_dir)

@@ -164,7 +164,7 @@ def test_without_the_package_its_run_file_names_the_known_families(run_file: Pat
     assert "known: bert, gpt2, llama" in refused
 
 
-def test_two_packages_with_one_family_are_told(site: Path, run_file: Path, tmp_path: Path) -> None:
+def test_two_packages_with_one_family_are_reported(site: Path, run_file: Path, tmp_path: Path) -> None:
     install(tmp_path, "another", "bigram = another_family:FAMILY")
     refused = run("config show", run_file, sites=[site, tmp_path], expected=2).stderr
     words = " ".join(refused.split())

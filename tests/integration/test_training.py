@@ -67,7 +67,7 @@ def test_a_run_leaves_metrics_a_summary_and_checkpoints(straight: Path) -> None:
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1])
-def test_a_stopped_run_goes_on_bit_for_bit(run_file: Path, straight: Path, zero_stage: int) -> None:
+def test_a_stopped_run_resumes_bit_for_bit(run_file: Path, straight: Path, zero_stage: int) -> None:
     deepspeed = {"zero_stage": zero_stage}
     whole = straight if zero_stage == 0 else train(run_file, "zero_1", deepspeed=deepspeed)
     name = f"resumed_{zero_stage}"
@@ -88,7 +88,7 @@ def test_other_ranks_give_the_same_order_and_loss(run_file: Path, straight: Path
     assert losses(output) == pytest.approx(losses(undropped(run_file)), rel=1e-5)
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(run_file: Path, straight: Path) -> None:
+def test_a_run_resumes_with_another_number_of_ranks(run_file: Path, straight: Path) -> None:
     output = train(run_file, "fewer", model=UNDROPPED, training={"stop_after_steps": 6})
     assert len(steps(output, "step")) == 6
     train(run_file, "fewer", ranks=1, model=UNDROPPED)

@@ -48,7 +48,7 @@ def test_a_log_file_gets_the_first_state_then_a_line_every_ten_seconds_then_the_
     assert shown == ["1/100", "21/100", "41/100", "61/100", "81/100", "100/100"]
 
 
-def test_a_line_tells_position_facts_rate_and_time_to_go_and_is_never_folded() -> None:
+def test_a_line_shows_position_facts_rate_and_time_to_go_and_is_never_folded() -> None:
     clock = Clock()
     progress, stream = log_file(clock)
     reading = progress.begin("[wiki]: reading", unit="bytes")
@@ -139,7 +139,7 @@ def test_a_terminal_is_drawn_a_few_times_a_second_at_most_and_no_picture_is_wide
     assert max(map(len, shown)) <= 30
 
 
-def test_what_is_printed_in_a_pause_starts_on_a_line_of_its_own_and_bars_go_on_below() -> None:
+def test_what_is_printed_in_a_pause_starts_on_a_line_of_its_own_and_bars_continue_below() -> None:
     clock = Clock()
     progress, stream = terminal(clock)
     with progress:

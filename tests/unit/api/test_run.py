@@ -85,7 +85,7 @@ def test_the_plan_is_that_of_the_ranks(run: evenpack.Run) -> None:
     assert [run.plan(ranks=ranks).micro_batches_per_rank for ranks in (1, 4)] == [8, 2]
 
 
-def test_what_there_is_not_is_refused_when_it_is_asked_for(run: evenpack.Run) -> None:
+def test_what_there_is_not_is_refused_when_it_is_requested(run: evenpack.Run) -> None:
     for arguments, message in (
         ({"rank": 2, "ranks": 2}, "rank 2 is none of 2 ranks"),
         ({"rank": -1}, "rank -1 is none of 1 ranks"),

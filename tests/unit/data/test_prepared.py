@@ -35,7 +35,7 @@ def drawn_ids(prepared: PreparedData, name: str, split: Any, seed: int) -> list[
     return plan.draw(np.arange(plan.packs)).sequence_ids.tolist()
 
 
-def test_an_opened_set_tells_what_a_run_needs(corpus: Path, finished: Path) -> None:
+def test_an_opened_set_has_what_a_run_needs(corpus: Path, finished: Path) -> None:
     prepared = PreparedData.open(finished, with_source(two_sources(corpus), "code", weight=3))
     assert prepared.source_names == ("wiki", "code")
     assert prepared.weights == (1, 3)

@@ -132,7 +132,7 @@ def test_the_schedule_of_steps_that_are_done_may_not(
     assert run.fingerprint(step) != state.fingerprint
 
 
-def test_what_is_told_before_the_run_is_what_it_draws(config: RunConfig):
+def test_what_is_shown_before_the_run_is_what_it_draws(config: RunConfig):
     config = scheduled(config, SCHEDULE)
     where, run = open_where(config), open_run(config)
     drawn = {"wiki": 0, "code": 0}
@@ -148,7 +148,9 @@ def test_what_is_told_before_the_run_is_what_it_draws(config: RunConfig):
     assert {source.source: source.epochs for source in budget.sources} == pytest.approx(plan.epochs)
 
 
-def test_more_epochs_than_a_source_may_have_are_refused_or_told(config: RunConfig, caplog: pytest.LogCaptureFixture):
+def test_more_epochs_than_a_source_may_have_are_refused_or_reported(
+    config: RunConfig, caplog: pytest.LogCaptureFixture
+):
     with pytest.raises(ConfigError, match=r"(?s)12 steps .*code: .* epochs, at most 2\n.*on_maximum_epochs"):
         plan_training(bounded(config), ranks=1)
     open_run(bounded(config))  # evaluation and export do not ask
@@ -179,7 +181,7 @@ def test_one_loss_of_all_goes_by_named_weights_and_not_by_what_is_held_out():
         aggregate_loss({"wiki": evaluation(2.0, targets=1)}, {"wiki": 1.0, "code": 1.0})
 
 
-def test_a_source_that_holds_nothing_out_is_told_when_it_is_prepared(tmp_path: Path):
+def test_a_source_that_holds_nothing_out_is_reported_when_it_is_prepared(tmp_path: Path):
     texts = {"many": [text[:40] for text in sentences(80, seed=1)], "few": ["a single document"]}
     config = run_config(
         run_values("gpt2", tmp_path, data={"sources": text_sources(tmp_path, texts), "validation_fraction": 0.1})

@@ -56,7 +56,7 @@ def changed_keys(before: RunConfig, after: RunConfig) -> set[str]:
     }
 
 
-def test_none_changes_and_says_nothing():
+def test_none_changes_and_logs_nothing():
     adjustment = adjusted("none", 1.996)
     assert adjustment.config == run_config("none")
     assert adjustment.description == ()

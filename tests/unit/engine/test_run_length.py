@@ -81,7 +81,7 @@ def test_mlperf_lengths_come_out_exactly() -> None:
     held=st.fractions(1, 10**7, max_denominator=10**4),
     parameters=st.integers(1, 10**9),
 )
-def test_all_tokens_asked_for_are_trained_on_and_one_step_less_would_not_do(
+def test_all_requested_tokens_are_trained_on_and_one_step_less_would_not_do(
     tokens: int, held: Fraction, parameters: int
 ) -> None:
     if tokens < held:

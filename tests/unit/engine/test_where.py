@@ -174,7 +174,7 @@ def test_texts_are_those_of_the_documents(config: RunConfig):
     assert open_where(config).document(0, "wiki").text is None
 
 
-def test_a_trained_step_of_another_order_is_told(config: RunConfig, tmp_path: Path):
+def test_a_trained_step_of_another_order_is_reported(config: RunConfig, tmp_path: Path):
     content = open_where(config).step(3)
     lines = ['{"step": 2, "order_hash": "0"}\n', f'{{"step": 3, "order_hash": "{content.order_hash}"}}\n']
     (tmp_path / "metrics.jsonl").write_text("".join(lines))

@@ -117,7 +117,7 @@ class TestWhichModelsAreKept:
         return SavedModels(config=config, tokenizer=pretrained.tokenizer), new_finetuned(config, pretrained, 0)
 
     @pytest.mark.parametrize(("asked", "kept"), [("all", [0, 1, 2]), ("median", [2]), (None, [])])
-    def test_those_that_are_asked_for(self, asked: str | None, kept: list[int], tmp_path: Path) -> None:
+    def test_those_that_are_requested(self, asked: str | None, kept: list[int], tmp_path: Path) -> None:
         models, model = self.models(tmp_path, asked)
         assert models.missing(self.summary()) == kept
         for seed in range(3):

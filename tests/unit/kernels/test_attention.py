@@ -310,7 +310,7 @@ def test_shared_key_value_heads_give_what_copies_of_them_would(backend: str, cau
 
 
 @pytest.mark.parametrize("knows_groups", [False, True])
-def test_varlen_is_asked_for_groups_where_its_release_has_them_and_given_copies_elsewhere(
+def test_varlen_uses_groups_where_its_release_has_them_and_copies_elsewhere(
     monkeypatch: pytest.MonkeyPatch, knows_groups: bool
 ) -> None:
     heads_seen = []
@@ -345,7 +345,7 @@ def test_every_backend_with_limits_has_an_implementation_and_the_other_way_round
 @pytest.mark.parametrize("alibi", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_the_rules_are_asked_for_all_that_the_call_needs(
+def test_the_rules_are_checked_for_all_that_the_call_needs(
     monkeypatch: pytest.MonkeyPatch, alibi: bool, dropout: float, autocast: bool
 ) -> None:
     asked: list[tuple[str, AttentionRequest]] = []
@@ -442,7 +442,7 @@ def test_auto_prefers_flash_then_varlen_then_sdpa(
     assert resolve_backend("auto", CUDA_REQUEST) == "sdpa"
 
 
-def test_a_broken_flash_attn_is_a_reason_and_auto_goes_on(
+def test_a_broken_flash_attn_is_a_reason_and_auto_continues(
     monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     cuda(8, 0)
@@ -459,7 +459,7 @@ def test_a_broken_flash_attn_is_a_reason_and_auto_goes_on(
         resolve_backend("flash", CUDA_REQUEST)
 
 
-def test_flash_attn_absent_or_of_another_generation_is_told_apart(
+def test_flash_attn_absent_or_of_another_generation_is_distinguished(
     monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None]
 ) -> None:
     cuda(9, 0)

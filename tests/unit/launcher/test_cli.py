@@ -246,7 +246,7 @@ def test_inspect_refuses_what_does_not_go_together(
 
 
 @pytest.mark.parametrize("command", ["inspect", "study packing"])
-def test_what_is_done_to_long_sequences_is_told(command: str, tmp_path: Path, evenpack: Command) -> None:
+def test_what_is_done_to_long_sequences_is_reported(command: str, tmp_path: Path, evenpack: Command) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("3 7 9 12\n")
     expected = {"truncate": (1 + 3 + 6, [3, 6, 6, 6]), "drop": (7 + 9 + 12, [3]), "split": (0, [1, 3, 3, 6, 6, 6, 6])}

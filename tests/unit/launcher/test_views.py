@@ -29,7 +29,7 @@ def shown(capsys: pytest.CaptureFixture[str], **values: Any) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in lines)}
 
 
-def test_packings_are_told_from_what_the_steps_computed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_packings_are_distinguished_from_what_the_steps_computed(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys) == {
         "steps": "7",
         "packing, all data": "99.00 % efficient, 1.500 sequences per pack",

@@ -130,7 +130,7 @@ def packs_with(*, isolate, reset_positions):
 
 @pytest.mark.parametrize("isolate", [True, False])
 @pytest.mark.parametrize("decoder", ["learned", "rotary", "alibi"])
-def test_where_positions_restart_tells_relative_ones_apart_only_between_sequences(decoder, isolate):
+def test_where_positions_restart_distinguishes_relative_ones_only_between_sequences(decoder, isolate):
     """ALiBi depends on the slots of a segment, so it cannot distinguish them either."""
     model = build_model(decoder)
     expected_loss, expected = loss_and_gradients(model, packs_with(isolate=isolate, reset_positions=True))

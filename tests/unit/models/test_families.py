@@ -131,7 +131,7 @@ def test_a_family_whose_module_cannot_be_imported_is_named(
         load_family(entry("mine", "broken_family:MINE"))
 
 
-def test_an_unknown_family_is_told_with_the_known_ones() -> None:
+def test_an_unknown_family_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="family 'brt'; did you mean 'bert'\\? known: bert, gpt2, llama"):
         find_family("brt")
 

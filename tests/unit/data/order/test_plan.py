@@ -113,7 +113,7 @@ def test_the_stream_takes_the_first_packs_of_the_next_epoch_at_the_border():
     assert across == as_packs(epoch_of(plan, 0))[-5:] + as_packs(epoch_of(plan, 1))[:5]
 
 
-def test_pack_mates_and_order_are_drawn_anew_in_each_epoch():
+def test_pack_mates_and_order_are_drawn_again_in_each_epoch():
     plan = plan_of(random_lengths(3_000))
     epochs = [as_packs(epoch_of(plan, epoch)) for epoch in range(3)]
     companies = [{frozenset(ids) for ids in packs if len(ids) > 1} for packs in epochs]

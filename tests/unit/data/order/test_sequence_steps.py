@@ -74,7 +74,7 @@ def test_the_plan_counts_sequences(packs: RunConfig) -> None:
     assert "24 sequences = 2 ranks x 2 micro-batches (gradient accumulation) x 6 sequences" in cells
 
 
-def test_slots_are_told_only_where_they_are_known(packs: RunConfig) -> None:
+def test_slots_are_shown_only_where_they_are_known(packs: RunConfig) -> None:
     assert plan_training(packs, ranks=2).slots_per_step == 8 * 96
     plan = plan_training(of_sequences(packs, "unpadded"), ranks=2)
     assert plan.slots_per_step is None

@@ -126,7 +126,7 @@ def test_sorted_batches_are_padded_to_their_longest_sequence(problem, batch_size
 
 @given(problem=problems(), share=st.floats(0, 1), seed=st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_a_sample_has_the_number_asked_for_and_no_sequence_twice(problem, share, seed):
+def test_a_sample_has_the_requested_number_and_no_sequence_twice(problem, share, seed):
     histogram = histogram_of(problem[0])
     number = max(1, round(share * histogram.sequences))
     sample = sample_histogram(histogram, number, seed=seed)

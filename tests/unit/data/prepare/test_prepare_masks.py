@@ -181,7 +181,7 @@ def test_interrupted_masks_are_gone_on_with(
     assert contents(directory) == contents(masked)
 
 
-def test_masks_of_other_settings_are_not_gone_on_with(
+def test_masks_of_other_settings_are_not_continued(
     masked: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)

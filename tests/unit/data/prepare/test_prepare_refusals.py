@@ -149,7 +149,7 @@ def test_no_thread_outlives_a_call_that_failed(own_corpus: Path, tmp_path: Path,
     assert workers() == set(), f"while the frames of {broken.value!r} live"
 
 
-def test_a_second_call_at_the_same_time_is_told(corpus: Path, tmp_path: Path) -> None:
+def test_a_second_call_at_the_same_time_is_reported(corpus: Path, tmp_path: Path) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
     refusals = []
 

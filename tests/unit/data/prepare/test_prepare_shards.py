@@ -122,7 +122,7 @@ class StopAt(Recorder):
 
 
 @pytest.mark.parametrize("reports", [1, 2, 4, 9])
-def test_an_interrupted_call_goes_on_where_it_was(
+def test_an_interrupted_call_resumes_where_it_was(
     shards: Path, evaluation: Path, tmp_path: Path, reports: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "ROWS_AT_ONCE", 5)

@@ -126,7 +126,7 @@ def test_a_removed_folder_is_missed_and_comes_back_with_the_next_preparation(cor
     assert verifier.verify_all(Recorder()).damages == ()
 
 
-def test_another_set_goes_on_where_an_interrupted_one_stopped(
+def test_another_set_resumes_where_an_interrupted_one_stopped(
     corpus: Path, both: Path, tmp_path: Path, small_batches: None
 ) -> None:
     with pytest.raises(StoppedError):
@@ -172,7 +172,7 @@ def test_a_place_that_cannot_serve_is_refused_and_nothing_is_left(corpus: Path, 
     assert not (tmp_path / "data").exists()
 
 
-def test_what_a_directory_has_begun_by_itself_it_goes_on_with(
+def test_what_a_directory_has_begun_by_itself_it_completes(
     corpus: Path, finished: Path, tmp_path: Path, small_batches: None
 ) -> None:
     with pytest.raises(StoppedError):
@@ -186,7 +186,7 @@ def test_what_a_directory_has_begun_by_itself_it_goes_on_with(
     assert shared_files(tmp_path)[0] == "code/document_hashes.npy", "the source that was not begun"
 
 
-def test_half_made_pairs_are_not_gone_on_with_from_other_tokens(
+def test_half_made_pairs_are_not_continued_from_other_tokens(
     own_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 100)

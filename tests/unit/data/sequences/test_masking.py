@@ -121,7 +121,7 @@ def test_a_sequences_masks_do_not_depend_on_what_lies_beside_it(
     assert by_sequence(mask(sequences, keys, config), joined(sequences)[1]) == together
 
 
-def test_a_word_does_not_go_on_with_the_sequence_before() -> None:
+def test_a_word_does_not_continue_the_previous_sequence() -> None:
     sequences = [np.array([9] * 30), np.array([FIRST_CONTINUATION] * 3 + [9] * 30)] * 20
     keys = keys_of(1, 2, 3, np.arange(40))
     config = MaskingConfig(whole_words=True)

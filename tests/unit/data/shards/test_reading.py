@@ -115,7 +115,7 @@ def test_reading_begins_at_any_row_without_touching_those_before(tmp_path: Path)
         read(files, 20)  # its header is looked at all the same
 
 
-def test_no_more_rows_than_asked_for_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_rows_than_requested_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "ROWS_AT_ONCE", 8)
     asked: list[int] = []
     own = h5py.Dataset.__getitem__

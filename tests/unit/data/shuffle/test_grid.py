@@ -40,7 +40,7 @@ def test_a_limit_that_no_grid_can_keep_is_refused_with_one_that_can(token_bytes:
 
 
 @pytest.mark.parametrize("asked", ["rows", "columns"])
-def test_a_grid_that_is_asked_for_and_breaks_the_limit_is_refused(asked: str) -> None:
+def test_a_grid_that_is_requested_and_breaks_the_limit_is_refused(asked: str) -> None:
     with pytest.raises(DataError, match=rf"data.shuffle.{asked} is 2: .* give \d+ or more"):
         choose_grid(token_bytes=40 * GIB, sequences=1 << 24, memory=4 * GIB, seed=1, **{asked: 2})
 

@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(view: Docume
     assert contents(tmp_path / "a")["shuffled.bin"] != contents(tmp_path / "c")["shuffled.bin"]
 
 
-def test_what_was_interrupted_anywhere_is_gone_on_with_to_the_same_bytes(view: DocumentsView, tmp_path: Path) -> None:
+def test_what_was_interrupted_anywhere_is_resumed_to_the_same_bytes(view: DocumentsView, tmp_path: Path) -> None:
     shuffler(view, tmp_path / "whole").run()
     interruptions = 0
     while interruptions < 100:
@@ -163,7 +163,7 @@ def reports_of_columns(view: DocumentsView) -> int:
     return sum(len(list(sequences_module.chunks(view.lengths(a, b)))) for a, b in pairwise(bounds))
 
 
-def test_sequences_that_changed_on_the_way_are_told_from_those_that_were_read(
+def test_sequences_that_changed_on_the_way_are_distinguished_from_those_that_were_read(
     view: DocumentsView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = sequences_module.Sequences.in_order

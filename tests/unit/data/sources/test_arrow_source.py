@@ -204,7 +204,7 @@ def test_folders_of_parquet_and_arrow_need_not_come_from_datasets(tmp_path: Path
     assert [document.text for document in read(tmp_path)] == ["a.arrow", "b.feather", "c.arrows"]
 
 
-def test_a_saved_dataset_as_hub_source_is_told_its_kind(tmp_path: Path) -> None:
+def test_a_saved_dataset_as_hub_source_is_refused_with_its_kind(tmp_path: Path) -> None:
     folder = save(datasets.Dataset(texts_table(list(TEXTS))), tmp_path / "set")
     with pytest.raises(DataError) as caught:
         open_corpus("wiki", HubSource(kind="hub", name=str(folder)))

@@ -65,7 +65,7 @@ def test_documents_from_a_number_on_are_the_tail_of_all(tmp_path: Path, start: i
     assert read(tmp_path, start) == read(tmp_path)[start:]
 
 
-def test_row_groups_before_the_first_row_asked_for_are_not_read(tmp_path: Path) -> None:
+def test_row_groups_before_the_first_requested_row_are_not_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", ["x" * 10_000 + str(number) for number in range(20)], rows_in_group=10)
     second = pa.parquet.ParquetFile(path).metadata.row_group(1).column(0)
     begin = min(offset for offset in (second.dictionary_page_offset, second.data_page_offset) if offset)
@@ -96,7 +96,7 @@ def test_a_table_without_rows_has_no_document(tmp_path: Path) -> None:
     assert read(tmp_path) == []
 
 
-def test_prepare_reads_parquet_as_jsonl_and_goes_on_where_it_was(
+def test_prepare_reads_parquet_as_jsonl_and_resumes_where_it_was(
     tmp_path: Path, corpus: Path, small_batches: None
 ) -> None:
     write(tmp_path / "wiki.parquet", list(sentences(150, seed=2)), rows_in_group=40)

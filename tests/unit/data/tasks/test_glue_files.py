@@ -139,11 +139,13 @@ def test_a_missing_file_is_named_by_the_path_that_was_expected(tmp_path: Path) -
         (GLUE_TASKS["mnli"], "dev", "MNLI has no labelled split 'dev'; .*known: dev_matched, dev_mismatched, train"),
     ],
 )
-def test_an_unknown_split_is_told_with_the_known_ones(task: GlueTask, split: str, message: str, tmp_path: Path) -> None:
+def test_an_unknown_split_is_reported_with_the_known_ones(
+    task: GlueTask, split: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         glue_file(tmp_path, task, split)
 
 
-def test_an_unknown_task_is_told_with_the_known_ones() -> None:
+def test_an_unknown_task_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'sst-2' is no task of GLUE; did you mean 'sst2'\? known: cola, mnli, mrpc"):
         find_glue_task("sst-2")

@@ -45,7 +45,7 @@ def test_the_blocks_are_there_before_they_are_written(path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="has no posix_fallocate")
-def test_a_full_disk_is_told_before_anything_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_anything_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int, begin: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -139,7 +139,9 @@ def test_we_read_what_deepspeed_writes_with_documents_of_several_sentences(tmp_p
     assert starts.tolist() == [tokens.document_offsets[index] for index in (5, 1, 1, 0)]
 
 
-def test_the_uint16_of_megatron_is_told_from_the_uint64_of_deepspeed_by_the_size_of_the_file(tmp_path: Path) -> None:
+def test_megatrons_uint16_is_distinguished_from_deepspeeds_uint64_by_the_size_of_the_file(
+    tmp_path: Path,
+) -> None:
     document = np.arange(5)
     write_with_deepspeed(tmp_path / "megatron", [[document]], np.uint16)
     patch(tmp_path / "megatron.idx", CODE_AT, bytes([8]))
@@ -302,7 +304,7 @@ def test_tokens_cannot_be_written_through_a_read(numbers: TokenFile) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-def test_an_id_outside_the_vocabulary_of_a_ready_made_file_is_named(
+def test_an_id_outside_the_vocabulary_of_an_existing_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     documents = [np.array([1, 2, 3]), np.array([4, 9, 1]), np.array([9, 2])]

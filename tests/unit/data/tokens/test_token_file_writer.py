@@ -260,7 +260,7 @@ def test_a_process_killed_again_and_again_ends_with_the_same_bytes_as_one_that_w
     assert contents(tmp_path) == written_by_one_process
 
 
-def test_a_full_disk_is_an_error_of_the_run_and_the_write_goes_on_when_there_is_room(
+def test_a_full_disk_is_an_error_of_the_run_and_the_write_continues_when_there_is_room(
     tmp_path: Path, written_by_one_process: dict[str, bytes]
 ) -> None:
     process = start_writer(tmp_path / "tokens", most_bytes=500_000)
@@ -277,7 +277,7 @@ def test_a_full_disk_is_an_error_of_the_run_and_the_write_goes_on_when_there_is_
     assert contents(tmp_path) == written_by_one_process
 
 
-def test_a_write_that_takes_a_few_bytes_at_a_time_goes_on_until_all_are_written(
+def test_a_write_that_takes_a_few_bytes_at_a_time_continues_until_all_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hesitant(io.FileIO):
@@ -290,7 +290,7 @@ def test_a_write_that_takes_a_few_bytes_at_a_time_goes_on_until_all_are_written(
     assert all_documents(tokens) == [document.tolist() for document in DOCUMENTS]
 
 
-def test_a_new_writer_begins_anew_and_an_abandoned_one_leaves_nothing(tmp_path: Path) -> None:
+def test_a_new_writer_begins_again_and_an_abandoned_one_leaves_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         writer = TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257)
         assert (writer.documents, writer.state) == (0, {})
@@ -306,7 +306,7 @@ def test_a_new_writer_begins_anew_and_an_abandoned_one_leaves_nothing(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_goes_on_only_with_the_same_vocabulary_and_whole_partial_files(tmp_path: Path) -> None:
+def test_a_write_continues_only_with_the_same_vocabulary_and_whole_partial_files(tmp_path: Path) -> None:
     with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
         writer.append_documents(DOCUMENTS, hashes_of(DOCUMENTS))
         writer.commit({})

@@ -159,7 +159,7 @@ def test_rows_that_fill_the_vocabulary_up_to_a_multiple_of_8_are_named_and_left_
     ) in told_of(caplog)
 
 
-def test_real_entries_in_place_of_padding_are_told_by_the_vocabulary_beside_the_file(tmp_path: Path) -> None:
+def test_real_entries_in_place_of_padding_are_recognised_by_the_vocabulary_beside_the_file(tmp_path: Path) -> None:
     path = save(nvidia_weights(rows=208), tmp_path / "ckpt.pt")
     words = [f"word{number}" for number in range(208)]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
@@ -228,7 +228,7 @@ def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
         assert f"{path} is of a model with kind bert, this run has model.kind gpt2: make them alike" in message
 
 
-def test_a_configuration_beside_it_tells_the_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_configuration_beside_it_gives_the_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     prefix = copy_of(BERT, tmp_path / "theirs")
     config = prefix.parent / "bert_config.json"

@@ -241,7 +241,7 @@ def test_a_folder_of_transformers_without_weights_is_refused(tmp_path: Path) -> 
         begin(make_model(), theirs)
 
 
-def test_a_run_that_goes_on_says_that_other_initial_weights_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_resumes_says_that_other_initial_weights_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     began: dict[str, Any] = {"training": {"packs_per_step": 8, "initialize_from": "runs/phase1"}}
     state = TrainState(

@@ -164,7 +164,7 @@ def test_the_closure_is_called_with_gradients_on():
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_state_that_was_saved_goes_on_bit_for_bit(fused: bool):
+def test_a_state_that_was_saved_resumes_bit_for_bit(fused: bool):
     straight = make_parameters(torch.float32)
     stopped = make_parameters(torch.float32)
     take_steps(Lamb(groups_of(straight, 0.1), lr=1.0, fused=fused), straight, range(STEPS))
@@ -176,7 +176,7 @@ def test_a_state_that_was_saved_goes_on_bit_for_bit(fused: bool):
     assert all(torch.equal(one, other) for one, other in zip(straight, stopped, strict=True))
 
 
-def test_the_state_is_fp32_and_knows_each_parameters_own_updates():
+def test_the_state_is_fp32_and_counts_each_parameters_own_updates():
     parameters = make_parameters(torch.float32)
     optimizer = Lamb(groups_of(parameters, 0.1), lr=1.0)
     take_steps(optimizer, parameters, range(STEPS))

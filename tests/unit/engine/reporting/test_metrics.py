@@ -179,7 +179,7 @@ class TestCutBack:
             assert (tmp_path / "metrics.jsonl").read_bytes() == b""
         assert not caplog.records
 
-    def test_steps_that_a_log_lacks_are_told_and_what_would_be_cut_away_is_kept(
+    def test_steps_that_a_log_lacks_are_reported_and_what_would_be_cut_away_is_kept(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ):
         path = tmp_path / "metrics.jsonl"
@@ -195,7 +195,7 @@ class TestCutBack:
         MetricsLog.resume(path, step=10).close()  # nothing is cut away now, so nothing needs to be kept
         assert len(list(tmp_path.iterdir())) == 2
 
-    def test_a_log_that_is_gone_is_told_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    def test_a_log_that_is_gone_is_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         MetricsLog.resume(tmp_path / "metrics.jsonl", step=7).close()
         assert "lacks 7 of the 7 steps" in caplog.text
 

@@ -55,7 +55,7 @@ def test_devices_that_are_not_there_are_refused(machine: ThisMachine, asked: int
         machine.places(asked)
 
 
-def test_a_command_gets_its_words_its_devices_and_a_log(
+def test_a_command_gets_its_arguments_its_devices_and_a_log(
     machine: ThisMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shows = "import os, sys; print(sys.argv[1:], os.environ['OMP_NUM_THREADS'], file=sys.stderr); sys.exit(3)"

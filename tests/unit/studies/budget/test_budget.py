@@ -298,7 +298,7 @@ def test_counts_that_are_given_stand_in_place_of_prepared_data(config: RunConfig
     assert "as given" in budget.assumptions[0]
 
 
-def test_the_report_holds_the_budget_and_what_was_asked_for_beside_it(config: RunConfig) -> None:
+def test_the_report_holds_the_budget_and_what_was_requested_beside_it(config: RunConfig) -> None:
     options = BudgetOptions(device="h200", compute=1.2e20, served_tokens=1e11)
     report = compute_budget(config, options)
     assert set(asdict(budget_of(config, options))) < set(report.value)

@@ -96,7 +96,7 @@ def test_a_vocabulary_of_another_size_is_refused(tokenised: RunConfig) -> None:
         {"validation_fraction": 0.2},  # on whose other part the tokenizer would be trained
     ],
 )
-def test_other_tokens_are_not_taken_for_those_of_the_run(tokenised: RunConfig, data: dict[str, Any]) -> None:
+def test_other_tokens_are_not_mistaken_for_those_of_the_run(tokenised: RunConfig, data: dict[str, Any]) -> None:
     assert find_tokens(tokenised.data) is not None
     other = changed(tokenised, data=data)
     assert find_tokens(other.data) is None

@@ -68,7 +68,7 @@ def by_known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("by_known_cost")
-def test_ranks_whose_times_follow_the_lengths_are_foretold(world: World, config: RunConfig) -> None:
+def test_ranks_whose_times_follow_the_lengths_are_predicted(world: World, config: RunConfig) -> None:
     said: list[tuple[str, int, int]] = []
     study = study_forecast(config, world, options(), progress=lambda *state: said.append(state))
     (found,) = study.forms
@@ -152,7 +152,7 @@ def test_a_log_says_how_its_ranks_waited() -> None:
         ([{**LOG[0], **RANKS, "compute_seconds_max": 0.0}] * 2, "a compute_seconds_max above 0, found 0.0"),
     ],
 )
-def test_a_log_that_says_nothing_of_waiting_is_refused(records: list[dict[str, Any]], message: str) -> None:
+def test_a_log_without_waiting_times_is_refused(records: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_logged_ranks(records, warmup=1)
 

@@ -58,7 +58,7 @@ def test_the_lengths_that_come_along_give_table_6_to_the_digit(task: str, depth:
     assert (row.strategies, row.packs, slots, row.padding, *rounded) == TABLE_6[task, depth]
 
 
-def test_a_task_is_packed_at_128_and_cut_there_unless_told_otherwise() -> None:
+def test_a_task_is_packed_at_128_and_cut_there_by_default() -> None:
     subject = find_subject("glue:rte", [], SubjectOptions())
     assert (subject.pack_length, subject.histogram.longest) == (128, 128)
     assert subject.long_sequences() == {"policy": "truncate", "sequences": 304, "tokens_lost": 9_054}

@@ -62,7 +62,7 @@ def counts(source: str, **options: str) -> list[int]:
 
 
 @pytest.mark.parametrize("with_readme", [False, True])
-def test_a_task_of_glue_knows_its_columns(with_readme: bool, glue: Path, tokenizer: str) -> None:
+def test_a_task_of_glue_has_its_columns(with_readme: bool, glue: Path, tokenizer: str) -> None:
     if with_readme:
         (glue / "README.md").write_text(README)
     assert counts(f"{glue}:cola", tokenizer=tokenizer) == [0, 0, 1, 1, 0, 1]

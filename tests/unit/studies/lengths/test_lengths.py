@@ -144,7 +144,7 @@ def test_only_numbers_can_be_called_a_histogram(source: str) -> None:
         ("wikipedia_512", InputOptions(tokenizer="bert")),
     ],
 )
-def test_an_option_that_says_nothing_about_the_input_is_refused(source: str, options: InputOptions) -> None:
+def test_an_option_that_does_not_concern_the_input_is_refused(source: str, options: InputOptions) -> None:
     with pytest.raises(ConfigError, match=f"does not apply to {source}, which is"):
         read_histogram(source, options)
 

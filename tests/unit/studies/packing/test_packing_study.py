@@ -38,7 +38,7 @@ def test_published_histograms_have_the_totals_of_the_paper(name, sequences, toke
     assert name in published_names()
 
 
-def test_a_file_that_is_not_there_is_told_with_the_published_names():
+def test_a_file_that_is_not_there_is_reported_with_the_published_names():
     with pytest.raises(DataError, match=r"nowhere cannot be read.*wikipedia_512"):
         read_histogram("nowhere")
 
@@ -214,7 +214,7 @@ def test_packs_are_tried_no_longer_than_they_can_be():
     assert pack_lengths_to_try(10_000_000) == (10_000_000, 11_666_672, 12_500_000, 13_333_336, 15_000_000)
 
 
-def test_what_an_algorithm_cannot_do_is_said_and_the_others_go_on():
+def test_what_an_algorithm_cannot_do_is_said_and_the_others_continue():
     refused = []
     choices = [PackerChoice(algorithm=name) for name in ("least_squares", "longest_pack_first")]
     histogram = LengthHistogram(counts=np.arange(1, 400))

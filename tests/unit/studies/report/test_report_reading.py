@@ -72,7 +72,7 @@ def test_the_state_of_a_run(tmp_path: Path, steps: int, planned: int | None, hel
     assert run.state == state
 
 
-def test_a_summary_of_an_earlier_start_is_not_taken_for_the_runs_state(tmp_path: Path) -> None:
+def test_a_summary_of_an_earlier_start_is_not_mistaken_for_the_runs_state(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "one", steps=20, planned=20)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(record(21)) + "\n")
@@ -90,7 +90,7 @@ def test_broken_lines_and_missing_steps_are_counted(tmp_path: Path, caplog: pyte
     assert "metrics.jsonl, line 6 is not a record" in caplog.text
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / place / "out") for place in ("a", "b")]
     assert [run.label for run in read(*folders)] == ["a/out", "b/out"]
 

@@ -44,7 +44,7 @@ def test_a_study_becomes_runs_phase_by_phase_and_seed_by_seed(tmp_path: Path) ->
     assert runs["first/unpacked/seed_7"].config.training.steps != STEPS
 
 
-def test_the_words_of_a_run_make_it_again_from_the_run_file(tmp_path: Path) -> None:
+def test_the_overrides_of_a_run_reproduce_it_from_the_run_file(tmp_path: Path) -> None:
     for run in runs_of(write_study(tmp_path)).values():
         assert load_run_file(run.run_file, RunConfig, run.overrides) == run.config
 
@@ -83,7 +83,7 @@ def test_runs_of_all_recipes_share_the_tokens_of_their_corpus(tmp_path: Path) ->
     assert {run.prepared_dir for run in own.values()} == {run.prepared_dir for run in runs.values()}
 
 
-def test_words_change_the_study_or_all_of_its_runs(tmp_path: Path) -> None:
+def test_overrides_change_the_study_or_all_of_its_runs(tmp_path: Path) -> None:
     overrides = (f"study.output_dir={tmp_path}/other", "phases.second.seeds=[5]", "training.steps=9")
     runs = runs_of(write_study(tmp_path), *overrides)
     assert [run.seed for run in runs.values()] == [7, 5, 5]

@@ -75,7 +75,7 @@ def test_every_run_of_the_last_phase_is_fine_tuned_in_its_own_folder(tmp_path: P
     assert load_run_file(one.run_file, FinetuneConfig, one.overrides) == one.config
 
 
-def test_words_for_the_runs_leave_fine_tuning_alone_and_it_can_be_left_out(tmp_path: Path) -> None:
+def test_overrides_for_the_runs_leave_fine_tuning_alone_and_it_can_be_left_out(tmp_path: Path) -> None:
     path = write_tuned_study(tmp_path)
     assert [one.config.training.epochs for one in finetunings_of(path, "training.steps=9")] == [3] * 4
     assert finetunings_of(path, "finetune={}") == ()
@@ -95,7 +95,7 @@ def test_fine_tuning_follows_its_run_and_is_not_repeated(tmp_path: Path) -> None
     assert [describe_state(one) for one in finetunings_of(path)] == ["finished"] * 4
 
 
-def test_fine_tuning_of_a_run_that_failed_fails_with_it_and_the_others_go_on(tmp_path: Path) -> None:
+def test_fine_tuning_of_a_run_that_failed_fails_with_it_and_the_others_continue(tmp_path: Path) -> None:
     codes = {PAIRS[1]: 1, f"{PAIRS[2]}/finetune/feeling": 2}
     ended = train(write_tuned_study(tmp_path), FakeMachine(codes=codes))
     assert [ended[f"{key}/finetune/feeling"].state for key in PAIRS] == ["finished", "failed", "failed", "finished"]
@@ -104,7 +104,7 @@ def test_fine_tuning_of_a_run_that_failed_fails_with_it_and_the_others_go_on(tmp
     assert messages[1].startswith("there is no such\nthing")
 
 
-def test_a_study_that_is_stopped_goes_on_with_the_fine_tunings_that_are_left(tmp_path: Path) -> None:
+def test_a_study_that_is_stopped_resumes_with_the_fine_tunings_that_are_left(tmp_path: Path) -> None:
     path = write_tuned_study(tmp_path)
     stopped = train(path, FakeMachine(stops_after=3))
     assert {ended.state for key, ended in stopped.items() if "finetune" in key} == {"unfinished"}

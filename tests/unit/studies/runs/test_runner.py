@@ -59,7 +59,7 @@ def test_a_finished_study_starts_nothing(tmp_path: Path) -> None:
     assert machine.calls == []
 
 
-def test_a_stopped_study_goes_on_with_what_is_left(tmp_path: Path) -> None:
+def test_a_stopped_study_resumes_with_what_is_left(tmp_path: Path) -> None:
     path = write_study(tmp_path)
     stopped = FakeMachine(stops_after=4, codes={"second/packed/seed_1": EXIT_STOPPED})
     assert states(train(path, stopped)) == ["finished"] * 2 + ["unfinished"] * 3

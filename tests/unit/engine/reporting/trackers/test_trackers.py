@@ -47,7 +47,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in packages else find(name))
 
 
-def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(
+def test_a_tracker_that_fails_is_warned_of_once_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, whole = Kept(fails_at=3), Kept()
@@ -64,7 +64,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(
     assert warnings[0].startswith("metrics.tensorboard failed (OSError: no space left) and gets no further steps")
 
 
-def test_trackers_are_told_that_the_run_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_are_notified_that_the_run_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     opening(monkeypatch, csv=kept)
     with pytest.raises(KeyError), Trackers.opened(BOTH, run_log(tmp_path)):
@@ -81,7 +81,7 @@ def test_only_what_the_run_file_names_is_opened(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == [tmp_path / "metrics.jsonl"]
 
 
-def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_go_on(
+def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(section: MetricsSection, run: object) -> Kept:
