@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_run_file(arguments.run_file, FinetuneConfig, arguments.overrides)
     if config.data.definition.predicts != "class":
-        parser.error(f"{config.data.task} is no task of classes")
+        parser.error(f"{config.data.task} is not a task of classes")
     pretrained = read_pretrained(config)
     data = read_task(config.data, config.folder, pretrained.tokenizer)
     finetuning = Finetuning(

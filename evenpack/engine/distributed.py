@@ -214,7 +214,7 @@ def complete_environment(environment: MutableMapping[str, str]) -> None:
         tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
         if tasks > 1:
             raise RunError(
-                f"srun started {tasks} tasks that do not know of each other: let srun start one task on each machine, "
+                f"srun started {tasks} separate tasks: let srun start one task on each machine, "
                 "and `deepspeed` or `torchrun` in it the ranks"
             )
         _set_single_rank(environment)

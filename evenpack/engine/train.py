@@ -83,7 +83,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
         DataVerification.begin(run.prepared, world) as verification,
         closing(run.batches(stop_step=last_step)) as batches,
     ):
-        first = next(batches)  # starts the loader's processes, which is no part of a step's time
+        first = next(batches)  # starts the loader's processes, which is not part of a step's time
         with Journal.opened(run, mlperf, run.config.metrics) as journal:
             outcome = _loop(
                 run,

@@ -69,7 +69,7 @@ class FinetuneDataSection(Section):
             raise ValueError(
                 f"max_sequence_length {self.max_sequence_length} leaves {room} tokens for a context beside a question "
                 f"of max_question_length ({self.max_question_length}) and three special tokens: window_stride "
-                f"({self.window_stride}) would leave out what lies between two windows"
+                f"({self.window_stride}) would leave out tokens between two windows"
             )
         return self
 

@@ -58,7 +58,7 @@ class Pretrained:
 def read_pretrained(config: FinetuneConfig) -> Pretrained:
     """Reads the weights that `training.initialize_from` names.
 
-    Raises: ConfigError if it names nothing, or a model that is no encoder; CheckpointError if there are no readable
+    Raises: ConfigError if it names nothing, or a model that is not an encoder; CheckpointError if there are no readable
     weights, or weights of too few positions or of another vocabulary; DataError without a tokenizer.
     """
     path = config.training.initialize_from

@@ -102,7 +102,7 @@ def assert_nothing_prepared(folder: Path) -> None:
 BAD_SOURCES = {
     "a missing file": (b"", ["data.sources.wiki.path=nothing.jsonl"], "nothing.jsonl"),
     "an unreadable line": (b'{"text": "a b c"}\n{"text": "a b\n', [], "bad.jsonl, line 2"),
-    "a line that is no object": (b'{"text": "a b c"}\n[1, 2]\n', [], "bad.jsonl, line 2"),
+    "a line that is not an object": (b'{"text": "a b c"}\n[1, 2]\n', [], "bad.jsonl, line 2"),
     "a wrong text key": (b'{"body": "a b c", "id": 1}\n', [], "existing keys: 'body', 'id'"),
     "invalid UTF-8": (b'{"text": "a b c"}\n{"text": "\xff\xfe"}\n', [], "bad.jsonl, line 2"),
     "an empty corpus": (b"", [], "source 'wiki' holds no document"),
@@ -149,7 +149,7 @@ BAD_TOKENIZERS = {
     "a folder that is not there": (None, "folder tokenizer does not exist"),
     "an empty vocabulary": (({}, "#version: 0.2\n"), "vocab"),
     "a vocabulary of another tokenizer": (({"[UNK]": 0, "hello": 1, "world": 2}, "#version: 0.2\n"), "vocab"),
-    "a vocabulary that is no JSON": (("{", "#version: 0.2\n"), "vocab"),
+    "a vocabulary that is not JSON": (("{", "#version: 0.2\n"), "vocab"),
 }
 
 

@@ -49,7 +49,7 @@ def test_a_tokenizer_with_a_wrong_vocabulary_is_refused(run_file: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps({}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     section = f"data.tokenizer={{kind: gpt2, path: {folder}}}"
-    assert "vocab.json is no GPT-2 vocabulary" in refusal(run_file, section)
+    assert "vocab.json is not a GPT-2 vocabulary" in refusal(run_file, section)
 
 
 def test_prepare_says_nothing_more_to_do_and_refuses_a_changed_section(run_file: Path) -> None:

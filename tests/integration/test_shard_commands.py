@@ -147,7 +147,7 @@ def test_what_cannot_be_exported_or_picked_is_refused(run_file: Path, tmp_path: 
     few = evenpack("shards pick", rows, str(tmp_path / "eval.hdf5"), expected=2).stderr
     assert "10000 samples cannot be picked from" in " ".join(few.split())
     assert not (tmp_path / "eval.hdf5").exists()
-    assert "is no file, no folder with" in evenpack("shards pick", tmp_path / "none", "eval.hdf5", expected=2).stderr
+    assert "is not a file, a folder with" in evenpack("shards pick", tmp_path / "none", "eval.hdf5", expected=2).stderr
 
 
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ def test_an_unknown_key_in_the_file_names_the_nearest_one(tmp_path: Path) -> Non
         ("run: {1: 2}", "a key must be text, found 1"),
         ("[" * 3000, "nested too deeply"),
         ("run: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
-        ("run: &a [*a]", "an alias stands inside what it is an alias of"),
+        ("run: &a [*a]", "an alias refers to a value that contains it"),
     ],
 )
 def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -182,7 +182,7 @@ def alias_bomb(levels: int) -> str:
 def test_few_lines_that_stand_for_a_billion_values_are_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(alias_bomb(9))
-    with pytest.raises(ConfigError, match=r"stands for [0-9,]{9,} values") as caught:
+    with pytest.raises(ConfigError, match=r"represents [0-9,]{9,} values") as caught:
         load_run_file(path, RunConfig)
     assert len(str(caught.value)) < 500
 
@@ -211,7 +211,7 @@ def test_a_run_may_be_named_by_a_date(run_file: Path, text: str) -> None:
 
 
 def test_what_is_no_file_is_not_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         load_run_file(tmp_path, RunConfig)
 
 

@@ -35,6 +35,14 @@ INSTEAD = {
     r"taken for granted": "assumed",
     r"looks both ways": "bidirectional",
     r"\bspoilt\b": "damaged",
+    r"(?<!here )\b(?:is|was|are|were) no (?!longer|more|faster|slower|better|such|less)": "is not a",
+    r"\b(?:tells?|told|knows?) of\b": "has, reports, lists",
+    r"what of it\b|by name of|\bsuch as are\b": "(rephrase)",
+    r"thrown away|throws? away": "discard",
+    r"\bof (?:no )?use\b(?! by)": "useless, useful",
+    r"in the midst": "during",
+    r"\bspares\b": "is not applied to",
+    r"\bwhich one hears\b|\blistened to\b": "record",
     rf"\b(?:{UNITS})(?: |\n *)an?(?: |\n *)(?:{PER})\b(?! (?:may|of|in)\b)": "tokens/s, sequences per pack",
 }
 OLD = re.compile("|".join(INSTEAD))

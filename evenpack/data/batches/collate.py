@@ -128,7 +128,7 @@ class Collator:
             if left_out_here is not None:
                 left_out = np.zeros(len(tokens), dtype=bool) if left_out is None else left_out
                 left_out[token_sources == index] = left_out_here
-            if source.view.max_segments_per_sequence == 1:  # spares a second look into the index
+            if source.view.max_segments_per_sequence == 1:  # avoids a second lookup in the index
                 lengths, counts[members] = packs.lengths[members], 1
             else:
                 lengths, counts[members] = source.view.segments(chosen)

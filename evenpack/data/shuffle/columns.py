@@ -90,7 +90,7 @@ class ColumnFolder:
             return found
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(
-                f"{path} is no record of a column ({error}); remove {self.folder} and prepare again"
+                f"{path} is not a record of a column ({error}); remove {self.folder} and prepare again"
             ) from error
 
     def write(

@@ -164,7 +164,7 @@ def _whole(path: Path) -> Checkpoint:
     try:
         checkpoint = read_manifest(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} is no readable checkpoint: {error}") from error
+        raise CheckpointError(f"{path} is not a readable checkpoint: {error}") from error
     problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files)
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} is broken: {problem}; name another one")

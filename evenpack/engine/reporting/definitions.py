@@ -164,7 +164,7 @@ def find_metric(path: Path) -> Metric:
     """Returns the metric at a path. Raises: ValueError if there is none."""
     found = next((metric for metric in DEFINITIONS if metric.is_named(path)), None)
     if found is None:
-        raise ValueError(f"'{'/'.join(path)}' is no metric: add its line to {__name__.replace('.', '/')}.py")
+        raise ValueError(f"'{'/'.join(path)}' is not a metric: add its line to {__name__.replace('.', '/')}.py")
     return found
 
 
@@ -181,7 +181,7 @@ def values_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Pat
 def scalars(record: Mapping[str, Any]) -> dict[str, int | float]:
     """Returns what trackers get beside the step: each single number under `group/name`.
 
-    Lists, texts and what is null are left out. Raises: ValueError for a name that is no metric.
+    Lists, texts and what is null are left out. Raises: ValueError for a name that is not a metric.
     """
     found = {}
     for path, value in values_of(record):

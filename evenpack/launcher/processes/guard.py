@@ -127,8 +127,8 @@ class Guard(threading.Thread):
 class Ancestors:
     """The launcher that started this rank, and the process that started it.
 
-    If the parent has ended, nobody waits for this rank any more. If only the grandparent has ended, as after a SIGTERM
-    to `deepspeed`, the parent still waits: there is time to save.
+    If the parent has ended, no process waits for this rank any more. If only the grandparent has ended, as after a
+    SIGTERM to `deepspeed`, the parent still waits: there is time to save.
     """
 
     def __init__(self) -> None:

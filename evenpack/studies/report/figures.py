@@ -24,7 +24,7 @@ _HEIGHT_INCHES = 4.2
 _MANY = 10_000
 """Largest value from which on an axis counts in k, M or G."""
 _SHORT_NAME = 12
-"""Characters of a fingerprint that tell data apart for people."""
+"""Number of characters of a fingerprint that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)

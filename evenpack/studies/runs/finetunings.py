@@ -95,8 +95,8 @@ def expand_finetunings(
 def require_tasks(finetunings: Sequence[FinetuneRun]) -> None:
     """Checks everything that can be checked before the pretraining starts.
 
-    Raises: ConfigError if a task's files are missing, a model is no encoder or has too few positions, or scikit-learn
-    is not installed.
+    Raises: ConfigError if a task's files are missing, a model is not an encoder or has too few positions, or
+    scikit-learn is not installed.
     """
     if finetunings:
         require_metrics()

@@ -147,7 +147,7 @@ def test_a_wrong_question_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no readable JSON"),
+        ("{", "is not readable JSON"),
         ("[]", "expected an object with a list 'data'"),
         ('{"data": []}', "holds no question"),
         ('{"data": [{"paragraphs": 3}]}', r"data\[0\]: expected an object with a list 'paragraphs'"),

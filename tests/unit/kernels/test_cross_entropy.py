@@ -16,7 +16,7 @@ TOKENS, HIDDEN, VOCABULARY = 53, 24, 101
 
 
 def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns hidden, weight, labels, weights; a quarter of the tokens is no target, others have unequal weights."""
+    """Returns hidden, weight, labels, weights; a quarter of the tokens is not a target, others have unequal weights."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator, dtype=torch.float64)
     weight = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=torch.float64)

@@ -223,8 +223,8 @@ def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPat
     [
         (["run.yaml", "--name", "x"], "a run's sources have --source"),
         (["run.yaml", "--source", "txt"], "did you mean 'text'"),
-        (["lengths.txt", "run.seed=1"], "is no run file"),
-        (["lengths.txt", "--source", "x"], "is no run file"),
+        (["lengths.txt", "run.seed=1"], "is not a run file"),
+        (["lengths.txt", "--source", "x"], "is not a run file"),
         (["lengths.txt", "--pack-length", "0"], "at least 1"),
         (["lengths.txt", "--pack-length", "6"], "do not fit into a pack of 6"),
         (["lengths.txt", "--pack-length", "6"], "(--pack-length, --long)"),
@@ -504,7 +504,7 @@ def test_a_study_is_printed_and_saved(evenpack: Command, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("study.txt", "--save writes a JSON file: give a name like"), ("file/study.json", "is no folder")],
+    [("study.txt", "--save writes a JSON file: give a name like"), ("file/study.json", "is not a folder")],
 )
 def test_a_file_that_cannot_be_saved_is_refused_before_the_work(
     name: str, message: str, evenpack: Command, tmp_path: Path

@@ -65,8 +65,8 @@ def test_what_is_no_file_of_text_is_refused(pairs: RunConfig, tmp_path: Path) ->
     (tmp_path / "file.bin").touch()
     for name, message in (
         ("none.txt", "is not there: give a file"),
-        (".", "is no file: give a file"),
-        ("file.bin", r"tells how a file is read; known: \.jsonl, .*\.parquet, .*\.txt"),
+        (".", "is not a file: give a file"),
+        ("file.bin", r"recognised by the ending of its name; known: \.jsonl, .*\.parquet, .*\.txt"),
     ):
         with pytest.raises(ConfigError, match=message), run_over_file(pairs, tmp_path / name):
             pass

@@ -26,7 +26,7 @@ from evenpack.models.families import (
 
 PACKAGE = Path(evenpack.__file__).parent
 TOKENIZERS = (PACKAGE / "data" / "config.py", PACKAGE / "data" / "prepare", PACKAGE / "data" / "tokenizers")
-"""Kinds of tokenizers are no model families."""
+"""Kinds of tokenizers are not model families."""
 
 
 def entry(name: str, value: str) -> EntryPoint:

@@ -42,7 +42,7 @@ class CsvTable:
         )
         done = 0
         with self._path.open("rb") as file, arrow_errors_as_data_errors(self.origin, self._path.suffix[1:]):
-            # With one column an empty line is a missing value; otherwise it is no row.
+            # With one column an empty line is a missing value; otherwise it is not a row.
             for batch in self._open(file, options, empty_lines=len(self.schema) == 1):
                 place = row_namer(self.origin, done)
                 done += len(batch)
@@ -63,7 +63,7 @@ class CsvTable:
 
 
 def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
-    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is no integer."""
+    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is not an integer."""
     trimmed = pc.utf8_trim_whitespace(texts)
     trimmed = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
     try:
@@ -80,7 +80,7 @@ def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
 
 
 def _cast_decimal(texts: Any) -> Any:
-    """Converts decimals. Raises: pa.ArrowInvalid for a text that is no integer in decimal digits."""
+    """Converts decimals. Raises: pa.ArrowInvalid for a text that is not an integer in decimal digits."""
     if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
         raise pa.ArrowInvalid("Arrow would take 0x10 for 16")
     return pc.cast(texts, pa.int64())

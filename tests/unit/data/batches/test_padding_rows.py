@@ -1,4 +1,4 @@
-"""Padding in rows of the recipe `padding` is not counted as tokens, and is no target if the recipe excludes it."""
+"""Padding in rows of the recipe `padding` is not counted as tokens, and is not a target if the recipe excludes it."""
 
 import numpy as np
 import pytest

@@ -276,7 +276,7 @@ def test_an_index_of_another_preparation_is_refused():
 def test_what_the_plan_does_not_hold_is_not_found(sequence_id, length):
     plan = plan_of(np.array([5, 5, 6]))
     assert plan.find(np.array([2, 0]), np.array([6, 5]), 4)[0].tolist() == [4, 4]
-    with pytest.raises(DataError, match=f"sequence id {sequence_id} is no sequence of length {length}"):
+    with pytest.raises(DataError, match=f"sequence id {sequence_id} is not a sequence of length {length}"):
         plan.find(np.array([0, sequence_id]), np.array([5, length]), 4)
 
 

@@ -207,7 +207,7 @@ def test_columns_are_equal_in_memory_where_short_sequences_lie_together(
         (lambda folder: (folder / "00001.tokens").unlink(), r"00001.tokens is missing: remove .* and prepare again"),
         (
             lambda folder: (folder / "00001.json").write_text('{"shards": [], "content": 1}'),
-            "00001.json is no record of a column .0 shards, expected 3.",
+            "00001.json is not a record of a column .0 shards, expected 3.",
         ),
     ],
 )

@@ -88,7 +88,7 @@ def test_what_is_wrong_is_named_with_file_and_row(tmp_path: Path) -> None:
         pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
     )
     pa.parquet.write_table(pa.table({"text": broken}), tmp_path / "c.parquet")
-    assert "c.parquet, row 1 (from 0): 'text' is no valid UTF-8" in refusal(tmp_path / "c.parquet")
+    assert "c.parquet, row 1 (from 0): 'text' is not valid UTF-8" in refusal(tmp_path / "c.parquet")
 
 
 def test_a_table_without_rows_has_no_document(tmp_path: Path) -> None:

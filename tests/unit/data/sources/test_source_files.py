@@ -80,7 +80,7 @@ def test_a_file_named_twice_is_refused_with_both_of_its_names(shards: Path) -> N
 @pytest.mark.parametrize(("path", "expected"), [
     (["c.jsonl", "b/*.json"], "source 'wiki': b/*.json does not exist, and no file matches it"),
     (["c.jsonl", "d.jsonl"], "source 'wiki': d.jsonl does not exist"),
-    ("b/**.jsonl", "b/**.jsonl is no glob pattern"),
+    ("b/**.jsonl", "b/**.jsonl is not a glob pattern"),
     ("x" * 300, "cannot be read: File name too long"),
     ("pipe", "pipe is neither a file nor a folder"),
 ])  # fmt: skip

@@ -147,5 +147,5 @@ def test_an_unknown_split_is_reported_with_the_known_ones(
 
 
 def test_an_unknown_task_is_reported_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'sst-2' is no task of GLUE; did you mean 'sst2'\? known: cola, mnli, mrpc"):
+    with pytest.raises(ConfigError, match=r"'sst-2' is not a task of GLUE; did you mean 'sst2'\? known: cola, mnli"):
         find_glue_task("sst-2")

@@ -329,7 +329,7 @@ def test_a_write_continues_only_with_the_same_vocabulary_and_whole_partial_files
 
     for text in ("{", "[]", '{"complete": true}'):
         (tmp_path / "tokens.journal.json").write_text(text)
-        with pytest.raises(DataError, match="is no journal of a token file"):
+        with pytest.raises(DataError, match="is not a journal of a token file"):
             TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
 
 

@@ -24,7 +24,7 @@ from evenpack.models.foreign.table import read_table
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 TOLERANCE = 1e-5
-NO_HEADS = "no tensor tells how many heads there are, and no bert_config.json: 2, as here"
+NO_HEADS = "neither a tensor nor a bert_config.json gives the number of heads: 2, as here"
 THEIR_CONFIG = {
     "vocab_size": VOCABULARY,
     "hidden_size": 8,

@@ -62,7 +62,7 @@ def test_the_runs_of_a_shipped_study_are_found_beside_it() -> None:
         ("configs/gpt2_smal.yaml", "did you mean gpt2_small,"),
         ("bert_large_packed", "did you mean mlperf/bert_large_packed"),
         ("zzz.yaml", "evenpack; `evenpack config list` shows those that do"),
-        (".", "run file . is no file"),
+        (".", "run file . is not a file"),
     ],
 )
 def test_a_run_file_that_is_nowhere_is_refused_with_the_nearest_names(path: str, message: str) -> None:

@@ -53,4 +53,4 @@ def test_what_is_no_log_ends_with_2(
 ) -> None:
     (tmp_path / "train.log").write_text("hello")
     assert run(monkeypatch, "check", tmp_path / "train.log") == 2
-    assert "it is no log of MLPerf" in capsys.readouterr().err
+    assert "it is not a log of MLPerf" in capsys.readouterr().err

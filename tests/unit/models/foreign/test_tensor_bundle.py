@@ -106,7 +106,7 @@ def test_each_damaged_byte_of_the_index_is_found(tmp_path: Path, place: int) -> 
     content = bytearray(index.read_bytes())
     content[place] ^= 4
     index.write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{index} is no whole index .* copy it again"):
+    with pytest.raises(CheckpointError, match=rf"{index} is not a whole index .* copy it again"):
         TensorBundle(prefix)
 
 
@@ -115,7 +115,7 @@ def test_an_index_that_is_cut_off_is_named(tmp_path: Path, size: int) -> None:
     prefix = copy_of(BERT, tmp_path)
     index = Path(f"{prefix}.index")
     index.write_bytes(index.read_bytes()[:size])
-    with pytest.raises(CheckpointError, match=rf"{index} is no whole index of a TensorFlow checkpoint"):
+    with pytest.raises(CheckpointError, match=rf"{index} is not a whole index of a TensorFlow checkpoint"):
         TensorBundle(prefix)
 
 

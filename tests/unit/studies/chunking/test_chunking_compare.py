@@ -159,5 +159,5 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--plot takes a folder"):
         require_plots(tmp_path / "figure.png")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         require_plots(tmp_path / "file")

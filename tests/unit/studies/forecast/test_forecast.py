@@ -165,10 +165,10 @@ def test_a_log_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"ranks": "2,x"}, "'x' is no number of ranks"),
+        ({"ranks": "2,x"}, "'x' is not a number of ranks"),
         ({"ranks": "0,2"}, "numbers of 2 or more"),
         ({"ranks": "1"}, "numbers of 2 or more"),
-        ({"ranks": "-2"}, "'-2' is no number"),
+        ({"ranks": "-2"}, "'-2' is not a number"),
         ({"steps": 1}, "--steps must be 2 or more"),
         ({"fit_steps": 5}, "--fit-steps must be 20 or more, found 5"),
         ({"layouts": "unpadded/later"}, "no layout 'unpadded/later'"),

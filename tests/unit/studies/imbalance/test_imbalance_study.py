@@ -253,8 +253,8 @@ def test_a_log_that_runs_off_to_infinity_leaves_the_rest_readable(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "0"], "'0' is no positive integer"),
-        (["--devices", "1,x"], "'x' is no positive integer"),
+        (["--devices", "0"], "'0' is not a positive integer"),
+        (["--devices", "1,x"], "'x' is not a positive integer"),
         (["--steps", "3"], "--steps must be 30 or more"),
         (["--pack-length", "256"], "do not fit into a pack of 256"),
         (["--cost-model", "h100"], "neither a file nor a shipped one"),

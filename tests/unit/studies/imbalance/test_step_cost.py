@@ -47,7 +47,7 @@ def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
         find_cost("bert_large")
     path = tmp_path / "cost.json"
     for text, message in (
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[1]", "must hold a JSON object"),
         ('{"model": "x"}', "flops_per_slot"),
     ):

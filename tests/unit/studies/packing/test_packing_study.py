@@ -239,5 +239,5 @@ def test_billions_of_sequences_are_studied_without_shuffling_them():
 
 def test_the_command_says_which_pack_length_is_no_number():
     assert parse_pack_lengths("27, 36") == (27, 36)
-    with pytest.raises(ConfigError, match="'0' is no number of 1 or more"):
+    with pytest.raises(ConfigError, match="'0' is not a number of 1 or more"):
         parse_pack_lengths("27,0")

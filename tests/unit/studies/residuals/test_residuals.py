@@ -128,11 +128,11 @@ def command(**options: object) -> ResidualsCommand:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "1,much"}, "--weights 1,much: 'much' is no number of 0 or more; give 1,0.09,0"),
-        ({"weights": "-1"}, "'-1' is no number of 0 or more"),
-        ({"weights": "1,"}, "'' is no number of 0 or more"),
-        ({"up_to": "0"}, "--up-to 0: '0' is no length of 1 or more; give 8,16"),
-        ({"up_to": "8,x"}, "'x' is no length"),
+        ({"weights": "1,much"}, "--weights 1,much: 'much' is not a number of 0 or more; give 1,0.09,0"),
+        ({"weights": "-1"}, "'-1' is not a number of 0 or more"),
+        ({"weights": "1,"}, "'' is not a number of 0 or more"),
+        ({"up_to": "0"}, "--up-to 0: '0' is not a length of 1 or more; give 8,16"),
+        ({"up_to": "8,x"}, "'x' is not a length"),
         ({"depth": 0}, "--depth must be 1 sequence per pack or more, not 0"),
         ({"plot": Path("residuals.svg")}, "a plot is a PNG file"),
     ],
