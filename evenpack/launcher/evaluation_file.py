@@ -54,7 +54,7 @@ def _source(data: DataConfig, path: Path) -> Source:
             "data by overrides of data.sources and data.prepared_dir, and evaluate that"
         )
     if not path.is_file():
-        raise ConfigError(f"--data {path} is {'no file' if path.exists() else 'not there'}: give a file of text")
+        raise ConfigError(f"--data {path} is {'not a file' if path.exists() else 'not there'}: give a file of text")
     for suffixes, source in _SOURCES.items():
         if path.name.endswith(suffixes):
             alike = [own for own in data.sources.values() if isinstance(own, type(source))]
