@@ -1,13 +1,13 @@
-"""Forward and backward of attention over packs of several document mixes.
+"""Measures the forward and backward passes of attention over packs of several document mixes.
 
     python benchmarks/attention.py [--device cuda] [--heads 12] [--head-dim 64] [--bidirectional] [--alibi] ...
 
-On a CPU it compares ways for `sdpa` to cut a pack into windows (`WINDOW_TOKENS` in evenpack/kernels/sdpa.py): one call
-for each document ("0"), windows of 32, 64, ... tokens, one block mask over each pack. On CUDA, every backend that can
-serve, in bfloat16. All ways of a mix are timed in turn, and the median is reported.
+On a CPU it compares ways for `sdpa` to divide a pack into windows (`WINDOW_TOKENS` in evenpack/kernels/sdpa.py): one
+call for each document ("0"), windows of 32, 64, ... tokens, one block mask over each pack. On CUDA it compares all
+available backends, in bfloat16. All ways of a mix are timed in turn, and the median is reported.
 
-TFLOP/s count pairs of positions that see each other, two matrix products forward and five backward, 2 * head_dim
-operations a pair, head and product.
+TFLOP/s count pairs of positions that attend to each other, two matrix products forward and five backward, and
+2 * head_dim operations per pair, head and product.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def setting(arguments: argparse.Namespace) -> dict[str, str | int | bool]:
-    """What the figures hold for."""
+    """Returns the settings of the measurement."""
     cuda = arguments.device == "cuda"
     return {
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
@@ -80,7 +80,7 @@ def dtype_of(arguments: argparse.Namespace) -> torch.dtype:
 
 
 def cut(documents: int, pack_length: int, packs: int) -> list[int]:
-    """Each pack cut into so many documents at random places, the same in every run."""
+    """Returns packs, each cut into so many documents at random positions, the same in every run."""
     generator = np.random.default_rng(documents)
     lengths: list[int] = []
     for _ in range(packs):
@@ -90,7 +90,7 @@ def cut(documents: int, pack_length: int, packs: int) -> list[int]:
 
 
 def ways(arguments: argparse.Namespace, lengths: list[int]) -> dict[str, Attend]:
-    """The competitors by name."""
+    """Returns the functions to be compared, by name."""
     device = torch.device(arguments.device)
     causal = not arguments.bidirectional
     slopes = alibi_slopes(arguments.heads, device) if arguments.alibi else None
@@ -133,7 +133,7 @@ def ways(arguments: argparse.Namespace, lengths: list[int]) -> dict[str, Attend]
 def measure(
     competitors: dict[str, Attend], lengths: list[int], arguments: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Median milliseconds and TFLOP/s of each, all in turn so that a busy moment strikes them alike."""
+    """Returns median milliseconds and TFLOP/s of each, timed in turn so that load on the machine affects all alike."""
     shape = (sum(lengths), arguments.heads, arguments.head_dim)
     q, k, v, upstream = (torch.randn(shape, device=arguments.device, dtype=dtype_of(arguments)) for _ in range(4))
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
@@ -160,7 +160,7 @@ def measure(
 
 
 def now(device: str) -> float:
-    """Seconds, once the device has done all that it was given."""
+    """Returns the time in seconds after synchronising with the device."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

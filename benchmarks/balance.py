@@ -1,11 +1,12 @@
-"""How long the other ranks wait for the one with the most attention to compute.
+"""Measures how long other ranks wait for the rank with the most attention to compute.
 
     python benchmarks/balance.py [--histogram FILE.json --key wikipedia_512] [--json]
 
-Consecutive steps of packs (longest pack first, in the shuffled order of a plan) are given to the ranks as they come,
-that is at random; most expensive pack first to the cheapest rank that has room; and by `assign_by_cost`. The figure is
-the most expensive rank's sum of length² over the mean rank's, averaged over the steps. Accumulating, where the ranks
-wait for each other in every micro-batch, the most expensive ranks of all micro-batches are added up.
+Consecutive steps of packs (longest pack first, in the shuffled order of a plan) are assigned to the ranks in order of
+arrival, that is at random; most expensive pack first to the least expensive rank with room; and by `assign_by_cost`.
+The figure is the most expensive rank's sum of length² over the mean rank's, averaged over the steps. With gradient
+accumulation, where the ranks wait for each other in every micro-batch, the sums of the most expensive ranks of all
+micro-batches are added up.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def main() -> None:
     arguments = parser.parse_args()
     name, histogram = length_histograms.load(arguments)
     packing = pack(histogram, pack_length=len(histogram.counts))
-    # Only lengths count here: the index of sequences stands still at one value and takes no memory.
+    # Only lengths matter here: the index of sequences is a constant and takes no memory.
     plan = PackPlan(packing, np.broadcast_to(np.int32(0), histogram.sequences), key=1)
     ranks, share = arguments.ranks, arguments.packs_per_rank
     steps = [pack_costs(plan, step, ranks * share) for step in range(arguments.steps)]

@@ -1,14 +1,14 @@
-"""From a list of lengths to any step of its plan: do time stay linear and memory bounded up to a billion sequences?
+"""Measures whether time is linear and memory bounded from a list of up to a billion lengths to a step of its plan.
 
     python benchmarks/billion_lengths.py [--name wikipedia_512] [--sequences 1e7 1e8 1e9] [--directory DIR]
 
 Lengths are drawn, with replacement, from the sequences of a published histogram into a memory-mapped .npy file of
-uint16. Then, for each number of sequences in a process of its own: histogram, packing, sorted index (a mapped file
-too), PackPlan of that file, the first step and one at 99 % of the second epoch.
+uint16. Then a process for each number of sequences computes histogram, packing, sorted index (a mapped file too),
+PackPlan of that file, the first step and one at 99 % of the second epoch.
 
-Times are CPU seconds of that process (user and system), one run, with the wall time beside them; they leave out the
-kernel's threads that write pages to the disk. Memory is sampled from outside every 10 ms (Linux): anonymous memory is
-what the process alone holds; pages of the mapped files count as resident too, but the system takes them back.
+Times are CPU seconds of that process (user and system) in one run, with the wall time; they exclude the kernel's
+threads that write pages to the disk. Memory is sampled by another process every 10 ms (Linux): anonymous memory belongs
+to the process alone; pages of the mapped files are counted as resident too, but the system can reclaim them.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def sort_to_file(lengths: np.ndarray, histogram: LengthHistogram, index: Path) -
 
 
 class Times:
-    """What each part took."""
+    """Returns the time and memory of each part."""
 
     def __init__(self) -> None:
         self.cpu_seconds: dict[str, float] = {}
@@ -123,7 +123,7 @@ class Times:
 
 
 def watched(function: Callable[..., Figures], *arguments: object) -> Figures:
-    """The figures of `function`, called in a new process, with the most anonymous memory that process was seen with."""
+    """Calls `function` in a new process; returns its figures with the process's peak of anonymous memory."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=send_figures, args=(sender, function, *arguments))
@@ -142,7 +142,7 @@ def send_figures(sender: Connection, function: Callable[..., Figures], *argument
 
 
 def resident_megabytes(process: str) -> dict[str, int]:
-    """RssAnon, RssFile and RssShmem; nothing of a process that has ended."""
+    """Returns RssAnon, RssFile and RssShmem; empty for a process that has ended."""
     lines = Path("/proc", process, "status").read_text().splitlines()
     return {
         name: int(kib.split()[0]) * 1024 // 10**6

@@ -1,12 +1,11 @@
-"""How fast fine-tuning is packed, un-padded and padded: the same sequences in the same updates.
+"""Measures the speed of packed, un-padded and padded fine-tuning with the same sequences in the same updates.
 
     OMP_NUM_THREADS=1 python benchmarks/finetune_speed.py FINETUNE.yaml [section.key=value ...] [--json FILE]
 
-One model takes whole updates (collation, forward and backward passes, AdamW) in the three layouts in turn, so that
-whatever else the machine does hits each of them. Rates are sequences over the median seconds of an update; seconds are
-those of the process's threads on a CPU, else wall clock. `of_packing_factor` is the speed-up over padding to
-data.max_sequence_length, divided by the sequences of a pack: 1 is all that packing can give where padding costs what
-tokens cost.
+One model does whole updates (collation, forward and backward passes, AdamW) in the three layouts in turn, so that load
+on the machine affects all of them. Rates are sequences over the median seconds of an update; seconds are CPU seconds of
+the process's threads on a CPU, otherwise wall-clock seconds. `of_packing_factor` is the speed-up over padding to
+data.max_sequence_length, divided by the sequences per pack: 1 is the ideal if padding costs as much as tokens.
 """
 
 import argparse
@@ -47,7 +46,7 @@ def main() -> None:
 
 
 def measure(config: FinetuneConfig, *, rounds: int) -> dict[str, Any]:
-    """Rates of each layout, and how far packing gets."""
+    """Returns the rates of each layout, and the speed-up of packing."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pretrained = read_pretrained(config)
     data = read_task(config.data, config.folder, pretrained.tokenizer)
@@ -86,7 +85,7 @@ def measure(config: FinetuneConfig, *, rounds: int) -> dict[str, Any]:
 
 
 def in_layout(config: FinetuneConfig, layout: Layout) -> FinetuneConfig:
-    """The run in another layout."""
+    """Returns the run in another layout."""
     values = config.model_dump(mode="json")
     values["training"]["layout"] = layout
     return validate(values, FinetuneConfig, origin="benchmark")

@@ -1,11 +1,11 @@
-"""The fine-tuning of a run file by transformers' own model, to hold the results of `evenpack finetune` against.
+"""Fine-tunes transformers' own model by a run file, for comparison with the results of `evenpack finetune`.
 
     python benchmarks/finetune_transformers.py FINETUNE.yaml [section.key=value ...] [--json FILE]
 
 The pretrained weights are exported and loaded by transformers (`AutoModelForSequenceClassification`), and each seed
-begins with the same new head. Steps hold the same sequences, un-packed and padded to the longest of the step, under
-torch's AdamW and transformers' linear schedule; dropout draws other numbers. `first_loss_difference` compares the two
-models' losses over the first step before training, without dropout.
+begins with the same new head. Steps hold the same sequences, un-packed and padded to the longest of the step, with
+torch's AdamW and transformers' linear schedule; dropout uses other random numbers. `first_loss_difference` compares the
+two models' losses over the first step before training, without dropout.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load_run_file(arguments.run_file, FinetuneConfig, arguments.overrides)
     if config.data.definition.predicts != "class":
-        parser.error(f"{config.data.task} is no task of classes")
+        parser.error(f"{config.data.task} is not a task of classes")
     pretrained = read_pretrained(config)
     data = read_task(config.data, config.folder, pretrained.tokenizer)
     finetuning = Finetuning(
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def train_seed(finetuning: Finetuning, ours: FinetunedModel, exported: Path, seed: int) -> dict[str, Any]:
-    """Trains transformers' model on the sequences that `ours` would be trained on, and judges it."""
+    """Trains transformers' model on the sequences that `ours` would be trained on, and evaluates it."""
     training = finetuning.config.training
     model = with_head_of(ours, exported)
     order = finetuning.step_order(seed)
@@ -96,14 +96,14 @@ def train_seed(finetuning: Finetuning, ours: FinetunedModel, exported: Path, see
     seconds = time.perf_counter() - began
     return {
         "seed": seed,
-        "metrics": judged(model, finetuning.data),
+        "metrics": scored(model, finetuning.data),
         "first_loss_difference": difference,
         "sequences_per_second": training.epochs * features.sequences / seconds,
     }
 
 
 def with_head_of(ours: FinetunedModel, exported: Path) -> Any:
-    """transformers' model with the exported encoder and the new layer of `ours`."""
+    """Returns transformers' model with the exported encoder and the new layer of `ours`."""
     classifier = ours.head.get_submodule("classifier")
     labels = classifier.get_parameter("bias").numel()
     model = AutoModelForSequenceClassification.from_pretrained(exported, num_labels=labels)
@@ -113,7 +113,7 @@ def with_head_of(ours: FinetunedModel, exported: Path) -> Any:
 
 @torch.no_grad()
 def first_loss_difference(finetuning: Finetuning, ours: FinetunedModel, theirs: Any, seed: int) -> float:
-    """Of the mean loss over the first step, relative."""
+    """Returns the relative difference of the mean loss over the first step."""
     packs = next(finetuning.step_order(seed).epoch(0))
     features = finetuning.data.training
     mine = float(ours.eval().losses(finetuning.collator(features).collate(packs)).mean())
@@ -122,7 +122,7 @@ def first_loss_difference(finetuning: Finetuning, ours: FinetunedModel, theirs: 
 
 
 def rows(features: Features, sequence_ids: np.ndarray) -> dict[str, torch.Tensor]:
-    """Sequences as transformers takes them, padded to the longest."""
+    """Returns sequences in the form of transformers, padded to the longest."""
     lengths = features.lengths[sequence_ids]
     columns = np.arange(lengths.max())
     real = columns < lengths[:, None]
@@ -143,8 +143,8 @@ def rows(features: Features, sequence_ids: np.ndarray) -> dict[str, torch.Tensor
 
 
 @torch.no_grad()
-def judged(model: Any, data: TaskData) -> dict[str, dict[str, float]]:
-    """The metrics of each evaluation file."""
+def scored(model: Any, data: TaskData) -> dict[str, dict[str, float]]:
+    """Returns the metrics of each evaluation file."""
     model.eval()
     found = {}
     for name, evaluation in data.evaluation.items():
@@ -153,7 +153,7 @@ def judged(model: Any, data: TaskData) -> dict[str, dict[str, float]]:
             model(**rows(evaluation.features, ids[first : first + EVALUATION_ROWS])).logits.numpy()
             for first in range(0, len(ids), EVALUATION_ROWS)
         ]
-        found[name] = evaluation.judge(list(np.concatenate(parts))).values
+        found[name] = evaluation.score(list(np.concatenate(parts))).values
     return found
 
 

@@ -1,9 +1,9 @@
-"""What a grid shuffle costs: memory against its limit, bytes read and written, CPU time against two plain copies.
+"""Measures a grid shuffle: memory and its limit, bytes read and written, and CPU time compared with two plain copies.
 
     python benchmarks/grid_shuffle.py --corpus-gb 4 --memory 1GiB --folder /scratch
 
-Writes a synthetic token file of the given size, shuffles it in a process of its own that has loaded what `evenpack
-prepare` loads, and prints a line of JSON.
+It writes a synthetic token file of the given size, shuffles it in a process of its own with the imports of `evenpack
+prepare`, and prints a line of JSON.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import ByteSize, TypeAdapter
 
 from evenpack.data.config import DocumentsRecipe
-from evenpack.data.prepare import prepare  # noqa: F401 - what a preparing process holds in memory anyway
+from evenpack.data.prepare import prepare  # noqa: F401 - part of the memory of a preparing process
 from evenpack.data.sequences import build_view
 from evenpack.data.sequences.documents import DocumentsView
 from evenpack.data.sequences.shuffled import SHUFFLED, ShuffledView
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def write_corpus(prefix: Path, token_bytes: int, mean_length: int) -> None:
-    """Documents of geometric lengths and random tokens."""
+    """Writes documents of geometric lengths with random tokens."""
     rng = np.random.default_rng(0)
     with TokenFileWriter(prefix, vocabulary_size=VOCABULARY, columns={}) as writer:
         while 2 * writer.tokens < token_bytes:
@@ -76,7 +76,7 @@ def write_corpus(prefix: Path, token_bytes: int, mean_length: int) -> None:
 
 
 def copy_twice(prefix: Path, memory: int) -> dict[str, float]:
-    """The pair of files, read and written twice in blocks of 8 MiB, each copy flushed."""
+    """Copies the pair of files twice in blocks of 8 MiB, and flushes each copy."""
     with _measured() as found:
         for _ in range(2):
             for suffix in (".bin", ".idx"):
@@ -90,7 +90,7 @@ def copy_twice(prefix: Path, memory: int) -> dict[str, float]:
 
 
 def shuffle_once(prefix: Path, memory: int) -> dict[str, float]:
-    """One shuffle, checked for its ids."""
+    """Shuffles once, and checks the ids."""
     view = build_view(
         DocumentsRecipe(kind="documents", max_sequence_length=1024),
         TokenFile(prefix),
@@ -108,7 +108,9 @@ def shuffle_once(prefix: Path, memory: int) -> dict[str, float]:
     folder = prefix.parent / "shuffled"
     folder.mkdir()
     with _measured() as found:
-        GridShuffler(view=view, grid=grid, folder=folder, vocabulary_size=VOCABULARY, origin={}, told=told).run()
+        GridShuffler(
+            view=view, grid=grid, folder=folder, vocabulary_size=VOCABULARY, origin={}, report_progress=told
+        ).run()
     shuffled = ShuffledView(view, TokenFile(folder / SHUFFLED))
     assert (np.bincount(shuffled.source_ids, minlength=view.count) == 1).all()
     corpus = sum(path.stat().st_size for path in (bin_path(prefix), prefix.with_suffix(".idx")))
@@ -129,7 +131,7 @@ def _measured() -> Iterator[dict[str, float]]:
 
 
 def _counters() -> dict[str, float]:
-    """CPU seconds, and what read() and write() have moved."""
+    """Returns CPU seconds, and the bytes of read() and write()."""
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {

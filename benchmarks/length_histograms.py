@@ -1,4 +1,4 @@
-"""The lengths that benchmarks pack: a published histogram from a file, or a made-up one."""
+"""Provides the lengths that benchmarks pack: a published histogram from a file, or a synthetic one."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(arguments: argparse.Namespace) -> tuple[str, LengthHistogram]:
-    """A name for the report, and the histogram."""
+    """Returns a name for the report, and the histogram."""
     if arguments.histogram is None:
         return "synthetic", synthetic()
     counts = json.loads(arguments.histogram.read_text())[arguments.key]
@@ -24,7 +24,7 @@ def load(arguments: argparse.Namespace) -> tuple[str, LengthHistogram]:
 
 
 def synthetic(sequences: int = 16_300_000, longest: int = 512) -> LengthHistogram:
-    """Log-normal lengths, a quarter of them cut at the longest, as when documents are cut into pieces."""
+    """Returns log-normal lengths, a quarter of them cut at the longest, as when documents are cut into pieces."""
     lengths = np.arange(1, longest)
     shares = np.exp(-((np.log(lengths) - 5.3) ** 2) / 2) / lengths
     shares = np.append(0.75 * shares / shares.sum(), 0.25)

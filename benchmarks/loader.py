@@ -1,9 +1,9 @@
-"""Rate of one loader worker: plan, read, collate; against reading the same sequences and nothing more.
+"""Measures the rate of one loader worker (plan, read, collate), compared with only reading the same sequences.
 
     python benchmarks/loader.py RUN.yaml [section.key=value ...]
 
-After `evenpack prepare` with the same arguments. The files are in the page cache after the
-first round. CPU seconds of one thread; medians of the rounds.
+Run `evenpack prepare` with the same arguments first. The files are in the page cache after the
+first round. Times are CPU seconds of one thread, medians of the rounds.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def _collate(dataset: MicroBatchDataset, steps: int) -> tuple[float, int]:
 
 
 def _read_only(dataset: MicroBatchDataset, steps: int) -> float:
-    """The sequences of the same steps, read in the same portions, planned beforehand."""
+    """Reads the sequences of the same steps in the same portions, planned in advance."""
     plans = [dataset.planner.plan(step) for step in range(steps)]
     portions = [plan.micro_batch(0, index) for plan in plans for index in range(dataset.settings.micro_batches)]
     started = time.process_time()

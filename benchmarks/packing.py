@@ -1,4 +1,4 @@
-"""How near to the certified bound packing comes, and what it costs, on histograms of lengths.
+"""Measures how close packing comes to the certified bound, and its time, on histograms of lengths.
 
     python benchmarks/packing.py [--case NAME[:DEPTH] ...] [--json]
 

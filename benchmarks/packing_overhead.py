@@ -1,19 +1,19 @@
-"""What packing itself costs: steps on packs against steps on as many full rows of one sequence each.
+"""Measures the cost of packing itself: steps on packs compared with steps on as many full rows of one sequence each.
 
     python benchmarks/packing_overhead.py RUN.yaml [section.key=value ...]
 
-After `evenpack prepare` with the same arguments, for a run of sentence pairs. All rows come from the same prepared file
-and have as many slots:
+Run `evenpack prepare` with the same arguments first, for a run of sentence pairs. All rows come from the same prepared
+file and have the same number of slots:
 
     packed         packs of several pairs, each a segment of its own
-    one_segment    the same packs, each as one segment: attention has to do what it does for a full row
-    full           pairs that fill a row by themselves: nothing is packed, nothing is padding
+    one_segment    the same packs, each as one segment: attention does the same work as for a full row
+    full           pairs that fill a row by themselves: no packing and no padding
 
-One model takes forward and backward passes over the three in turn, so that whatever else the machine does hits each of
-them; updates, which cost the same, are left out. Costs are medians over rounds of the ratio to `full` in the same
+One model does forward and backward passes over the three in turn, so that load on the machine affects all of them;
+updates, which cost the same, are left out. Costs are medians over rounds of the ratio to `full` in the same
 round, minus 1. `by_flops` divides both by the floating-point operations performed (`evenpack.models.cost`). Seconds are
-those of the process's threads on a CPU, else wall clock. `--longest` packs only pairs up to that length, for packs of
-more sequences than the run's own.
+CPU seconds of the process's threads on a CPU, otherwise wall-clock seconds. `--longest` packs only pairs up to that
+length, for packs of more sequences than the run's own.
 """
 
 import argparse
@@ -49,7 +49,7 @@ from evenpack.models.cost import step_flops
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Where the batches of one kind come from."""
+    """The origin of the batches of one kind."""
 
     planner: StepPlanner
     collator: Collator
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def measure(config: RunConfig, world: World, *, longest: int | None, rounds: int, warmup: int) -> dict[str, Any]:
-    """Medians over `rounds` steps of each kind, and the costs of packing."""
+    """Returns medians over `rounds` steps of each kind, and the costs of packing."""
     run = open_run(config)
     config, prepared = run.config, run.prepared
     engine = TrainingEngine(build_model(run, world.device), config, world, denominators=run.denominators)
@@ -103,7 +103,7 @@ def measure(config: RunConfig, world: World, *, longest: int | None, rounds: int
 
 
 def kinds_of_rows(run: ResolvedRun, *, longest: int | None) -> dict[str, Rows]:
-    """Raises: DataError if no pair fills a row."""
+    """Returns the pairs that fill a row. Raises: DataError if there are none."""
     prepared, config = run.prepared, run.config
     (source,) = packed_sources(prepared, "train", seed=config.run.seed)[:1]
     lengths = source.view.lengths()
@@ -122,7 +122,7 @@ def kinds_of_rows(run: ResolvedRun, *, longest: int | None) -> dict[str, Rows]:
 
 
 def _repacked(source: PackedSource, sequence_ids: np.ndarray, algorithm: str) -> PackedSource:
-    """The same file, of which only these sequences are drawn, packed again."""
+    """Returns a source with these sequences of the same file alone, packed again."""
     lengths = source.view.lengths()[sequence_ids]
     histogram = LengthHistogram.from_lengths(lengths, longest=source.plan.pack_length)
     packing = pack(histogram, algorithm, pack_length=source.plan.pack_length)
@@ -144,7 +144,7 @@ def _rows(run: ResolvedRun, source: PackedSource, *, isolate: bool) -> Rows:
 
 
 def _time_step(engine: TrainingEngine, rows: Rows, step: int, vocabulary_size: int) -> dict[str, float]:
-    """Seconds of collation and of forward and backward passes, and what was computed in them."""
+    """Returns the seconds of collation and of forward and backward passes, and the work done in them."""
     started = _seconds(engine.world)
     batches = rows.batches(step)
     collated = _seconds(engine.world)
@@ -176,7 +176,7 @@ def _seconds(world: World) -> float:
 
 
 def costs(timings: list[dict[str, float]], full: list[dict[str, float]]) -> dict[str, float]:
-    """Shares of what a full row costs: 0.04 is 4 % more."""
+    """Returns costs relative to a full row: 0.04 is 4 % more."""
 
     def against(cost: Callable[[dict[str, float]], float]) -> float:
         return statistics.median(cost(mine) / cost(theirs) for mine, theirs in zip(timings, full, strict=True)) - 1.0

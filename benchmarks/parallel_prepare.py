@@ -1,9 +1,9 @@
-"""What several processes cost and save in `prepare`: CPU time of the longest worker, wall time, and the bytes written.
+"""Measures `prepare` with several processes: CPU time of the longest worker, wall time, and the bytes written.
 
     python benchmarks/parallel_prepare.py --corpus wiki.jsonl --tokenizer gpt2/ --rounds 3
 
-Prepares one corpus by this process alone, by 1 and 2 local workers and by 1 and 2 MPI workers, in turn, and prints a
-table and a line of JSON with medians. MPI takes evenpack[mpi].
+It prepares one corpus with this process alone, with 1 and 2 local workers and with 1 and 2 MPI workers, in turn, and
+prints a table and a line of JSON with medians. MPI needs evenpack[mpi].
 """
 
 import argparse
@@ -31,16 +31,16 @@ _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 
 
 class _WorkerSeconds:
-    """Progress that keeps the CPU seconds of workers."""
+    """Records the CPU seconds of workers from progress reports."""
 
     def __init__(self) -> None:
         self.all = self.longest = 0.0
 
     def update(self, state: PrepareState) -> None:
-        """Ignores it."""
+        """Does nothing."""
 
     def note(self, message: str) -> None:
-        """Takes the seconds out of the note at the end of a source."""
+        """Extracts the seconds from the note at the end of a source."""
         found = re.search(r"CPU seconds of its \d+ workers: ([\d.]+), the longest ([\d.]+)", message)
         if found:
             self.all, self.longest = map(float, found.groups())

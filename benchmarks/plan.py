@@ -1,12 +1,12 @@
-"""From lengths to a plan, from the plan to a step, and from anywhere in an epoch to its first batch.
+"""Measures the time from lengths to a plan, from a plan to a step, and to the first batch anywhere in an epoch.
 
     python benchmarks/plan.py [--histogram FILE.json --key wikipedia_512] [--json]
 
 Times are CPU seconds, medians. Each part runs in a process of its own, so that its peak of memory is its own.
 
-- lengths to plan: histogram, sort, packing and PackPlan of a memory-mapped file of lengths, against numpy's stable
-  argsort of the same lengths alone.
-- step: 65,536 packs drawn in one call and assigned to 64 ranks, against drawing them pack by pack.
+- lengths to plan: histogram, sort, packing and PackPlan of a memory-mapped file of lengths, compared with numpy's
+  stable argsort of the same lengths.
+- step: 65,536 packs drawn in one call and assigned to 64 ranks, compared with drawing them pack by pack.
 - first batch: a plan opened and 64 packs drawn at 0 % and at 99 % of an epoch of 1e9 packs; the index of sequences is a
   sparse file of its true size.
 """
@@ -123,7 +123,7 @@ def plan_steps(histogram: LengthHistogram) -> Figures:
 
 
 def first_batches(file: Path, histogram: LengthHistogram) -> Figures:
-    """0 % and 99 % by turns, each time at packs not drawn before."""
+    """Draws at 0 % and 99 % in turn, each time packs that were not drawn before."""
     packs = pack(histogram, pack_length=len(histogram.counts)).packs
     scaled = LengthHistogram(counts=histogram.counts * -(-EPOCH_PACKS // packs))
     packing = pack(scaled, pack_length=len(scaled.counts))

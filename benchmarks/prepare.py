@@ -1,12 +1,12 @@
-"""Rate of `prepare` against the bare batch encoder of `tokenizers`, on the same text and with the same threads.
+"""Compares the rate of `prepare` with the bare batch encoder of `tokenizers`, on the same text and threads.
 
     python benchmarks/prepare.py --path FILE.jsonl.zst --tokenizer DIR
 
 `prepare` loads the tokenizer, reads, decompresses, parses, hashes, tokenises, writes, splits and packs. The bare
-encoder gets the texts in memory, and what it returns is thrown away. Each run has a process of its own, because what
-one leaves behind in the heap makes the next up to a fifth slower; imports do not count. They take turns, so that
-whatever else the machine does hits all. `ratio` is the median over the rounds of (faster bare run) / (prepare) by the
-clock, `ratio_cpu` that of CPU seconds.
+encoder gets the texts in memory, and its result is discarded. Each run has a process of its own, because the heap that
+one leaves behind makes the next up to a fifth slower; imports are not counted. The runs alternate, so that load on the
+machine affects all. `ratio` is the median over the rounds of (faster bare run) / (prepare) in wall-clock seconds,
+`ratio_cpu` that in CPU seconds.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.sources.kinds import open_corpus
 
 BARE_BATCH_SIZES = {"bare, 1000 documents a call": 1000, "bare, all documents in one call": None}
-"""What `datasets.map(batched=True)` gives, and what leaves the least waiting between calls. The faster one counts."""
+"""Batch sizes of `datasets.map(batched=True)`, and with the least waiting between calls. The faster one counts."""
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def _encode(config: DataConfig, prepared: Path, size: int | None) -> tuple[float
 def _take_turns(
     contenders: dict[str, Callable[[], tuple[float, float]]], repeats: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Wall-clock and CPU seconds of each run."""
+    """Returns wall-clock and CPU seconds of each run."""
     timings: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     context = multiprocessing.get_context("spawn")
     for _ in range(repeats):
@@ -110,7 +110,7 @@ def _report(timings: dict[str, list[tuple[float, float]]], manifest: Manifest) -
 
 
 def _median_ratio(timings: dict[str, list[tuple[float, float]]], clock: int) -> float:
-    """Of each round by itself: what slows the machine down for a while slows both."""
+    """Returns the ratio of each round, in which load on the machine affects both runs."""
     bare = [min(run[clock] for run in runs) for runs in zip(*(timings[name] for name in BARE_BATCH_SIZES), strict=True)]
     prepared = [run[clock] for run in timings["prepare"]]
     ratio: float = statistics.median(a / b for a, b in zip(bare, prepared, strict=True))

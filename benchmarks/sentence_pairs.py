@@ -1,12 +1,12 @@
-"""BERT's data: how near the lengths of pairs are to the published ones, and what making and masking them costs.
+"""Measures BERT's data: the distance of pair lengths to the published ones, and the cost of making and masking pairs.
 
     python benchmarks/sentence_pairs.py --path FILE.jsonl.zst --tokenizer DIR
 
-Tokenises the file once and draws the pairs of ten passes at 128, 384 and 512 tokens. `by_pass` is the mean over the
+It tokenises the file once and draws the pairs of ten passes at 128, 384 and 512 tokens. `by_pass` is the mean over the
 passes of each pass's own distance, `all_passes` that of all lengths together. Rates are per CPU second of this process,
 all its threads together: sentences and tokens of the bare batch encoder over whole documents, of splitting and
 encoding sentence by sentence, of drawing pairs and copying their tokens, and tokens of masking pairs, in one call and
-16 sequences a call. Each is the median of a few turns.
+with 16 sequences per call. Each is the median of a few rounds.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from evenpack.studies.lengths.published import published_histogram
 
 PASSES = 10
 SAMPLED_DOCUMENTS = 10
-"""One document in so many is encoded for the rates."""
+"""The rates are measured on every document whose number is a multiple of this."""
 TURNS = 3
 
 
@@ -72,7 +72,7 @@ def _config(arguments: argparse.Namespace) -> DataConfig:
 
 
 def _lengths(index: SentenceIndex, longest: int) -> dict[str, float]:
-    """Distances of the pairs' lengths to the published histogram."""
+    """Returns the distances of the pairs' lengths to the published histogram."""
     recipe = SentencePairsRecipe(kind="sentence_pairs", max_sequence_length=longest)
     published = published_histogram(f"wikipedia_{longest}")
     documents = np.flatnonzero(np.diff(index.first_sentences))
@@ -114,7 +114,7 @@ def _encoding_rates(config: DataConfig) -> dict[str, float]:
 
 
 def _pair_rates(config: DataConfig, directory: Path, index: SentenceIndex) -> dict[str, float]:
-    """Of a second call whose tokens are there already, writing and packing included; and of masks."""
+    """Returns rates of a second call with existing tokens, writing and packing included, and of masking."""
     prepared = PreparedData.open(directory, config)
     shutil.rmtree(directory / "sources" / "text" / "train")
     (directory / "manifest.json").unlink()
@@ -142,7 +142,7 @@ def _pair_rates(config: DataConfig, directory: Path, index: SentenceIndex) -> di
 
 
 def _seconds(work: Callable[[], object], *, turns: int = TURNS) -> float:
-    """CPU seconds, the median."""
+    """Returns the median of CPU seconds."""
     taken = []
     for _ in range(turns):
         started = time.process_time()

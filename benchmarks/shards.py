@@ -1,10 +1,10 @@
-"""HDF5 shards: what writing them, preparing from them and training on what came from them costs.
+"""Measures the cost of writing HDF5 shards, preparing from them, and loading the result.
 
     python benchmarks/shards.py --path FILE.jsonl.zst --tokenizer DIR
 
-Prepares pairs of a text with masks drawn once, exports them in both layouts, and prepares each again. Rates are per CPU
-second of this process: rows exported, rows prepared (the medians of a few turns), and tokens that one loader worker
-plans, reads and collates from the prepared set, a few rounds of each set in turn.
+It prepares pairs of a text with static masks, exports them in both layouts, and prepares each again. Rates are per CPU
+second of this process: rows exported, rows prepared (the medians of a few rounds), and tokens that one loader worker
+plans, reads and collates from the prepared set, in a few rounds of each set in turn.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def _text_run(arguments: argparse.Namespace, folder: Path) -> RunConfig:
 
 
 def _shard_run(text: RunConfig, shards: Path, folder: Path) -> RunConfig:
-    """The same run over shards."""
+    """Returns the same run over shards."""
     static_masks = text.data.static_masks
     assert static_masks is not None, "`_text_run` sets them"
     recipe = {

@@ -1,10 +1,10 @@
-"""How fast slices are copied out of a token file in the page cache, and what memory that takes.
+"""Measures the rate of copying slices from a token file in the page cache, and the memory needed.
 
     python benchmarks/token_file.py [--tokens 128000000] [--directory DIR]
 
-A batch is 64 packs of 1024 slots filled with sequences at random places of the file. `gather` (one slice a sequence,
-one concatenation) is compared in the same run with its alternative, one index for each token. Times are CPU seconds,
-medians of 5. Private memory is what the process cannot give back: mapped pages of the file are not in it.
+A batch is 64 packs of 1024 slots filled with sequences at random positions of the file. `gather` (one slice per
+sequence, one concatenation) is compared in the same run with its alternative, one index per token. Times are CPU
+seconds, medians of 5. Private memory is memory that the system cannot reclaim: it excludes mapped pages of the file.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def write(prefix: Path, tokens: int) -> tuple[Path, float]:
-    """Writes documents of 250 tokens on average, a million tokens a batch. Returns also tokens per CPU second."""
+    """Writes documents of 250 tokens on average, a million tokens per batch; also returns tokens per CPU second."""
     rng = np.random.default_rng(0)
     seconds = 0.0
     with TokenFileWriter(prefix, vocabulary_size=50_257) as writer:
@@ -86,7 +86,7 @@ def gather_by_index(token_file: TokenFile) -> Gather:
 
 
 def compare(prefix: Path, mean_length: int) -> dict[str, float]:
-    """Tokens per CPU second of both ways, and their ratio."""
+    """Returns tokens per CPU second of both ways, and their ratio."""
     token_file = TokenFile(prefix)
     batches = draw(token_file, mean_length, seed=1)
     ways: dict[str, Gather] = {"slices": token_file.gather, "index": gather_by_index(token_file)}
@@ -109,7 +109,7 @@ def compare(prefix: Path, mean_length: int) -> dict[str, float]:
 
 
 def measure_memory(prefix: Path) -> dict[str, float]:
-    """Private memory that opening and reading a file of this size adds, at its highest."""
+    """Returns the peak of private memory that opening and reading a file of this size adds."""
     before = private_bytes()
     token_file = TokenFile(prefix)
     highest = 0
@@ -125,7 +125,7 @@ def private_bytes() -> int:
 
 
 def measure_spans(prefix: Path) -> dict[str, float]:
-    """CPU time to look up the places of 1000 documents; it must not grow with the index."""
+    """Returns the CPU time to look up the positions of 1000 documents, which must not grow with the index."""
     token_file = TokenFile(prefix)
     documents = np.random.default_rng(3).integers(0, token_file.documents, 1_000)
     token_file.spans(documents)

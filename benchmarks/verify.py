@@ -1,9 +1,9 @@
-"""What it costs to compare a prepared set with its checksums, in the page cache and from the disk.
+"""Measures the comparison of a prepared set with its checksums, in the page cache and from the disk.
 
     python benchmarks/verify.py [--megabytes 2048] [--directory DIR]
 
-One file of random tokens stands for a set. CPU seconds are of the process; the disk is read after the pages of the file
-were given back to the system. `cat` reads the same bytes in the same state.
+The set is one file of random tokens. CPU seconds are those of the process; the disk is read after the pages of the file
+were dropped from memory. `cat` reads the same bytes in the same state.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def write(path: Path, size: int) -> None:
 
 
 def verifier(path: Path) -> tuple[Callable[[], None], int]:
-    """What `evenpack verify` does with each chunk, in one thread."""
+    """Does the work of `evenpack verify` on each chunk, in one thread."""
     expected = digest_of(path).checksums()
 
     def verify() -> None:
@@ -72,7 +72,7 @@ def cat(path: Path) -> None:
 
 
 def measured(work: Callable[[], None], megabytes: int, *, evicted: Path | None = None) -> dict[str, float]:
-    """Of one call."""
+    """Returns the seconds of one call."""
     if evicted is not None:
         descriptor = os.open(evicted, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

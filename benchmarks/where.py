@@ -1,15 +1,15 @@
-"""How long `where` takes over 1e9 sequences: what a step holds, and in which steps a document is.
+"""Measures `where` over 1e9 sequences: the contents of a step, and the steps of a document.
 
     python benchmarks/where.py [--documents 100000000] [--directory DIR] [--json]
 
 The index is synthetic, of its true size, and mapped from files as a run maps it: documents of 577 to 640 tokens, which
-recipe `documents` splits into ten sequences each of up to 64, and which `concat` joins and cuts at 64. Of the tokens
-there is a sparse file, since no question reads them. With 1e8 documents it takes up to 14 GB of disk, and minutes.
+recipe `documents` splits into ten sequences each of up to 64, and which `concat` joins and cuts at 64. The file of
+tokens is sparse, because no query reads them. With 1e8 documents it takes up to 14 GB of disk, and minutes.
 
-All questions of a recipe are asked in one process of its own. Its first two, of a document and of a step, come with the
-files' pages dropped from memory, and count what opening the views and the plan takes; the others ask for other steps
-and documents. Times are wall-clock seconds; with them stands what a plain import takes, which a command adds. Memory is
-the process's own, without mapped pages.
+All queries of a recipe run in one process of its own. The first two, of a document and of a step, run with the files'
+pages dropped from memory, and include opening the views and the plan; the others are for other steps and documents.
+Times are wall-clock seconds; the time of a plain import, which a command adds, is reported too. Memory is that of the
+process, without mapped pages.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Figures = dict[str, float | int | str]
 ResultT = TypeVar("ResultT")
 
 LENGTH = 64
-"""Of a sequence and a pack, at most."""
+"""Most tokens of a sequence and slots of a pack."""
 PIECES = 10
 """Of a document."""
 PACKS_PER_STEP = 512
@@ -81,7 +81,7 @@ def import_seconds() -> float:
 
 
 def tails(documents: np.ndarray) -> np.ndarray:
-    """Tokens of the last piece of each document: 1 to `LENGTH`, in no order."""
+    """Returns the tokens of the last piece of each document: 1 to `LENGTH`, in no order."""
     return (documents * 2_654_435_761 >> 7) % LENGTH + 1
 
 
@@ -125,7 +125,7 @@ def written(path: Path, count: int) -> np.ndarray:
 
 
 def write_token_index(prefix: Path, starts: np.ndarray) -> None:
-    """A pair of files in the layout of `tokens/index.py`, its tokens a hole."""
+    """Writes a pair of files in the layout of `tokens/index.py`, with a sparse file of tokens."""
     documents = len(starts) - 1
     with prefix.with_suffix(".idx").open("wb") as file:
         file.write(b"MMIDIDX\x00\x00" + np.array([1], "<u8").tobytes() + np.array([8], "u1").tobytes())
@@ -159,7 +159,7 @@ def sort(folder: Path, lengths: Iterator[np.ndarray], histogram: LengthHistogram
 
 
 def opened(folder: Path, recipe: str, packing: Packing) -> Where:
-    """As a run opens it: every array is mapped."""
+    """Opens the data as a run does: every array is mapped."""
     file = TokenFile(folder / "tokens", verify=False)
     arrays = {path.stem: np.load(path, mmap_mode="r").view(np.ndarray) for path in folder.glob("*.npy")}
     sequences = packing.sequences
@@ -219,7 +219,7 @@ def ask(folder: Path, recipe: str, documents: int) -> Figures:
     drop_pages(folder)
     first_document, where = timed(lambda: opened(folder, recipe, packing))
     document_seconds, found = timed(lambda: where.document(int(random.integers(documents))))
-    where.step(1)  # whose pages are cold again
+    where.step(1)  # whose pages are not in memory
     steps = [timed(lambda: where.step(int(random.integers(1, where.steps))))[0] for _ in range(QUESTIONS)]
     visits = [timed(lambda: where.document(int(random.integers(documents))))[0] for _ in range(QUESTIONS)]
     figures = {
@@ -240,14 +240,14 @@ def ask(folder: Path, recipe: str, documents: int) -> Figures:
 
 
 def anonymous_megabytes() -> float:
-    """Memory of the process without what it maps of files; 0 where the system does not tell."""
+    """Returns the memory of the process without mapped files; 0 if the system does not report it."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(float(line.split()[1]) / 1e3 for line in lines if line.startswith("RssAnon:"))
 
 
 def drop_pages(folder: Path) -> None:
-    """So that the first question reads from the disk, where the system has such a call."""
+    """Drops pages from memory, if the system can, so that the first query reads from the disk."""
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)

@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 _RENAMED = {"open": "open_run_file", "pack": "pack_lengths"}
-"""What is called otherwise where it stands."""
+"""Names that differ from those in their modules."""
 
 _MODULES = {
     "evenpack.api.run": ("open", "Run"),

@@ -147,7 +147,7 @@ def find_run_file(path: Path) -> Path:
     if name in shipped:
         return shipped[name]
     if path.exists():
-        raise ConfigError(f"run file {path} is no file")
+        raise ConfigError(f"run file {path} is not a file")
     endings = {known.rpartition("/")[2]: known for known in shipped}
     near = difflib.get_close_matches(name.rpartition("/")[2], endings, n=3)
     hint = f"did you mean {', '.join(endings[ending] for ending in near)}? " if near else ""
@@ -255,7 +255,7 @@ def _explain(detail: Any, schema: type[Section], values: dict[str, Any]) -> str:
     for part in location[:-1]:
         found = found.get(part) if isinstance(found, dict) else None
         children = _children(kinds, part, found)
-        if children:  # discriminator tags of unions have no children: they are no keys of the file
+        if children:  # discriminator tags of unions have no children: they are not keys of the file
             kinds = children
             place.append(part)
     last = location[-1] if location else ""

@@ -1,4 +1,4 @@
-"""Units of the numbers in a run file, which `evenpack config explain` shows, and numbers with their nouns."""
+"""Defines the units of the numbers in a run file, which `evenpack config explain` shows, and formats counts."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class Unit:
-    """Annotation of a number: what it counts, or what it is a share of."""
+    """Annotates a number with its unit."""
 
     name: str
 
@@ -30,7 +30,7 @@ Tokens = Annotated[int, Unit("tokens")]
 Windows = Annotated[int, Unit("windows")]
 Words = Annotated[int, Unit("words")]
 StepNumber = Annotated[int, Unit("step, from 1")]
-"""A place in a run, and no count."""
+"""A position in a run, as opposed to a number of steps."""
 
 Epochs = Annotated[float, Unit("epochs")]
 MeasureValue = Annotated[float, Unit("nats/target, or share")]

@@ -11,7 +11,7 @@ import yaml
 from evenpack.errors import ConfigError
 
 _MOST_VALUES = 100_000
-"""Values of a run file, with aliases expanded: a few lines of aliases can stand for a billion values."""
+"""Values of a run file, with aliases expanded: a few lines of aliases can represent a billion values."""
 
 _MOST_COLUMNS = 160
 """Columns of a value in a message."""
@@ -71,11 +71,11 @@ def _require_finite(root: yaml.Node) -> None:
             sizes[id(node)] = 1 + sum(size(part) for part in inner)
         found = sizes[id(node)]
         if found is None:
-            raise _refusal("an alias stands inside what it is an alias of", node)
+            raise _refusal("an alias refers to a value that contains it", node)
         return found
 
     if size(root) > _MOST_VALUES:
-        raise _refusal(f"it stands for {size(root):,} values, its aliases written out; at most {_MOST_VALUES:,}", root)
+        raise _refusal(f"it represents {size(root):,} values with its aliases expanded; at most {_MOST_VALUES:,}", root)
 
 
 _FLOAT = r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"

@@ -1,8 +1,8 @@
-"""How full would packs of your own sequences be?
+"""Shows how full packs of your own sequences would be.
 
     python examples/packing_statistics.py [LENGTHS.txt]
 
-LENGTHS.txt has one length a line, in tokens. Without it, 20,000 lengths are drawn from a log-normal distribution.
+LENGTHS.txt has one length per line, in tokens. Without it, 20,000 lengths are drawn from a log-normal distribution.
 """
 
 import sys

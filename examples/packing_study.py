@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Which packing algorithm, and how many sequences a pack?
+# # Choosing a packing algorithm and the number of sequences per pack
 # A notebook in cells, for Jupyter (by jupytext), VS Code or plain Python. It does what `evenpack study packing
 # wikipedia_512 --depths 1,2,3,none` does: Wikipedia's lengths at 512 tokens come with evenpack, and any other list of
-# lengths can take their place.
+# lengths can be used instead.
 
 # %%
 import evenpack
@@ -12,7 +12,7 @@ report = evenpack.study("packing", "wikipedia_512", depths=depths, algorithms=al
 report.show()
 
 # %% [markdown]
-# The rows of the table are values: the fewest sequences a pack with which less than 1 % of the slots are padding.
+# The rows of the table are values: find the least number of sequences per pack with less than 1 % padding.
 
 # %%
 full = [row for row in report.value["packings"] if row.efficiency > 0.99]

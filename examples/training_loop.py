@@ -1,8 +1,8 @@
-"""A training loop of your own: transformers' GPT-2 on evenpack's batches.
+"""Trains transformers' GPT-2 on evenpack's batches in a plain PyTorch loop.
 
     python examples/training_loop.py [RUN.yaml [section.key=value ...]]
 
-Without a run file it takes `demo`, a small GPT-2 on text that every Python installation carries.
+Without a run file it uses `demo`, a small GPT-2 on text that every Python installation has.
 """
 
 import sys

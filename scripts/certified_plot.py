@@ -1,4 +1,4 @@
-"""The plot of the certified table: how far above the proven bound packing ends, and what it costs."""
+"""Draws the certified table: the packs above the proven bound, and the time of packing."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ BAR = 0.38
 
 
 def plot_certified(results: Path, out: Path, *, measured: str) -> None:
-    """A pair of bars for each case of `benchmarks/packing.py --json`: packs above the best bound proven, in percent.
+    """Draws two bars for each case of `benchmarks/packing.py --json`: packs above the best proven bound, in percent.
 
     The axis is logarithmic; a case that meets its bound has no bar.
 
@@ -75,5 +75,5 @@ def _finding(over: dict[tuple[tuple[str, int | None], str], float]) -> str:
 
 
 def _digits(percent: float) -> str:
-    """Two significant digits without an exponent."""
+    """Returns two significant digits without an exponent."""
     return np.format_float_positional(percent, precision=2, fractional=False, trim="-")

@@ -1,4 +1,4 @@
-"""Draws docs/isolation.svg, a picture of docs/concepts.md: what each token of a pack sees.
+"""Draws docs/isolation.svg, a picture of docs/concepts.md: the tokens to which each token of a pack attends.
 
 .venv/bin/python scripts/draw_concepts.py
 """
@@ -14,7 +14,7 @@ from evenpack.kernels.attention import packed_attention
 LENGTHS = (6, 4, 3)
 PADDED = 1
 CELL, LEFT, TOP = 18, 70, 96
-"""Of the isolation picture, in pixels."""
+"""Size in the isolation picture, in pixels."""
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def isolation() -> str:
-    """Two squares: what attention computes in a pack, with isolation and without, for a decoder."""
+    """Draws two squares: what attention computes in a pack, with isolation and without, for a decoder."""
     slots = sum(LENGTHS) + PADDED
     side = slots * CELL
     right = LEFT + side + 110
@@ -51,7 +51,7 @@ def isolation() -> str:
 
 
 def visible(slots: int, boundaries: tuple[int, ...]) -> np.ndarray:
-    """bool[queries, keys]: which keys have a weight in the attention of the reference backend."""
+    """Returns which keys have a weight in the attention of the reference backend, as bool[queries, keys]."""
     nothing = torch.zeros(slots, 1, slots)
     each_its_own = torch.eye(slots).unsqueeze(1)
     weights = packed_attention(

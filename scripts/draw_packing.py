@@ -1,6 +1,6 @@
 """Draws the pictures of docs/packing.md.
 
-python scripts/draw_packing.py algorithms [FOLDER]        one SVG for each way to pack, by the real algorithms
+python scripts/draw_packing.py algorithms [FOLDER]        one SVG for each algorithm, drawn with its real result
 python scripts/draw_packing.py certified FILE.json OUT --measured WORDS
                                                           the certified table as PNG, from benchmarks/packing.py --json
 """

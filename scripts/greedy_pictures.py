@@ -1,4 +1,4 @@
-"""Pictures of the packers that place one sequence after the other, and of what is done without packing."""
+"""Draws the packers that place one sequence after another, and the alternatives to packing."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class _Grown:
 
 
 def draw_greedy(algorithm: str, rule: str) -> str:
-    """One frame for each length: the algorithm packs the example cut off below it, so each frame is its own doing."""
+    """Returns a frame for each length: the algorithm's own result for the example without shorter sequences."""
     parts: list[str] = []
     packs: list[Strategy] = []
     top, tallest = FRAMES_TOP, 0
@@ -65,7 +65,7 @@ def draw_greedy(algorithm: str, rule: str) -> str:
 
 
 def _grow(packs: Sequence[Strategy], now: Sequence[Strategy], length: int) -> list[_Grown]:
-    """Which pack became which when all sequences of `length` came; of equal ones the first took the most."""
+    """Returns which pack became which when all sequences of `length` were added; of equal packs the first took most."""
     left = Counter(now)
     grown = []
     for before in packs:
@@ -92,7 +92,7 @@ def _frame(left: float, top: float, number: int, length: int, grown: Sequence[_G
 
 
 def arrivals() -> list[int]:
-    """All sequences of the example in a random order, the same each time."""
+    """Returns all sequences of the example in a random order, the same each time."""
     lengths = np.repeat(list(SEQUENCES), list(SEQUENCES.values()))
     return [int(length) for length in np.random.default_rng(0).permutation(lengths)]
 

@@ -1,4 +1,4 @@
-"""The small histogram that docs/packing.md packs in every way, and how one pack of it is drawn."""
+"""Defines the small histogram that docs/packing.md packs with each algorithm, and draws its packs."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from evenpack.data.packing import LengthHistogram, Packing, Strategy, pack
 PACK_LENGTH = 24
 MAX_SEQUENCES = 3
 SEQUENCES = {19: 5, 11: 3, 10: 2, 7: 6, 6: 6, 3: 1}
-"""Length and count, longest first: few enough to look at, and no two kinds of packers agree on them."""
+"""Lengths and counts, longest first: a small example on which every two kinds of packers differ."""
 
 WIDTH, LEFT = 760, 24
 ROW, GAP = 17, 4
@@ -18,7 +18,7 @@ COLOUR = dict(zip(SEQUENCES, COLOURS, strict=False))
 
 
 def histogram(*, shortest: int = 1) -> LengthHistogram:
-    """The example, or only its sequences of `shortest` and more tokens."""
+    """Returns the example, or only its sequences of `shortest` and more tokens."""
     counts = np.zeros(PACK_LENGTH, dtype=np.int64)
     for length, count in SEQUENCES.items():
         counts[length - 1] = count if length >= shortest else 0
@@ -40,7 +40,7 @@ def each_pack(packing: Packing) -> list[Strategy]:
 def draw_sequence(
     x: float, y: float, length: int, unit: float, *, outline: str | None = None, faded: bool = False
 ) -> list[str]:
-    """A rectangle of `unit` pixels a token that bears its length."""
+    """Draws a sequence as a rectangle of `unit` pixels per token with its length as label."""
     colour = COLOUR.get(length, FAINT)
     return [
         rectangle(x, y, length * unit, ROW, colour, outline=outline, opacity=0.25 if faded else 1.0),
@@ -59,7 +59,7 @@ def draw_sequence(
 def draw_pack(
     x: float, y: float, lengths: Sequence[int], unit: float, *, fresh: int | None = None, slots: int = PACK_LENGTH
 ) -> list[str]:
-    """A row of `slots` slots; with `fresh`, the last so many sequences stand out from faded ones."""
+    """Draws a row of `slots` slots; with `fresh`, all but that number of last sequences are faded."""
     parts = [rectangle(x, y, slots * unit, ROW, PADDING)]
     for index, length in enumerate(lengths):
         is_fresh = fresh is not None and index >= len(lengths) - fresh
@@ -71,7 +71,7 @@ def draw_pack(
 
 
 def picture(finding: str, remark: str, height: float, parts: Sequence[str]) -> str:
-    """The drawing under its finding and a line that says what is seen."""
+    """Adds a title with the finding and a line that explains the drawing."""
     head = [text(LEFT, 28, finding, size=18, weight=700), text(LEFT, 50, remark, size=14)]
     return document(WIDTH, height, [*head, *parts])
 

@@ -1,12 +1,12 @@
-"""Records what a handful of small runs compute, and compares two records of one machine to the bit.
+"""Records the results of a few small runs, and compares two records of one machine bit for bit.
 
-python scripts/same_runs.py record FILE.json [CASE ...]       trains each case (two CPU ranks) and writes what came out
+python scripts/same_runs.py record FILE.json [CASE ...]       trains each case (two CPU ranks) and writes the results
 python scripts/same_runs.py compare BEFORE.json AFTER.json    exit code 1 and a line for each difference
 
-A change of the code that shall leave training as it is (a move, a new name, another border) is recorded before and
-after, each with its own environment. Loss, gradient norm, learning rate, `order_hash` and token counts of every step,
-validation losses, and a checksum of every final weight must be equal. Sums in floating point follow the processor and
-the number of its cores, so records of two machines need not be.
+Record before and after a change of the code that must not affect training (moved or renamed code, another interface),
+each time with its own environment. Loss, gradient norm, learning rate, `order_hash` and token counts of every step,
+validation losses, and a checksum of every final weight must be equal. Floating-point sums depend on the processor and
+the number of its cores, so records of two machines may differ.
 """
 
 import argparse
@@ -90,7 +90,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "bert_adjusted": [BERT, {"training": {"packing_adjustment": "lamb_betas", "steps": 12}}],
 }
-"""What is laid over `GPT2`, in order."""
+"""Changes of `GPT2`, applied in order."""
 
 
 def main() -> int:
@@ -108,7 +108,7 @@ def main() -> int:
 
 
 def run_case(name: str, folder: Path) -> dict[str, Any]:
-    """Prepares, trains in two goes, and reads what is left behind."""
+    """Prepares, trains with an interruption, and reads the results."""
     values: dict[str, Any] = json.loads(json.dumps(GPT2))
     for change in CASES[name]:
         values = laid_over(values, change)
@@ -130,7 +130,7 @@ def run_case(name: str, folder: Path) -> dict[str, Any]:
 
 
 def laid_over(values: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the keys of `change`; a section of another kind takes the old one's place."""
+    """Returns `values` with the keys of `change`; a section of another kind replaces the old one."""
     if change.get("kind", values.get("kind")) != values.get("kind"):
         return dict(change)
     merged = dict(values)
@@ -140,7 +140,7 @@ def laid_over(values: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def evenpack(*arguments: Any) -> None:
-    """Runs the command line of the environment that runs this script; what it says appears only if it fails."""
+    """Runs the command line of this script's environment; its output is shown only if it fails."""
     command = [sys.executable, "-m", "evenpack.launcher.cli", *map(str, arguments)]
     result = subprocess.run(command, env={**os.environ, **CUDA_OFF}, capture_output=True, text=True, check=False)
     if result.returncode:
@@ -148,7 +148,7 @@ def evenpack(*arguments: Any) -> None:
 
 
 def weight_checksums(checkpoints: Path) -> dict[str, str]:
-    """XXH3 of each weight of the newest checkpoint."""
+    """Returns the XXH3 of each weight of the newest checkpoint."""
     newest = checkpoints / (checkpoints / "latest").read_text().strip()
     states = torch.load(newest / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=True)
     return {
@@ -158,7 +158,7 @@ def weight_checksums(checkpoints: Path) -> dict[str, str]:
 
 
 def differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
-    """A line for each leaf that is not the same."""
+    """Yields a line for each leaf that differs."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
             yield from differences(before.get(key), after.get(key), f"{place}.{key}".lstrip("."))
@@ -170,7 +170,7 @@ def differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_subparsers(dest="what", required=True)
     record = what.add_parser("record", help="train and write down")

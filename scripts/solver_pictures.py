@@ -1,4 +1,4 @@
-"""Pictures of the packers that ask a solver: it is listened to while the real algorithm runs."""
+"""Draws the packers that use a solver, whose calls are recorded while the real algorithm runs."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,12 +34,12 @@ PRESENT = sorted(SEQUENCES)
 
 @dataclass(frozen=True, kw_only=True)
 class _Round:
-    """The linear program over the strategies known in one round, and its answer."""
+    """The linear program over the strategies known in one round, with its solution."""
 
     packs: float
     uses: dict[Strategy, float]
     prices: dict[int, float]
-    """What a sequence of a length is worth, in packs."""
+    """Returns the dual value of a sequence of a length, in packs."""
 
     def worth(self, strategy: Strategy) -> float:
         return sum(self.prices[length] for length in strategy)
@@ -47,7 +47,7 @@ class _Round:
 
 @contextmanager
 def _listening(solver: str) -> Iterator[list[tuple[tuple[Any, ...], dict[str, Any], Any]]]:
-    """Collects (arguments, keywords, answer) of each call of a solver of SciPy, which packers import to solve."""
+    """Collects (arguments, keywords, result) of each call of a solver of SciPy, which packers import to solve."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
     solve = getattr(optimize, solver)
 
@@ -88,7 +88,7 @@ def draw_cutting_stock() -> str:
 
 
 def _round(arguments: tuple[Any, ...], keywords: dict[str, Any], answer: Any) -> _Round:
-    """Columns that cost a pack are strategies; the others, at no cost, let a slot hold a shorter sequence."""
+    """Separates columns: those with a cost are strategies; those without let a slot hold a shorter sequence."""
     matrix = np.rint(-keywords["A_ub"].toarray()).astype(int)
     strategies = [
         tuple(length for row in reversed(range(len(PRESENT))) for length in [PRESENT[row]] * matrix[row, column])
@@ -113,7 +113,7 @@ def _round_head(left: float, title: str, one: _Round) -> list[str]:
 
 
 def _rounded_packs(top: float, packing: Packing) -> list[str]:
-    """All packs, and what the certificate's prices say of the least number of packs."""
+    """Draws all packs, and the lower bound on packs from the certificate's prices."""
     assert packing.certificate is not None
     price = {length: packing.certificate.prices[length - 1] / packing.certificate.pack_value for length in SEQUENCES}
     terms = " + ".join(f"{count} x {price[length]:.2f}" for length, count in SEQUENCES.items())
@@ -148,7 +148,7 @@ def _in_columns(top: float, packs: Sequence[Strategy], outlined: set[int]) -> li
 
 @dataclass(frozen=True, kw_only=True)
 class _Mixture:
-    """The solver's answer, and what rounding it leaves."""
+    """Draws the solver's solution, and the sequences left over by rounding."""
 
     uses: dict[Strategy, float]
 
@@ -158,7 +158,7 @@ class _Mixture:
 
     @property
     def slots(self) -> Counter[int]:
-        """Of each length, in all whole packs."""
+        """Returns the number of slots of each length in all whole packs."""
         slots: Counter[int] = Counter()
         for strategy, count in self.whole.items():
             for length in strategy:
@@ -188,7 +188,7 @@ def draw_least_squares(algorithm: str, aim: str) -> str:
 
 
 def _mixture(matrix: np.ndarray, answer: np.ndarray) -> _Mixture:
-    """Row i of `matrix` holds the slots of length i + 1, times the row's weight: its smallest entry, one slot."""
+    """Returns row weights: row i of `matrix` holds slots of length i + 1 times its weight, the smallest entry."""
     weights = np.array([row[row > 0].min() for row in matrix])
     slots = np.rint(matrix / weights[:, None]).astype(int)
     uses: dict[Strategy, float] = {}
@@ -200,7 +200,7 @@ def _mixture(matrix: np.ndarray, answer: np.ndarray) -> _Mixture:
 
 
 def _residual(mixture: _Mixture) -> list[str]:
-    """For each length: sequences, slots, and what becomes of the difference."""
+    """Draws for each length the sequences, the slots, and their difference."""
     slots = mixture.slots
     parts = [text(RIGHT, 88, "2.  Sequences against slots", size=14, weight=700)]
     for row, (length, count) in enumerate(SEQUENCES.items()):
@@ -219,7 +219,7 @@ def _residual(mixture: _Mixture) -> list[str]:
 
 
 def _mended(top: float, packing: Packing, mixture: _Mixture) -> list[str]:
-    """The packs: those of the mixture, then, outlined, each left-over sequence in one of its own."""
+    """Draws the packs of the mixture, then, outlined, a pack for each left-over sequence."""
     slots = mixture.slots
     alone = [(length,) for length, count in SEQUENCES.items() for _ in range(max(count - slots[length], 0))]
     mixed = list((Counter(each_pack(packing)) - Counter(alone)).elements())

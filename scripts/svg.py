@@ -1,4 +1,4 @@
-"""The few shapes that our drawings are made of, as SVG text."""
+"""Provides the shapes of the drawings as SVG text."""
 
 from collections.abc import Iterable
 from html import escape
@@ -10,7 +10,7 @@ COLOURS = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#1864ab", "#e
 def rectangle(
     x: float, y: float, width: float, height: float, colour: str, *, outline: str | None = None, opacity: float = 1.0
 ) -> str:
-    """A pixel on the right stays free, so that neighbours stay apart."""
+    """Returns a rectangle; a pixel on the right is left free to separate adjacent ones."""
     border = f' stroke="{outline}" stroke-width="1.5"' if outline else ""
     faded = f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
     size = f'width="{max(width - 1, 0.5):.1f}" height="{height:g}"'
@@ -18,7 +18,7 @@ def rectangle(
 
 
 def ghost(x: float, y: float, width: float, height: float, colour: str) -> str:
-    """What is not there: a dashed outline."""
+    """Returns a dashed outline, for something absent."""
     size = f'width="{width - 1:.1f}" height="{height:g}"'
     return f'<rect x="{x:.1f}" y="{y:.1f}" {size} rx="2" fill="none" stroke="{colour}" stroke-dasharray="4 3"/>'
 
@@ -39,7 +39,7 @@ def text(
 
 
 def document(width: float, height: float, parts: Iterable[str]) -> str:
-    """A picture on white."""
+    """Returns a picture on a white background."""
     size = f'width="{width:g}" height="{height:g}"'
     background = f'<rect {size} fill="#ffffff"/>'
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', background, *parts, "</svg>", ""])

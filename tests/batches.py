@@ -1,4 +1,4 @@
-"""Batches laid out by hand, one token list at a time, so that model tests do not lean on the collator."""
+"""Builds batches by hand from token lists, so that model tests do not depend on the collator."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -24,7 +24,7 @@ def build_batch(
     pack_length: int | None = None,
     padding_token: int = PADDING_TOKEN,
 ) -> tuple[PackedBatch, list[slice]]:
-    """The packs' sequences in one layout, and the slots where each of them lies, in order.
+    """Returns the packs' sequences in one layout, and the slots of each, in order.
 
     Args:
         packs: lists of sequences, each a list of token ids.
@@ -77,6 +77,6 @@ def build_batch(
 
 
 def random_sequences(lengths: Sequence[int], *, vocabulary_size: int, seed: int = 0) -> list[list[int]]:
-    """Token lists of the given lengths."""
+    """Returns token lists of the given lengths."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(vocabulary_size, (length,), generator=generator).tolist() for length in lengths]

@@ -1,4 +1,4 @@
-"""Importing this lets shapes and types in the package's signatures be checked, in whichever process imports it.
+"""Switches on checks of the shapes and types in the package's signatures, in any process that imports it.
 
 A module with a name of its own: ranks import it by that, and several folders of tests have a `conftest`. jaxtyping's
 hook puts its decorator on each function; the one that it finds here checks parameters once, not twice for the sake of
@@ -20,7 +20,7 @@ _scope = functools.partial(jaxtyping.jaxtyped, "context")
 
 
 def checked(target: Any = None, **_: Any) -> Any:
-    """Decorates what `jaxtyping.jaxtyped` does: functions, methods, properties, and of dataclasses `__init__`."""
+    """Decorates functions, methods, properties and the `__init__` of dataclasses, as `jaxtyping.jaxtyped` does."""
     if target is None:
         return checked
     if inspect.isclass(target):
@@ -54,7 +54,7 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _resolved(hint: Any, function: Callable[..., Any]) -> Any:
-    """What a quoted hint names; anything, where that is imported for type checkers alone."""
+    """Returns the type of a quoted hint; any type if it is imported for type checkers alone."""
 
     def holder(value: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Runs of a chunking study that are only numbers."""
+"""Defines runs of a chunking study that consist of numbers alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from evenpack.studies.chunking.held_out import HeldOut
 
 
 def study(**chunking: Any) -> ChunkingConfig:
-    """Its runs are nowhere."""
+    """A study whose runs are not on disk."""
     phase = {"base": "run.yaml", "seeds": [1, 2, 3], "arms": {"some": {}}}
     values = {"study": {"name": "small", "output_dir": "out"}, "phases": {"training": phase}, "chunking": chunking}
     return ChunkingConfig.model_validate(values)
@@ -33,7 +33,7 @@ def arm(name: str, *, recipe: str = "concat", length: int = 64, atom: int | None
 
 
 def curve(perplexity: Sequence[float], *, own: float | None = None) -> Curve:
-    """Of these perplexities, step by step."""
+    """Returns a curve with these perplexities, step by step."""
     return Curve(
         losses=np.log(np.asarray(perplexity, dtype=np.float64)),
         tokens_per_step=384.0,

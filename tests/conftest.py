@@ -1,4 +1,4 @@
-"""Shapes and types in the package's signatures are checked while the tests run."""
+"""Checks shapes and types in the package's signatures while the tests run."""
 
 import logging
 import os
@@ -21,14 +21,14 @@ preload("checked_types", "pytest", "evenpack.launcher.cli.app")
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_that_count() -> None:
-    """What `nohup` or a shell's background job has set to be ignored would be ignored by all that the tests start."""
+    """Restores signals that `nohup` or a shell's background job ignores, because child processes would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _process_as_it_was() -> Iterator[None]:
-    """What a module's runs do to this process must not reach the next module, which may share it."""
+    """Undoes what a module's runs changed in this process, which the next module may share."""
     environment = dict(os.environ)
     with _logger_as_it_was():
         yield
@@ -38,7 +38,7 @@ def _process_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _loggers_as_they_were() -> Iterator[None]:
-    """What a run does to the package's logger must not reach the next test."""
+    """Undoes what a run changed in the package's logger before the next test."""
     with _logger_as_it_was():
         yield
 

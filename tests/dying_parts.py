@@ -1,4 +1,4 @@
-"""Parts of a corpus whose reader dies or sleeps, for tests of workers; importable where a worker is."""
+"""Defines corpus parts whose reader dies or sleeps, for tests of workers; a worker can import them."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from evenpack.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class DyingPart:
-    """Kills its process in the middle, the first times that it is read."""
+    """A part that kills its process in the middle, the first times that it is read."""
 
     part: CorpusPart
     deaths: Path
@@ -64,7 +64,7 @@ class DyingCorpus:
 
 @dataclass(frozen=True, kw_only=True)
 class SleepingPart:
-    """The first part waits until another sleeps, and holds a mistake; the others sleep longer than any test."""
+    """A part with an error that waits for the others, which sleep longer than any test."""
 
     number: int
     woken: Path

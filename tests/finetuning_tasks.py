@@ -1,4 +1,4 @@
-"""A small encoder with its tokenizer, and tasks that it can learn, for tests of fine-tuning."""
+"""Provides a small encoder with its tokenizer, and tasks that it can learn, for tests of fine-tuning."""
 
 import json
 import random
@@ -21,7 +21,7 @@ POSITIONS = 48
 
 
 def write_encoder(folder: Path, *, seed: int = 0, next_sentence: bool = True) -> Path:
-    """A folder of transformers with a BERT of random weights, large enough to tell sequences apart."""
+    """Writes a folder of transformers with a BERT of random weights, large enough to distinguish sequences."""
     torch.manual_seed(seed)
     config = BertConfig(kind="bert", layers=2, hidden_size=32, heads=2, dropout=0.0, next_sentence=next_sentence)
     model = Bert(config, vocabulary_size=len(SPECIAL + WORDS), max_positions=POSITIONS, seed=seed)
@@ -36,7 +36,7 @@ def write_encoder(folder: Path, *, seed: int = 0, next_sentence: bool = True) ->
 
 
 def write_sentences(folder: Path, *, training: int, evaluation: int) -> Path:
-    """SST-2's files: a sentence is of class 1 if it says good, of class 0 if it says bad."""
+    """Writes SST-2's files: a sentence is of class 1 if it contains good, of class 0 if it contains bad."""
     folder.mkdir(exist_ok=True)
     source = random.Random(3)
     for name, rows in (("train.tsv", training), ("dev.tsv", evaluation)):
@@ -51,7 +51,7 @@ def write_sentences(folder: Path, *, training: int, evaluation: int) -> Path:
 
 
 def write_pairs(folder: Path, *, rows: int) -> Path:
-    """RTE's files."""
+    """Writes RTE's files."""
     folder.mkdir(exist_ok=True)
     source = random.Random(5)
     for name in ("train.tsv", "dev.tsv"):
@@ -64,7 +64,7 @@ def write_pairs(folder: Path, *, rows: int) -> Path:
 
 
 def write_scores(folder: Path, *, rows: int) -> Path:
-    """STS-B's files."""
+    """Writes STS-B's files."""
     folder.mkdir(exist_ok=True)
     source = random.Random(6)
     for name in ("train.tsv", "dev.tsv"):
@@ -77,7 +77,7 @@ def write_scores(folder: Path, *, rows: int) -> Path:
 
 
 def squad_content(questions: int) -> dict[str, Any]:
-    """SQuAD 1.1's form: where is the cat? In contexts of which some need several windows."""
+    """Returns questions in SQuAD 1.1's form: where is the cat? Some contexts need several windows."""
     source = random.Random(8)
     paragraphs = []
     for number in range(questions):
@@ -94,7 +94,7 @@ def squad_content(questions: int) -> dict[str, Any]:
 
 
 def write_questions(folder: Path, *, questions: int) -> Path:
-    """SQuAD's files."""
+    """Writes SQuAD's files."""
     folder.mkdir(exist_ok=True)
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         (folder / name).write_text(json.dumps(squad_content(questions)))
@@ -102,7 +102,7 @@ def write_questions(folder: Path, *, questions: int) -> Path:
 
 
 def finetune_values(task: str, folder: Path, encoder: Path, output_dir: Path, **training: Any) -> dict[str, Any]:
-    """The sections of a run file without dropout."""
+    """Returns the sections of a run file without dropout."""
     spans = {"max_question_length": 8, "window_stride": 16} if task == "squad" else {}
     step = {} if "packs_per_step" in training else {"sequences_per_step": 8}
     return {
@@ -113,7 +113,7 @@ def finetune_values(task: str, folder: Path, encoder: Path, output_dir: Path, **
 
 
 def finetune_config(*arguments: Any, **training: Any) -> FinetuneConfig:
-    """`finetune_values`, checked."""
+    """Returns `finetune_values`, validated."""
     return validate(finetune_values(*arguments, **training), FinetuneConfig, origin="test")
 
 

@@ -1,4 +1,4 @@
-"""As much of JSON schema as pydantic writes for sections, to hold files against it."""
+"""Validates values against the part of JSON schema that pydantic writes for sections."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def accepts(schema: Mapping[str, Any], value: Any, root: Mapping[str, Any] | None = None) -> bool:
-    """Whether `value` satisfies `schema`, as an editor finds out."""
+    """Returns whether `value` satisfies `schema`, as an editor would find."""
     root = schema if root is None else root
     if "$ref" in schema:
         return accepts(root["$defs"][schema["$ref"].rpartition("/")[2]], value, root)

@@ -1,4 +1,4 @@
-"""Batches of masked sentence pairs laid out by hand, so that model tests do not lean on masking and the collator."""
+"""Builds batches of masked sentence pairs by hand, so that model tests do not depend on masking and the collator."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _UNUSED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedPair:
-    """One sequence as the model sees it, and what was there before."""
+    """One sequence as model input, and its original tokens."""
 
     tokens: list[int]
     token_types: list[int]
@@ -29,7 +29,7 @@ class MaskedPair:
 
 
 def random_pairs(lengths: Sequence[int], *, vocabulary_size: int, seed: int = 0) -> list[MaskedPair]:
-    """Pairs of the given lengths; 15 % of the tokens are masked, at least one, never the first."""
+    """Returns pairs of the given lengths; 15 % of the tokens are masked, at least one, never the first."""
     generator = torch.Generator().manual_seed(seed)
     pairs = []
     for length in lengths:
@@ -47,7 +47,7 @@ def random_pairs(lengths: Sequence[int], *, vocabulary_size: int, seed: int = 0)
 
 @torch.no_grad()
 def roughen(model: nn.Module, deviation: float = 0.15) -> None:
-    """Adds noise to all weights: initial ones are so small that hardly any of them matters."""
+    """Adds noise to all weights, because initial ones are too small to have an effect."""
     generator = torch.Generator().manual_seed(11)
     for parameter in model.parameters():
         parameter.add_(deviation * torch.randn(parameter.shape, generator=generator))
@@ -63,7 +63,7 @@ def build_masked_batch(
     max_sequences: int | None = None,
     mlm_reduction: Literal["token", "sequence"] = "token",
 ) -> tuple[PackedBatch, list[slice]]:
-    """The packs' sequences in one layout, and the slots where each of them lies, in order.
+    """Returns the packs' sequences in one layout, and the slots of each, in order.
 
     Padding is never part of a sequence's segment: attention looks both ways.
 

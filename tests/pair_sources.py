@@ -1,4 +1,4 @@
-"""Sentence pairs held in memory, and small prepared runs of them, for tests of what stands on BERT's data."""
+"""Provides sentence pairs in memory, and small prepared runs of them, for tests that need BERT's data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Pair:
 
 
 class TokensInMemory(TokenFile):
-    """A token file without files."""
+    """A token file in memory."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self.prefix = Path("memory")
@@ -54,7 +54,7 @@ class TokensInMemory(TokenFile):
 
 
 def random_sentence_pairs(halves: Sequence[tuple[int, int]], *, seed: int) -> list[Pair]:
-    """Pairs whose A and B have so many tokens, the special ones not counted."""
+    """Returns pairs whose A and B have the given numbers of tokens, without the special ones."""
     random = np.random.default_rng(seed)
     pairs = []
     for first, second in halves:
@@ -65,14 +65,14 @@ def random_sentence_pairs(halves: Sequence[tuple[int, int]], *, seed: int) -> li
 
 
 def random_halves(count: int, *, longest: int, seed: int) -> list[tuple[int, int]]:
-    """Token numbers of so many As and Bs, the longest pair exactly `longest` tokens with its special ones."""
+    """Returns the lengths of As and Bs; the longest pair has exactly `longest` tokens with its special ones."""
     random = np.random.default_rng(seed)
     halves = [(int(random.integers(1, longest - 4)), 0) for _ in range(count)]
     return [(first, int(random.integers(1, longest - 3 - first + 1))) for first, _ in halves[1:]] + [(1, longest - 4)]
 
 
 def with_own_masks(pairs: Sequence[Pair], *, seed: int) -> tuple[list[Pair], list[dict[int, int]]]:
-    """The pairs as a model sees them, and label by place of what is masked: none, all, or any number between."""
+    """Returns the pairs as model input, with the label of each masked position: none, all, or some of them."""
     random = np.random.default_rng(seed)
     seen, masks = [], []
     for pair in pairs:
@@ -95,7 +95,7 @@ def pair_source(
     key: int = 7,
     masks: Sequence[Mapping[int, int]] | None = None,
 ) -> PackedSource:
-    """A source of these pairs; `key` tells it from others and draws its packs. `masks`: those that are stored."""
+    """Returns a source of these pairs; `key` identifies it and draws its packs. `masks`: the stored ones."""
     view = _pairs_view(pairs, longest)
     if masks is not None:
         view = _masked_view(view, masks)
@@ -141,7 +141,7 @@ def _pairs_view(pairs: Sequence[Pair], longest: int) -> SentencePairsView:
 def masked_objective(
     *, seed: int = 3, reduction: str = "token", next_sentence_reduction: str = "sequence", **masking: Any
 ) -> MaskedTokensAndNextSentence:
-    """BERT's, over the vocabulary of this file."""
+    """Returns BERT's objective over the vocabulary of this file."""
     ids = np.arange(VOCABULARY_SIZE)
     return MaskedTokensAndNextSentence(
         masking=MaskingConfig(**masking),
@@ -155,7 +155,7 @@ def masked_objective(
 
 
 def pair_run_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
-    """A run file over two sources of sentences, written to `folder`; `sections` change values, section by section."""
+    """Writes a run file over two sources of sentences to `folder`; `sections` change values, section by section."""
     for number, name in enumerate(("wiki", "code")):
         write_jsonl(folder / f"{name}.jsonl", sentence_documents(60 - 25 * number, seed=number))
     values = testing.pair_run_values(
@@ -175,5 +175,5 @@ def pair_run_values(folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def pair_run(folder: Path, **sections: dict[str, Any]) -> RunConfig:
-    """The same as a configuration; nothing is prepared."""
+    """Returns the same run as a configuration; nothing is prepared."""
     return testing.run_config(pair_run_values(folder, **sections))

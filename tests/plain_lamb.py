@@ -1,4 +1,4 @@
-"""LAMB as its paper and NVIDIA's kernels have it, one tensor after the other in FP64: what ours is held against."""
+"""Implements LAMB as in its paper and NVIDIA's kernels, tensor by tensor in FP64, as a reference."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class PlainTensor:
 
 @dataclass(kw_only=True)
 class PlainLamb:
-    """The optimizer; learning rates are given to each step."""
+    """The optimizer; each step is given its learning rate."""
 
     tensors: list[PlainTensor]
     beta1: float
@@ -42,7 +42,7 @@ class PlainLamb:
 
     @classmethod
     def over(cls, parameters: Sequence[Tensor], blocks: Sequence[int] | None = None, **settings: float) -> "PlainLamb":
-        """Matrices adapt, vectors do not; `blocks` of each, by default 1."""
+        """Creates the state: matrices adapt, vectors do not; `blocks` of each, by default 1."""
         return cls(
             tensors=[
                 PlainTensor(weight=parameter, adapts=parameter.dim() >= 2, blocks=count)
@@ -85,11 +85,11 @@ class PlainLamb:
 
 
 def trust_ratio(weight: Tensor, update: Tensor) -> float:
-    """1 where either is zero."""
+    """Returns the ratio; 1 if either norm is zero."""
     weight_norm, update_norm = (math.sqrt((tensor**2).sum().item()) for tensor in (weight, update))
     return weight_norm / update_norm if weight_norm != 0.0 and update_norm != 0.0 else 1.0
 
 
 def blocks_of(model: nn.Module) -> list[int]:
-    """3 for the matrices that hold query, key and value, 1 for every other parameter; in the model's order."""
+    """Returns 3 for matrices of query, key and value, and 1 for other parameters, in the model's order."""
     return [3 if name.endswith("query_key_value.weight") else 1 for name, _ in model.named_parameters()]

@@ -1,4 +1,4 @@
-"""Small corpora and the run sections to prepare them, for tests."""
+"""Provides small corpora and the run sections to prepare them, for tests."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from evenpack.data.tokenizers.loading import train_tokenizer
 
 
 class Recorder:
-    """Keeps what `prepare` tells."""
+    """Keeps the progress reports of `prepare`."""
 
     def __init__(self) -> None:
         self.states: list[PrepareState] = []
@@ -45,14 +45,14 @@ class StopAfter(Recorder):
 
 
 def sentences(count: int, *, seed: int) -> list[str]:
-    """Different texts of 3 to 120 words."""
+    """Returns different texts of 3 to 120 words."""
     source = random.Random(seed)
     words = [f"{first}{rest}" for first in "bcdfgklmnprst" for rest in ("ad", "oven", "illow", "ate", "unk")]
     return [" ".join(source.choices(words, k=source.randint(3, 120))) + f" {seed}.{n}" for n in range(count)]
 
 
 def sentence_documents(count: int, *, seed: int) -> list[str]:
-    """Texts of 1 to 12 sentences, in paragraphs; hardly any two sentences are equal."""
+    """Returns texts of 1 to 12 sentences, in paragraphs; hardly any two sentences are equal."""
     source = random.Random(seed)
     words = [f"{first}{rest}" for first in "bcdfgklmnprst" for rest in ("ad", "oven", "illow", "ate", "unk")]
 
@@ -80,25 +80,25 @@ def data_config(sources: dict[str, Any], **changes: Any) -> DataConfig:
 
 
 def two_sources(corpus: Path, **changes: Any) -> DataConfig:
-    """The files of the fixture `corpus`, or a copy of them."""
+    """Returns the files of the fixture `corpus`, or a copy of them."""
     return data_config(
         {name: {"kind": "jsonl", "path": corpus / f"{name}.jsonl"} for name in ("wiki", "code")}, **changes
     )
 
 
 def save_tokenizer(folder: Path, *, seed: int = 9) -> dict[str, str]:
-    """A small trained tokenizer as a folder. Returns: the section that names it."""
+    """Trains a small tokenizer and saves it as a folder; returns the section that names it."""
     train_tokenizer(TrainedTokenizer(kind="train", vocabulary_size=300), sentences(50, seed=seed)).save(folder)
     return {"kind": "hub", "name": str(folder)}
 
 
 def texts_of(config: DataConfig, name: str) -> list[str]:
-    """The documents of a source."""
+    """Returns the documents of a source."""
     return [document.text for document in open_corpus(name, config.sources[name]).documents()]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below `directory`, by its relative name."""
+    """Returns every file below `directory`, by its relative name."""
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.rglob("*"))

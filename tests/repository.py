@@ -1,4 +1,4 @@
-"""Where things lie in the checkout."""
+"""Defines paths within the checkout."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""HDF5 shards written by h5py itself, dataset by dataset, in the three layouts of NVIDIA's pipelines."""
+"""Writes HDF5 shards with h5py itself, dataset by dataset, in the three layouts of NVIDIA's pipelines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Row:
 
 
 def random_rows(count: int, *, seed: int) -> list[Row]:
-    """Pairs of 7 to `SLOTS` tokens with 0 to `MASK_SLOTS` masks."""
+    """Returns pairs of 7 to `SLOTS` tokens with 0 to `MASK_SLOTS` masks."""
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
@@ -55,7 +55,7 @@ def random_rows(count: int, *, seed: int) -> list[Row]:
 
 
 def fixed_arrays(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """The six arrays of DeepLearningExamples."""
+    """Returns the six arrays of DeepLearningExamples."""
 
     def padded(values: list[list[int]], width: int, kind: str) -> np.ndarray:
         return np.array([row + [0] * (width - len(row)) for row in values], dtype=kind)
@@ -71,7 +71,7 @@ def fixed_arrays(rows: Sequence[Row]) -> dict[str, np.ndarray]:
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], *, chunk_rows: int | None = None) -> Path:
-    """Compressed in chunks of so many rows; None: neither."""
+    """Writes arrays, compressed in chunks of the given number of rows; None: neither."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         for name, array in arrays.items():
@@ -82,12 +82,12 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray], *, chunk_rows: int |
 
 
 def write_fixed(path: Path, rows: Sequence[Row], **changes: np.ndarray) -> Path:
-    """Compressed; `changes` take the place of whole arrays."""
+    """Writes a compressed shard; `changes` replace whole arrays."""
     return write_arrays(path, fixed_arrays(rows) | changes, chunk_rows=min(5, len(rows)))
 
 
 def variable_lists(rows: Sequence[Row]) -> dict[str, list[list[int]]]:
-    """The datasets of variable length, without the labels."""
+    """Writes the datasets of variable length, without the labels."""
     return {
         "input_ids": [row.tokens for row in rows],
         "segment_ids": [row.segments for row in rows],
@@ -105,7 +105,7 @@ def write_variable(path: Path, rows: Sequence[Row], **changes: list[list[int]]) 
 
 
 def packed_lists(packs: Sequence[Sequence[Row]]) -> dict[str, list[list[int]]]:
-    """The datasets of rows that hold several pairs, places counted from the row's beginning."""
+    """Writes datasets of rows that hold several pairs, with positions counted from the beginning of the row."""
     lists: dict[str, list[list[int]]] = {name: [] for name in (*variable_lists([]), "next_sentence_labels")}
     lists |= {"packed_input_len": [], "packed_masked_lm_len": []}
     for pack in packs:

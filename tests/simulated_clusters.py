@@ -1,4 +1,4 @@
-"""Small simulated clusters, whose results can be worked out by hand."""
+"""Defines small simulated clusters whose results can be computed by hand."""
 
 import dataclasses
 
@@ -49,7 +49,7 @@ def run(
     causal: bool | None = None,
     **options: float | bool | None,
 ) -> Simulation:
-    """Of so many sequences of each length."""
+    """Returns a histogram with the given number of sequences of each length."""
     histogram = histogram_of(counts)
     return simulate(
         histogram,
@@ -72,7 +72,7 @@ def some_steps(
     pieces: int = 1,
     **options: float | bool | None,
 ) -> list[SimulationRow]:
-    """One scheme on one number of devices, which costs a tenth; a row for each of `pieces`."""
+    """Simulates one scheme on one number of devices, which costs a tenth; yields a row for each of `pieces`."""
     histogram = histogram_of(counts)
     packing = pack(histogram, "longest_pack_first", pack_length=histogram.longest)
     cluster = make_cluster(histogram, packing, cost=model, options=ClusterOptions(**options))

@@ -1,4 +1,4 @@
-"""Sources held in memory, for tests of what stands on plans and views."""
+"""Provides sources in memory, for tests of plans and views."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from evenpack.data.sequences.accounting import TokenAccounting
 
 @dataclass(frozen=True, kw_only=True)
 class ListView:
-    """A `SequenceView` over sequences given as lists of segments; the token at a place tells where it comes from."""
+    """A `SequenceView` over lists of segments; each token identifies its origin."""
 
     sequences: list[list[int]]
     """Segment lengths of each sequence."""
@@ -47,7 +47,7 @@ class ListView:
         return np.array([sum(segments) for segments in self.sequences[start:stop]], dtype=np.int32)
 
     def tokens(self, sequence: int) -> np.ndarray:
-        """Tokens of one sequence: all different from those of every other one."""
+        """Returns the tokens of one sequence, which all differ from those of every other one."""
         start = self.first_token + sequence * self.max_sequence_length
         return start + np.arange(sum(self.sequences[sequence]))
 
@@ -81,7 +81,7 @@ def packed_source(
     first_token: int = 1000,
     algorithm: str = "longest_pack_first",
 ) -> PackedSource:
-    """A source whose sequences have the given segments."""
+    """Returns a source whose sequences have the given segments."""
     view = ListView(sequences=sequences, max_sequence_length=longest, first_token=first_token)
     lengths = view.lengths()
     packing = pack(LengthHistogram.from_lengths(lengths, longest=longest), algorithm, pack_length=pack_length)

@@ -1,4 +1,4 @@
-"""How steps are formed in tests: packs, packed, assigned by cost, unless a test says otherwise."""
+"""Defines the shapes of steps in tests: packs, packed and assigned by cost unless a test changes them."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ PACKS = StepShape(
 
 
 def step_shape(**changes: Any) -> StepShape:
-    """`PACKS` with other values; a micro-batch is as large as the step where only the step is given."""
+    """Returns `PACKS` with other values; a micro-batch is as large as the step if only the step is given."""
     if "items_per_step" in changes:
         changes = {"items_per_micro_batch": changes["items_per_step"], **changes}
     return replace(PACKS, **changes)

@@ -1,4 +1,4 @@
-"""Study files for tests, and a machine that only pretends to train."""
+"""Provides study files for tests, and a machine that only pretends to train."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ STEPS = 4
 
 
 def write_study(folder: Path, **changes: Any) -> Path:
-    """Two phases over a run file beside it: one run, then two arms with two seeds each."""
+    """Writes two phases over a run file beside it: one run, then two arms with two seeds each."""
     write_run_file(folder / "base.yaml", run_values("gpt2", folder, data={"prepared_dir": None}))
     study = {
         "study": {"name": "small", "output_dir": str(folder / "study")},
@@ -51,14 +51,14 @@ class Call:
 
     @property
     def run(self) -> str:
-        """PHASE/ARM/seed_N."""
+        """Returns the key PHASE/ARM/seed_N."""
         name: str = self.overrides["run.name"]
         return name.partition("/")[2]
 
 
 @dataclass(kw_only=True)
 class FakeProcess:
-    """Ends at the second look."""
+    """Ends at the second poll."""
 
     end: Callable[[], int]
     looks: int = 0
@@ -73,7 +73,7 @@ class FakeProcess:
 
 @dataclass(kw_only=True)
 class FakeMachine:
-    """Starts nothing; `codes` says how a run ends whose key it has, all others end well."""
+    """A machine that starts nothing; `codes` has the exit codes of runs by key, all others succeed."""
 
     place_count: int = 1
     codes: dict[str, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class FakeMachine:
     ranks: int = 1
 
     @property
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         return self.stops_after is not None and len(self.calls) >= self.stops_after
 
     def places(self, devices_per_run: int | None) -> Sequence["FakeMachine"]:
@@ -124,7 +124,7 @@ class FakeMachine:
 
 
 def write_tuned(output_dir: Path, accuracies: Mapping[int, float]) -> None:
-    """What `evenpack finetune` leaves, by seed."""
+    """Writes the results of `evenpack finetune`, by seed."""
     folder = ResultFolder(output_dir)
     results = [seed_result(seed, accuracy) for seed, accuracy in accuracies.items()]
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def write_tuned(output_dir: Path, accuracies: Mapping[int, float]) -> None:
 
 
 def seed_result(seed: int, accuracy: float) -> SeedResult:
-    """A fine-tuning of one step."""
+    """Returns a fine-tuning of one step."""
     return SeedResult(
         seed=seed,
         metrics={"dev": {"accuracy": accuracy}},
@@ -155,7 +155,7 @@ def seed_result(seed: int, accuracy: float) -> SeedResult:
 
 
 def write_log(output_dir: Path, *, losses: Sequence[float], sequences: int = 10, seconds: float = 1.0) -> None:
-    """A metrics.jsonl with an evaluation every second step."""
+    """Writes a metrics.jsonl with an evaluation every second step."""
     output_dir.mkdir(parents=True, exist_ok=True)
     records = []
     for step, loss in enumerate(losses, start=1):

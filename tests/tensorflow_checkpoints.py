@@ -1,4 +1,4 @@
-"""Checkpoints that TensorFlow wrote (`fixtures/tensorflow/`), and what its own reader finds in them."""
+"""Reads checkpoints that TensorFlow wrote (`fixtures/tensorflow/`), and the values of its own reader."""
 
 import shutil
 from pathlib import Path
@@ -18,13 +18,13 @@ VOCABULARY, POSITIONS = 203, 24
 
 
 def values_of(prefix: Path) -> dict[str, np.ndarray]:
-    """What TensorFlow's reader gives; bfloat16 as its bits."""
+    """Returns the values of TensorFlow's reader; bfloat16 as its bits."""
     with np.load(prefix.parent / "values.npz") as values:
         return {name: values[name] for name in values.files}
 
 
 def copy_of(prefix: Path, folder: Path) -> Path:
-    """The checkpoint's files in another folder, to be damaged there."""
+    """Copies the checkpoint's files to another folder, where they can be damaged."""
     folder.mkdir(exist_ok=True)
     for file in prefix.parent.glob(f"{prefix.name}.*"):
         shutil.copyfile(file, folder / file.name)
@@ -32,7 +32,7 @@ def copy_of(prefix: Path, folder: Path) -> Path:
 
 
 def transformers_weights() -> dict[str, Tensor]:
-    """The BERT's weights as transformers lays them out, spelled out by hand: names there, kernels transposed."""
+    """Returns the BERT's weights in transformers' layout, written out by hand: its names, and kernels transposed."""
     values = values_of(BERT)
 
     def layer(theirs: str, ours: str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A small prepared GPT-2 run, for studies of time in the test's own process."""
+"""Provides a small prepared GPT-2 run, for studies of time in the test's own process."""
 
 import os
 import random
@@ -14,7 +14,7 @@ PACK_LENGTH = 64
 
 
 def tiny_gpt2_run(folder: Path) -> RunConfig:
-    """Sequences of all lengths up to a pack; two micro-batches per step."""
+    """Returns a run with sequences of all lengths up to a pack, and two micro-batches per step."""
     source = random.Random(4)
     documents = ["".join(source.choices("abcdefgh", k=source.randint(2, 60))) for _ in range(600)]
     values = run_values(
@@ -33,7 +33,7 @@ def tiny_gpt2_run(folder: Path) -> RunConfig:
 
 @contextmanager
 def lone_world() -> Iterator[World]:
-    """One rank on the CPU; the environment is as it was afterwards."""
+    """Yields one rank on the CPU; the environment is restored afterwards."""
     before = dict(os.environ)
     os.environ["DS_ACCELERATOR"] = "cpu"
     try:

@@ -1,4 +1,4 @@
-"""Small token files for tests."""
+"""Writes small token files for tests."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ END = 7
 
 
 def numbered_tokens(prefix: Path, lengths: list[int]) -> TokenFile:
-    """Documents of these lengths, all tokens of the file different but for their ends."""
+    """Writes documents of these lengths; all tokens of the file differ except their ends."""
     tokens = 100 + np.arange(sum(lengths))
     tokens[np.cumsum(lengths) - 1] = END
     with TokenFileWriter(prefix, vocabulary_size=1_000_000) as writer:

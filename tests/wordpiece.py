@@ -1,4 +1,4 @@
-"""A small WordPiece vocabulary for tests, in BERT's shape."""
+"""Provides a small WordPiece vocabulary for tests, in BERT's form."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def write_vocabulary(folder: Path) -> str:
-    """A folder with vocab.txt alone. "the cats sat." has five tokens, and two special ones around it."""
+    """Writes a folder with vocab.txt alone. "the cats sat." has five tokens, and two special ones around it."""
     folder.mkdir(exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS]) + "\n")
     return str(folder)
 
 
 def write_tokenizer_json(folder: Path) -> str:
-    """The same vocabulary with tokenizer.json alone, which truncates to three tokens and pads if it is let."""
+    """Writes the same vocabulary with tokenizer.json alone, which truncates to three tokens and pads if it is let."""
     folder.mkdir(exist_ok=True)
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *WORDS])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))

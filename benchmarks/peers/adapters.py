@@ -1,8 +1,8 @@
-"""One function for each packer: a task in, an attempt out. Each calls the installed package and nothing of its insides
-is repeated here; what a framework does around its packing function on real data is done around it here too.
+"""Adapts each packer by a function that takes a task and returns an attempt.
 
-Packers that move tokens get sequence i as tokens that are all i (or i + 1 where 0 is the padding), so that their packs
-tell which sequences they hold.
+Each function calls the installed package and repeats none of its internals; the processing with which a framework
+surrounds its packing function on real data is done here too. Packers that move tokens get sequence i as tokens that are
+all i (or i + 1 where 0 is the padding), so that their packs show which sequences they hold.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from evenpack.data.order.plan import PackPlan, sort_by_length
 from evenpack.data.packing import pack
 
 GROUP_OF_DATASETS_MAP = 1000
-"""What `datasets.map(batched=True)` hands over at once, and LLaMA-Factory and ms-swift too."""
+"""Batch size of `datasets.map(batched=True)`, and of LLaMA-Factory and ms-swift."""
 
 _PACKS_DRAWN_TOGETHER = 1 << 16
 
@@ -27,7 +27,7 @@ _of_lengths = partial(Packed.from_lists, holds="lengths")
 
 
 def evenpack(task: Task, *, algorithm: str) -> Attempt:
-    """From lengths to which sequence is in which pack: counted, packed, sorted, and one epoch of packs drawn."""
+    """Assigns sequences to packs: counts and packs lengths, sorts sequences, and draws one epoch of packs."""
 
     def run() -> tuple[np.ndarray, np.ndarray]:
         histogram = task.histogram
@@ -87,7 +87,7 @@ def lightbinpack(task: Task, *, algorithm: str) -> Attempt:
 
 
 def axolotl(task: Task) -> Attempt:
-    """Groups of 100,000 and at most 200 sequences a pack, as the defaults of its configuration are."""
+    """Packs groups of 100,000 with at most 200 sequences per pack, the defaults of its configuration."""
     from torch.utils.data import SequentialSampler
 
     multipack = import_alone("axolotl.utils.samplers.multipack")
@@ -150,7 +150,7 @@ def ms_swift(task: Task) -> Attempt:
 
 
 def olmo_core(task: Task) -> Attempt:
-    """Its packer wants where each document begins and ends in the stream of tokens."""
+    """Calls its packer with the begin and end of each document in the stream of tokens."""
     utilities = import_alone("olmo_core.data.utils")
     ends = np.cumsum(task.lengths).astype(np.uint64)
     begins = ends - task.lengths.astype(np.uint64)
@@ -166,7 +166,7 @@ def olmo_core(task: Task) -> Attempt:
 
 
 def grain(task: Task, *, bins: int) -> Attempt:
-    """`bins` packs are open at a time; each of them is thrown away when its sequences are noted."""
+    """Packs with `bins` open packs; each pack is discarded after its sequences are recorded."""
     import grain as package
     from grain.experimental import BestFitPackIterDataset
 
@@ -185,7 +185,7 @@ def grain(task: Task, *, bins: int) -> Attempt:
 
 
 class _AllTokensEqual:
-    """A data source whose sequence i is all i + 1; 0 pads."""
+    """A data source whose sequence i consists of tokens i + 1; 0 is padding."""
 
     def __init__(self, lengths: np.ndarray) -> None:
         self._lengths = lengths
@@ -213,7 +213,7 @@ def torchtune(task: Task) -> Attempt:
 
 
 def _distinct(tokens: np.ndarray) -> Iterator[int]:
-    """The sequences in a row of tokens, which lie one behind the other."""
+    """Returns the sequences that are concatenated in a row of tokens."""
     changes = np.flatnonzero(np.diff(tokens, prepend=0))
     return (int(token) - 1 for token in tokens[changes] if token)
 

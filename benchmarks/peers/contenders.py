@@ -1,4 +1,4 @@
-"""The packers that take part, and how far each can go."""
+"""Lists the packers that are compared, and the largest input of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,27 +11,27 @@ from task import Attempt, Task
 import evenpack
 
 _ALONE = "--no-deps --ignore-requires-python "
-"""How frameworks are installed of which one module is imported."""
+"""Installation command for frameworks of which one module is imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One row of the table, for each limit of depth that it knows."""
+    """One packer, which has a row in the table for each limit of depth that it supports."""
 
     name: str
     load: Callable[[Task], Attempt]
     distribution: str | None
-    """As pip knows it; None for evenpack itself."""
+    """Name of the package in pip; None for evenpack itself."""
     pip_options: str = ""
     limits_depth: bool = False
     moves_tokens: bool = False
-    """Its packs are made of tokens; the others assign with numbers of sequences or with lengths."""
+    """Whether its packs consist of tokens; other packers use numbers of sequences or lengths."""
     most_sequences: int | None = None
-    """More would take it hours."""
+    """Most sequences that it can pack in less than hours."""
 
     @property
     def version(self) -> str | None:
-        """None where it is not installed."""
+        """Returns the installed version; None if it is not installed."""
         if self.distribution is None:
             return evenpack.__version__
         try:

@@ -1,8 +1,7 @@
 """Imports one module of an installed package without the package's own start-up code.
 
-Frameworks import every model they know when their packing module is asked for. Where that module stands by itself, it
-is loaded under its own name with empty packages above it, so that neither their dependencies nor their memory come
-along.
+Frameworks import all their models together with their packing module. If that module is independent of the rest, it is
+loaded under its own name with empty parent packages, so that their dependencies and memory are not needed.
 """
 
 import importlib
@@ -12,7 +11,7 @@ from types import ModuleType
 
 
 def import_alone(module: str, *, empty: tuple[str, ...] = ()) -> ModuleType:
-    """`empty` names packages beside the way that are to be left empty too. Raises: ImportError."""
+    """Imports the module. `empty` names further packages that are left empty. Raises: ImportError."""
     for package in (*empty, module.rpartition(".")[0]):
         _put_empty(package)
     return importlib.import_module(module)

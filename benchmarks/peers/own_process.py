@@ -1,8 +1,8 @@
-"""Runs one packer in a process of its own, and watches its memory from outside.
+"""Runs one packer in a process of its own, and measures its memory from outside.
 
-CPU seconds are those of the process and its children while it packs. Memory is the greatest anonymous resident set seen
-while it packs (looked at every two milliseconds), less what the process held when its imports were done, a small
-packing had been made and its input was built. Linux only: it reads /proc.
+CPU seconds are those of the process and its children while it packs. Memory is the largest anonymous resident set while
+it packs (sampled every two milliseconds), minus that of the process after its imports, a small packing and the
+construction of its input. Linux only: it reads /proc.
 """
 
 import gc
@@ -20,7 +20,7 @@ from typing import Any
 from task import Attempt, Packed, Task, TaskName
 
 WARM_UP_SEQUENCES = 1000
-"""Packed before the clock starts, so that imports and compilers do not count."""
+"""Sequences that are packed before the clock starts, so that imports and compilers are not counted."""
 
 _POLL_SECONDS = 0.002
 
@@ -35,7 +35,7 @@ class PackerFailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One run whose packs were checked."""
+    """The figures of one run whose packs were checked."""
 
     sequences: int
     tokens: int
@@ -57,7 +57,7 @@ class Measured:
 
 
 def measure(load: Callable[[Task], Attempt], name: TaskName, *, limit_seconds: float) -> Measured:
-    """Raises: OverTimeError after `limit_seconds` of packing, or of getting ready; PackerFailedError."""
+    """Runs the packer. Raises: OverTimeError after `limit_seconds` of packing or of setup; PackerFailedError."""
     context = get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_child, args=(load, name, there))
@@ -98,7 +98,7 @@ def _child(load: Callable[[Task], Attempt], name: TaskName, connection: Connecti
     os.dup2(silence, 2)
     try:
         _pack_and_tell(load, name.build(), connection)
-    except BaseException as error:  # told to the parent, which names the packer
+    except BaseException as error:  # sent to the parent, which names the packer
         connection.send(PackerFailedError(f"{traceback.format_exception_only(error)[-1].strip()}"))
 
 
@@ -137,7 +137,7 @@ def _cpu_seconds() -> float:
 
 
 def anonymous_bytes(process_id: int | None) -> int | None:
-    """The anonymous resident set of a process; None once it has ended."""
+    """Returns the anonymous resident set of a process; None if it has ended."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

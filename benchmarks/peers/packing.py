@@ -1,11 +1,12 @@
-"""Packers that pip can install, beside evenpack's, on the same shuffled lengths: from lengths to packs.
+"""Compares evenpack with packers that pip can install, on the same shuffled lengths: from lengths to packs.
 
     python benchmarks/peers/packing.py --histogram wikipedia_512 --sequences 1e6 [--json]
 
-README.md beside this file tells how to install them; one that is not installed is listed as such. Every packer has a
-process of its own, and its packs are checked: each sequence in one of them, none too full or too deep. `over` counts
-packs above ceil(tokens / pack length). evenpack's time runs from counting the lengths to knowing the sequences of every
-pack of an epoch. Where a packer takes less than 5 CPU seconds, the median of `--repeats` processes is shown.
+README.md in this folder describes how to install them; one that is not installed is listed as such. Every packer has a
+process of its own, and its packs are checked: each sequence is in exactly one pack, and no pack is too full or too
+deep. `over` counts packs above ceil(tokens / pack length). evenpack's time includes everything from counting the
+lengths to the sequences of every pack of an epoch. If a packer takes less than 5 CPU seconds, the median of `--repeats`
+processes is shown.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def _cases(histogram: str, arguments: argparse.Namespace) -> list[tuple[Contender, TaskName]]:
-    """Each once, also where a packer's limit of sequences makes two of them equal."""
+    """Returns the tasks without duplicates, which a packer's limit of sequences can cause."""
     chosen = [contender for contender in CONTENDERS if any(word in contender.name for word in arguments.only)]
     cases = [
         (

@@ -1,4 +1,4 @@
-"""What every packer is given, what it returns, and the check that no figure is believed without."""
+"""Defines the input and output of every packer, and the check of its packs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ class WrongPackingError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskName:
-    """All that a process needs to build the same lengths as the others."""
+    """The settings from which every process builds the same lengths."""
 
     histogram: str
-    """A published one; packs are as long as it."""
+    """Name of a published histogram; the pack length is its longest length."""
     sampled: int
-    """Sequences drawn from the histogram and shuffled."""
+    """Number of sequences drawn from the histogram and shuffled."""
     sequences: int
-    """Of these, the first so many are packed: less for packers that take hours for all."""
+    """Number of these, from the first, that are packed: fewer for packers that take hours for all."""
     seed: int
     max_sequences_per_pack: int | None
 
@@ -50,7 +50,7 @@ class Task:
 
     @property
     def least_packs(self) -> int:
-        """What the tokens alone fill."""
+        """Lower bound on packs: the number that the tokens alone would fill."""
         return -(-int(self.lengths.sum()) // self.pack_length)
 
     @property
@@ -58,7 +58,7 @@ class Task:
         return LengthHistogram.from_lengths(self.lengths, longest=self.pack_length)
 
     def start(self, sequences: int) -> "Task":
-        """The first so many sequences, to load and compile what a packer needs."""
+        """Returns the task of the first sequences, with which a packer loads and compiles what it needs."""
         return Task(
             lengths=self.lengths[:sequences].copy(),
             pack_length=self.pack_length,
@@ -68,12 +68,12 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Packed:
-    """The packs one after the other: pack p has `sizes[p]` of the `members`."""
+    """Concatenated packs: pack p has `sizes[p]` of the `members`."""
 
     members: np.ndarray
     sizes: np.ndarray
     holds: Literal["sequences", "lengths"]
-    """Whether a member is the number of a sequence, or only its length."""
+    """Whether a member is the number of a sequence; otherwise it is its length."""
 
     @classmethod
     def from_lists(cls, packs: Sequence[Sequence[int]], holds: Literal["sequences", "lengths"]) -> "Packed":
@@ -82,7 +82,7 @@ class Packed:
         return cls(members=members, sizes=sizes, holds=holds)
 
     def check(self, task: Task) -> None:
-        """Raises: WrongPackingError unless every sequence lies in one pack, and no pack holds too much."""
+        """Raises: WrongPackingError unless every sequence is in exactly one pack, and no pack holds too much."""
         expected = np.arange(len(task.lengths)) if self.holds == "sequences" else np.sort(task.lengths)
         if not np.array_equal(np.sort(self.members), expected):
             raise WrongPackingError(
@@ -102,7 +102,7 @@ class Packed:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A packer with its input built: `run` is measured, `read` understands what it returns."""
+    """A packer with its input: `run` is measured, and `read` converts its result."""
 
     run: Callable[[], Any]
     read: Callable[[Any], Packed]

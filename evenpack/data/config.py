@@ -1,4 +1,4 @@
-"""The sections `data:` and `masking:` of a run file."""
+"""Defines the sections `data:` and `masking:` of a run file."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,49 +14,49 @@ from evenpack.data.tokenizers.config import TokenizerConfig
 from evenpack.units import Passes, Sequences, Share, Slots, Tokens
 
 OF_THE_LOSS = {"padding_in_loss"}
-"""Keys of a recipe that decide what is predicted and nothing of the prepared files."""
+"""Keys of a recipe that affect the targets of the loss and not the prepared files."""
 
 _DEFAULT_SEED = 42
-"""Of the order of atoms."""
+"""Default seed of the order of atoms."""
 
 _LONGEST_NAME = 100
 """Characters of a source's name."""
 
 
 class DocumentsRecipe(Section):
-    """Each document is a sequence; what is too long follows `long_documents`."""
+    """Each document is a sequence; `long_documents` decides about those that are too long."""
 
     kind: Literal["documents"]
     max_sequence_length: Tokens = Field(ge=2, le=MOST_SLOTS)
     """Most tokens of a sequence, end-of-text included."""
     long_documents: Literal["split", "truncate", "drop", "error"] = "split"
-    """What becomes of a longer document: it is split into several sequences, cut off, dropped, or refused as an error;
-    the tokens that are lost are counted."""
+    """What to do with a longer document: split it into several sequences, truncate it, drop it, or stop with an error;
+    lost tokens are counted."""
     minimum_document_length: Tokens = Field(default=2, ge=1)
     """Fewest tokens of a document, end-of-text included; shorter ones are dropped and counted."""
 
 
 class ConcatRecipe(Section):
-    """All documents one after another in one stream, cut exactly at `max_sequence_length`."""
+    """All documents are concatenated to one stream, which is cut into rows of exactly `max_sequence_length` tokens."""
 
     kind: Literal["concat"]
     max_sequence_length: Tokens = Field(ge=2, le=MOST_SLOTS)
     """Tokens of a row of the stream."""
     atom: Tokens | None = Field(default=None, ge=1, le=MOST_SLOTS)
-    """Tokens that are shuffled together, once, before rows are made of them: a divisor or a multiple of
-    max_sequence_length. Rows are then trained in that order. Null: rows, in an order that each epoch draws again."""
+    """Tokens of an atom: atoms are shuffled once and then joined to rows, or cut into rows, which are trained in that
+    order. A divisor or a multiple of max_sequence_length. Null: rows are shuffled, in a new order in each epoch."""
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
     """Seed of the order of atoms; null is 42."""
     isolate_documents: bool = True
-    """Whether documents within a row are kept apart: they do not see each other and positions restart, and neither do
-    atoms that were no neighbours; false is GPT-2's own way."""
+    """Whether documents within a row do not attend to each other and have positions of their own; the same holds for
+    atoms that were not adjacent in the stream. false is what GPT-2 does."""
     minimum_document_length: Tokens = Field(default=2, ge=1)
     """Fewest tokens of a document, end-of-text included; shorter ones are dropped and counted."""
 
     @model_validator(mode="before")
     @classmethod
     def _settle_seed(cls, values: Any) -> Any:
-        """With an atom, 42 and no seed are the same rows, and so the same data section."""
+        """Fills in the default seed where there is an atom, so that equal rows have equal data sections."""
         if isinstance(values, dict) and values.get("atom") is not None and values.get("seed") is None:
             return {**values, "seed": _DEFAULT_SEED}
         return values
@@ -64,7 +64,7 @@ class ConcatRecipe(Section):
     @model_validator(mode="after")
     def _check(self) -> "ConcatRecipe":
         if self.atom is None and self.seed is not None:
-            raise ValueError(f"seed ({self.seed}) is of the order of atoms: give an atom, or leave the seed out")
+            raise ValueError(f"seed ({self.seed}) is for the order of atoms: give an atom, or leave the seed out")
         if self.atom is not None:
             check_atom(self.atom, self.max_sequence_length, smallest=1)
         return self
@@ -76,42 +76,43 @@ class ConcatRecipe(Section):
 
 
 class PaddingRecipe(Section):
-    """Documents cut into pieces of `atom` - 1 tokens that an end-of-text closes; what is left is filled up with it."""
+    """Documents are cut into pieces of `atom` - 1 tokens, each followed by an end-of-text, which also pads the rest."""
 
     kind: Literal["padding"]
     max_sequence_length: Slots = Field(ge=2, le=MOST_SLOTS)
     """Slots of a row."""
     atom: Slots = Field(ge=1, le=MOST_SLOTS)
-    """Slots that are shuffled together, once, before rows are made of them: a divisor or a multiple of
-    max_sequence_length. Rows are trained in that order."""
+    """Slots of an atom: atoms are shuffled once and then joined to rows, or cut into rows, which are trained in that
+    order. A divisor or a multiple of max_sequence_length."""
     seed: int = Field(default=_DEFAULT_SEED, ge=0, lt=1 << 63)
     """Seed of the order of atoms."""
     pad_tails_to: Literal["row", "atom"] = "row"
-    """What the rest of a document is filled up to where an atom is longer than a row: whole rows, or the atom, which
-    leaves rows of padding alone."""
+    """Length to which the end of a document is padded where an atom is longer than a row: whole rows, or the whole
+    atom, which gives rows that hold padding only."""
     padding_in_loss: bool = True
-    """Whether end-of-text that only fills up is predicted like other tokens; the first one behind a text always is."""
+    """Whether padding, which is made of end-of-text, is predicted like other tokens; the first end-of-text after a text
+    always is."""
     isolate_documents: bool = True
-    """Whether atoms of a row are kept apart: they do not see each other and positions restart, unless they were
-    neighbours; false is the way of the paper that this recipe is from (docs/chunking.md)."""
+    """Whether atoms within a row do not attend to each other and have positions of their own, unless they were
+    adjacent in the document; false is the method of the paper that this recipe is from (docs/chunking.md)."""
     minimum_document_length: Tokens = Field(default=2, ge=2)
     """Fewest tokens of a document, end-of-text included; shorter ones are dropped and counted."""
 
     @model_validator(mode="after")
     def _check(self) -> "PaddingRecipe":
         if self.atom == 1:
-            raise ValueError("atom is 1, and its only slot is the end-of-text: give at least 2")
+            raise ValueError("atom is 1, and its only slot would hold the end-of-text: give at least 2")
         check_atom(self.atom, self.max_sequence_length, smallest=2)
         return self
 
     @property
     def keeps_order(self) -> bool:
-        """Rows are trained in the order in which they were prepared."""
+        """Whether rows are trained in the order in which they were prepared."""
         return True
 
 
 def check_atom(atom: int, max_sequence_length: int, *, smallest: int) -> None:
-    """Raises: ValueError, with the sizes from `smallest` on that would do, unless one of the two divides the other."""
+    """Raises: ValueError, with the valid sizes from `smallest` on, unless one of the two divides the other."""
     if atom % max_sequence_length and max_sequence_length % atom:
         divisors = [str(size) for size in range(smallest, max_sequence_length) if max_sequence_length % size == 0]
         raise ValueError(
@@ -121,18 +122,18 @@ def check_atom(atom: int, max_sequence_length: int, *, smallest: int) -> None:
 
 
 class MaskingConfig(Section):
-    """How many tokens are masked, and what becomes of them."""
+    """How many tokens are masked, and how they are replaced."""
 
     share: Share = Field(default=0.15, gt=0.0, le=1.0)
-    """Masked tokens among those of a sequence, special ones counted."""
+    """Share of a sequence's tokens, special ones counted, that is masked."""
     max_predictions: Tokens = Field(default=76, ge=1, le=1 << 16)
-    """Most tokens of a sequence that are masked."""
+    """Most masked tokens of a sequence."""
     mask_share: Share = Field(default=0.8, ge=0.0, le=1.0)
-    """Masked tokens that become [MASK]."""
+    """Share of the masked tokens that is replaced by [MASK]."""
     random_share: Share = Field(default=0.1, ge=0.0, le=1.0)
-    """Masked tokens that become a random token; the rest stay as they are."""
+    """Share of the masked tokens that is replaced by a random token; the remaining ones are kept."""
     whole_words: bool = False
-    """Whether the pieces of a word are masked together, as far as the count allows."""
+    """Whether the pieces of a word are masked together, as far as the number of masked tokens allows."""
 
     @model_validator(mode="after")
     def _check(self) -> "MaskingConfig":
@@ -142,31 +143,31 @@ class MaskingConfig(Section):
 
 
 class SentencePairsRecipe(Section):
-    """[CLS] A [SEP] B [SEP] with next-sentence labels, made of sentences in the way of BERT's own data."""
+    """Pairs [CLS] A [SEP] B [SEP] with next-sentence labels, made from sentences as in BERT's own data."""
 
     kind: Literal["sentence_pairs"]
     max_sequence_length: Tokens = Field(ge=5, le=1 << 16)
     """Most tokens of a pair, the three special ones included."""
     duplication_factor: Passes = Field(default=10, ge=1, le=1000)
-    """How often training documents are gone through, each time with other draws. Validation documents: once."""
+    """Number of passes over the training documents, each with other random draws; validation documents have one."""
     short_target_probability: Share = Field(default=0.1, ge=0.0, le=1.0)
-    """Passes over a document that fill pairs up to a random shorter length only."""
+    """Share of the passes over a document whose pairs have a random, shorter maximum length."""
     random_next_probability: Share = Field(default=0.5, ge=0.0, le=1.0)
-    """How often B is taken from another document where A could go on."""
+    """Probability that B is taken from another document although A has a next sentence."""
     single_sentence_documents: Literal["random_next", "drop", "error"] = "random_next"
-    """What becomes of a document of one sentence, which has no next one: its only pair ends in another document, or it
-    is left out, or refused as an error."""
+    """What to do with a document of one sentence, which has no next one: make one pair whose B is from another
+    document, leave the document out, or stop with an error."""
     language: str = Field(default="en", pattern="^[a-z]{2,3}$")
-    """Language whose rules split sentences (ISO 639); `sentencex` takes a related language's where it has none."""
+    """Language whose rules split sentences (ISO 639); without rules for it, `sentencex` uses a related language."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Seed of the pairs and their stored masks; the run's seed orders them."""
+    """Seed of the pairs and their stored masks; their order depends on the run's seed."""
     static_masks: MaskingConfig | None = None
-    """How masks are drawn once, with the pairs, and stored, each of the duplicates with its own; the run's section
-    `masking` is left out then. Null: each epoch has masks of its own."""
+    """Masks that are drawn once and stored with the pairs, different ones for each duplicate; the run's section
+    `masking` must be left out then. Null: masks are drawn again in each epoch."""
 
 
 class MaskedPairsRecipe(Section):
-    """Finished pairs with their masks, from HDF5 shards."""
+    """Existing pairs with their masks, from HDF5 shards."""
 
     kind: Literal["masked_pairs"]
     max_sequence_length: Tokens = Field(ge=5, le=1 << 16)
@@ -182,7 +183,7 @@ Recipe = Annotated[
 
 
 class PackingConfig(Section):
-    """How sequences are put into packs."""
+    """The packing algorithm and its options."""
 
     algorithm: str = "auto"
     """`auto` or the name of an algorithm of docs/packing.md: `longest_pack_first`, `cutting_stock`, `least_squares`,
@@ -194,49 +195,49 @@ class PackingConfig(Section):
 
 
 class DataConfig(Section):
-    """From documents to packs."""
+    """The data: sources, tokenizer, and how documents become packs."""
 
     prepared_dir: UserPath | None = None
-    """Folder where `prepare` writes and `train` reads; null is OUTPUT_DIR/data. Runs may share one."""
+    """Folder that `prepare` writes and `train` reads; several runs may share it. Null: OUTPUT_DIR/data."""
     tokens_dir: UserPath | None = None
-    """Folder where `prepare` keeps the tokens of text, and a tokenizer trained for them: runs share them whose sources
-    and tokenizer are the same, whatever their recipes. Null: each prepared directory has its own."""
+    """Folder where `prepare` keeps the tokens of text and a tokenizer trained for them; runs with the same sources and
+    tokenizer share them, whatever their recipes. Null: each prepared directory has its own."""
     sources: dict[str, Source] = Field(min_length=1)
-    """Where documents come from: a section for each source, by a name of your own."""
+    """The sources of documents: one section for each, under a name of your choice."""
     validation_fraction: Share = Field(default=0.02, ge=0.0, lt=1.0)
-    """Documents of each source that are held out for validation, chosen by a hash of the document."""
+    """Share of each source's documents that is held out for validation, chosen by a hash of the document."""
     tokenizer: TokenizerConfig
-    """What turns text into tokens."""
+    """The tokenizer of the text."""
     recipe: Recipe
     """How documents become the sequences that are packed."""
     pack_length: Slots = Field(ge=2, le=MOST_SLOTS)
     """Slots of a pack."""
     packing: PackingConfig = PackingConfig()
     shuffle: Shuffle = PermutationShuffle()
-    """How training sequences come into random order: `permutation`, `grid` or `blocks`, or a section with its
+    """How training sequences are put into random order: `permutation`, `grid` or `blocks`, or a section with its
     settings."""
     order: Literal["shuffled", "by_length"] = "shuffled"
-    """Order of an epoch. For study, by_length: each epoch of a source goes from its shortest sequences to its longest,
-    or from the packs whose longest sequence is shortest to the others. Preparation is the same for both."""
+    """Order of an epoch. For study, by_length: each epoch of a source has its sequences in ascending order of length,
+    or its packs in ascending order of their longest sequence. Preparation is the same for both."""
     verify_in_training: bool = True
-    """Whether `train` reads all prepared files beside its first steps, each rank a share, and compares their checksums
-    before it saves a checkpoint; false: sizes alone are compared."""
+    """Whether `train` reads all prepared files during its first steps, each rank a share, and compares their checksums
+    before it saves a checkpoint; false: only file sizes are compared."""
     mixture_schedule: tuple[MixtureChange, ...] = ()
-    """Other weights of sources from given steps on; before the first entry, and where an entry leaves a source out,
-    sources keep their weight. Each source's stream goes on where it was. The entries of steps to come may be edited."""
+    """Changes of the sources' weights at given steps; a source keeps its weight until an entry changes it. The stream
+    of each source continues across a change. Entries of future steps may be edited."""
     on_maximum_epochs: Literal["error", "warn"] = "error"
-    """What `train` does where a run goes through a source more often than its `maximum_epochs`."""
+    """What `train` does if a run exceeds the `maximum_epochs` of a source."""
     on_changed_sources: Literal["warn", "error", "ignore"] = "warn"
-    """What `train` does where a source's files or the tokenizer's are not those that the data was prepared from."""
+    """What `train` does if the files of a source or tokenizer have changed since the data was prepared."""
 
     @property
     def static_masks(self) -> MaskingConfig | None:
-        """What `prepare` draws the masks by that it stores with the pairs; None where it draws none."""
+        """The settings of masks that `prepare` draws and stores with the pairs; None if it draws none."""
         return self.recipe.static_masks if isinstance(self.recipe, SentencePairsRecipe) else None
 
     @property
     def has_stored_masks(self) -> bool:
-        """Whether masks lie beside the pairs, drawn by `prepare` or before; if not, each epoch draws its own."""
+        """Whether masks are stored with the pairs, by `prepare` or earlier; if not, each epoch draws its own."""
         return isinstance(self.recipe, MaskedPairsRecipe) or self.static_masks is not None
 
     @property
@@ -251,7 +252,7 @@ class DataConfig(Section):
 
     @property
     def study_switches(self) -> dict[str, str]:
-        """Keys of this section, with their values, that make it one for study alone, each with what that means."""
+        """Keys of this section, with their values, that are for study only, each with its meaning."""
         if self.order == "shuffled":
             return {}
         return {"data.order is by_length": "a step holds sequences of nearly one length, and later steps longer ones"}
@@ -268,7 +269,7 @@ class DataConfig(Section):
         self._check_shuffle()
         if self.recipe.kind == "sentence_pairs" and self.tokenizer.kind == "external":
             raise ValueError(
-                "recipe sentence_pairs splits text into sentences, and megatron sources hold none: give text sources"
+                "recipe sentence_pairs splits text into sentences, and megatron sources hold no text: give text sources"
             )
         for name, source in self.sources.items():
             if not name.replace("_", "").replace("-", "").isalnum():
@@ -290,7 +291,7 @@ class DataConfig(Section):
         if rows != self.pack_length:
             raise ValueError(
                 f"recipe {self.recipe.kind} with an atom makes rows of max_sequence_length ({rows}), which are trained "
-                f"in their order and packed no further: set pack_length={rows}, found {self.pack_length}"
+                f"in their order and not packed: set pack_length={rows}, found {self.pack_length}"
             )
         if self.order != "shuffled":
             raise ValueError(
@@ -300,17 +301,17 @@ class DataConfig(Section):
         for name, source in self.sources.items():
             if self.recipe.kind == "padding" and source.kind == "megatron" and not source.require_end_of_text:
                 raise ValueError(
-                    f"recipe padding fills up with the end-of-text of documents, and source '{name}' need not have "
-                    f"any: set sources.{name}.require_end_of_text=true"
+                    f"recipe padding pads with the documents' end-of-text, which source '{name}' may lack: set "
+                    f"sources.{name}.require_end_of_text=true"
                 )
 
     def _check_shuffle(self) -> None:
-        """Raises: ValueError if the files of the training sequences cannot be in the order that is asked for."""
+        """Raises: ValueError if the training sequences cannot be written in the requested order."""
         kind, recipe = self.shuffle.kind, self.recipe
         if kind == "permutation":
             return
         if self.order != "shuffled":
-            raise ValueError(f"order {self.order} goes through the whole source by length: leave out shuffle {kind}")
+            raise ValueError(f"order {self.order} sorts the whole source by length: leave out shuffle {kind}")
         if self.keeps_order:
             raise ValueError(f"recipe {recipe.kind} with an atom keeps the order of its rows: leave out shuffle {kind}")
         if kind == "grid" and not (
@@ -322,7 +323,7 @@ class DataConfig(Section):
             )
 
     def _check_kinds(self, name: str, kind: str) -> None:
-        """Raises: ValueError if the source does not go with the recipe or the tokenizer."""
+        """Raises: ValueError if the source does not fit the recipe or the tokenizer."""
         recipe, tokenizer = self.recipe.kind, self.tokenizer.kind
         if (kind == "hdf5") != (recipe == "masked_pairs"):
             raise ValueError(

@@ -165,7 +165,7 @@ class PreparedData:
     def fingerprint(self, seed: int, batching: Batching = "packs", *, last_step: int | None = None) -> str:
         """Returns a hash of everything that decides which packs form which step.
 
-        Paths, times, world size and workers are no part of it. `last_step` leaves out the mixture's schedule for later
+        Paths, times, world size and workers are not part of it. `last_step` leaves out the mixture's schedule for later
         steps; None includes all steps.
         """
         content = {

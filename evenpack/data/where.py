@@ -10,8 +10,8 @@ for a thousand sequences and for a billion; only stored pairs are searched (`seq
     where.step(1200).sequences          # what the ranks trained on in step 1200
     where.document(7, "wiki").visits    # in which steps document 7 of source wiki was, in every epoch
 
-This package knows no run: `engine/where.py` opens this class for a run file. Steps are numbered from 1, as in
-metrics.jsonl.
+This package does not depend on runs: `engine/where.py` opens this class for a run file. Steps are numbered from 1, as
+in metrics.jsonl.
 """
 
 from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from evenpack.engine.checkpoints.continuation import (
     kept_cost_weights,
     kept_initial_weights,
     require_fingerprint,
-    require_past_mixture,
+    require_same_past_mixture,
 )
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.checkpoints.initial_weights import initialize
@@ -62,7 +62,7 @@ class Run:
         )
 
     @property
-    def is_at_its_target(self) -> bool:
+    def has_reached_target(self) -> bool:
         """Whether an earlier start of the run has reached its target accuracy."""
         target = self.config.training.target_accuracy
         return target is not None and self.reached_accuracy is not None and self.reached_accuracy >= target
@@ -134,7 +134,7 @@ def build_model(run: ResolvedRun, device: torch.device) -> Model:
 def _continued(run: ResolvedRun, state: TrainState) -> ResolvedRun:
     """Returns the run as it continues from a checkpoint. Raises: CheckpointError if it cannot."""
     config = run.config.model_dump(mode="json")
-    require_past_mixture(state, run.config.data)
+    require_same_past_mixture(state, run.config.data)
     require_fingerprint(state, run.fingerprint(state.step), config)
     compare_run_files(state, config)
     kept = kept_cost_weights(state, run.config.training.layout)

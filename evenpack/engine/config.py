@@ -21,23 +21,23 @@ from evenpack.units import Checkpoints, Packs, Processes, Sequences, Steps, Toke
 
 
 class RunSection(Section):
-    """Name, place and seed."""
+    """Name, output folder and seed of the run."""
 
     name: str = Field(min_length=1)
-    """Name of the run, as it stands in messages and on plots."""
+    """Name of the run, shown in messages and on plots."""
     output_dir: UserPath
-    """Folder for metrics, summary and checkpoints; on several nodes a folder that all of them see."""
+    """Folder for metrics, summary and checkpoints; on several nodes, a folder that all of them share."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
     """Seed of the order of packs, the initial weights and dropout."""
 
 
 class DeepSpeedSection(Section):
-    """What goes to DeepSpeed beyond what is derived from the rest."""
+    """Settings of DeepSpeed that are not derived from other sections."""
 
     zero_stage: int = 0
-    """ZeRO stage. 0: every rank holds everything; 1: the optimizer's state is split over the ranks."""
+    """ZeRO stage. 0: every rank holds everything; 1: the optimizer's state is divided among the ranks."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Keys that are passed to DeepSpeed as they are; a key that evenpack derives itself is refused."""
+    """Keys that are passed to DeepSpeed unchanged; a key that evenpack derives itself is refused."""
 
     @field_validator("zero_stage")
     @classmethod
@@ -48,20 +48,20 @@ class DeepSpeedSection(Section):
 
 
 class TrainingSection(RunLengthSection):
-    """The step and how long to go on."""
+    """The size of a step, its layout and assignment, and the length of the run."""
 
     layout: Layout = "packed"
-    """How a micro-batch is laid out; the three hold the same sequences and give the same loss."""
+    """Layout of a micro-batch; all three hold the same sequences and give the same loss."""
     batching: Batching = "packs"
-    """What a step counts. `sequences`, un-padded or padded, is what training without packing does."""
+    """The unit of which a step is made. `sequences`, un-padded or padded, is training without packing."""
     assignment: AssignmentPolicy | None = None
-    """How a step's packs or sequences are divided among ranks and micro-batches: it says who computes what, and
-    changes no step. Null: cost_balanced, or arrival for padded sequences."""
+    """How the packs or sequences of a step are assigned to ranks and micro-batches; the contents of a step do not
+    depend on it. Null: cost_balanced, or arrival for padded sequences."""
     packs_per_step: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
-    """Packs of one optimizer update over all ranks; never changes with the world size."""
+    """Packs of one optimizer update over all ranks; independent of the world size."""
     packs_per_micro_batch: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
-    """Packs that a rank computes at once: the memory knob. Accumulation is derived. Divides packs_per_step, or what
-    fewer_accumulations makes of it."""
+    """Packs that a rank computes at once; it sets the memory needed. Gradient accumulation is derived from it. It must
+    divide packs_per_step, after the adjustment by fewer_accumulations."""
     sequences_per_step: Sequences | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Sequences of one optimizer update over all ranks, in place of packs_per_step where batching is sequences."""
     sequences_per_micro_batch: Sequences | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
@@ -71,47 +71,47 @@ class TrainingSection(RunLengthSection):
     """Real tokens of one optimizer update over all ranks, on average, in place of packs_per_step (or
     sequences_per_step): rounded to whole micro-batches, as `--dry-run` shows."""
     evaluation_packs: Packs | None = Field(default=None, ge=1)
-    """How many validation packs of each source an evaluation takes at most; null: all."""
+    """Most validation packs of each source in an evaluation; null: all."""
     validation_weights: dict[str, Annotated[float, Field(gt=0.0)]] | None = None
-    """Weights, by the source's name, with which the validation losses of sources are averaged into one, whatever the
-    mixture that is trained on; sources that are not named do not count. Null: each source's loss stands alone."""
+    """Weights, by source name, of a mean of the sources' validation losses, independent of the training mixture; a
+    source without a weight is left out. Null: only the loss of each source is reported."""
     checkpoint_every_steps: Steps | None = Field(default=200, ge=1)
     """Steps from one checkpoint to the next. Null: a checkpoint is saved only at the end or when stopped."""
     keep_checkpoints: Checkpoints = Field(default=2, ge=1)
-    """How many of the newest checkpoints are kept; older ones are removed."""
+    """Number of newest checkpoints that are kept; older ones are removed."""
     precision: Literal["fp32", "bf16_autocast"] = "bf16_autocast"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
     gradient_clipping: float | None = Field(default=1.0, gt=0.0)
-    """Norm of all gradients together at which they are clipped; null: they are not."""
+    """Norm of all gradients together at which they are clipped; null: no clipping."""
     packing_adjustment: Literal["none", "fewer_accumulations", "lamb_betas"] = "none"
-    """What is done about a step of packs holding more sequences than one of single sequences, for which packs_per_step,
-    steps, warm-up and betas were chosen (PackedBERT, section 3.3). fewer_accumulations: packs_per_step falls by the
-    packing factor. lamb_betas: steps and warm-up fall by it, and LAMB's betas are raised to its power."""
+    """How to adjust hyperparameters chosen for steps of single sequences: a step of as many packs holds more sequences,
+    by the packing factor (PackedBERT, section 3.3). fewer_accumulations: packs_per_step is divided by that factor.
+    lamb_betas: steps and warm-up are divided by it, and LAMB's betas are raised to its power."""
     cost_model: UserPath | None = None
-    """A file of `study throughput --cost-model`: what a token, a squared length and a segment cost on the device, by
-    which cost_balanced assigns. Null: by the model's floating-point operations. A checkpoint fixes the weights for its
-    layout."""
+    """File written by `study throughput --cost-model`, with the measured cost of a token, a squared length and a
+    segment on the device, which cost_balanced uses. Null: costs are the model's floating-point operations. A checkpoint
+    fixes the weights for its layout."""
     cost_model_of_another: Literal["refuse", "use"] = "refuse"
     """What to do with a cost model that was measured on another model or layout: refuse it, or use it with a warning.
     Another device or hidden size is always a warning."""
     initialize_from: UserPath | None = None
-    """Weights to begin with, and nothing else of the run that trained them: its output_dir (the newest whole
-    checkpoint), one checkpoint (step_...), a folder of transformers, a checkpoint of TensorFlow (model.ckpt-28252) or a
-    state dict of PyTorch (.pt); docs/starting_weights.md. Of no effect once the run has a checkpoint."""
+    """Initial weights: the output_dir of another run (its newest whole checkpoint), one checkpoint (step_...), a folder
+    of transformers, a checkpoint of TensorFlow (model.ckpt-28252) or a state dict of PyTorch (.pt);
+    docs/starting_weights.md. Nothing but the weights is read. Ignored once the run has a checkpoint."""
     loader_workers: Processes = Field(default=1, ge=0, le=64)
     """Processes of each rank that prepare batches ahead; 0: batches are made in the training process."""
     log_rank_times_every_steps: Steps | None = Field(default=100, ge=1)
-    """How often, and at the end, the ranks' own times and work since the last time go to metrics.jsonl; null: never."""
+    """Steps between records of each rank's times and work in metrics.jsonl; the end has one, too. Null: none."""
 
     @property
     def items_per_step(self) -> int:
-        """Packs or sequences, whatever a step counts; `resolve` settles them where the run file gives tokens."""
+        """Packs or sequences of a step, by `batching`; `resolve` computes them if the run file gives tokens."""
         assert self.stated_items_per_step is not None, "a resolved run has the packs or sequences of its steps"
         return self.stated_items_per_step
 
     @property
     def stated_items_per_step(self) -> int | None:
-        """The same as far as the run file says it; None where it gives tokens."""
+        """Packs or sequences of a step as given in the run file; None if it gives tokens."""
         count: int | None = getattr(self, f"{self.batching}_per_step")
         return count
 
@@ -123,7 +123,7 @@ class TrainingSection(RunLengthSection):
 
     @property
     def policy(self) -> AssignmentPolicy:
-        """The assignment that is asked for, or what null stands for."""
+        """The assignment policy, with the default for null."""
         return self.assignment or default_policy(self.batching, self.layout)
 
     @model_validator(mode="after")
@@ -156,32 +156,33 @@ class TrainingSection(RunLengthSection):
             )
         if self.policy not in policies:
             raise ValueError(
-                f"assignment {self.assignment} is not for batching {self.batching} in layout {self.layout}: that can "
-                f"have {', '.join(policies)}"
+                f"assignment {self.assignment} is not available for batching {self.batching} in layout {self.layout}: "
+                f"choose {', '.join(policies)}"
             )
         if self.batching == "sequences" and self.packing_adjustment != "none":
             raise ValueError(
-                f"packing_adjustment {self.packing_adjustment} is for packs that take the place of sequences, and "
-                "batching is sequences: set packing_adjustment=none"
+                f"packing_adjustment {self.packing_adjustment} requires batching packs, and batching is sequences: set "
+                "packing_adjustment=none"
             )
         if self.tokens_per_step is not None and self.packing_adjustment == "fewer_accumulations":
             raise ValueError(
-                "packing_adjustment fewer_accumulations is for a packs_per_step that was chosen as a number of single "
-                "sequences, and tokens_per_step counts tokens, which packing leaves alone: set packing_adjustment=none"
+                "packing_adjustment fewer_accumulations adjusts a packs_per_step that was chosen as a number of single "
+                "sequences, and tokens_per_step counts tokens, which packing does not change: set "
+                "packing_adjustment=none"
             )
         return self
 
 
 class RunConfig(Section):
-    """One run."""
+    """A run file."""
 
     run: RunSection
     data: DataConfig
     model: ModelConfig
-    """The model: its family, a preset of sizes, and what differs from it."""
+    """The model: its family, a preset of sizes, and changes to the preset."""
     attention: AttentionConfig = AttentionConfig()
     masking: MaskingConfig = MaskingConfig()
-    """Masking for a model that learns from masked tokens, where masks are drawn again in each epoch."""
+    """Masking for a model of masked tokens, where masks are drawn again in each epoch."""
     training: TrainingSection
     optimizer: OptimizerSection
     """The optimizer and its learning rate."""
@@ -189,12 +190,12 @@ class RunConfig(Section):
     deepspeed: DeepSpeedSection = DeepSpeedSection()
     metrics: MetricsSection = MetricsSection()
     mlperf: MlperfSection | None = None
-    """What the log of an MLPerf run says of it; null: no log for MLPerf is written."""
+    """Details of the submission in an MLPerf log; null: no MLPerf log is written."""
 
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":
         training = self.training
-        # Where packs_per_step is going to be cut, only the number after it must be divided (`micro_batches_per_step`).
+        # With fewer_accumulations only the adjusted packs_per_step must be divisible (`micro_batches_per_step`).
         items = training.stated_items_per_step
         is_final = training.packing_adjustment != "fewer_accumulations"
         if is_final and items is not None and items % training.items_per_micro_batch:
@@ -229,13 +230,13 @@ class RunConfig(Section):
             )
         if self.mlperf is not None and (kind != "lamb" or self.training.target_accuracy is None):
             raise ValueError(
-                "the section mlperf: is for runs with optimizer.kind=lamb and a training.target_accuracy, whose values "
-                f"its log must hold; found {kind} and {self.training.target_accuracy}: set both, or leave mlperf out"
+                "the section mlperf: requires optimizer.kind=lamb and a training.target_accuracy, because its log must "
+                f"hold their values; found {kind} and {self.training.target_accuracy}: set both, or leave mlperf out"
             )
         if adjustment == "lamb_betas" and kind != "lamb":
             raise ValueError(
                 f"training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found {kind}: set that, or "
-                "training.packing_adjustment=fewer_accumulations, which suits any optimizer"
+                "training.packing_adjustment=fewer_accumulations, which works with any optimizer"
             )
         return self
 
@@ -254,7 +255,8 @@ class RunConfig(Section):
         switched_off = [key for key, is_on in about_packs.items() if not is_on]
         if switched_off and self.training.layout != "packed":
             raise ValueError(
-                f"{switched_off[0]}: false is about packs; training.layout must be packed, found {self.training.layout}"
+                f"{switched_off[0]}: false applies to packs alone; training.layout must be packed, found "
+                f"{self.training.layout}"
             )
         return self
 
@@ -266,24 +268,25 @@ class RunConfig(Section):
                 f"model.kind {self.model.kind} and data.recipe.kind {self.data.recipe.kind} do not go together: "
                 f"{self.model.kind} learns from {' or '.join(family.recipes)}"
             )
-        # Not merely given: a run file that was written out whole, by `config show` or a checkpoint, names all sections.
+        # Compared with the default, because a run file written by `config show` or a checkpoint has all sections.
         if family.objective != "masked_tokens" and self.masking != MaskingConfig():
             raise ValueError(
-                f"masking is for models that learn from masked tokens, and model.kind {self.model.kind} is none: "
+                f"masking is for models of masked tokens, and model.kind {self.model.kind} learns from next tokens: "
                 "leave it out"
             )
         if self.data.has_stored_masks and self.masking != MaskingConfig():
             is_static = self.data.static_masks is not None
             origin = "data.recipe.static_masks" if is_static else "data.recipe.kind masked_pairs"
-            other = ", or set data.recipe.static_masks=null (which is other data)" if is_static else ""
+            other = ", or set data.recipe.static_masks=null (which changes the data)" if is_static else ""
             raise ValueError(
-                f"masking is for masks drawn in each epoch, and {origin} has them drawn once: leave masking out{other}"
+                f"masking is for masks drawn in each epoch, and with {origin} they are drawn once: leave masking "
+                f"out{other}"
             )
         return self
 
     @property
     def evaluation_packs_per_micro_batch(self) -> int:
-        """Validation is always of packs, so that every run over the same data is judged by the same ones."""
+        """Packs of a validation micro-batch; validation always uses packs, so that runs over the same data compare."""
         training = self.training
         if training.batching == "packs":
             return training.items_per_micro_batch
@@ -298,5 +301,5 @@ class RunConfig(Section):
 
     @property
     def prepared_dir(self) -> Path:
-        """Where this run's data is prepared."""
+        """Folder of this run's prepared data."""
         return self.data.prepared_dir or self.run.output_dir / "data"

@@ -54,7 +54,7 @@ def _check_length_is_in_steps(training: RunLengthSection, denominators: str) -> 
 
 
 def check_validation_weights(weights: Mapping[str, float] | None, data: DataConfig) -> None:
-    """Checks weights. Raises: ValueError for a name that is no source, or weights of none."""
+    """Checks weights. Raises: ValueError for a name that is not a source, or weights of none."""
     if weights is None:
         return
     if not weights:

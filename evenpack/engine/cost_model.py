@@ -95,7 +95,7 @@ class CostModel(Section):
 
     @classmethod
     def read(cls, path: Path) -> "CostModel":
-        """Reads a file. Raises: ConfigError if it is missing, is no JSON object, or holds something else."""
+        """Reads a file. Raises: ConfigError if it is missing, is not a JSON object, or holds something else."""
         return validate(read_cost_values(path), cls, origin=f"cost model {path}")
 
     def write(self, path: Path) -> None:
@@ -107,13 +107,13 @@ class CostModel(Section):
 
 
 def read_cost_values(path: Path) -> dict[str, Any]:
-    """Returns the content of a cost model's file. Raises: ConfigError if it is missing or is no JSON object."""
+    """Returns the content of a cost model's file. Raises: ConfigError if it is missing or is not a JSON object."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cost model {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"cost model {path} is no JSON: {error}") from error
+        raise ConfigError(f"cost model {path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"cost model {path} must hold a JSON object, found {type(values).__name__}")
     return values

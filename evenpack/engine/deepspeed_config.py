@@ -49,7 +49,7 @@ def deepspeed_config(training: TrainingSection, section: DeepSpeedSection, world
         derived["torch_autocast"] = {
             "enabled": True,
             "dtype": "bfloat16",
-            # By default ZeRO would reduce the gradients of linear layers in bfloat16: they would be no exact mean.
+            # By default ZeRO would reduce the gradients of linear layers in bfloat16: they would not be an exact mean.
             "lower_precision_safe_modules": [],
         }
     _refuse_known(section.extra)

@@ -214,10 +214,10 @@ def complete_environment(environment: MutableMapping[str, str]) -> None:
         tasks = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
         if tasks > 1:
             raise RunError(
-                f"srun started {tasks} tasks that do not know of each other: let srun start one task on each machine, "
+                f"srun started {tasks} separate tasks: let srun start one task on each machine, "
                 "and `deepspeed` or `torchrun` in it the ranks"
             )
-        _be_alone(environment)
+        _set_single_rank(environment)
     elif len(present) < len(_MPI_NAMES):
         missing = ", ".join(sorted(set(_MPI_NAMES) - set(present)))
         raise RunError(
@@ -235,7 +235,7 @@ def complete_environment(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("MASTER_PORT", _MPI_PORT)
 
 
-def _be_alone(environment: MutableMapping[str, str]) -> None:
+def _set_single_rank(environment: MutableMapping[str, str]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

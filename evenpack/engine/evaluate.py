@@ -1,4 +1,4 @@
-"""Loss, perplexity and accuracy on the held-out documents of each source, the same at any number of ranks."""
+"""Computes loss, perplexity and accuracy on each source's held-out documents, independent of the number of ranks."""
 
 import logging
 import math
@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NextSentenceEvaluation:
-    """Evaluation of the prediction whether the second half of a pair follows the first."""
+    """Result of evaluating next-sentence prediction: whether the second half of a pair follows the first."""
 
     loss: float
-    """Mean cross-entropy of a sequence, in nats."""
+    """Mean cross-entropy per sequence, in nats."""
     accuracy: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceEvaluation:
-    """Evaluation of the model on one source's held-out documents."""
+    """Result of evaluating the model on one source's held-out documents."""
 
     loss: float
-    """Mean cross-entropy of a target in nats: a next token, or a masked one (`model.mlm_reduction` sets whose mean)."""
+    """Mean cross-entropy per target in nats, for next tokens or masked ones (`model.mlm_reduction` sets the mean)."""
     accuracy: float
     """Fraction of the targets whose token had the highest probability."""
     next_sentence: NextSentenceEvaluation | None
@@ -74,17 +74,18 @@ Evaluations = dict[str, SourceEvaluation]
 
 
 def overall_accuracy(evaluations: Evaluations) -> float | None:
-    """Returns the fraction of all sources' targets that were predicted correctly; None where nothing was held out."""
+    """Returns the fraction of all sources' targets that were predicted correctly; None if nothing was held out."""
     targets = sum(found.targets for found in evaluations.values())
     correct = sum(round(found.accuracy * found.targets) for found in evaluations.values())
     return correct / targets if targets else None
 
 
 def aggregate_loss(evaluations: Evaluations, weights: Mapping[str, float] | None) -> dict[str, Any] | None:
-    """Returns the mean of the sources' losses by fixed weights, with these; None without weights.
+    """Returns the weighted mean of the sources' losses, together with the weights; None without weights.
 
-    A mean over all targets would depend on how much each source holds out, and would change with it though the model is
-    the same. Raises: DataError for a source that has nothing held out.
+    A mean over all targets would depend on the amount that each source holds out, even for the same model.
+
+    Raises: DataError for a source that has nothing held out.
     """
     if weights is None:
         return None
@@ -104,10 +105,10 @@ def evaluate_model(model: nn.Module, run: ResolvedRun, world: World, *, split: S
     """Evaluates `model`, called as `model(batch) -> LossSums`, on each source's validation packs, by source name.
 
     All ranks call it with the same weights and get the same result. Packs are assigned to the ranks one by one, and
-    a rank may have a batch fewer than another: a forward pass up to ZeRO 1 has no collective that could wait for it.
-    Sums are kept in float64 and added over ranks once. The model's mode (training or evaluation) is restored.
+    a rank may have one batch fewer than another: up to ZeRO 1 a forward pass has no collective that could wait for it.
+    Sums are kept in float64 and reduced over ranks once. The model's mode (training or evaluation) is restored.
 
-    A source that has held out nothing to predict is not in the result, and rank 0 logs a warning with its name.
+    A source without held-out targets is not in the result, and rank 0 logs a warning with its name.
     """
     prepared, config = run.prepared, run.config
     precision = torch.autocast(
@@ -139,7 +140,7 @@ def evaluate_model(model: nn.Module, run: ResolvedRun, world: World, *, split: S
 def validation_batches(
     run: ResolvedRun, source: str, *, rank: int, ranks: int, split: Split = "validation"
 ) -> Iterator[PackedBatch]:
-    """Yields a rank's share of the batches on which a source is evaluated; none if it holds nothing out."""
+    """Yields a rank's share of the validation batches of a source; none if it holds nothing out."""
     if run.prepared.view(source, split).count == 0:
         return iter(())
     return evaluation_batches(
@@ -156,17 +157,21 @@ def validation_batches(
 
 
 def evaluations_to_json(prepared: PreparedData, evaluations: Evaluations) -> dict[str, dict[str, float | int] | None]:
-    """Returns the evaluation of every source by name; null if it has nothing held out."""
+    """Returns the evaluations by source name; null for a source with nothing held out."""
     return {name: evaluations[name].to_json() if name in evaluations else None for name in prepared.source_names}
 
 
 def _sum_source(model: nn.Module, run: ResolvedRun, source: str, world: World, split: Split) -> Float64[Tensor, " 7"]:
-    """This rank's loss sum and correct targets, the same of next sentences, then targets, sequences and packs."""
+    """Returns this rank's sums for a source.
+
+    They are the loss sum and the number of correct targets, both also for next sentences, then the numbers of targets,
+    sequences and packs.
+    """
     sums = torch.zeros(_TARGETS, dtype=torch.float64, device=world.device)
     counts = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
     for batch in validation_batches(run, source, rank=world.rank, ranks=world.size, split=split):
         result = model(batch.to(world.device, non_blocking=True))
-        # Added up on the device, so that no batch waits for the one before it.
+        # Summed on the device, so that no batch waits for the previous one.
         next_sentence = (result.next_sentence_loss_sum, result.next_sentence_correct)
         sums += torch.stack([part.double() for part in (result.loss_sum, result.correct, *next_sentence)])
         counts += batch.local_counts
@@ -175,14 +180,14 @@ def _sum_source(model: nn.Module, run: ResolvedRun, source: str, world: World, s
 
 
 _TARGETS = 4
-"""Position of the number of targets among a source's sums."""
+"""Index of the number of targets among a source's sums."""
 
 
 def _divide(config: TransformerConfig, sums: list[float]) -> SourceEvaluation:
     loss_sum, correct, next_sentence_loss_sum, next_sentence_correct, *counted = sums
     targets, sequences, packs = map(round, counted)
     counts = StepCounts(packs=packs, sequences=sequences, tokens=0, targets=targets)
-    next_sentence = NextSentenceEvaluation(  # always of single sequences, so that all runs are evaluated alike
+    next_sentence = NextSentenceEvaluation(  # always the mean over sequences, so that results of all runs compare
         loss=next_sentence_loss_sum / sequences, accuracy=next_sentence_correct / sequences
     )
     return SourceEvaluation(

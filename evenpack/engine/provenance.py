@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def commit_of_source() -> str | None:
-    """Returns the commit of the source, with a mark if it was changed since; None if it is no checkout."""
+    """Returns the commit of the source, with a mark if it was changed since; None if it is not a checkout."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

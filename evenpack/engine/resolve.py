@@ -1,6 +1,6 @@
-"""A run file and its prepared data -> what is run. Done once, before anything is built.
+"""Computes a `ResolvedRun` from a run file and its prepared data, once, before anything is built.
 
-Training, `--dry-run`, evaluation and the studies all begin here, so they cannot disagree about what a step is.
+Training, `--dry-run`, evaluation and the studies all use it, so they agree on the contents of a step.
 """
 
 import logging
@@ -33,76 +33,79 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
-    """Everything about a run that depends neither on the ranks nor on a checkpoint."""
+    """The settings of a run that depend neither on the ranks nor on a checkpoint."""
 
     config: RunConfig
-    """With what `training.packing_adjustment` made of the run file's numbers."""
+    """The run file, with the numbers adjusted by `training.packing_adjustment`."""
     prepared: PreparedData
     shape: StepShape
     cost_model: CostModel | None
-    """What the cost weights come from; None: the model's operations."""
+    """The source of the cost weights; None: the model's operations."""
     adjustment: tuple[str, ...]
-    """For people: the changes by `training.packing_adjustment`, and the steps that tokens and the run's length give."""
+    """Log lines: changes by `training.packing_adjustment`, and the steps computed from tokens and run length."""
     tokens_per_step: int | None
-    """What the run file asks for, before it became packs or sequences; None where it gives those."""
+    """Tokens of a step as given in the run file; None if it gives packs or sequences."""
 
     @cached_property
     def objective(self) -> Objective:
-        """What is asked of the model. Raises: DataError if the vocabulary lacks a special token for it."""
+        """The training objective. Raises: DataError if the vocabulary lacks a special token for it."""
         return build_objective(self.config.model, self.config.masking, self.prepared, seed=self.config.run.seed)
 
     @cached_property
     def denominators(self) -> Denominators:
-        """What the losses of a step are divided by."""
+        """The denominators of a step's losses."""
         return build_denominators(self.config.model, self.config.masking, self.prepared, self.shape)
 
     def fingerprint(self, last_step: int | None = None) -> str:
-        """Of all that decides which packs form which step, up to `last_step`; None: of all steps."""
+        """Returns a hash of all that decides which packs form which step, up to `last_step`; None: all steps."""
         return self.prepared.fingerprint(self.config.run.seed, self.shape.batching, last_step=last_step)
 
     @cached_property
     def mixture(self) -> MixtureSchedule:
-        """Which source each draw comes from."""
+        """The schedule that gives the source of each draw."""
         return self.prepared.mixture(self.shape.items_per_step)
 
     @cached_property
     def shares(self) -> dict[str, Fraction]:
-        """Of each source among all packs or sequences that the run draws."""
+        """Share of each source among all packs or sequences that the run draws."""
         return drawn_shares(self.config)
 
     def epochs(self, step: int) -> dict[str, float]:
-        """How often each source has been gone through after `step` steps, skipped ones included."""
+        """Returns the number of passes over each source after `step` steps, skipped ones included."""
         draws = step * self.shape.items_per_step
         items = items_of_an_epoch(self.prepared, self.shape.batching)
         return {name: self.mixture.drawn_before(index, draws) / items[name] for index, name in enumerate(items)}
 
     @cached_property
     def item(self) -> AverageItem:
-        """Of what a step is made, on average over the run. Raises: DataError if a source has nothing to train on."""
+        """The average pack or sequence of the run. Raises: DataError if a source has nothing to train on."""
         return average_item(self.prepared, self.shape.batching, shares=self.shares)
 
     @property
     def samples_per_step(self) -> Fraction:
-        """Sequences, on average over what the run draws. Raises: DataError if a source has nothing to train on."""
+        """Mean number of sequences per step over the run. Raises: DataError if a source has nothing to train on."""
         return self.shape.items_per_step * self.item.sequences
 
     @property
     def max_positions(self) -> int:
-        """Rows of a learned position table."""
+        """Number of rows of a learned position table."""
         return self.config.model.max_positions or self.config.positions_needed
 
     @property
     def parameters(self) -> int:
-        """Of the model; see `parameters_of`."""
+        """Number of the model's parameters; see `parameters_of`."""
         return parameters_of(self.config, self.prepared.vocabulary_size)
 
     def micro_batches(self, ranks: int) -> int:
-        """Of each rank in each step. Raises: ConfigError with what would do, if the ranks cannot divide a step."""
+        """Returns the micro-batches of each rank per step.
+
+        Raises: ConfigError, with the valid choices, if a step cannot be divided among the ranks.
+        """
         return settled_micro_batches(self.config.training, self.item, ranks, asked=self.tokens_per_step)
 
     @property
     def settled_config(self) -> RunConfig:
-        """The run file that asks for no further adjustment: whoever trains by it again has the same numbers."""
+        """The run file with all adjustments applied and switched off, so that training with it gives the same run."""
         training = self.config.training.model_copy(update={"packing_adjustment": "none"})
         return self.config.model_copy(update={"training": training})
 
@@ -110,8 +113,8 @@ class ResolvedRun:
     def evaluation_shape(self) -> StepShape:
         """The shape of validation: packs in order, with isolated sequences, whatever the shape of training.
 
-        All runs over the same data are therefore evaluated on the same packs in the same way. It computes no padding
-        beyond that of packs.
+        All runs over the same data are therefore evaluated on the same packs in the same way. There is no padding
+        except that of packs.
         """
         rows = self.config.evaluation_packs_per_micro_batch
         layout = "unpadded" if self.shape.layout == "padded" else self.shape.layout
@@ -132,16 +135,16 @@ class ResolvedRun:
         return is_evaluation_due(self.config.training, step, samples_per_step=self.samples_per_step)
 
     def with_cost_weights(self, weights: CostWeights) -> "ResolvedRun":
-        """The run that goes on with the weights of a checkpoint."""
+        """Returns the run with the cost weights of the checkpoint from which it resumes."""
         return replace(self, shape=replace(self.shape, cost_weights=weights))
 
     def with_initial_weights(self, path: Path | None) -> "ResolvedRun":
-        """The run that tells in its checkpoints what it began with, whatever its run file says by now."""
+        """Returns the run with the initial weights that its checkpoints record, even if the run file has changed."""
         training = self.config.training.model_copy(update={"initialize_from": path})
         return replace(self, config=self.config.model_copy(update={"training": training}))
 
     def pipeline_settings(self, world: World) -> PipelineSettings:
-        """What decides this rank's batches."""
+        """Returns the settings of this rank's data pipeline."""
         return PipelineSettings(
             seed=self.config.run.seed,
             objective=self.objective,
@@ -154,15 +157,15 @@ class ResolvedRun:
 
 
 def open_run(config: RunConfig) -> ResolvedRun:
-    """`resolve` over the run's own prepared data. Raises: NotPreparedError, DataError; and see `resolve`."""
+    """Opens the run's prepared data and resolves the run. Raises: NotPreparedError, DataError; and see `resolve`."""
     return resolve(config, PreparedData.open(config.prepared_dir, config.data))
 
 
 def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
     """Applies the packing adjustment, reads the cost model and decides how steps are formed.
 
-    Raises: ConfigError if `training.packing_adjustment` is impossible, or the cost model is of another model or layout
-    and not to be used then; DataError if there is nothing to train on.
+    Raises: ConfigError if `training.packing_adjustment` is impossible, or if the cost model was measured on another
+    model or layout and is refused then; DataError if there is nothing to train on.
     """
     tokens_per_step = config.training.tokens_per_step
     config, adjustment = settle_over(config, prepared)
@@ -187,7 +190,7 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
         per_token=0.0, per_squared_length=0.0, per_segment=0.0
     ):
         raise ConfigError(
-            f"training.cost_model {training.cost_model} leaves nothing in layout {shape.layout} by which packs differ "
+            f"training.cost_model {training.cost_model} gives all packs the same cost in layout {shape.layout} "
             "(per_squared_length and per_segment are 0): measure again, or set training.assignment=arrival"
         )
     return ResolvedRun(
@@ -201,32 +204,32 @@ def resolve(config: RunConfig, prepared: PreparedData) -> ResolvedRun:
 
 
 def require_trainable(run: ResolvedRun) -> None:
-    """Checks what training needs, and neither evaluation nor export.
+    """Checks the requirements that training has beyond those of evaluation and export.
 
-    Raises: ConfigError if the run goes through a source more often than it may, if it is to reach a target or to
-    average losses and nothing is held out to measure them on, or is to write MLPerf's log and lacks the package for it
-    or the name of who submits.
+    Raises: ConfigError if the run exceeds the `maximum_epochs` of a source; if it has a target accuracy or validation
+    weights and nothing is held out for them; or if it has the section `mlperf` and lacks the package for the log or the
+    name of the submitting organization.
     """
     require_bounded_epochs(run)
     sources = run.prepared.manifest.sources
     absent = [name for name in run.config.training.validation_weights or {} if sources[name].validation.packing is None]
     if absent:
         raise ConfigError(
-            f"training.validation_weights names {', '.join(absent)}, of which nothing is held out: take it out, or "
+            f"training.validation_weights names {', '.join(absent)}, of which nothing is held out: remove it, or "
             f"raise data.validation_fraction (now {run.config.data.validation_fraction:g}) and prepare again"
         )
     has_validation = any(sources[name].validation.packing is not None for name in run.prepared.source_names)
     if run.config.training.target_accuracy is not None and not has_validation:
         raise ConfigError(
-            f"training.target_accuracy ({run.config.training.target_accuracy:g}) is measured on what is held out, and "
-            "no source holds out anything: raise data.validation_fraction (now "
+            f"training.target_accuracy ({run.config.training.target_accuracy:g}) is measured on held-out documents, "
+            "and no source has any: raise data.validation_fraction (now "
             f"{run.config.data.validation_fraction:g}) and prepare again, or set target_accuracy to null"
         )
     if run.config.mlperf is not None:
         require_mlperf_logging("the section mlperf:", otherwise=", or leave the section out")
         if run.config.mlperf.submission_org is None:
             raise ConfigError(
-                "mlperf.submission_org is null, and the log must name who submits: set it, or mlperf=null"
+                "mlperf.submission_org is null, and the log must name the submitter: set it, or mlperf=null"
             )
 
 
@@ -235,16 +238,16 @@ def require_bounded_epochs(run: ResolvedRun) -> None:
 
     Raises: ConfigError if `data.on_maximum_epochs` is `error`.
     """
-    told = exceeded_epochs(run)
-    if told is None:
+    message = exceeded_epochs(run)
+    if message is None:
         return
     if run.config.data.on_maximum_epochs == "error":
-        raise ConfigError(f"{told}, or set data.on_maximum_epochs=warn")
-    log.warning("%s", told)
+        raise ConfigError(f"{message}, or set data.on_maximum_epochs=warn")
+    log.warning("%s", message)
 
 
 def exceeded_epochs(run: ResolvedRun) -> str | None:
-    """What to say of the sources that the run goes through more often than their `maximum_epochs`; None without any."""
+    """Returns a message about the sources whose `maximum_epochs` the run exceeds; None if there are none."""
     epochs = run.epochs(run.config.training.planned_steps)
     bounds = {name: source.maximum_epochs for name, source in run.config.data.sources.items()}
     lines = [
@@ -265,7 +268,7 @@ def exceeded_epochs(run: ResolvedRun) -> str | None:
 
 
 def announce(run: ResolvedRun) -> None:
-    """Says once what was adjusted and what is for study only."""
+    """Logs the adjustments and warns of settings that are for study only."""
     if run.adjustment:
         log.info("%s", "\n  ".join(run.adjustment))
     switches = study_switches(run.config.model, run.config.attention) | run.config.data.study_switches

@@ -1,8 +1,8 @@
-"""How long a run goes on, and when it is evaluated: in steps, epochs, samples or tokens.
+"""Defines the length of a run, in steps, epochs, samples or tokens, and when it is evaluated.
 
-A *sample* is a sequence, as in MLPerf: a step of packs holds as many as its packs hold on average, the packing factor
-times the packs. A *token* is a real one, never padding. Steps are settled once, before anything starts, so a run does
-exactly as many as its plan shows.
+A *sample* is a sequence, as in MLPerf: a step of packs has, on average, the packing factor times its number of packs.
+*Tokens* are real ones, without padding. The number of steps is computed once, before anything starts, so a run does
+exactly the number that its plan shows.
 """
 
 import math
@@ -19,75 +19,75 @@ from evenpack.errors import ConfigError
 from evenpack.units import Epochs, Sequences, Share, Steps, Tokens, TokensPerParameter
 
 LENGTHS = ("steps", "epochs", "max_samples", "tokens", "chinchilla_ratio")
-"""Keys of `training:` of which a run file has one."""
+"""Keys of `training:` of which a run file has exactly one."""
 
 CHINCHILLA_RATIO = 20
-"""Tokens per parameter that give about the lowest loss for the operations of training (Hoffmann et al. 2022)."""
+"""Tokens per parameter for about the lowest loss at a given number of operations (Hoffmann et al. 2022)."""
 
 StepSpan = int | tuple[int, int]
-"""A step, from 1, or a first and a last one."""
+"""A step, counted from 1, or a first and a last step."""
 
 
 class RunLengthSection(Section):
-    """The part of `training:` that says when a run ends and when it is evaluated."""
+    """The keys of `training:` for the length of a run and for its evaluations."""
 
     steps: Steps | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Length of the learning-rate schedule, in optimizer updates. Exactly one of steps, epochs, max_samples, tokens and
-    chinchilla_ratio is given; the steps of the others follow from the prepared data, and `--dry-run` shows them."""
+    chinchilla_ratio is given; steps are computed from the others and the prepared data, and `--dry-run` shows them."""
     epochs: Epochs | None = Field(default=None, gt=0.0, le=MOST_STEPS)
-    """Passes over all sources together; the last step is filled from the next pass. With several sources, their
-    weights decide how often each is gone through, which `--dry-run` shows."""
+    """Passes over all sources together; the last step is filled from the next pass. With several sources, the number
+    of passes over each depends on their weights; `--dry-run` shows it."""
     max_samples: Sequences | None = Field(default=None, ge=1)
     """Sequences to train on, on average at most: steps are rounded down."""
     tokens: Tokens | None = Field(default=None, ge=1)
     """Real tokens to train on, on average at least: steps are rounded up."""
     chinchilla_ratio: TokensPerParameter | None = Field(default=None, gt=0.0, le=1e9)
     """Real tokens to train on for each parameter of the model, all parameters counted. About 20 give the lowest loss
-    for the operations of training (Hoffmann et al. 2022, arXiv:2203.15556)."""
+    at a given number of operations (Hoffmann et al. 2022, arXiv:2203.15556)."""
     stop_after_steps: Steps | None = Field(default=None, ge=1)
-    """Stop at this absolute step, with exit code 0, and go on later; null: at the schedule's end. A stop adds no
-    evaluation."""
+    """Stop after this absolute step, with exit code 0; the run can be resumed later. Null: stop at the schedule's end.
+    There is no additional evaluation at such a stop."""
     target_accuracy: Share | None = Field(default=None, gt=0.0, le=1.0)
-    """Stop as soon as an evaluation finds this share of all held-out targets predicted correctly; null: never."""
+    """Stop as soon as this share of all held-out targets is predicted correctly in an evaluation; null: never."""
     evaluate_every_steps: Steps | None = Field(default=200, ge=1)
-    """Steps from one evaluation to the next; null: the model is never evaluated. Of no effect where
-    evaluate_every_samples is given."""
+    """Steps from one evaluation to the next; null: the model is never evaluated. Ignored where evaluate_every_samples
+    is given."""
     evaluate_every_samples: Annotated[Sequences, Field(strict=True, ge=1)] | Literal["mlperf"] | None = None
-    """Sequences from one evaluation to the next, which comes after the step that completes them; `mlperf`: by MLPerf's
-    rule for BERT, from the samples of a step. Null: by evaluate_every_steps."""
+    """Sequences from one evaluation to the next; evaluation follows the step that reaches the number. `mlperf`: by
+    MLPerf's rule for BERT, from the samples of a step. Null: by evaluate_every_steps."""
 
     skip_steps: tuple[StepSpan, ...] = ()
-    """Steps from which nothing is learned, for batches that are found to be bad: single ones and [first, last],
-    numbered from 1 as in metrics.jsonl. Step number and learning rate go on, weights and optimizer stay, and the packs
-    of such a step count as skipped. Steps that are done cannot be named any more, nor taken out."""
+    """Steps that are skipped because their batches are bad: single steps and spans [first, last], numbered from 1 as in
+    metrics.jsonl. A skipped step advances the step number and the learning-rate schedule and leaves weights and
+    optimizer unchanged; its packs are counted as skipped. Steps already done can be neither added nor removed."""
 
     @property
     def skipped(self) -> SkippedSteps:
-        """The steps of `skip_steps`."""
+        """The skipped steps."""
         return SkippedSteps.of(self.skip_steps)
 
     @property
     def planned_steps(self) -> int:
-        """The length of the schedule, which `resolve` settles where the run file gives it otherwise."""
+        """The length of the schedule, which `resolve` computes if the run file gives it in another unit."""
         assert self.steps is not None, "a resolved run has its steps"
         return self.steps
 
     @property
     def last_step(self) -> int:
-        """Where this start of the run ends at the latest."""
+        """The step at which this start of the run ends at the latest."""
         return self.stop_after_steps or self.planned_steps
 
     @field_validator("skip_steps", mode="before")
     @classmethod
     def _check_spans(cls, spans: Any) -> Any:
-        """One message for whatever is no step or span, where pydantic has one for each form that there could be."""
+        """Checks the spans with a single error message, where pydantic would give one for each possible form."""
         example = "give steps and [first, last], from 1 on: [[400, 420], 1234]"
         if not isinstance(spans, list | tuple):
             raise ValueError(f"expected a list, found {spans!r}: {example}")
         for span in spans:
             ends = span if isinstance(span, list | tuple) and len(span) == 2 else [span, span]
             if any(type(end) is not int or not 1 <= end <= MOST_STEPS for end in ends) or ends[0] > ends[1]:
-                raise ValueError(f"{span!r} is no step and no span of steps: {example}")
+                raise ValueError(f"{span!r} is neither a step nor a span of steps: {example}")
         return spans
 
     @model_validator(mode="after")
@@ -101,7 +101,7 @@ class RunLengthSection(Section):
         is_evaluated = self.evaluate_every_steps is not None or self.evaluate_every_samples is not None
         if self.target_accuracy is not None and not is_evaluated:
             raise ValueError(
-                "target_accuracy is what evaluations are held against, and there are none: set evaluate_every_steps or "
+                "target_accuracy is compared with evaluations, and there are none: set evaluate_every_steps or "
                 "evaluate_every_samples"
             )
         return self
@@ -109,23 +109,24 @@ class RunLengthSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class StepContents:
-    """What a step holds, and by what a run's length may be measured."""
+    """The amounts that a step holds, from which the number of steps is computed."""
 
     items: int
-    """Packs or sequences, whatever a step counts."""
+    """Packs or sequences of a step, by `training.batching`."""
     items_per_epoch: int | None
-    """Of all sources together; None, where nobody knows, is for lengths that are not in epochs."""
+    """Packs or sequences in an epoch of all sources; None if unknown, for lengths that are not in epochs."""
     samples: Fraction
-    """On average over what the run draws; so are the tokens."""
+    """Mean number of sequences of a step over the whole run."""
     tokens: Fraction
+    """Mean number of real tokens of a step over the whole run."""
     parameters: int
-    """Of the model."""
+    """Number of the model's parameters."""
 
 
 def steps_of(length: RunLengthSection, step: StepContents) -> int:
-    """The steps that a run has, whatever its run file gives.
+    """Returns the number of steps of a run, whatever the unit in its run file.
 
-    Raises: ConfigError if that is less than a step holds.
+    Raises: ConfigError if the given length is less than one step.
     """
     if length.epochs is not None:
         assert step.items_per_epoch is not None, "a length in epochs needs data whose epochs are known"
@@ -145,7 +146,7 @@ def steps_of(length: RunLengthSection, step: StepContents) -> int:
 
 
 def _require_a_step(key: str, asked: int | Fraction, *, holds: Fraction, unit: str) -> None:
-    """Raises: ConfigError if less is asked for than one step holds."""
+    """Checks that the length is at least one step. Raises: ConfigError."""
     if asked < holds:
         shown = f"{asked:,}" if isinstance(asked, int) else f"{float(asked):g}"
         held = f"{float(holds):,.1f}" if holds >= 1 else f"{float(holds):.3g}"
@@ -156,9 +157,9 @@ def _require_a_step(key: str, asked: int | Fraction, *, holds: Fraction, unit: s
 
 
 def is_evaluation_due(length: RunLengthSection, step: int, *, samples_per_step: Fraction) -> bool:
-    """Whether the model is evaluated after `step` updates; where it is evaluated at all, after the schedule's last too.
+    """Returns whether the model is evaluated after `step` updates; the end of the schedule is included if any is.
 
-    A stop in between adds no evaluation, so that a run that was stopped and went on has logged what any other has.
+    A stop before the end adds no evaluation, so that a run that was stopped and resumed has the same log as another.
     """
     every = length.evaluate_every_samples
     is_last = step == length.planned_steps
@@ -173,5 +174,5 @@ def is_evaluation_due(length: RunLengthSection, step: int, *, samples_per_step: 
 
 
 def mlperf_evaluation_interval(samples_per_step: float) -> int:
-    """Samples between two evaluations of MLPerf's BERT: floor(0.05 (230.23 batch + 3e6) / 25000) 25000."""
+    """Returns the samples between two evaluations of MLPerf's BERT: floor(0.05 (230.23 batch + 3e6) / 25000) 25000."""
     return math.floor(0.05 * (230.23 * samples_per_step + 3_000_000) / 25_000) * 25_000

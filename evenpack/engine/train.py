@@ -75,7 +75,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
     run = build(resolved, world)
     last_step = run.config.training.last_step
     log.info("%s", describe(run, last_step=last_step))
-    if run.first_step >= last_step or run.is_at_its_target:
+    if run.first_step >= last_step or run.has_reached_target:
         return _nothing_to_do(run)
     world.on_main(lambda: write_start(run))
     with (
@@ -83,7 +83,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
         DataVerification.begin(run.prepared, world) as verification,
         closing(run.batches(stop_step=last_step)) as batches,
     ):
-        first = next(batches)  # starts the loader's processes, which is no part of a step's time
+        first = next(batches)  # starts the loader's processes, which is not part of a step's time
         with Journal.opened(run, mlperf, run.config.metrics) as journal:
             outcome = _loop(
                 run,
@@ -97,7 +97,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
 
 
 def _nothing_to_do(run: Run) -> TrainOutcome:
-    reached = run.reached_accuracy if run.is_at_its_target else None  # the target may have been raised since
+    reached = run.reached_accuracy if run.has_reached_target else None  # the target may have been raised since
     if reached is not None:
         log.info("nothing to do: step %d has reached an accuracy of %.4f", run.first_step, reached)
     else:

@@ -44,7 +44,7 @@ class DataVerification:
 
         Raises: DataError, on all ranks, if the sources have changed and data.on_changed_sources is `error`.
         """
-        _heed_changed_sources(prepared, world)
+        _check_changed_sources(prepared, world)
         verification = cls(prepared, world)
         if verification._is_due:
             verification._thread.start()
@@ -110,7 +110,7 @@ def _share(prepared: PreparedData, world: World) -> tuple[int, int]:
     return alike.index(world.rank), len(alike)
 
 
-def _heed_changed_sources(prepared: PreparedData, world: World) -> None:
+def _check_changed_sources(prepared: PreparedData, world: World) -> None:
     if prepared.config.on_changed_sources == "ignore":
         return
     finding = world.on_main(lambda: _changed_sources(prepared))

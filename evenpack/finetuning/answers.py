@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from evenpack.finetuning.metrics import Judgement, judge_shares
+from evenpack.finetuning.metrics import TaskScores, average_scores
 from evenpack.finetuning.questions import Question, Windows
 
 _BEST_PLACES = 20
@@ -25,10 +25,10 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def judge_answers(given: Sequence[str], questions: Sequence[Question]) -> Judgement:
+def score_answers(given: Sequence[str], questions: Sequence[Question]) -> TaskScores:
     """Returns exact match and F1 of one answer to each question."""
     pairs = list(zip(given, questions, strict=True))
-    return judge_shares(
+    return average_scores(
         {
             "f1": np.array([max(word_f1(text, right) for right in question.answers) for text, question in pairs]),
             "exact_match": np.array(

@@ -108,5 +108,5 @@ class FinetuneCollator:
             shape=shape,
             pack_length=self.max_sequence_length,
             max_sequence_length=self.max_sequence_length,
-            looks_both_ways=True,
+            is_bidirectional=True,
         )

@@ -1,4 +1,4 @@
-"""The run file of `evenpack finetune`."""
+"""Defines the run file of `evenpack finetune`."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,18 +15,18 @@ from evenpack.units import Packs, Passes, Sequences, Share, Tokens
 
 
 class FinetuneRunSection(Section):
-    """Name, place and seeds."""
+    """Name, output folder and seeds of the fine-tuning."""
 
     name: str = Field(min_length=1)
-    """Name of the run, as it stands in messages and results."""
+    """Name of the run, shown in messages and results."""
     output_dir: UserPath
-    """Folder for settings.json, a result for each seed (where an interrupted command goes on), and results.json."""
+    """Folder for settings.json, results.json and a result for each seed, from which an interrupted command resumes."""
     seeds: tuple[int, ...] = Field(default=(0, 1, 2, 3, 4), min_length=1)
-    """Seeds, with one training each, one after another: of the order of sequences, the new head's weights and
-    dropout."""
+    """Seeds of the order of sequences, the new head's weights and dropout; one training for each, one after
+    another."""
     save_models: Literal["median", "all"] | None = None
-    """Whose models are written for transformers, to seed_N/ in output_dir: that of the median, or every one.
-    Until the median is known, all of them take up room."""
+    """Models that are saved for transformers in output_dir/seed_N/: the one with the median result, or all; null: none.
+    All of them are kept on disk until the median is known."""
 
     @field_validator("seeds")
     @classmethod
@@ -40,20 +40,20 @@ class FinetuneDataSection(Section):
     """The task and how its texts become sequences."""
 
     task: str
-    """Name of the task, of docs/finetuning.md's table."""
+    """Name of the task, from the table in docs/finetuning.md."""
     folder: UserPath | None = None
-    """Folder of the task's files, by the names that its publisher gave them."""
+    """Folder with the task's files under their publisher's names."""
     tokenizer: EncoderTokenizer | None = None
-    """The tokenizer. Null: the one that the weights were trained with, from where they lie."""
+    """The tokenizer. Null: the one that the weights were trained with, read from their folder."""
     max_sequence_length: Tokens = Field(default=128, ge=8, le=1 << 16)
-    """Most tokens of a sequence, special ones included; longer sentences are cut, longer contexts become several
-    windows. Slots of a pack and columns of a padded row, too."""
+    """Most tokens of a sequence, special ones included; longer sentences are truncated, longer contexts become several
+    windows. Also the slots of a pack and the columns of a padded row."""
     max_question_length: Tokens = Field(default=64, ge=1, le=1 << 15)
-    """Most tokens of a question, where spans are predicted; longer ones are cut."""
+    """For span prediction: most tokens of a question; longer ones are truncated."""
     window_stride: Tokens = Field(default=128, ge=1, le=1 << 15)
-    """Where spans are predicted, tokens from the start of one window of a context to the start of the next."""
+    """For span prediction: tokens from the start of one window of a context to the start of the next."""
     max_answer_length: Tokens = Field(default=30, ge=1, le=1 << 15)
-    """Most tokens of an answer that is given, where spans are predicted."""
+    """For span prediction: most tokens of a predicted answer."""
 
     @field_validator("task")
     @classmethod
@@ -69,43 +69,43 @@ class FinetuneDataSection(Section):
             raise ValueError(
                 f"max_sequence_length {self.max_sequence_length} leaves {room} tokens for a context beside a question "
                 f"of max_question_length ({self.max_question_length}) and three special tokens: window_stride "
-                f"({self.window_stride}) would leave out what lies between two windows"
+                f"({self.window_stride}) would leave out tokens between two windows"
             )
         return self
 
     @property
     def definition(self) -> AnyTask:
-        """What the task is."""
+        """The definition of the task."""
         return TASKS[self.task]
 
 
 class FinetuneTrainingSection(Section):
-    """The step, the optimizer (AdamW, betas 0.9 and 0.999, epsilon 1e-8) and how long to go on."""
+    """The step, the optimizer (AdamW, betas 0.9 and 0.999, epsilon 1e-8) and the length of training."""
 
     initialize_from: UserPath | None = None
     """Pretrained weights: a run's output_dir (the newest whole checkpoint), one checkpoint, or a folder of
     transformers."""
     layout: Layout = "packed"
-    """How a micro-batch is laid out: packed, un-padded (sequences concatenated) or padded (each a row of
+    """Layout of a micro-batch: packed, un-padded (sequences concatenated) or padded (each sequence is a row of
     max_sequence_length)."""
     packs_per_step: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
-    """Packs of one update, packed once for all epochs. Either this or sequences_per_step."""
+    """Packs of one update; sequences are packed once for all epochs. Give either this or sequences_per_step."""
     sequences_per_step: Sequences | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
     """Sequences of one update; the packed layout packs those of each step."""
     packs_per_micro_batch: Packs | None = Field(default=None, ge=1, le=MOST_PACKS_A_STEP)
-    """Packs (of steps of sequences that are not packed: sequences) computed at once; null: the whole step."""
+    """Packs that are computed at once (sequences, if they are not packed); null: the whole step."""
     epochs: Passes = Field(default=3, ge=1, le=1000)
     """Passes over the task's training set."""
     learning_rate: float = Field(default=5e-5, gt=0.0)
     """Learning rate at the end of warm-up; it falls linearly to 0 from there."""
     warmup_fraction: Share = Field(default=0.1, ge=0.0, lt=1.0)
-    """Steps of warm-up among all steps."""
+    """Share of all steps that is warm-up."""
     weight_decay: float = Field(default=0.01, ge=0.0)
-    """Weight decay, multiplied by the learning rate of the step; it spares biases and norms."""
+    """Weight decay, multiplied by the learning rate of the step; not applied to biases and norms."""
     gradient_clipping: float | None = Field(default=1.0, gt=0.0)
-    """Norm of all gradients together at which they are clipped; null: they are not."""
+    """Norm of all gradients together at which they are clipped; null: no clipping."""
     dropout: Share = Field(default=0.1, ge=0.0, lt=1.0)
-    """Dropout in the encoder, whatever it was pretrained with, and before the new head."""
+    """Dropout in the encoder and before the new head; it replaces that of pretraining."""
     precision: Literal["fp32", "bf16_autocast"] = "fp32"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
 
@@ -119,19 +119,19 @@ class FinetuneTrainingSection(Section):
 
     @property
     def batching(self) -> Batching:
-        """What a step counts."""
+        """The unit of which a step is made."""
         return "sequences" if self.packs_per_step is None else "packs"
 
     @property
     def items_per_step(self) -> int:
-        """Packs or sequences, whichever a step counts."""
+        """Packs or sequences of a step, by `batching`."""
         count = self.sequences_per_step if self.packs_per_step is None else self.packs_per_step
         assert count is not None, "checked when the section was made"
         return count
 
 
 class FinetuneConfig(Section):
-    """The whole run file."""
+    """A run file of `evenpack finetune`."""
 
     run: FinetuneRunSection
     data: FinetuneDataSection
@@ -142,10 +142,10 @@ class FinetuneConfig(Section):
     @classmethod
     def _check_isolation(cls, attention: AttentionConfig) -> AttentionConfig:
         if not attention.isolate:
-            raise ValueError("isolate: false is for pretraining: a head here reads sequences that see no other")
+            raise ValueError("isolate: false is for pretraining only: in fine-tuning, sequences must be isolated")
         return attention
 
     @property
     def folder(self) -> Path:
-        """Where the task's files lie; the current directory where none is named."""
+        """Folder of the task's files; the current directory by default."""
         return self.data.folder or Path()

@@ -10,10 +10,10 @@ import numpy as np
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
 from evenpack.files import file_checksum
-from evenpack.finetuning.answers import best_answers, judge_answers
+from evenpack.finetuning.answers import best_answers, score_answers
 from evenpack.finetuning.config import FinetuneDataSection
 from evenpack.finetuning.features import Features
-from evenpack.finetuning.metrics import Judgement, judge_sentences, most_frequent
+from evenpack.finetuning.metrics import TaskScores, most_frequent, score_sentences
 from evenpack.finetuning.questions import Question, WindowOptions, Windows, read_questions, windows_of
 from evenpack.finetuning.sentences import read_sentences, sentence_features
 from evenpack.finetuning.tasks import SentenceTask, SpanTask
@@ -26,11 +26,11 @@ class EvaluationSet(Protocol):
     @property
     def features(self) -> Features: ...
 
-    def judge(self, outputs: Sequence[np.ndarray]) -> Judgement:
+    def score(self, outputs: Sequence[np.ndarray]) -> TaskScores:
         """Evaluates the head's outputs for each sequence, in the file's order."""
 
-    def judge_guesses(self, training: Features) -> Judgement | None:
-        """Evaluates guesses without reading, by the training labels; None if there is no such guess."""
+    def score_guesses(self, training: Features) -> TaskScores | None:
+        """Returns the scores of a baseline that predicts a constant from the training labels; None without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,14 @@ class SentenceSet:
     task: SentenceTask
     features: Features
 
-    def judge(self, outputs: Sequence[np.ndarray]) -> Judgement:
+    def score(self, outputs: Sequence[np.ndarray]) -> TaskScores:
         values = np.stack(outputs)
         predictions = values.argmax(axis=1) if self.task.predicts == "class" else values[:, 0]
-        return judge_sentences(self.features.labels, predictions, self.task.metrics)
+        return score_sentences(self.features.labels, predictions, self.task.metrics)
 
-    def judge_guesses(self, training: Features) -> Judgement | None:
+    def score_guesses(self, training: Features) -> TaskScores | None:
         guesses = np.full_like(self.features.labels, most_frequent(training.labels))
-        return judge_sentences(self.features.labels, guesses, self.task.metrics)
+        return score_sentences(self.features.labels, guesses, self.task.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,11 @@ class QuestionSet:
     def features(self) -> Features:
         return self.windows.features
 
-    def judge(self, outputs: Sequence[np.ndarray]) -> Judgement:
+    def score(self, outputs: Sequence[np.ndarray]) -> TaskScores:
         given = best_answers(outputs, self.windows, self.questions, max_answer_length=self.max_answer_length)
-        return judge_answers(given, self.questions)
+        return score_answers(given, self.questions)
 
-    def judge_guesses(self, training: Features) -> Judgement | None:
+    def score_guesses(self, training: Features) -> TaskScores | None:
         return None
 
 

@@ -20,8 +20,8 @@ Measure = Callable[[Int64[np.ndarray, " chosen"]], float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """The evaluated predictions for a file."""
+class TaskScores:
+    """The metrics of the predictions for a file."""
 
     examples: int
     measures: Mapping[str, Measure]
@@ -49,30 +49,30 @@ class Judgement:
         return found
 
 
-def judge_sentences(
+def score_sentences(
     labels: Shaped[np.ndarray, " N"], predictions: Shaped[np.ndarray, " N"], metrics: tuple[str, ...]
-) -> Judgement:
+) -> TaskScores:
     """Returns the named metrics of `METRICS`."""
 
     def measure_of(name: str) -> Measure:
         metric = METRICS[name]
         return lambda chosen: metric(labels[chosen], predictions[chosen])
 
-    return Judgement(examples=len(labels), measures={name: measure_of(name) for name in metrics})
+    return TaskScores(examples=len(labels), measures={name: measure_of(name) for name in metrics})
 
 
-def judge_shares(shares: Mapping[str, Float[np.ndarray, " N"]]) -> Judgement:
+def average_scores(shares: Mapping[str, Float[np.ndarray, " N"]]) -> TaskScores:
     """Returns metrics that are means over examples."""
 
     def measure_of(values: Float[np.ndarray, " N"]) -> Measure:
         return lambda chosen: float(values[chosen].mean())
 
     count = len(next(iter(shares.values())))
-    return Judgement(examples=count, measures={name: measure_of(values) for name, values in shares.items()})
+    return TaskScores(examples=count, measures={name: measure_of(values) for name, values in shares.items()})
 
 
 def most_frequent(labels: Shaped[np.ndarray, " N"]) -> Shaped[np.ndarray, ""]:
-    """Returns the guess without reading: the most frequent class, or the mean score."""
+    """Returns the constant prediction of the baseline: the most frequent class, or the mean score."""
     if labels.dtype.kind == "f":
         return np.asarray(labels.mean())
     return np.asarray(np.bincount(labels).argmax())

@@ -10,7 +10,7 @@ from torch import Tensor
 from evenpack.data.tokenizers.loading import load_tokenizer, tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.data.tokenizers.vocabulary import first_difference, read_vocabulary
-from evenpack.engine.checkpoints.initial_weights import KEY, speaking_of_the_key
+from evenpack.engine.checkpoints.initial_weights import KEY, naming_key_in_errors
 from evenpack.engine.checkpoints.weight_origins import DescribedWeights, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting
 from evenpack.errors import CheckpointError, ConfigError
@@ -58,7 +58,7 @@ class Pretrained:
 def read_pretrained(config: FinetuneConfig) -> Pretrained:
     """Reads the weights that `training.initialize_from` names.
 
-    Raises: ConfigError if it names nothing, or a model that is no encoder; CheckpointError if there are no readable
+    Raises: ConfigError if it names nothing, or a model that is not an encoder; CheckpointError if there are no readable
     weights, or weights of too few positions or of another vocabulary; DataError without a tokenizer.
     """
     path = config.training.initialize_from
@@ -67,7 +67,7 @@ def read_pretrained(config: FinetuneConfig) -> Pretrained:
             f"fine-tuning starts from pretrained weights: give {KEY}=PATH, a run's output_dir, one checkpoint or a "
             "folder of transformers"
         )
-    with speaking_of_the_key():
+    with naming_key_in_errors():
         found = find_weights(path)
         if not isinstance(found, DescribedWeights):
             raise CheckpointError(

@@ -59,7 +59,7 @@ def read_questions(path: Path) -> list[Question]:
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist; give the folder of the task's files as data.folder=FOLDER") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no readable JSON: {error}") from error
+        raise DataError(f"{path} is not readable JSON: {error}") from error
     questions = list(_questions(content, path))
     if not questions:
         raise DataError(f"{path} holds no question; expected SQuAD's data[..].paragraphs[..].qas[..]")

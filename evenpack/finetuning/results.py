@@ -80,7 +80,7 @@ class ResultFolder:
             return
         found = read_json_object(path)
         if found is None:
-            raise ConfigError(f"{path} is no readable JSON: remove the folder or give another run.output_dir")
+            raise ConfigError(f"{path} is not readable JSON: remove the folder or give another run.output_dir")
         wrong = [
             f"{key}: {found.get(key)!r} there, {settings.get(key)!r} here"
             for key in sorted(found.keys() | settings.keys())
@@ -104,7 +104,9 @@ class ResultFolder:
         try:
             return SeedResult.model_validate(values)
         except ValueError as error:
-            raise DataError(f"{path} is no result of this version: remove it, and the seed is trained again") from error
+            raise DataError(
+                f"{path} is not a result of this version: remove it, and the seed is trained again"
+            ) from error
 
     def seeds_done(self, seeds: Sequence[int]) -> int:
         """Returns how many seeds have been trained to their end."""

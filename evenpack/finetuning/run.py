@@ -64,13 +64,13 @@ def _summarise(
     config: FinetuneConfig, data: TaskData, settings: dict[str, Any], done: Mapping[int, SeedResult]
 ) -> Summary:
     task = config.data.definition
-    guesses = {name: found.judge_guesses(data.training) for name, found in data.evaluation.items()}
+    guesses = {name: found.score_guesses(data.training) for name, found in data.evaluation.items()}
     return summarise(
         task.title,
         task.metrics[0],
         [done[seed] for seed in config.run.seeds],
         settings=settings,
-        guesses={name: judgement.values for name, judgement in guesses.items() if judgement is not None},
+        guesses={name: scores.values for name, scores in guesses.items() if scores is not None},
     )
 
 

@@ -17,7 +17,7 @@ from evenpack.finetuning.config import FinetuneConfig, FinetuneTrainingSection
 from evenpack.finetuning.data import EvaluationSet, TaskData
 from evenpack.finetuning.features import Features
 from evenpack.finetuning.heads import FinetunedModel
-from evenpack.finetuning.metrics import Judgement
+from evenpack.finetuning.metrics import TaskScores
 from evenpack.finetuning.results import SeedResult
 from evenpack.finetuning.steps import StepOrder
 
@@ -98,7 +98,7 @@ def train_seed(
     trainer = Trainer(model.to(finetuning.device), training, steps=training.epochs * order.steps_per_epoch)
     collator = finetuning.collator(finetuning.data.training)
     counts = _Counts()
-    losses_by_epoch, judgements = [], []
+    losses_by_epoch, scores_by_epoch = [], []
     torch.manual_seed(seed)  # of dropout
     for epoch in range(training.epochs):
         loss_sum = 0.0
@@ -109,8 +109,9 @@ def train_seed(
             loss_sum += loss * len(packs.sequence_ids)
             on_step(StepDone(step=trainer.steps_done, steps=trainer.steps, loss=loss, sequences=sum(counts.sequences)))
         losses_by_epoch.append(loss_sum / finetuning.data.training.sequences)
-        judgements.append({name: judge(finetuning, model, found) for name, found in finetuning.data.evaluation.items()})
-    return _result(seed, counts, losses_by_epoch, judgements)
+        evaluation = finetuning.data.evaluation
+        scores_by_epoch.append({name: evaluate(finetuning, model, found) for name, found in evaluation.items()})
+    return _result(seed, counts, losses_by_epoch, scores_by_epoch)
 
 
 class Trainer:
@@ -166,8 +167,8 @@ class Trainer:
 
 
 @torch.no_grad()
-def judge(finetuning: Finetuning, model: FinetunedModel, found: EvaluationSet) -> Judgement:
-    """Returns the model's predictions for a file, evaluated."""
+def evaluate(finetuning: Finetuning, model: FinetunedModel, found: EvaluationSet) -> TaskScores:
+    """Returns the scores of the model's predictions for a file."""
     model.eval()
     outputs: list[np.ndarray] = [np.empty(0)] * found.features.sequences
     order = StepOrder(
@@ -185,7 +186,7 @@ def judge(finetuning: Finetuning, model: FinetunedModel, found: EvaluationSet) -
             parts = model.head.by_sequence(model(batch).float(), batch)
         for sequence_id, part in zip(batch.sequence_ids.tolist(), parts, strict=True):
             outputs[sequence_id] = part.cpu().numpy()
-    return found.judge(outputs)
+    return found.score(outputs)
 
 
 def _micro_batches(
@@ -201,14 +202,14 @@ def _precision(training: FinetuneTrainingSection, device: torch.device) -> torch
 
 
 def _result(
-    seed: int, counts: _Counts, losses_by_epoch: list[float], judgements: list[dict[str, Judgement]]
+    seed: int, counts: _Counts, losses_by_epoch: list[float], scores_by_epoch: list[dict[str, TaskScores]]
 ) -> SeedResult:
-    values = [{name: judgement.values for name, judgement in epoch.items()} for epoch in judgements]
+    values = [{name: scores.values for name, scores in epoch.items()} for epoch in scores_by_epoch]
     sequences, steps = sum(counts.sequences), len(counts.sequences)
     return SeedResult(
         seed=seed,
         metrics=values[-1],
-        intervals={name: judgement.intervals() for name, judgement in judgements[-1].items()},
+        intervals={name: scores.intervals() for name, scores in scores_by_epoch[-1].items()},
         metrics_by_epoch=values,
         losses_by_epoch=losses_by_epoch,
         steps=steps,

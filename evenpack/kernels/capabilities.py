@@ -67,10 +67,10 @@ class Capability:
 
 def capabilities(request: AttentionRequest) -> tuple[Capability, ...]:
     """Returns every backend's answer to `request`, in the order of the table above."""
-    return tuple(Capability(backend=name, reason=why_not(name, request)) for name in _RULES)
+    return tuple(Capability(backend=name, reason=unavailable_reason(name, request)) for name in _RULES)
 
 
-def why_not(backend: str, request: AttentionRequest) -> str | None:
+def unavailable_reason(backend: str, request: AttentionRequest) -> str | None:
     """Returns the reason why `backend` cannot serve `request`; None if it can.
 
     Raises:
@@ -96,7 +96,7 @@ def resolve_backend(name: str, request: AttentionRequest) -> str:
         BackendError: the named backend does not exist or cannot serve; the message says why, and which ones can.
     """
     if name != "auto":
-        reason = why_not(name, request)
+        reason = unavailable_reason(name, request)
         if reason is not None:
             able = [answer.backend for answer in capabilities(request) if answer.available]
             raise BackendError(
@@ -106,7 +106,7 @@ def resolve_backend(name: str, request: AttentionRequest) -> str:
         return name
     reasons: dict[str, str] = {}
     for candidate in _PREFERENCE:
-        reason = why_not(candidate, request)
+        reason = unavailable_reason(candidate, request)
         if reason is None:
             refused = "".join(f"; not {other}: {why}" for other, why in reasons.items())
             _LOGGER.info("attention backend auto chose %s for (%s)%s", candidate, request, refused)
@@ -123,7 +123,7 @@ def slow_choice(request: AttentionRequest) -> str | None:
     """
     if request.device_type != "cuda" or resolve_backend("auto", request) in FUSED:
         return None
-    reasons = "; ".join(f"{name}: {why_not(name, request)}" for name in FUSED)
+    reasons = "; ".join(f"{name}: {unavailable_reason(name, request)}" for name in FUSED)
     return (
         f"attention ({request}) is left to {resolve_backend('auto', request)}, which reads segment lengths on the "
         f"host and so waits for the GPU in every layer and pass, and calls a kernel for each group of segments "
@@ -135,8 +135,8 @@ def _remedies(request: AttentionRequest) -> str:
     """Returns the changes each of which would give the request a fused kernel."""
     ways = []
     half = replace(request, dtype=torch.bfloat16)
-    if _why_not_fused(half) is None:
-        precision = ["set training.precision=bf16_autocast"] if _why_not_fused(request) is not None else []
+    if _fused_unavailable_reason(half) is None:
+        precision = ["set training.precision=bf16_autocast"] if _fused_unavailable_reason(request) is not None else []
         package = ["install flash-attn (evenpack[flash])"] if flash.import_failure() is not None else []
         ways.append(" and ".join([*precision, *package]))
     if request.dropout and resolve_backend("auto", replace(request, dropout=False)) in FUSED:
@@ -151,12 +151,12 @@ def _serves_everything(request: AttentionRequest) -> str | None:
     return None
 
 
-def _why_not_varlen(request: AttentionRequest) -> str | None:
+def _varlen_unavailable_reason(request: AttentionRequest) -> str | None:
     if request.alibi:
         return "torch's varlen_attn has no ALiBi"
     if request.dropout:
         return "torch's varlen_attn has no dropout"
-    reason = _why_not_fused(request)
+    reason = _fused_unavailable_reason(request)
     if reason is not None:
         return reason
     if request.head_dim % 8:
@@ -166,16 +166,16 @@ def _why_not_varlen(request: AttentionRequest) -> str | None:
     return None
 
 
-def _why_not_flash(request: AttentionRequest) -> str | None:
-    return _why_not_fused(request) or flash.import_failure()
+def _flash_unavailable_reason(request: AttentionRequest) -> str | None:
+    return _fused_unavailable_reason(request) or flash.import_failure()
 
 
-def _why_not_flex(request: AttentionRequest) -> str | None:
+def _flex_unavailable_reason(request: AttentionRequest) -> str | None:
     if request.dropout:
         return "FlexAttention has no dropout"
     if request.device_type == "cpu":
         return "FlexAttention has no gradients on a CPU"
-    reason = _why_not_device(request)
+    reason = _device_unsuitable_reason(request)
     if reason is not None:
         return reason
     if not 16 <= request.head_dim <= 256:
@@ -187,16 +187,16 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _why_not_fused(request: AttentionRequest) -> str | None:
+def _fused_unavailable_reason(request: AttentionRequest) -> str | None:
     """Returns the reason by the limits of FlashAttention 2, which both `varlen` and `flash` use."""
     if request.device_type == "cuda" and request.dtype not in (torch.float16, torch.bfloat16):
         return f"it needs float16 or bfloat16, not {str(request.dtype).removeprefix('torch.')}"
     if request.device_type == "cuda" and request.head_dim > 256:
         return f"head_dim {request.head_dim} is above 256"
-    return _why_not_device(request)
+    return _device_unsuitable_reason(request)
 
 
-def _why_not_device(request: AttentionRequest) -> str | None:
+def _device_unsuitable_reason(request: AttentionRequest) -> str | None:
     if request.device_type != "cuda":
         return f"it needs a CUDA device, not {request.device_type}"
     major, minor = torch.cuda.get_device_capability()
@@ -208,7 +208,7 @@ def _why_not_device(request: AttentionRequest) -> str | None:
 _RULES: dict[str, Callable[[AttentionRequest], str | None]] = {
     "reference": _serves_everything,
     "sdpa": _serves_everything,
-    "varlen": _why_not_varlen,
-    "flash": _why_not_flash,
-    "flex": _why_not_flex,
+    "varlen": _varlen_unavailable_reason,
+    "flash": _flash_unavailable_reason,
+    "flex": _flex_unavailable_reason,
 }

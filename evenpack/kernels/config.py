@@ -1,4 +1,4 @@
-"""The `attention:` section of a run file."""
+"""Defines the `attention:` section of a run file."""
 
 from typing import Literal
 
@@ -6,14 +6,14 @@ from evenpack.config import Section
 
 
 class AttentionConfig(Section):
-    """Which kernel computes attention over packs, and who attends to whom."""
+    """The kernel that computes attention over packs, and whether sequences of a pack attend to each other."""
 
     backend: Literal["auto", "reference", "sdpa", "varlen", "flash", "flex"] = "auto"
-    """Kernel that computes attention. `auto` takes the fastest that can serve and says which; a named one that cannot
-    serve is an error."""
+    """Kernel that computes attention. `auto` chooses the fastest available one and logs the choice; a named one that is
+    not available is an error."""
     on_slow_backend: Literal["warn", "error"] = "warn"
-    """What a run on GPUs does where `auto` is left with `sdpa`, which makes the host wait for the device in every
-    layer: it says so, with the remedies, or refuses to start. CPUs have no faster one."""
+    """What a run on GPUs does if only `sdpa` is left for `auto`, which makes the host wait for the device in every
+    layer: it logs a warning with the remedies, or refuses to start. CPUs have no faster kernel."""
     isolate: bool = True
-    """Whether sequences of a pack are kept apart. For study: false makes all sequences of a pack one segment, its
-    padding still another; packed layout only."""
+    """Whether sequences of a pack do not attend to each other. For study: false makes all sequences of a pack one
+    segment, with its padding as another; packed layout only."""

@@ -44,7 +44,7 @@ def linear_cross_entropy(
         hidden: final hidden states.
         weight: the output matrix, often tied to the token embedding.
         labels: within [0, V), also where the weight is zero.
-        weights: weight of each token in the sum; zero if it is no target. No gradient flows into them.
+        weights: weight of each token in the sum; zero if it is not a target. No gradient flows into them.
         bias: added to the logits; None for no bias.
         chunk_tokens: tokens whose logits exist at once; None: as many as fit into `CHUNK_BYTES`.
 

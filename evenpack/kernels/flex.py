@@ -35,8 +35,7 @@ def attend(
     """Runs FlexAttention over the segments, without dropout. `max_sequence_length` is not needed."""
     if dropout:
         raise ValueError("FlexAttention has no dropout; resolve_backend keeps such requests away")
-    kernel: Callable[..., Any] = _compiled() if q.device.type == "cuda" else flex_attention
-    output = kernel(
+    output = _kernel(is_compiled=q.device.type == "cuda")(
         *(part.transpose(0, 1)[None] for part in (q, k, v)),  # [1, H, T, D]
         score_mod=None if alibi_slopes is None else _alibi(alibi_slopes.float()),
         block_mask=_mask(cu_seqlens, len(q), causal=causal),
@@ -48,9 +47,11 @@ def attend(
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
-    """Returns the kernel; without compilation it would compute all scores of the pack."""
-    return torch.compile(flex_attention)
+def _kernel(*, is_compiled: bool) -> Callable[..., Any]:
+    """Returns the kernel, or PyTorch's formula, which computes all scores of the pack."""
+    formula: Any = flex_attention
+    kernel: Callable[..., Any] = torch.compile(formula) if is_compiled else formula
+    return kernel
 
 
 def _alibi(slopes: Float[Tensor, " H"]) -> Callable[..., Tensor]:

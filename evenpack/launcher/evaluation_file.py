@@ -34,8 +34,8 @@ def run_over_file(config: RunConfig, path: Path) -> Iterator[RunConfig]:
     Nothing is held out, every sequence comes once, and the run's own tokenizer encodes the text. How documents are
     read (`text_key`, `document_separator`, `rows`) is said by the run's first source of the same kind, if there is one.
 
-    Raises: ConfigError if the run's sources hold tokens, or if `path` is no file of text; NotPreparedError if the run
-    is not prepared, as its tokenizer is missing then; DataError if the file cannot be read.
+    Raises: ConfigError if the run's sources hold tokens, or if `path` is not a file of text; NotPreparedError if the
+    run is not prepared, as its tokenizer is missing then; DataError if the file cannot be read.
     """
     source = _source(config.data, path)
     tokenizer = Tokenizer.load(PreparedData.open(config.prepared_dir, config.data).tokenizer_dir)
@@ -54,7 +54,7 @@ def _source(data: DataConfig, path: Path) -> Source:
             "data by overrides of data.sources and data.prepared_dir, and evaluate that"
         )
     if not path.is_file():
-        raise ConfigError(f"--data {path} is {'no file' if path.exists() else 'not there'}: give a file of text")
+        raise ConfigError(f"--data {path} is {'not a file' if path.exists() else 'not there'}: give a file of text")
     for suffixes, source in _SOURCES.items():
         if path.name.endswith(suffixes):
             alike = [own for own in data.sources.values() if isinstance(own, type(source))]
@@ -62,13 +62,13 @@ def _source(data: DataConfig, path: Path) -> Source:
             values |= {"maximum_rows": None}
             return (alike[0] if alike else source).model_copy(update=values)
     known = ", ".join(suffix for suffixes in _SOURCES for suffix in suffixes)
-    raise ConfigError(f"--data {path}: the ending of its name tells how a file is read; known: {known}")
+    raise ConfigError(f"--data {path}: the format of a file is recognised by the ending of its name; known: {known}")
 
 
 def _data(data: DataConfig, name: str, source: Source, directory: Path) -> DataConfig:
     recipe = data.recipe
     if isinstance(recipe, SentencePairsRecipe):
-        recipe = recipe.model_copy(update={"duplication_factor": 1})  # as validation documents are gone through
+        recipe = recipe.model_copy(update={"duplication_factor": 1})  # validation documents have one pass, too
     return data.model_copy(
         update={
             "prepared_dir": directory,

@@ -28,7 +28,7 @@ def study_run(study: RunStudy, config: RunConfig) -> Report:
     return study.run(config)
 
 
-def study_runs(study: StudyOfRuns, study_file: Path, words: Sequence[str]) -> Report:
+def study_runs(study: StudyOfRuns, study_file: Path, overrides: Sequence[str]) -> Report:
     """Runs a study that trains runs in processes of their own."""
     settle_accelerator()
-    return study.run(study_file, words, ThisMachine())
+    return study.run(study_file, overrides, ThisMachine())

@@ -33,7 +33,7 @@ from evenpack.launcher.processes.ranks import (
     plain_run_id,
 )
 from evenpack.launcher.processes.stop import StopFlag, remove_stop_request
-from evenpack.launcher.processes.streams import outlive_terminal, say
+from evenpack.launcher.processes.streams import say, survive_hang_up
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     """Runs one rank and returns its exit code. `train` replaces evenpack's own loop."""
     options = _parser().parse_intermixed_args(arguments)
     place = RankPlace.of_environment(os.environ)
-    outlive_terminal()
+    survive_hang_up()
     share_cores(place)
     try:
         config = _load_config(options.run_file, options.overrides)
@@ -124,7 +124,7 @@ class Rank:
     def _fail(self, error: str) -> NoReturn:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""
         self._record(self._status.ended("failed", exit_code=EXIT_BAD_INPUT, error=error))
-        shared = self._place.world_size > 1 and self._other_says(error)
+        shared = self._place.world_size > 1 and self._other_rank_reports(error)
         if self._place.world_size == 1 or (shared and self._place.rank == 0):
             say(f"error: {error}")
         elif not shared:
@@ -151,7 +151,7 @@ class Rank:
             return self._folder.claim_failure(Failure.of(status))
         return None
 
-    def _other_says(self, error: str) -> bool:
+    def _other_rank_reports(self, error: str) -> bool:
         """Returns whether the rank to compare with (rank 0; for rank 0: rank 1) ends with the same error."""
         other = 0 if self._place.rank > 0 else 1
         deadline = time.monotonic() + _OTHERS_SECONDS

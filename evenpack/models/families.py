@@ -30,7 +30,7 @@ ObjectiveKind = Literal["next_tokens", "masked_tokens"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
-    """The description of one kind of model, which is all that other packages know of it.
+    """The description of one kind of model, through which other packages use it.
 
     Properties that depend on a run's values (the loss's denominators, next-sentence prediction, switches for study)
     belong to the section: `TransformerConfig`.
@@ -116,7 +116,7 @@ def register(entries: Iterable[EntryPoint]) -> Mapping[str, EntryPoint]:
 
 
 def load_family(entry: EntryPoint) -> ModelFamily:
-    """Imports the family of an entry point. Raises: ConfigError if that fails or is no complete family of this name."""
+    """Imports the family of an entry point. Raises: ConfigError if that fails or its family is incomplete."""
     try:
         family = entry.load()
     except Exception as error:  # a third-party module may raise anything when it is imported

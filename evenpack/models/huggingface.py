@@ -63,7 +63,7 @@ def to_huggingface(model: Model, directory: Path, *, tokenizer_dir: Path | None,
     with atomic_directory(directory) as unfinished:
         if tokenizer_dir is not None:
             _copy_tokenizer(tokenizer_dir, unfinished)
-            _tell_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
+            _write_model_inputs(unfinished / _TOKENIZER_CONFIG, model)
         _write_model(unfinished, weights, mapping_of(model.config).config_values(model, special_token_id))
 
 
@@ -99,7 +99,7 @@ def task_model_to_huggingface(
     values = mapping.config_values(encoder, special_token_id) | {"architectures": [task.architecture], **about_task}
     with atomic_directory(directory) as unfinished:
         save_tokenizer(unfinished)
-        _tell_model_inputs(unfinished / _TOKENIZER_CONFIG, encoder)
+        _write_model_inputs(unfinished / _TOKENIZER_CONFIG, encoder)
         _write_model(unfinished, weights, values)
 
 
@@ -194,7 +194,7 @@ def _copy_tokenizer(tokenizer_dir: Path, directory: Path) -> None:
         shutil.copyfile(tokenizer_dir / name, directory / name)
 
 
-def _tell_model_inputs(path: Path, model: Model) -> None:
+def _write_model_inputs(path: Path, model: Model) -> None:
     """Writes the model's inputs into the tokenizer's files, because defaults of transformers differ between versions.
 
     Without token types BERT would take both halves of a pair for the first; GPT-2 would add the types up as tokens.

@@ -56,7 +56,7 @@ def require_plot(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path.parent}, where the plot would go, is no folder: {error.strerror}") from error
+        raise ConfigError(f"{path.parent}, where the plot would go, is not a folder: {error.strerror}") from error
 
 
 def require_matplotlib() -> None:

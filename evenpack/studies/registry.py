@@ -46,8 +46,8 @@ class RunStudy(Protocol):
 class StudyOfRuns(Protocol):
     """A study that trains the runs of a study file, in processes of their own, and compares them."""
 
-    def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
-        """Runs the study; `words` are overrides `section.key=value`, for the study file or for every run.
+    def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
+        """Runs the study; `overrides`, each `section.key=value`, are for the study file or for every run.
 
         Raises: EvenpackError.
         """

@@ -1,4 +1,4 @@
-"""Saves a checkpoint on real processes and kills one of them right before any chosen change of the file system.
+"""Saves a checkpoint on real processes and kills one of them just before any chosen change of the file system.
 
 The engine here writes as DeepSpeed does (plain files under final names, no flush) but starts in a fraction of a
 second, so that every border can be tried.
@@ -90,7 +90,7 @@ def count_borders(kill_at: int | None) -> list[str]:
 def save_and_die(
     *, rank: int, ranks: int, directory: Path, step: int, content: bytes, kill_at: int | None, answer: Any
 ) -> None:
-    """One rank saves one checkpoint and answers with the number of its borders, if it lives."""
+    """Saves one checkpoint on one rank; returns the number of its borders if the rank survives."""
     said = os.open(f"{directory}.rank_{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(said, 2)
     if ranks > 1:
@@ -104,7 +104,7 @@ def save_and_die(
 
 
 def run_save(directory: Path, step: int, content: bytes, *, ranks: int, watched_rank: int, kill_at: int | None) -> int:
-    """Runs one save; once the watched rank dies the others are killed, as a launcher does.
+    """Runs one save; once the watched rank is dead the others are killed, as a launcher does.
 
     Returns the borders that the watched rank crossed, 0 if it was killed.
     """

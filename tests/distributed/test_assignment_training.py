@@ -1,4 +1,4 @@
-"""Steps of single sequences, GPT-2 and BERT: one loss under every layout and assignment, exact resume."""
+"""Steps of single sequences have one loss under every layout and assignment, and resume exactly (GPT-2, BERT)."""
 
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -41,14 +41,14 @@ TRAINED = [("gpt2", "unpadded", "max_tokens"), ("gpt2", "padded", "sorted"), ("b
 
 
 def lines() -> list[str]:
-    """Documents of 1 to 30 tokens or so, most of them short."""
+    """Returns documents of 1 to about 30 tokens, most of them short."""
     counts = np.random.default_rng(4).geometric(0.25, size=70).clip(1, 7)
     return [" ".join(WORDS[(number + place) % len(WORDS)] for place in range(n)) for number, n in enumerate(counts)]
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """A run of each model, by name, in steps of sequences."""
+    """Returns a run of each model, by name, in steps of sequences."""
     gpt2 = prepare_run(tmp_path_factory.mktemp("gpt2"), {"lines": lines()})
     bert = pair_run(tmp_path_factory.mktemp("bert"))
     recipe = bert.data.recipe.model_dump() | {"short_target_probability": 0.9}
@@ -74,7 +74,7 @@ def of_sequences(
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A step on one rank, and its loss and gradient over all ranks."""
+    """A step on one rank, with its loss and gradient over all ranks."""
 
     loss_sums: list[float]
     gradient: torch.Tensor
@@ -118,7 +118,7 @@ def measure_one(world: World, config: RunConfig) -> Measured:
 
 @pytest.fixture(scope="module")
 def alone(prepared: dict[str, RunConfig]) -> Measures:
-    """On one rank."""
+    """Computes the steps on one rank."""
     found: Measures = run_ranks(measure, 1, prepared)[0]
     return found
 
@@ -162,7 +162,7 @@ def test_index_arrays_follow_the_micro_batch_where_counts_vary(alone: Measures) 
 
 
 def runs(prepared: dict[str, RunConfig], folder: Path) -> dict[str, RunConfig]:
-    """Pairs of runs that are to end alike: `straight ...` and `stopped ...`."""
+    """Returns pairs of runs with equal ends: `straight ...` and `stopped ...`."""
     found = {}
     for name, layout, assignment in TRAINED:
         every = 2 if name == "bert" else None
@@ -180,7 +180,7 @@ def train_all(world: World, configs: list[RunConfig]) -> None:
 
 
 def try_others(world: World, wrong: list[RunConfig], right: RunConfig) -> list[str]:
-    """Why the wrong ones are refused; then trains."""
+    """Returns the reasons why wrong runs are refused; then trains."""
     told = []
     for config in wrong:
         with pytest.raises(CheckpointError) as caught:
@@ -192,7 +192,7 @@ def try_others(world: World, wrong: list[RunConfig], right: RunConfig) -> list[s
 
 @pytest.fixture(scope="module")
 def trained(prepared: dict[str, RunConfig], tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """The stopped ones went on in new processes."""
+    """Trains the runs; the stopped ones are resumed in new processes."""
     found = runs(prepared, tmp_path_factory.mktemp("runs"))
     first = [
         changed(config, training={"stop_after_steps": 2}) if label.startswith("stopped") else config
@@ -211,7 +211,7 @@ TIMES = ("seconds", "per_second", "ranks", "mfu")
 
 
 @pytest.mark.parametrize("way", TRAINED, ids=" ".join)
-def test_a_stopped_run_of_sequences_goes_on_bit_for_bit(trained: dict[str, RunConfig], way: tuple[str, ...]) -> None:
+def test_a_stopped_run_of_sequences_resumes_bit_for_bit(trained: dict[str, RunConfig], way: tuple[str, ...]) -> None:
     straight, stopped = (trained[" ".join([kind, *way])] for kind in ("straight", "stopped"))
     exact = [
         [{name: value for name, value in one.items() if not any(word in name for word in TIMES)} for one in records(of)]
@@ -232,7 +232,7 @@ def test_layouts_and_assignments_train_over_the_same_sequences(trained: dict[str
     assert [record["slots"] for record in one] != [record["slots"] for record in other]
 
 
-def test_ranks_tell_what_they_did_since_they_last_told(trained: dict[str, RunConfig]) -> None:
+def test_ranks_gather_what_they_did_since_the_last_gather(trained: dict[str, RunConfig]) -> None:
     found = records(trained[" ".join(["straight", *TRAINED[0]])])
     assert ["ranks" in record for record in found] == [False, False, True, True], "every third step, and at the end"
     for record, steps in ((found[2], found[:3]), (found[3], found[3:])):

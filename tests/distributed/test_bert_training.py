@@ -1,4 +1,4 @@
-"""BERT from prepared pairs to updates: invariants 3, 6 and 7, and what a run says of its two losses."""
+"""BERT from prepared pairs to updates (invariants 3, 6 and 7), and the metrics of its two losses."""
 
 import logging
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ BALANCINGS = ("exact", "expected")
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A prepared run of two sources."""
+    """Prepares a run of two sources."""
     config = pair_run(tmp_path_factory.mktemp("pairs"))
     prepare(config.data, config.prepared_dir)
     return config
@@ -46,7 +46,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One step over all ranks."""
+    """The results of one step over all ranks."""
 
     loss_sums: list[float]
     correct: list[int]
@@ -56,7 +56,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a step is split, laid out, and divided."""
+    """The division, layout and denominators of a step."""
 
     accumulation: int
     layout: str = "packed"
@@ -65,7 +65,7 @@ class Setting:
 
 
 def settings() -> list[Setting]:
-    """Splits and layouts; reductions and balancings at one of them."""
+    """Returns splits and layouts, and for one of them the reductions and balancings."""
     splits = [Setting(accumulation=accumulation, layout=layout) for accumulation, layout in product((1, 2), LAYOUTS)]
     return splits + [
         Setting(accumulation=2, reduction=reduction, balancing=balancing)
@@ -104,7 +104,7 @@ def measure_one(world: World, config: RunConfig, setting: Setting) -> Measured:
 
 
 def sequences_of_step(config: RunConfig) -> list[MaskedPair]:
-    """The pairs of the step with their masks, each made alone."""
+    """Returns the pairs of the step with their masks, each made separately."""
     prepared = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(prepared, "train", seed=config.run.seed)
     objective = resolve(config, prepared).objective
@@ -133,7 +133,7 @@ def sequences_of_step(config: RunConfig) -> list[MaskedPair]:
 
 @dataclass(frozen=True, kw_only=True)
 class OneByOne:
-    """The step computed from its pairs alone, without packs, batches and an engine: sums and their gradients."""
+    """Sums and their gradients of a step, computed from its pairs without packs, batches and an engine."""
 
     sequences: int
     targets: int
@@ -168,7 +168,7 @@ def one_by_one(config: RunConfig) -> OneByOne:
 
 
 def denominators(config: RunConfig, step: OneByOne, setting: Setting) -> tuple[float, float]:
-    """Of the token loss and of next sentences, by definition."""
+    """Returns the denominators of the token loss and the next-sentence loss by definition."""
     packs = config.training.packs_per_step
     targets, sequences = float(step.targets), float(step.sequences)
     if setting.balancing == "expected":
@@ -200,7 +200,7 @@ def test_a_step_has_the_loss_and_the_gradient_of_its_pairs_one_by_one(config: Ru
 
 
 class Runs:
-    """Runs over the same data, by name: those that one launch of two ranks trains."""
+    """Runs over the same data, by name, that one launch of two ranks trains."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -223,7 +223,7 @@ class Runs:
 
 
 def train_all(world: World, configs: list[RunConfig]) -> list[str]:
-    """Trains one run after another. Returns: the warnings."""
+    """Trains one run after another; returns the warnings."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -259,7 +259,7 @@ def weights(config: RunConfig, step: int) -> dict[str, torch.Tensor]:
 
 
 def evaluate_alone(config: RunConfig, step: int) -> dict[str, Any]:
-    """What one process without DeepSpeed makes of a checkpoint."""
+    """Evaluates a checkpoint in one process without DeepSpeed."""
     run = open_run(config)
     device = torch.device("cpu")
     model = build_model(run, device)
@@ -268,7 +268,7 @@ def evaluate_alone(config: RunConfig, step: int) -> dict[str, Any]:
     return dict(evaluations_to_json(run.prepared, evaluate_model(model, run, world)))
 
 
-def test_a_stopped_run_goes_on_bit_for_bit_with_dropout(trained: Runs) -> None:
+def test_a_stopped_run_resumes_bit_for_bit_with_dropout(trained: Runs) -> None:
     straight, stopped = trained.all["straight"], trained.all["stopped"]
     assert [record["step"] for record in records(stopped)] == [1, 2]
     run_ranks(train_all, 2, [changed(stopped, training={"stop_after_steps": None})])
@@ -301,7 +301,7 @@ def test_a_record_has_both_losses_and_their_sum(trained: Runs) -> None:
         assert found[0]["next_sentence_loss"] == pytest.approx(np.log(2), rel=0.1)
 
 
-def test_the_loss_that_is_told_is_exact_however_losses_are_balanced(trained: Runs) -> None:
+def test_the_loss_that_is_reported_is_exact_however_losses_are_balanced(trained: Runs) -> None:
     told = ("loss", "token_loss", "next_sentence_loss", "accuracy")
     for reduction in REDUCTIONS:
         by_exact, by_expected = (records(trained.all[f"{reduction}_{balancing}"])[0] for balancing in BALANCINGS)

@@ -44,7 +44,7 @@ def run_of(config: RunConfig, name: str, **training: Any) -> RunConfig:
     return changed(config, run={"output_dir": config.prepared_dir.parent / name}, training=training)
 
 
-def test_packs_are_those_of_one_rank_and_a_stopped_run_goes_on_bit_for_bit(config: RunConfig) -> None:
+def test_packs_are_those_of_one_rank_and_a_stopped_run_resumes_bit_for_bit(config: RunConfig) -> None:
     one, straight = run_of(config, "one"), run_of(config, "straight")
     stopped = [run_of(config, "stopped", stop_after_steps=step) for step in (5, None)]
     run_ranks(train_all, 1, [one])

@@ -1,4 +1,4 @@
-"""Checkpoints under real processes: killed at every write border, resumed bit for bit, agreed on by all ranks."""
+"""Checkpoints on real processes: killed at every write border, resumed bit for bit, agreed on by all ranks."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ OLD, NEW = b"old" * 1000, b"new" * 1000
 
 
 def assert_whole_and_usable(directory: Path, *, old_step: int, new_step: int) -> bytes:
-    """There is a whole checkpoint, of the old or the new content throughout, and saving goes on; returns which."""
+    """Checks that there is a whole checkpoint, old or new, and that saving works again; returns which one it is."""
     found = newest_whole(directory, SOLO)
     assert found is not None
     contents = {(found.path / record.name).read_bytes() for record in found.files}
@@ -48,7 +48,7 @@ def assert_whole_and_usable(directory: Path, *, old_step: int, new_step: int) ->
 
 
 def kill_everywhere(tmp_path: Path, *, old_step: int, new_step: int, ranks: int, watched_rank: int) -> dict[bytes, int]:
-    """Kills a save before its first, second, ... border until it gets through; counts what was found afterwards."""
+    """Kills a save before its first, second, ... border until it succeeds; counts the checkpoints found afterwards."""
     start = tmp_path / "start"
     run_save(start, old_step, OLD, ranks=ranks, watched_rank=0, kill_at=None)
     found = {OLD: 0, NEW: 0}
@@ -92,7 +92,7 @@ VOCABULARY = 50
 
 
 class PackModel(nn.Module):
-    """The smallest model over packs that has dropout; its first weights are those of no other run."""
+    """The smallest model over packs with dropout; its initial weights differ from those of all other runs."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def training_engine(world: World, *, zero_stage: int, width: int = 16, weight_de
 
 
 def batch_of(step: int, slot: int) -> PackedBatch:
-    """Micro-batch `slot` of the step's four, the same at any number of ranks."""
+    """Returns micro-batch `slot` of the step's four, which does not depend on the number of ranks."""
     tokens = torch.randint(VOCABULARY, (SLOTS,), generator=torch.Generator().manual_seed(4 * step + slot))
     counts = StepCounts(packs=1, sequences=1, tokens=SLOTS, targets=SLOTS)
     return PackedBatch(
@@ -145,7 +145,7 @@ def batch_of(step: int, slot: int) -> PackedBatch:
 
 
 def train(engine: "TrainingEngine", world: World, start: int, stop: int) -> list[float]:
-    """The loss of each step, summed over all ranks."""
+    """Returns the loss of each step, summed over all ranks."""
     losses = []
     for step in range(start, stop):
         first = world.rank * engine.micro_batches
@@ -163,7 +163,7 @@ def deepspeed_store(directory: Path, world: World, zero_stage: int) -> Checkpoin
 
 
 def train_throughout_then_die(world: World, directory: Path) -> None:
-    """Trains at each stage without a stop, saving on the way; rank 1 dies in the midst of the last save."""
+    """Trains at each stage without a stop and saves on the way; rank 1 is killed during the last save."""
     for stage in STAGES:
         engine = training_engine(world, zero_stage=stage)
         store = deepspeed_store(directory, world, stage)
@@ -185,7 +185,7 @@ def write_half_and_die(_: Any, path: str, **options: Any) -> None:
 
 
 def go_on(world: World, directory: Path, zero_stage: int) -> tuple[int, list[float], dict[str, torch.Tensor]]:
-    """Resumes and trains to the end; the step where it began, the losses and the weights."""
+    """Resumes and trains to the end; returns the first step, the losses and the weights."""
     engine = training_engine(world, zero_stage=zero_stage)
     store = deepspeed_store(directory, world, zero_stage)
     checkpoint = store.newest()
@@ -196,7 +196,7 @@ def go_on(world: World, directory: Path, zero_stage: int) -> tuple[int, list[flo
 
 
 def hide_from_rank_1(world: World, hidden_part: str) -> None:
-    """Rank 1 does not see files whose path contains `hidden_part`, as on a node where the folder is not the same."""
+    """Hides files whose path contains `hidden_part` from rank 1, as on a node with another folder."""
     if world.rank == 1:
         look = Path.stat
 
@@ -209,7 +209,7 @@ def hide_from_rank_1(world: World, hidden_part: str) -> None:
 
 
 def read_wrongly_on_rank_1(world: World, directory: Path) -> str:
-    """What `newest_whole` says if the disk hands other bytes to rank 1 than were written."""
+    """Returns the result of `newest_whole` if rank 1 reads other bytes than were written."""
     read = checkpoint_files.file_checksum
     if world.rank == 1:
         checkpoint_files.file_checksum = lambda path: read(path)[::-1]
@@ -235,7 +235,7 @@ def resume_at_the_same_size(world: World, directory: Path) -> dict[str, Any]:
 
 
 def go_on_from_the_first_save(world: World, directory: Path) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """At ZeRO 0, with whatever number of ranks: the weights as loaded, and the losses to the end."""
+    """Resumes at ZeRO 0 with any number of ranks; returns the loaded weights, and the losses to the end."""
     engine = training_engine(world, zero_stage=0)
     checkpoint = read_manifest(directory / "stage_0" / checkpoint_name(SAVED_STEP))
     deepspeed_store(directory, world, 0).load(engine.deepspeed, checkpoint)
@@ -250,7 +250,7 @@ def resume_at_another_size(world: World, directory: Path) -> dict[str, Any]:
 
 
 class RunsWhenRead:
-    """Makes a folder when DeepSpeed's reader takes it at its word."""
+    """Creates a folder if DeepSpeed's reader executes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -260,7 +260,7 @@ class RunsWhenRead:
 
 
 def refusal_of_code(world: World, directory: Path) -> tuple[str, bool]:
-    """What is said of rank 1's forged optimizer state, its checksum made right; whether its code was run."""
+    """Returns the error for rank 1's forged optimizer state with a matching checksum, and whether its code was run."""
     ran, forged = directory / "ran", directory / "forged"
     if world.is_main:
         shutil.copytree(directory / "stage_1" / checkpoint_name(SAVED_STEP), forged / checkpoint_name(SAVED_STEP))
@@ -274,7 +274,7 @@ def refusal_of_code(world: World, directory: Path) -> tuple[str, bool]:
 
 
 def decay_after_load(world: World, directory: Path, zero_stage: int) -> list[float]:
-    """Of both groups of parameters in a run whose run file asks for another weight decay than before."""
+    """Returns the weight decay of both groups of parameters after the run file has changed it."""
     engine = training_engine(world, zero_stage=zero_stage, weight_decay=0.5)
     store = deepspeed_store(directory, world, zero_stage)
     checkpoint = store.newest()
@@ -294,7 +294,7 @@ def refusal(world: World, directory: Path, engine: "TrainingEngine") -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What two processes did that then died, what two others did after them, and what one alone did."""
+    """Returns the results of two processes that were killed, of two that continued, and of a single one."""
     directory = tmp_path_factory.mktemp("runs")
     with pytest.raises(RanksFailed, match="rank 1: exited without an error message"):
         run_ranks(train_throughout_then_die, 2, directory)
@@ -339,7 +339,7 @@ def test_a_rank_killed_inside_deepspeeds_save_leaves_the_older_checkpoint(runs: 
     assert (runs["directory"] / "stage_1" / f".{checkpoint_name(STEPS)}.partial").exists()
 
 
-def test_zero_0_goes_on_at_another_world_size(runs: dict[str, Any]):
+def test_zero_0_resumes_at_another_world_size(runs: dict[str, Any]):
     losses, at_save, _ = runs["throughout"][0]
     weights, resumed_losses = runs["alone"]["stage_0"]
     assert all(torch.equal(weights[name], at_save[name]) for name in at_save)

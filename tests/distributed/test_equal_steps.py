@@ -1,4 +1,4 @@
-"""Invariants 4 and 5: every rank gets the same number of packs in every step, and the order knows nothing of ranks."""
+"""Every rank gets the same number of packs in every step, in an order independent of ranks (invariants 4 and 5)."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SHORT = ["a b", "c d e", "f", "ghi jk", "lm no", "p q r s t", "uv wx y z", "0 1"
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """What one rank got in one step."""
+    """The packs of one rank in one step."""
 
     packs_of_micro_batches: tuple[int, ...]
     few: tuple[int, ...]
@@ -31,12 +31,12 @@ class Drawn:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """Two sources; an epoch of the first has three packs, fewer than ranks and far fewer than a step."""
+    """Prepares two sources; an epoch of the first has three packs, fewer than ranks and far fewer than a step."""
     return prepare_run(tmp_path_factory.mktemp("equal_steps"), {"few": FEW, "short": SHORT})
 
 
 def draw_and_train(world: World, config: RunConfig) -> tuple[int, list[Drawn]]:
-    """Packs of an epoch of `few`; what this rank draws; then trains, which leaves metrics."""
+    """Returns the packs of an epoch of `few` and those that this rank draws; then trains, which writes metrics."""
     run = build(open_run(config), world)
     epoch = run.prepared.plan("few", "train", seed=config.run.seed).packs
     drawn = []
@@ -57,7 +57,7 @@ def draw_and_train(world: World, config: RunConfig) -> tuple[int, list[Drawn]]:
 def outcome(
     config_json: str, folder: Path, ranks: int
 ) -> tuple[list[tuple[int, list[Drawn]]], list[dict[str, object]]]:
-    """What the ranks drew, and the metrics of the run; each number of ranks is run once."""
+    """Returns the packs that the ranks drew, and the run's metrics; each number of ranks is run once."""
     config = changed(
         RunConfig.model_validate_json(config_json),
         run={"output_dir": folder / f"ranks_{ranks}"},

@@ -1,4 +1,4 @@
-"""Invariants 2 and 8 on real ranks: no sequence of a run's own batches sees another, and no backend is a fallback."""
+"""No sequence of a run's batches attends to another, and no backend is a fallback, on ranks (invariants 2 and 8)."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ LINES = [f"{number} {'pack ' * (number % 5)}{number * number}. And {number} more
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """A run that looks back, and one that looks both ways, in packs of several sequences."""
+    """Returns a causal and a bidirectional run in packs of several sequences."""
     causal = prepare_run(tmp_path_factory.mktemp("causal"), {"lines": [line[:14] for line in LINES]}, steps=1)
     folder = tmp_path_factory.mktemp("both_ways")
     values = pair_run_values("bert", folder, data={"sources": text_sources(folder, {"lines": LINES})})
@@ -33,7 +33,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
 
 @dataclass(frozen=True, kw_only=True)
 class Felt:
-    """How far the last hidden states moved when the tokens of one sequence changed."""
+    """The change of the last hidden states after the tokens of one sequence changed."""
 
     there: float
     """In the sequence itself."""
@@ -42,7 +42,7 @@ class Felt:
 
 
 def probe(world: World, configs: dict[str, RunConfig]) -> dict[str, list[Felt]]:
-    """Changes each sequence of this rank's first micro-batch; `mixed ...`: where a pack is one segment to attention."""
+    """Changes each sequence of this rank's first micro-batch; in `mixed ...` each pack is one segment."""
     found = {}
     for name, config in configs.items():
         borders = first_batch(build(open_run(config), world)).cu_seqlens.tolist()
@@ -77,7 +77,7 @@ def last_hidden(model: torch.nn.Module, batch: PackedBatch) -> torch.Tensor:
     return seen[0].reshape(batch.slots, -1)
 
 
-def test_no_sequence_of_a_runs_own_batches_is_felt_by_another_on_any_rank(configs: dict[str, RunConfig]) -> None:
+def test_no_sequence_of_a_runs_own_batches_affects_another_on_any_rank(configs: dict[str, RunConfig]) -> None:
     for felt in run_ranks(probe, 2, configs):
         for name in configs:
             assert len(felt[name]) > 4
@@ -101,7 +101,7 @@ def test_a_backend_that_cannot_serve_is_refused_on_every_rank(configs: dict[str,
 
 
 def told(world: World, config: RunConfig) -> list[str]:
-    """What this rank logs."""
+    """Returns the messages that this rank logs."""
     configure_logging(world)
     said: list[str] = []
     handler = logging.Handler()

@@ -1,4 +1,4 @@
-"""LAMB under DeepSpeed on 1, 2 and 4 ranks is that of one plain process; a run with it goes on bit for bit."""
+"""LAMB under DeepSpeed on 1, 2 and 4 ranks equals that of one process, and its runs resume bit for bit."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ LARGE_EPSILON = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How far one engine was from plain LAMB after ten steps."""
+    """The difference of one engine from plain LAMB after ten steps."""
 
     from_one_process: float
     """What all changed, relative, against a process that computes its own gradients from un-packed sequences."""
@@ -77,7 +77,7 @@ def rate(config: RunConfig, step: int) -> float:
 
 
 def compare(world: World, setting: Setting, alone: np.ndarray) -> Report:
-    """`alone`: all weights as `train_alone` has them."""
+    """Trains with the engine; `alone` has all weights of `train_alone`."""
     config = lamb_config(setting, ranks=world.size)
     mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=setting.accumulation)
     engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
@@ -107,7 +107,7 @@ def compare(world: World, setting: Setting, alone: np.ndarray) -> Report:
 
 @cache
 def train_alone(clipping: float | None) -> np.ndarray:
-    """All weights after ten FP32 steps in this process alone, every sequence by itself."""
+    """Returns all weights after ten FP32 steps in this process, with each sequence separately."""
     config = lamb_config(Setting(clipping=clipping), ranks=1)
     targets = micro_batches(rank=0, ranks=1, accumulation=1)[0].step_counts.targets
     model, batches = make_model(), unpacked_batches()
@@ -158,7 +158,7 @@ EXACT = ("step", "loss", "learning_rate", "gradient_norm", "targets", "order_has
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A run of 32 packs per step; its packs hold nearly three sequences."""
+    """Returns a run of 32 packs per step; its packs hold nearly three sequences."""
     prepared = prepare_run(
         tmp_path_factory.mktemp("lamb"), {"lines": DOCUMENTS}, packs_per_step=32, packs_per_micro_batch=2, steps=12
     )
@@ -174,14 +174,14 @@ def records(config: RunConfig) -> list[list[object]]:
 
 
 def saved_run_file(config: RunConfig, step: int) -> dict[str, dict[str, object]]:
-    """The resolved run file as a checkpoint has it."""
+    """Returns the resolved run file that a checkpoint holds."""
     manifest = config.run.output_dir / "checkpoints" / f"step_{step:06d}" / "manifest.json"
     state: dict[str, dict[str, dict[str, object]]] = json.loads(manifest.read_text())["state"]
     return state["config"]
 
 
 class Messages(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps logged messages."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -198,7 +198,7 @@ def stop_after(steps: int) -> Callable[[], bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What one rank heard while all the runs below went by."""
+    """The messages and refusals on one rank."""
 
     log: list[str]
     """Of the first run."""
@@ -217,7 +217,7 @@ def refusal(world: World, config: RunConfig) -> str:
 
 
 def all_runs(world: World, betas: tuple[RunConfig, RunConfig], fewer: tuple[RunConfig, RunConfig]) -> Told:
-    """For each adjustment a whole run, and one that stops after two steps and goes on."""
+    """Trains, for each adjustment, a whole run, and one that stops after two steps and resumes."""
     messages = Messages()
     logger = logging.getLogger("evenpack")
     logger.addHandler(messages)
@@ -235,7 +235,7 @@ def all_runs(world: World, betas: tuple[RunConfig, RunConfig], fewer: tuple[RunC
     return Told(log=messages.texts, refusals=refusals)
 
 
-def test_adjusted_runs_say_what_they_do_and_go_on_as_they_began(config: RunConfig, tmp_path: Path):
+def test_adjusted_runs_say_what_they_do_and_resume_as_they_began(config: RunConfig, tmp_path: Path):
     adamw = config.optimizer.model_dump(exclude={"bias_correction"}) | {"kind": "adamw"}
     with_adamw = RunConfig.model_validate(config.model_dump() | {"optimizer": adamw})
     betas, fewer = (

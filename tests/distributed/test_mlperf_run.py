@@ -1,4 +1,4 @@
-"""A run that stops at its target, its log for MLPerf, and MLPerf's own checker on it."""
+"""A run that stops at its target, and its log for MLPerf under MLPerf's own checker."""
 
 import json
 import random
@@ -23,7 +23,7 @@ SUBMISSION = {"submission_org": "nobody", "submission_platform": "2 x CPU", "sub
 
 
 def documents() -> list[str]:
-    """Nearly every word is the same: whoever guesses it is right nine times in ten."""
+    """Returns texts in which nearly every word is the same, so that guessing it is right nine times in ten."""
     draw = random.Random(5)
     words = ["order", "rank", "step"]
     return [
@@ -53,7 +53,7 @@ def train_twice(world: World, config: RunConfig) -> list[TrainOutcome]:
 
 @pytest.fixture(scope="module")
 def reached(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A run that has reached its target on two ranks, and was started once more."""
+    """Trains a run to its target on two ranks, and starts it once more."""
     config = mlperf_run(tmp_path_factory.mktemp("reached"))
     outcomes = run_ranks(train_twice, 2, config)[0]
     assert [outcome.state for outcome in outcomes] == ["finished", "finished"]
@@ -152,7 +152,7 @@ def test_a_run_that_begins_again_keeps_the_log_of_the_earlier_one(reached: RunCo
 
 
 def go_on_in_pieces(world: World, config: RunConfig) -> list[TrainOutcome]:
-    """Up to step 5 and no further; then without the metrics, killed at the end of the step of the second evaluation."""
+    """Trains up to step 5, then without metrics until it is killed after the step of the second evaluation."""
     outcomes = [train_in(world, changed(config, training={"stop_after_steps": 5}), stop_requested=never)]
     if world.is_main:
         (config.run.output_dir / "metrics.jsonl").unlink()
@@ -167,10 +167,10 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_run_in_pieces_ends_where_a_whole_one_does_and_its_log_tells_of_each_sample_once(
+def test_a_run_in_pieces_ends_where_a_whole_one_does_and_its_log_has_each_sample_once(
     reached: RunConfig, tmp_path: Path
 ) -> None:
-    """Stopped where nothing is evaluated, without its metrics, killed between an evaluation and its checkpoint."""
+    """Stops without an evaluation, continues without metrics, and is killed between evaluation and checkpoint."""
     config = changed(reached, run={"output_dir": tmp_path}, data={"prepared_dir": reached.prepared_dir})
     outcomes = run_ranks(go_on_in_pieces, 2, config)[0]
     whole, pieces = (read_result(run.run.output_dir / "mlperf.log") for run in (reached, config))
@@ -184,7 +184,7 @@ def test_a_run_in_pieces_ends_where_a_whole_one_does_and_its_log_tells_of_each_s
     assert told[0] == told[1]
 
 
-def test_a_run_that_goes_on_after_its_end_has_one_end_and_one_without_its_log_is_refused(
+def test_a_run_that_resumes_after_its_end_has_one_end_and_one_without_its_log_is_refused(
     reached: RunConfig, tmp_path: Path
 ) -> None:
     shutil.copytree(reached.run.output_dir, tmp_path / "out")
@@ -196,7 +196,7 @@ def test_a_run_that_goes_on_after_its_end_has_one_end_and_one_without_its_log_is
     assert found.result.samples is not None
     assert found.result.samples > (read_result(reached.run.output_dir / "mlperf.log").samples or 0)
     assert kept.read_text().count('"run_stop"') == 1
-    assert "mlperf.log does not tell of the start of this run" in messages[0]
+    assert "mlperf.log lacks the start of this run" in messages[0]
 
 
 def raise_the_target_and_keep(world: World, config: RunConfig, kept: Path) -> list[str]:

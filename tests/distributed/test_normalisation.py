@@ -1,4 +1,4 @@
-"""Invariants 3 and 6: however a step is split, its gradient is that of one big un-packed batch."""
+"""However a step is split, its gradient is that of one large un-packed batch (invariants 3 and 6)."""
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -28,7 +28,7 @@ CLIPPING = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a step is split and computed."""
+    """The division and computation of a step."""
 
     stage: int = 0
     precision: str = "fp32"
@@ -40,7 +40,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How far one engine was from the reference."""
+    """The difference of one engine from the reference."""
 
     setting: Setting
     tokens: tuple[int, ...]
@@ -58,7 +58,7 @@ Reference = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 
 
 def make_packs() -> list[list[list[int]]]:
-    """Packs whose tokens rise from 2 to full, so that shares of ranks and micro-batches are very unequal."""
+    """Returns packs with 2 tokens up to full, so that shares of ranks and micro-batches are very unequal."""
     fills = [2 + (PACK_LENGTH - 2) * index // (PACKS - 1) for index in range(PACKS)]
     lengths = [[fill] if fill < 8 else [fill // 3, fill - fill // 3] for fill in fills]
     return [random_sequences(parts, vocabulary_size=VOCABULARY, seed=index) for index, parts in enumerate(lengths)]
@@ -96,7 +96,7 @@ def run_config(setting: Setting, *, ranks: int) -> RunConfig:
 
 
 def micro_batches(*, rank: int, ranks: int, accumulation: int) -> list[PackedBatch]:
-    """A rank's share, with the counts of the whole step."""
+    """Returns a rank's share, with the counts of the whole step."""
     packs = make_packs()
     counts = build_batch(packs, "packed", max_sequence_length=PACK_LENGTH)[0].step_counts
     size = PACKS // (ranks * accumulation)
@@ -112,7 +112,7 @@ def part(packs: list[list[list[int]]]) -> PackedBatch:
 
 
 def reference_gradients(model: Gpt2, batches: list[PackedBatch], *, precision: str, targets: int) -> None:
-    """Leaves in `model` the gradient of the mean loss over all targets, computed in this process alone."""
+    """Computes the gradient of the mean loss over all targets in this process, and leaves it in `model`."""
     model.zero_grad()
     for batch in batches:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16_autocast"):
@@ -121,7 +121,7 @@ def reference_gradients(model: Gpt2, batches: list[PackedBatch], *, precision: s
 
 
 def unpacked_batches() -> list[PackedBatch]:
-    """Every sequence of the step alone."""
+    """Returns every sequence of the step as a batch of its own."""
     return [
         build_batch([[sequence]], "unpadded", max_sequence_length=PACK_LENGTH)[0]
         for pack in make_packs()
@@ -130,7 +130,7 @@ def unpacked_batches() -> list[PackedBatch]:
 
 
 def compare(world: World, config: RunConfig, setting: Setting, reference: Reference) -> Report:
-    """One engine against torch alone: the gradient, its norm, and updates."""
+    """Compares one engine with torch alone: the gradient, its norm, and updates."""
     mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=setting.accumulation)
     gradients, norm, updated = (list(map(torch.from_numpy, arrays)) for arrays in reference)
     start = make_model()
@@ -151,7 +151,7 @@ def compare(world: World, config: RunConfig, setting: Setting, reference: Refere
 
 
 def spy_on_gradients(engine: TrainingEngine) -> list[torch.Tensor]:
-    """Fills a list with the first update's global gradient of each parameter, as DeepSpeed has averaged it."""
+    """Fills a list with each parameter's global gradient of the first update, as averaged by DeepSpeed."""
     from deepspeed.utils import safe_get_full_grad
 
     seen: list[torch.Tensor] = []
@@ -167,7 +167,7 @@ def spy_on_gradients(engine: TrainingEngine) -> list[torch.Tensor]:
 
 
 def updates(config: RunConfig) -> int:
-    """How many updates are compared: in bfloat16 a weight that differs by its last bit may round to another."""
+    """Returns how many updates are compared: in bfloat16 a difference in the last bit may change the rounding."""
     return 3 if config.training.precision == "fp32" else 1
 
 
@@ -178,7 +178,7 @@ def reference_of(setting: Setting, *, ranks: int) -> Reference:
 
 @cache
 def train_reference(precision: str, clipping: float | None, ranks: int, accumulation: int) -> Reference:
-    """Updates by torch's AdamW and torch's clipping.
+    """Updates the model with torch's AdamW and clipping.
 
     In FP32 every sequence of the step is computed by itself. In bfloat16 other shapes would round otherwise, so only
     the split may differ: the micro-batches of all ranks follow one another.
@@ -221,7 +221,7 @@ def flat(model: torch.nn.Module) -> torch.Tensor:
 
 
 def settings() -> list[Setting]:
-    """Every ZeRO stage, precision and accumulation; clipping and overlapped exchange where they can matter."""
+    """Returns all ZeRO stages, precisions and accumulations, and clipping and overlap where they matter."""
     every = [
         Setting(stage=stage, precision=precision, accumulation=accumulation, clipping=None, overlap=False)
         for stage in (0, 1)
@@ -236,7 +236,7 @@ def settings() -> list[Setting]:
 
 
 def naive_mean(world: World) -> float:
-    """How wrong the mean over micro-batches and ranks of each one's own mean loss would be."""
+    """Returns the error of a mean over micro-batches and ranks of their own mean losses."""
     mine = micro_batches(rank=world.rank, ranks=world.size, accumulation=2)
     reference, naive = make_model(), make_model()
     reference_gradients(reference, unpacked_batches(), precision="fp32", targets=mine[0].step_counts.targets)
@@ -248,7 +248,7 @@ def naive_mean(world: World) -> float:
 
 
 def seeds_of_two_steps(world: World) -> list[int]:
-    """The random state that each micro-batch of steps 0 and 1 begins with."""
+    """Returns the random state at the start of each micro-batch of steps 0 and 1."""
     config = run_config(Setting(accumulation=2), ranks=world.size)
     engine = TrainingEngine(make_model(), config, world, denominators=partial(exact_denominators, config.model))
     seen: list[int] = []
@@ -262,7 +262,7 @@ def seeds_of_two_steps(world: World) -> list[int]:
 
 
 def measure(world: World, references: list[Reference]) -> tuple[list[Report], float, list[int]]:
-    """Everything about one number of ranks, in one process group."""
+    """Runs all checks of one number of ranks in one process group."""
     reports = [
         compare(world, run_config(setting, ranks=world.size), setting, reference)
         for setting, reference in zip(settings(), references, strict=True)

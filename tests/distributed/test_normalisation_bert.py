@@ -1,4 +1,4 @@
-"""Invariants 3 and 6 for BERT: however a step is split, its gradient is that of its pairs one by one."""
+"""However a step of BERT is split, its gradient is that of its pairs one by one (invariants 3 and 6)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ REDUCTIONS = ("token", "sequence")
 
 
 def make_packs() -> list[list[MaskedPair]]:
-    """Packs of one to four pairs, from a few tokens to full, so that both counts of the shares are very unequal."""
+    """Returns packs of one to four pairs, from a few tokens to full, so that both counts of shares are very unequal."""
     lengths = [[3], [5, 2], [2, 2, 2, 2], [17], [9, 12], [20, 20], [10, 10, 10, 10], [40]]
     return [random_pairs(parts, vocabulary_size=VOCABULARY, seed=index) for index, parts in enumerate(lengths)]
 
@@ -62,7 +62,7 @@ def packed(packs: list[list[MaskedPair]], mlm_reduction: str) -> PackedBatch:
 
 
 def micro_batches(world: World, *, accumulation: int, mlm_reduction: str) -> list[PackedBatch]:
-    """A rank's share, with the counts of the whole step."""
+    """Returns a rank's share, with the counts of the whole step."""
     packs = make_packs()
     counts = packed(packs, mlm_reduction).step_counts
     size = PACKS // (world.size * accumulation)
@@ -77,7 +77,7 @@ def micro_batches(world: World, *, accumulation: int, mlm_reduction: str) -> lis
 
 
 def reference_gradients(model: Bert, mlm_reduction: str) -> list[torch.Tensor]:
-    """Of the mean masked-token loss plus the mean next-sentence loss, from each pair alone, by definition."""
+    """Computes gradients of the mean masked-token loss plus the mean next-sentence loss, pair by pair."""
     token_losses, pair_losses, counts = [], [], []
     for pair in (pair for pack in make_packs() for pair in pack):
         sums = model(build_masked_batch([[pair]], "unpadded", max_sequence_length=PACK_LENGTH)[0])
@@ -90,7 +90,7 @@ def reference_gradients(model: Bert, mlm_reduction: str) -> list[torch.Tensor]:
 
 
 def largest_errors(world: World) -> dict[tuple[str, int], float]:
-    """Largest relative error (L2) of a parameter's gradient, by reduction and accumulation."""
+    """Returns the largest relative error (L2) of a parameter's gradient, by reduction and accumulation."""
     errors = {}
     for mlm_reduction in REDUCTIONS:
         for accumulation in ACCUMULATIONS:
@@ -145,7 +145,7 @@ def plain_means(world: World) -> tuple[float, float, list[list[float]]]:
 
 
 def error(found: Sequence[torch.Tensor | None], wanted: Sequence[torch.Tensor]) -> float:
-    """The largest relative one (L2) of a parameter."""
+    """Returns the largest relative error (L2) of a parameter."""
     pairs = [(one, other) for one, other in zip(found, wanted, strict=True) if one is not None]
     assert len(pairs) == len(wanted)
     return max(float((one - other).norm() / other.norm()) for one, other in pairs)

@@ -1,4 +1,4 @@
-"""Phase 2 after phase 1 on real ranks: the weights of the one begin the other, and nothing else of it."""
+"""Phase 2 on real ranks starts with the weights of phase 1, and with nothing else of it."""
 
 import shutil
 from pathlib import Path
@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_phase_2_begins_on_every_rank_with_the_weights_of_phase_1_and_goes_on_with_its_own(folder: Path) -> None:
+def test_phase_2_begins_on_every_rank_with_the_weights_of_phase_1_and_continues_with_its_own(folder: Path) -> None:
     phase1 = prepare_phase(folder, 1, PHASE_1_LENGTH)
     phase2 = prepare_phase(folder, 2, PHASE_2_LENGTH, initialize_from=phase1.run.output_dir)
     found = run_ranks(begin_phase_2, 2, phase1, phase2)
@@ -94,7 +94,7 @@ def refused(world: World, config: RunConfig) -> str:
     return str(caught.value)
 
 
-def test_every_rank_hears_why_weights_are_refused(folder: Path) -> None:
+def test_every_rank_gets_the_reason_why_weights_are_refused(folder: Path) -> None:
     config = prepare_phase(folder, 1, PHASE_1_LENGTH, initialize_from=folder / "nowhere")
     first, second = run_ranks(refused, 2, config)
     assert first == second

@@ -1,4 +1,4 @@
-"""The helper that the other tests here stand on: it must be able to fail."""
+"""The helper that other tests here use, which must be able to fail."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def return_what_cannot_be_pickled(world: World) -> object:
 
 
 def leave_traces(world: World) -> tuple[int, str | None, str | None, int]:
-    """What an earlier run in the same processes would have left, and what the caller's environment says."""
+    """Returns state that an earlier run in the same processes could have left, and the caller's environment."""
     before = os.environ.get("A_TRACE")
     os.environ["A_TRACE"] = "left"
     return os.getpid(), before, os.environ.get("OF_THE_CALLER"), torch.get_num_threads()

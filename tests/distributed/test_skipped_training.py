@@ -1,4 +1,4 @@
-"""Skipped steps on ranks: they move the step and the learning rate, nothing else, and a resume falls where it will."""
+"""Skipped steps advance only the step and the learning rate, on ranks and across any resume."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ SHARDED = {"sharded": ("adamw", 1), "sharded_stopped": ("adamw", 1)}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """A run without skipped steps, and some with them, of which two are stopped within them and go on."""
+    """Returns a run without skipped steps, and some with them, two of which are stopped within them and resumed."""
     folder = tmp_path_factory.mktemp("skipped")
     texts = {
         "lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(40)],
@@ -66,7 +66,7 @@ def records(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def saved(config: RunConfig, step: int) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint by its place: weights and the optimizer's state, whatever the sharding."""
+    """Returns every tensor of a checkpoint, weights and optimizer state, whatever the sharding."""
     found: dict[str, torch.Tensor] = {}
     for path in sorted((config.run.output_dir / "checkpoints" / f"step_{step:06d}").glob("*.pt")):
         collect(torch.load(path, weights_only=False), path.name, found)
@@ -90,7 +90,7 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
 
 
 @pytest.mark.parametrize("name", ["skipping", "lamb", "sharded"])
-def test_nothing_is_learned_from_skipped_steps_and_the_schedule_goes_on(trained: dict[str, RunConfig], name: str):
+def test_nothing_is_learned_from_skipped_steps_and_the_schedule_continues(trained: dict[str, RunConfig], name: str):
     plain, skipping = trained["plain"], trained[name]
     whole, found = records(plain), records(skipping)
     assert [record["step"] for record in found] == list(range(1, STEPS + 1))
@@ -111,7 +111,7 @@ def test_nothing_is_learned_from_skipped_steps_and_the_schedule_goes_on(trained:
 
 
 @pytest.mark.parametrize(("name", "stopped_name"), [("skipping", "stopped"), ("sharded", "sharded_stopped")])
-def test_a_run_that_stops_within_skipped_steps_goes_on_bit_for_bit(
+def test_a_run_that_stops_within_skipped_steps_resumes_bit_for_bit(
     trained: dict[str, RunConfig], name: str, stopped_name: str
 ):
     skipping, stopped = trained[name], trained[stopped_name]
@@ -134,7 +134,7 @@ def test_the_summary_adds_up_what_was_skipped_and_what_was_trained_on(trained: d
     assert summary["tokens_per_second"] > 0
 
 
-def test_what_the_ranks_trained_on_is_what_where_tells(trained: dict[str, RunConfig]):
+def test_what_the_ranks_trained_on_is_what_where_returns(trained: dict[str, RunConfig]):
     for name in ("plain", "skipping"):
         where = open_where(trained[name])
         for record in records(trained[name]):

@@ -1,4 +1,4 @@
-"""Training on stored masks: every rank reads them, counts them in its plan alone, and goes on with them."""
+"""Training on stored masks: every rank reads them, counts them in its plan alone, and resumes with them."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def run_of(config: RunConfig, name: str, **sections: dict[str, Any]) -> RunConfi
 
 
 def stored_counts(config: RunConfig) -> list[int]:
-    """Of each step, added up from the column."""
+    """Returns the counts of each step, summed from the column."""
     prepared = PreparedData.open(config.prepared_dir, config.data)
     sources = packed_sources(prepared, "train", seed=config.run.seed)
     planner = StepPlanner(

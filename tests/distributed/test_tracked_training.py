@@ -1,4 +1,4 @@
-"""What runs tell of themselves: reductions by name, every key documented and no other, and a tracker that fails."""
+"""Metrics of runs: reductions by name, every key documented and no other, and a tracker that fails."""
 
 import csv
 import importlib.util
@@ -32,7 +32,7 @@ DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number i
 
 
 class Breaks:
-    """A tracker whose service goes away at step 2."""
+    """A tracker whose service fails at step 2."""
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
         if step == 2:
@@ -44,7 +44,7 @@ class Breaks:
 
 
 class Warnings(logging.Handler):
-    """Keeps what is warned of."""
+    """Keeps warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -55,7 +55,7 @@ class Warnings(logging.Handler):
 
 
 def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
-    """Together they have all that a record can hold; `tracked` has the trackers."""
+    """Returns runs that together log every possible value; `tracked` has the trackers."""
     length = MAX_SEQUENCE_LENGTH
     trained = {"steps": 4, "evaluate_every_steps": 2, "log_rank_times_every_steps": 2}
     plain = prepare_run(folder / "plain", {"lines": DOCUMENTS}, **trained)
@@ -82,7 +82,7 @@ def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
 
 
 def train_all(world: World, runs: dict[str, RunConfig]) -> list[str]:
-    """What was warned of; the device's peak is said to be known, as it is of GPUs."""
+    """Trains the runs with a known device peak, as on GPUs; returns the warnings."""
     journal.peak_flops = lambda run: 1e9
     trackers._OPENERS["wandb"] = lambda section, run: Breaks()
     warnings = Warnings()
@@ -101,7 +101,7 @@ def train_all(world: World, runs: dict[str, RunConfig]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder of the runs, and what rank 0 warned of."""
+    """Returns the folder of the runs, and the warnings of rank 0."""
     folder = tmp_path_factory.mktemp("tracked")
     (folder / "plain").mkdir()
     (folder / "pairs").mkdir()
@@ -116,7 +116,7 @@ def test_every_key_that_runs_write_is_documented_and_none_other(trained: tuple[P
     assert {metric.name for metric in DEFINITIONS} == written
 
 
-def test_a_tracker_that_fails_is_warned_of_once_and_the_run_and_the_others_go_on(
+def test_a_tracker_that_fails_is_warned_of_once_and_the_run_and_the_others_continue(
     trained: tuple[Path, list[str]],
 ) -> None:
     folder, warnings = trained
@@ -137,7 +137,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_run_and_the_others_go_on
 
 
 def reduced(world: World) -> dict[str, Any]:
-    """Each reduction, of values by rank."""
+    """Applies each reduction to values by rank."""
     on_device = torch.tensor(2.5 if world.is_main else math.inf)
     return reduce_over_ranks(
         world,

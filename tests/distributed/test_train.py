@@ -1,4 +1,4 @@
-"""The loop on several ranks: they stop together, agree on what they see, and end on a loss that is no number."""
+"""The training loop on several ranks: they stop together, agree on their data, and end on a loss that is not finite."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 class StopAfter:
-    """Asks for a stop once it has been asked that often."""
+    """Requests a stop after it has been queried a given number of times."""
 
     def __init__(self, steps: int) -> None:
         self._left = steps
@@ -60,7 +60,7 @@ def checkpoints(config: RunConfig) -> list[str]:
 
 @contextmanager
 def order_of_writes() -> Iterator[list[tuple[str, int]]]:
-    """What this process flushes of metrics.jsonl, up to which step, and the checkpoints that it gives their names."""
+    """Records what this process flushes of metrics.jsonl, up to which step, and the checkpoints that it publishes."""
     written: list[tuple[str, int]] = []
     fsync, rename = os.fsync, os.rename
 
@@ -83,7 +83,7 @@ def order_of_writes() -> Iterator[list[tuple[str, int]]]:
 
 
 def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> list[TrainOutcome]:
-    """A whole run; one that only rank 1 is asked to stop, and that goes on; one that finds nothing to do."""
+    """Trains a whole run; one stopped by a request on rank 1 alone and resumed; and one with nothing to do."""
     with order_of_writes() as written:
         finished = train_in(world, straight, stop_requested=never)
     assert written == ([("metrics.jsonl", 6), ("checkpoint", 6)] if world.is_main else [])
@@ -96,7 +96,7 @@ def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> lis
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_one_rank_that_is_asked_stops_all_and_the_run_goes_on_bit_for_bit(config: RunConfig, stage: int):
+def test_one_rank_that_is_asked_stops_all_and_the_run_resumes_bit_for_bit(config: RunConfig, stage: int):
     folder = config.prepared_dir.parent
     straight, stopped = (
         changed(
@@ -126,7 +126,7 @@ def other_seed(world: World, config: RunConfig) -> None:
         train_in(world, changed(config, run={"seed": 4}), stop_requested=never)
 
 
-def test_a_run_does_not_go_on_over_another_order(config: RunConfig, tmp_path: Path):
+def test_a_run_does_not_resume_over_another_order(config: RunConfig, tmp_path: Path):
     config = changed(config, run={"output_dir": tmp_path})
     run_ranks(other_seed, 1, config)
     assert [record[0] for record in exact(config)] == [1], "metrics are not cut back"
@@ -160,7 +160,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_and_saves_nothing(
 
 
 def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
-    """What ranks that do not see the same are told."""
+    """Returns the errors of ranks with different data."""
     with pytest.raises(RunError) as directory:
         require_shared_directory(folder / f"machine_{world.rank}", world, patience_seconds=0.5)
     with pytest.raises(RunError) as data:  # the seed is in the fingerprint, as the files are
@@ -184,7 +184,7 @@ def disagree(world: World, config: RunConfig, folder: Path) -> list[str]:
     return [str(directory.value), str(data.value), str(plan.value)]
 
 
-def test_ranks_that_do_not_see_the_same_files_or_plan_are_told_so(config: RunConfig, tmp_path: Path):
+def test_ranks_that_do_not_see_the_same_files_or_plan_get_an_error(config: RunConfig, tmp_path: Path):
     for directory, data, plan in run_ranks(disagree, 2, config, tmp_path):
         assert "cannot see the files of" in directory
         assert "ranks [1] have another seed or other prepared data" in data
@@ -193,7 +193,7 @@ def test_ranks_that_do_not_see_the_same_files_or_plan_are_told_so(config: RunCon
 
 
 def records_of_a_step(world: World, config: RunConfig) -> list[dict[str, Any]]:
-    """One step's record where the device's peak is known, and where it is not."""
+    """Returns one step's record with a known device peak, and without."""
     run = build(open_run(config), world)
     batches = next(run.batches(stop_step=1))
     local = run.engine.train_step(0, batches.micro_batches)
@@ -220,7 +220,7 @@ def test_a_record_says_what_the_step_was_over_all_ranks(config: RunConfig, tmp_p
     assert not {"padding_targets", "loss_per_real_target"} & record.keys()
 
 
-def test_a_record_tells_predicted_padding_apart(config: RunConfig, tmp_path: Path):
+def test_a_record_distinguishes_predicted_padding(config: RunConfig, tmp_path: Path):
     length = MAX_SEQUENCE_LENGTH
     recipe = {"kind": "padding", "max_sequence_length": length, "atom": length, "isolate_documents": False}
     rows = changed(

@@ -1,4 +1,4 @@
-"""Verification beside training on several ranks: each reads a share, and all stop with the same words."""
+"""Verification during training on several ranks: each reads a share, and all stop with the same message."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number i
 
 
 def train_sound_then_damaged(world: World, config: RunConfig) -> tuple[str, int]:
-    """What a rank is told about the damage, and how many bytes it has read for it."""
+    """Returns a rank's message about the damage, and the number of bytes that it has read."""
     train_in(world, changed(config, run={"output_dir": config.run.output_dir / "sound"}), stop_requested=never)
     world.on_main(lambda: _reverse(config.prepared_dir / "sources" / "lines" / "tokens.bin"))
     read = []

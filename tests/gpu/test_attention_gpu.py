@@ -1,4 +1,4 @@
-"""The CUDA backends against the formula, in the shapes that training gives them."""
+"""The CUDA backends agree with the formula, in the shapes of training."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ ROUNDING = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 def serving(dtype: torch.dtype, causal: bool, alibi: bool) -> list[str]:
-    """The backends to hold against the reference; flash only where flash-attn is installed."""
+    """Returns the backends that are compared with the reference; flash only if flash-attn is installed."""
     request = AttentionRequest(
         device_type="cuda", dtype=dtype, head_dim=HEAD_DIM, causal=causal, alibi=alibi, dropout=False
     )
@@ -36,7 +36,7 @@ def serving(dtype: torch.dtype, causal: bool, alibi: bool) -> list[str]:
 
 
 def run(backend: str, dtype: torch.dtype, *, causal: bool, alibi: bool, key_value_heads: int = HEADS) -> list[Tensor]:
-    """Output and the gradients of q, k and v, in FP32."""
+    """Returns the output and the gradients of q, k and v, in FP32."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, upstream = (
         torch.randn(sum(STATIC_LENGTHS), HEADS, HEAD_DIM, generator=generator).to("cuda", dtype) for _ in range(4)
@@ -79,7 +79,7 @@ def test_segments_are_isolated_and_the_control_leaks(dtype: torch.dtype, causal:
         assert result.passed, (backend, result)
 
 
-def test_told_to_be_deterministic_the_fused_kernels_agree_in_every_bit_of_two_runs() -> None:
+def test_with_deterministic_algorithms_the_fused_kernels_agree_in_every_bit_of_two_runs() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         for backend in set(serving(torch.bfloat16, causal=True, alibi=False)) - {"sdpa"}:

@@ -1,4 +1,4 @@
-"""BERT on a CUDA device, against itself on the CPU and over all attention backends that can serve there."""
+"""BERT on a CUDA device agrees with itself on the CPU, over all available attention backends."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def loss_and_gradients(model, batch):
 
 
 def serving_backends():
-    """Every backend that takes bfloat16 here; of torch's own, none may be missing."""
+    """Returns every backend that supports bfloat16 here; none of torch's own may be missing."""
     request = AttentionRequest(
         device_type="cuda", dtype=torch.bfloat16, head_dim=HEAD_DIM, causal=False, alibi=False, dropout=False
     )

@@ -1,4 +1,4 @@
-"""The whole model on a CUDA device, against itself on the CPU and over all attention backends that can serve there."""
+"""Decoders on a CUDA device agree with themselves on the CPU, over all available attention backends."""
 
 import math
 from dataclasses import replace
@@ -52,7 +52,7 @@ def loss_and_gradients(model, batch):
 
 
 def serving_backends(decoder):
-    """Every backend that takes bfloat16 here; of torch's own, none may be missing."""
+    """Returns every backend that supports bfloat16 here; none of torch's own may be missing."""
     request = AttentionRequest(
         device_type="cuda",
         dtype=torch.bfloat16,
@@ -104,7 +104,7 @@ def test_bf16_autocast_stays_near_fp32_with_every_backend(decoder):
 
 
 def losses_at(model, batch, slots):
-    """Logits, and the gradient of the loss at `slots` by the embedded tokens."""
+    """Returns logits, and the gradient of the loss at `slots` with respect to the embedded tokens."""
     embedded = []
     hook = model.token_embedding.register_forward_hook(lambda *call: embedded.append(call[2]))
     with bf16_autocast():

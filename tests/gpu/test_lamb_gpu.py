@@ -1,4 +1,4 @@
-"""LAMB on a CUDA device, where the moments are computed by one kernel, against the plain one."""
+"""LAMB on a CUDA device, where one kernel computes the moments, agrees with the plain one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Starts runs of fake ranks, and looks for what they leave."""
+"""Starts runs of fake ranks, and finds the files and processes that they leave."""
 
 import json
 import os
@@ -61,7 +61,7 @@ class FakeRun:
         }
 
     def start(self, command: list[str], *, environment: Mapping[str, str] | None = None, **options: Any) -> Any:
-        """A process in a session of its own, its output in files."""
+        """Starts a process in a session of its own, with its output in files."""
         with (self.folder / "stdout").open("a") as stdout, (self.folder / "stderr").open("a") as stderr:
             streams = {"stdout": stdout, "stderr": stderr, **options}
             process = subprocess.Popen(
@@ -74,12 +74,12 @@ class FakeRun:
         return process
 
     def launch(self, *, ranks: int = 2, steps: int = 10000, **options: Any) -> Any:
-        """As `evenpack train` does."""
+        """Starts the run as `evenpack train` does."""
         arguments = [str(self.run_file), str(self.output_dir), str(ranks), f"training.steps={steps}"]
         return self.start([str(HERE / "start_fake_run.py"), *arguments], **options)
 
     def start_ranks(self, ranks: int) -> list[Any]:
-        """Children of this process, with the environment that a launcher gives."""
+        """Starts ranks as children of this process, with the environment of a launcher."""
         place = {
             "WORLD_SIZE": str(ranks),
             "LOCAL_SIZE": str(ranks),
@@ -112,7 +112,7 @@ class FakeRun:
         return values
 
     def failure(self) -> dict[str, Any]:
-        """Of the rank that failed first."""
+        """Returns the record of the rank that failed first."""
         (path,) = (self.output_dir / "ranks").glob("failure_*.json")
         values: dict[str, Any] = json.loads(path.read_text())
         return values
@@ -121,7 +121,7 @@ class FakeRun:
         return (self.folder / "stderr").read_text()
 
     def living(self) -> list[psutil.Process]:
-        """Every process of this run: `deepspeed`, its launcher, ranks, what those have started."""
+        """Returns every process of this run: `deepspeed`, its launcher, ranks, and their children."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -133,7 +133,7 @@ class FakeRun:
         return found
 
     def close(self) -> list[psutil.Process]:
-        """Ends what the test has left running; what nobody would have ended."""
+        """Ends processes that the test has left running; returns those that nothing else would have ended."""
         direct = {process.pid for process in self.started}
         orphans = [process for process in self.living() if process.pid not in direct]
         for process in [*self.started, *orphans]:

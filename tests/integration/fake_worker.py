@@ -1,4 +1,4 @@
-"""A rank that goes the way of evenpack's worker but, instead of training, does what FAKE_TRAINING says.
+"""A rank that acts like evenpack's worker but, instead of training, does what FAKE_TRAINING names.
 
 It imports no torch, which would take most of a test's time: ranks meet by sockets of their own.
 """
@@ -25,7 +25,7 @@ class Outcome:
 
 
 class Meeting:
-    """Where all ranks wait for one another; who waits for a rank that has died gets a ConnectionError."""
+    """A barrier for all ranks; a rank that waits for one that has died gets a ConnectionError."""
 
     def __init__(self) -> None:
         self.rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -43,7 +43,7 @@ class Meeting:
             time.sleep(0.05)
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so."""
+        """Returns whether the flag is set on any rank."""
         if self.rank > 0:
             self.others[0].sendall(bytes([flag]))
             return self._receive(self.others[0])
@@ -60,7 +60,7 @@ class Meeting:
 
 
 def loop(config, *, stop_requested):
-    """Steps at which all ranks meet, until any of them is asked to stop; then rank 0 saves."""
+    """Runs steps with a barrier until a stop is requested on any rank; then rank 0 saves."""
     meeting = Meeting()
     step = 0
     while step < config.training.steps:
@@ -81,7 +81,7 @@ def loop(config, *, stop_requested):
 
 
 def loop_alone(config, *, stop_requested):
-    """Steps of one rank until it is asked to stop."""
+    """Runs steps of one rank until a stop is requested."""
     step = 0
     while not stop_requested():
         step += 1
@@ -118,14 +118,14 @@ def die_on_rank_1(config, *, stop_requested):
 
 
 def hang(config, *, stop_requested):
-    """As in a collective that the others never join: no stop is noticed, no signal handled."""
+    """Hangs as in a collective that the others never join: it notices no stop and handles no signal."""
     (config.run.output_dir / "step").write_text("hangs")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     time.sleep(1000)
 
 
 def hang_holding_everything(config, *, stop_requested):
-    """In C, without letting any other thread of this process run."""
+    """Hangs in C, without letting any other thread of this process run."""
     import ctypes
 
     (config.run.output_dir / "step").write_text("hangs")
@@ -133,13 +133,13 @@ def hang_holding_everything(config, *, stop_requested):
 
 
 def hang_in_python(config, *, stop_requested):
-    """Handles signals, but never comes to the end of its step."""
+    """Handles signals, but never completes its step."""
     (config.run.output_dir / "step").write_text("hangs")
     time.sleep(1000)
 
 
 def loop_with_helper(config, *, stop_requested):
-    """With a process of its own, as a loader is."""
+    """Runs with a child process, like a loader."""
     import subprocess
 
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])

@@ -1,4 +1,4 @@
-"""A run that is real in every part and takes seconds, and the command line, in this process or one of its own."""
+"""Provides a real run that takes seconds, and runs the command line in this process or in another one."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ WORDS = ["pack", "sequence", "rank", "step", "equal", "whole", "slot", "order", 
 
 
 def write_corpus(path: Path, *, documents: int, first: int) -> None:
-    """Documents of very unequal length, each of its own words."""
+    """Writes documents of very unequal length, each with words of its own."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(first, first + documents):
             length = 3 + (number * number * 7919) % (400 if number % 9 == 0 else 60)
@@ -42,7 +42,7 @@ def write_corpus(path: Path, *, documents: int, first: int) -> None:
 
 
 def small_run_values(folder: Path) -> RunValues:
-    """A run over two sources; its output goes to folder/out and its data to folder/data."""
+    """Returns a run over two sources; its output is in folder/out and its data in folder/data."""
     write_corpus(folder / "one.jsonl", documents=240, first=0)
     write_corpus(folder / "two.jsonl", documents=90, first=1000)
     return run_values(
@@ -66,13 +66,13 @@ def small_run_values(folder: Path) -> RunValues:
 
 
 def write_run(folder: Path) -> Path:
-    """The run file of `small_run_values`."""
+    """Writes the run file of `small_run_values`."""
     return write_run_file(folder / "run.yaml", small_run_values(folder))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What a command printed."""
+    """The output of a command."""
 
     stdout: str
     stderr: str
@@ -81,7 +81,7 @@ class Done:
 def evenpack(
     command: str, run_file: Path, *overrides: str, options: Sequence[str] = (), expected: int = 0, **environment: str
 ) -> Done:
-    """Runs an evenpack command in this process, which has imported what it needs, and checks its exit code."""
+    """Runs an evenpack command in this process, which has the imports, and checks its exit code."""
     arguments = ["evenpack", *command.split(), *options, str(run_file), *overrides]
     stdout, stderr = io.StringIO(), io.StringIO()
     before, arguments_before = dict(os.environ), sys.argv
@@ -123,12 +123,12 @@ def process(command: Sequence[str], *, expected: int = 0, **environment: str) ->
 
 
 def metrics(output_dir: Path) -> list[dict[str, Any]]:
-    """All records of a run."""
+    """Returns all records of a run."""
     return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def steps(output_dir: Path, *fields: str) -> list[tuple[Any, ...]]:
-    """The given fields of each training step."""
+    """Returns the given fields of each training step."""
     return [tuple(record[name] for name in fields) for record in metrics(output_dir)]
 
 
@@ -141,7 +141,7 @@ def final_weights(output_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_run(output_dir: Path, other: Path) -> None:
-    """The same steps and the same last weights, to the bit."""
+    """Checks that two runs have the same steps and final weights, bit for bit."""
     assert steps(output_dir, *EXACT) == steps(other, *EXACT)
     expected = final_weights(other)
     for name, tensor in final_weights(output_dir).items():

@@ -1,4 +1,4 @@
-"""`evenpack train` without data and model: launches fake ranks and prints how it ended, as JSON."""
+"""Runs `evenpack train` without data and model: launches fake ranks and prints the outcome as JSON."""
 
 import json
 import sys
@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from evenpack.launcher.processes.launch import plan_launch
-from evenpack.launcher.processes.streams import outlive_terminal, say
+from evenpack.launcher.processes.streams import say, survive_hang_up
 from evenpack.launcher.processes.supervise import supervise
 
 
 def main(run_file: str, output_dir: str, ranks: str, *overrides: str) -> int:
-    outlive_terminal()
+    survive_hang_up()
     plan = plan_launch(
         Path(run_file), overrides, num_gpus=None, cpu_ranks=int(ranks), hostfile=None, module="fake_worker"
     )

@@ -1,4 +1,4 @@
-"""BERT through the commands, around two ranks with LAMB: pairs, evaluation, and what transformers makes of it.
+"""BERT through the commands, with two ranks and LAMB: pairs, evaluation, and export to transformers.
 
 How a command starts ranks depends on no family: test_commands.py has that.
 """
@@ -30,7 +30,7 @@ VOCABULARY = 120
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared run, trained on two ranks."""
+    """Prepares a run and trains it on two ranks."""
     folder = tmp_path_factory.mktemp("bert")
     write_jsonl(folder / "sentences.jsonl", sentence_documents(200, seed=1))
     values = pair_run_values(
@@ -59,7 +59,7 @@ def exported(run_file: Path) -> Path:
     return directory
 
 
-def test_a_run_tells_of_both_losses_from_the_first_step(run_file: Path) -> None:
+def test_a_run_reports_both_losses_from_the_first_step(run_file: Path) -> None:
     records = metrics(run_file.parent / "out")
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     for record in records:
@@ -119,7 +119,7 @@ def test_the_exported_tokenizer_makes_pairs_as_training_did(exported: Path) -> N
     assert roles == tokenizer.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
 
 
-def test_transformers_gives_our_logits_and_knows_the_padding(exported: Path) -> None:
+def test_transformers_gives_our_logits_and_recognises_the_padding(exported: Path) -> None:
     theirs, loading = BertForPreTraining.from_pretrained(exported, output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     tokenizer = AutoTokenizer.from_pretrained(exported)
@@ -144,7 +144,7 @@ def test_transformers_gives_our_logits_and_knows_the_padding(exported: Path) -> 
 
 
 def test_what_is_exported_is_the_model_that_was_trained(run_file: Path, exported: Path) -> None:
-    """Not only alike there and here: its loss on the held-out pairs is that of the run."""
+    """The exported model's loss on the held-out pairs is that of the run."""
     from evenpack.engine.distributed import World
     from evenpack.engine.evaluate import evaluate_model
     from evenpack.engine.resolve import open_run

@@ -1,4 +1,4 @@
-"""The commands of docs/bert.md, one after the other as a reader would type them, at tiny size."""
+"""The commands of docs/bert.md, one after another as a reader would type them, at a small size."""
 
 import json
 import random
@@ -35,7 +35,7 @@ TINY_TUNING = {
 
 
 def commands() -> list[list[str]]:
-    """The words of each command, without `evenpack`."""
+    """Returns the words of each command, without `evenpack`."""
     text = (ROOT / "docs" / "bert.md").read_text(encoding="utf-8")
     found = re.search(r'```\nDATA="(.*?)"\n(.*?)```', text, re.DOTALL)
     assert found is not None

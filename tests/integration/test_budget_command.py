@@ -19,7 +19,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def budget(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Runs the command in this process, in an empty folder; exit code and what it printed."""
+    """Runs the command in this process, in an empty folder; returns its exit code and output."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:

@@ -44,10 +44,10 @@ class Ended:
 
 @dataclass(kw_only=True)
 class ThisProcess:
-    """A machine whose commands run in this process, or in ranks forked for it, one after the other."""
+    """A machine whose commands run in this process, or in ranks forked for them, one after another."""
 
     ranks: int = 1
-    is_asked_to_stop: bool = False
+    is_stop_requested: bool = False
     commands: list[str] = field(default_factory=list)
 
     def places(self, devices_per_run: int | None) -> list["ThisProcess"]:
@@ -93,7 +93,7 @@ def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the study has found, as JSON values, and the commands that it took."""
+    """The results of the study as JSON values, and the commands that it started."""
 
     value: dict[str, Any]
     commands: list[str]
@@ -182,9 +182,11 @@ SHIPPED = {"atom_size_gpt2_124m": 28, "atom_size_gpt2_xl": 30, "atom_size_mini":
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_grid_lists_its_runs(name: str, tmp_path: Path) -> None:
-    path, words = CONFIGS / "studies" / f"{name}.yaml", [f"study.output_dir={tmp_path / 'out'}"]
+    path, overrides = CONFIGS / "studies" / f"{name}.yaml", [f"study.output_dir={tmp_path / 'out'}"]
     corpus = ["--corpus-tokens", "114400095", "--corpus-documents", "803000", "--device", "a100"]
-    done = evenpack("study chunking", path, *words, options=["--dry-run", "--json", "--devices-per-run", "1", *corpus])
+    done = evenpack(
+        "study chunking", path, *overrides, options=["--dry-run", "--json", "--devices-per-run", "1", *corpus]
+    )
     listed = json.loads(done.stdout)
     runs = listed["runs"]
     assert 'data.recipe={"kind": "padding"' in listed["prepare_first"]
@@ -202,7 +204,7 @@ def test_a_grid_whose_corpus_is_tokenised_lists_all_its_budgets(name: str, tmp_p
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join("many words of a row " * (number % 40 + 1) for number in range(600)))
     source = {"kind": "text", "path": str(corpus), "document_separator": "line"}
-    words = [
+    overrides = [
         f"study.output_dir={tmp_path / 'out'}",
         f"data.sources={json.dumps({'corpus': source})}",
         "data.tokenizer={kind: train, vocabulary_size: 260}",
@@ -210,12 +212,12 @@ def test_a_grid_whose_corpus_is_tokenised_lists_all_its_budgets(name: str, tmp_p
     ]
     options = ["--dry-run", "--json", "--devices-per-run", "1"]
     before = json.loads(
-        evenpack("study chunking", CONFIGS / "studies" / f"{name}.yaml", *words, options=options).stdout
+        evenpack("study chunking", CONFIGS / "studies" / f"{name}.yaml", *overrides, options=options).stdout
     )
     assert {run["steps"] for run in before["runs"]} == {None}
     evenpack(*shlex.split(before["prepare_first"])[1:])
     listed = json.loads(
-        evenpack("study chunking", CONFIGS / "studies" / f"{name}.yaml", *words, options=options).stdout
+        evenpack("study chunking", CONFIGS / "studies" / f"{name}.yaml", *overrides, options=options).stdout
     )
     assert listed["prepare_first"] is None
     steps = {run["run"].split("/")[1]: run["budget"]["steps"] for run in listed["runs"]}

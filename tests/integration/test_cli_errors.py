@@ -1,4 +1,4 @@
-"""Bad input, as users have it: a message that says what is wrong, exit code 2, nothing half-written."""
+"""Bad input has a message that names the mistake, exit code 2, and leaves no half-written files."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from evenpack.testing import run_values, write_run_file
 
 @pytest.fixture
 def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must end with exit code 2, nothing on standard output and no traceback; the message."""
+    """Runs a command that must end with exit code 2, without standard output and traceback; returns the message."""
     monkeypatch.setattr(launch, "cuda_devices", lambda: 0)
 
     def run(*arguments: str | Path) -> str:
@@ -45,7 +45,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of good documents; the current folder."""
+    """Writes a run of valid documents; returns the current folder."""
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path)
     write_run(tmp_path)
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same after two steps of training, in one process."""
+    """Trains the run for two steps, in one process."""
     folder = tmp_path_factory.mktemp("trained")
     with contextlib.chdir(folder):
         write_text(folder)
@@ -66,7 +66,7 @@ def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trained(trained_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`trained_folder` as the current folder; tests change only what they make there."""
+    """Changes to `trained_folder`, in which tests change only files of their own."""
     monkeypatch.chdir(trained_folder)
     return trained_folder
 
@@ -77,7 +77,7 @@ def write_text(folder: Path) -> None:
 
 
 def write_run(folder: Path, **changes: object) -> None:
-    """run.yaml; `changes` replace keys of its data section."""
+    """Writes run.yaml; `changes` replace keys of its data section."""
     data = {
         "prepared_dir": None,
         "sources": {"wiki": {"kind": "jsonl", "path": "text.jsonl"}},
@@ -94,7 +94,7 @@ def prepare(folder: Path) -> None:
 
 
 def assert_nothing_prepared(folder: Path) -> None:
-    """No manifest, no token file under its final name."""
+    """Checks that there is no manifest and no token file under its final name."""
     left = [path for path in (folder / "out").rglob("*") if path.is_file() and not path.name.startswith(".")]
     assert left == []
 
@@ -102,7 +102,7 @@ def assert_nothing_prepared(folder: Path) -> None:
 BAD_SOURCES = {
     "a missing file": (b"", ["data.sources.wiki.path=nothing.jsonl"], "nothing.jsonl"),
     "an unreadable line": (b'{"text": "a b c"}\n{"text": "a b\n', [], "bad.jsonl, line 2"),
-    "a line that is no object": (b'{"text": "a b c"}\n[1, 2]\n', [], "bad.jsonl, line 2"),
+    "a line that is not an object": (b'{"text": "a b c"}\n[1, 2]\n', [], "bad.jsonl, line 2"),
     "a wrong text key": (b'{"body": "a b c", "id": 1}\n', [], "existing keys: 'body', 'id'"),
     "invalid UTF-8": (b'{"text": "a b c"}\n{"text": "\xff\xfe"}\n', [], "bad.jsonl, line 2"),
     "an empty corpus": (b"", [], "source 'wiki' holds no document"),
@@ -149,7 +149,7 @@ BAD_TOKENIZERS = {
     "a folder that is not there": (None, "folder tokenizer does not exist"),
     "an empty vocabulary": (({}, "#version: 0.2\n"), "vocab"),
     "a vocabulary of another tokenizer": (({"[UNK]": 0, "hello": 1, "world": 2}, "#version: 0.2\n"), "vocab"),
-    "a vocabulary that is no JSON": (("{", "#version: 0.2\n"), "vocab"),
+    "a vocabulary that is not JSON": (("{", "#version: 0.2\n"), "vocab"),
 }
 
 
@@ -168,7 +168,7 @@ def test_a_tokenizer_that_cannot_be_right_is_refused(case: str, folder: Path, re
 
 
 def write_megatron(folder: Path, tokens: list[int]) -> None:
-    """One document of `tokens` as the pair given.bin and given.idx, and a run of it with a vocabulary of 50."""
+    """Writes one document of `tokens` as given.bin and given.idx, and a run of it with a vocabulary of 50."""
     np.array(tokens, dtype=np.uint16).tofile(folder / "given.bin")
     write_index(folder / "given.idx", np.dtype(np.uint16), np.array([len(tokens)], dtype=np.int32))
     tokenizer = {"kind": "external", "vocabulary_size": 50, "end_of_text_id": 0}
@@ -229,7 +229,7 @@ def test_an_export_never_writes_over_anything(trained: Path, refuse: Callable[..
 
 
 def work(*overrides: str) -> tuple[int, str]:
-    """One rank of the run in the current folder: its exit code and the error that it prints."""
+    """Runs one rank in the current folder; returns its exit code and the error that it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "evenpack.launcher.worker", "run.yaml", "training.loader_workers=0", *overrides],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The commands one after another, as a user types them; one run is killed on the way and goes on (invariant 7)."""
+"""The commands one after another, as a user types them; one run is killed and resumed (invariant 7)."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from evenpack.testing import changed, run_ranks
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared run."""
+    """Prepares a run."""
     path = write_run(tmp_path_factory.mktemp("commands"))
     evenpack_process("prepare", path)
     return path
@@ -38,7 +38,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A run on two ranks whose second rank was killed, and the next start of the same command."""
+    """Trains a run on two ranks whose second rank is killed, and starts the same command again."""
 
     killed_code: int
     killed_text: str
@@ -83,7 +83,7 @@ def wait_for_step(process: "subprocess.Popen[str]", output: Path, step: int) -> 
 
 
 def rank_process(output: Path, rank: int) -> int:
-    """Pid of a rank, as its status file tells."""
+    """Returns the pid of a rank from its status file."""
     (status,) = (output / "ranks").rglob(f"rank_{rank}.json")
     return int(json.loads(status.read_text())["process"]["pid"])
 
@@ -94,7 +94,7 @@ def test_a_killed_rank_ends_the_run_by_name(trained: Trained) -> None:
     assert 5 <= trained.done_at_kill < STEPS, "a run that was through would have nothing to go on with"
 
 
-def test_the_next_start_goes_on_bit_for_bit(run_file: Path, trained: Trained) -> None:
+def test_the_next_start_resumes_bit_for_bit(run_file: Path, trained: Trained) -> None:
     straight = changed(load_run_file(run_file, RunConfig), run={"output_dir": run_file.parent / "straight"})
     run_ranks(train_on, 2, straight)
     assert_same_run(run_file.parent / "out", straight.run.output_dir)

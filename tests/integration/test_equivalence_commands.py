@@ -1,4 +1,4 @@
-"""`study equivalence` as a user types it: real runs of three steps, one of which fails, and what follows them."""
+"""`study equivalence` with real runs of three steps, one of which fails, and their fine-tuning."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ ARMS = {"unpacked": {"training.layout": "padded"}, "lost": {"training.initialize
 
 @pytest.fixture(scope="module")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two arms over a run file beside it, whose data is prepared, and a task to fine-tune them for."""
+    """Writes two arms over a run file beside it, with prepared data, and a task for fine-tuning."""
     folder = tmp_path_factory.mktemp("study")
     values = pair_run_values(
         folder,
@@ -84,7 +84,7 @@ def assert_tuned(study_file: Path, value: dict[str, Any], shown: str) -> None:
 
 
 def assert_nothing_is_trained_again(study_file: Path, records: list[dict[str, Any]]) -> None:
-    """A finished run stays as it is; the report needs no run."""
+    """A finished run is not changed, and the report needs no run."""
     done = evenpack("study equivalence", study_file, options=["--only-report", "--json"], expected=2)
     assert json.loads(done.stdout)["runs"][1]["state"] == "failed"
     listed = evenpack("study equivalence", study_file, options=["--dry-run", "--json"]).stdout
@@ -98,7 +98,7 @@ def read_log(output_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["phases.training.arms.lost={training.layot: padded}"], "did you mean 'layout'"),
         (["training.layout=packed"], "arm unpacked of phase training sets training.layout itself"),
@@ -110,10 +110,10 @@ def read_log(output_dir: Path) -> list[dict[str, Any]]:
     ],
 )
 def test_a_wrong_study_is_refused_before_anything_is_written(
-    study_file: Path, tmp_path: Path, words: list[str], message: str
+    study_file: Path, tmp_path: Path, overrides: list[str], message: str
 ) -> None:
     output_dir = tmp_path / "other"
-    done = evenpack("study equivalence", study_file, f"study.output_dir={output_dir}", *words, expected=2)
+    done = evenpack("study equivalence", study_file, f"study.output_dir={output_dir}", *overrides, expected=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not output_dir.exists()
@@ -124,8 +124,8 @@ SHIPPED = [path for path in sorted((CONFIGS / "studies").glob("*.yaml")) if "equ
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_study_lists_its_runs(path: Path, tmp_path: Path) -> None:
-    words = [f"study.output_dir={tmp_path / 'out'}"]
-    done = evenpack("study equivalence", path, *words, options=["--dry-run", "--json", "--devices-per-run", "1"])
+    overrides = [f"study.output_dir={tmp_path / 'out'}"]
+    done = evenpack("study equivalence", path, *overrides, options=["--dry-run", "--json", "--devices-per-run", "1"])
     value = json.loads(done.stdout)
     expected = sum(len(phase["seeds"]) * len(phase["arms"]) for phase in value["study"]["phases"].values())
     assert len(value["runs"]) == expected > 4

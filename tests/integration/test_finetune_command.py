@@ -1,4 +1,4 @@
-"""`evenpack finetune`: a rule is learnt, seeds are the restart points, wrong input leaves nothing."""
+"""`evenpack finetune` learns a rule, resumes at seeds, and leaves nothing after wrong input."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run file whose two seeds are done."""
+    """Returns a run file whose two seeds are done."""
     folder = tmp_path_factory.mktemp("sst2")
     write_sentences(folder / "task", training=240, evaluation=60)
     training = {"epochs": 2, "learning_rate": 5e-3, "dropout": 0.1}
@@ -90,7 +90,7 @@ def test_a_model_that_was_not_saved_is_had_by_training_its_seed_again(trained: P
 
 
 def accuracy_by_transformers(folder: Path, file: Path) -> float:
-    """One sentence at a time, as its user would do it."""
+    """Predicts one sentence at a time, as a user would."""
     classify = pipeline("text-classification", model=str(folder), device="cpu")
     rows = [line.split("\t") for line in file.read_text().splitlines()[1:]]
     return sum(classify(sentence)[0]["label"] == label for sentence, label in rows) / len(rows)

@@ -1,4 +1,4 @@
-"""Runs under the real `deepspeed`, with fake training: however they end, they end as they should and leave nothing."""
+"""Runs with the real `deepspeed` and fake training end correctly and leave no processes, however they end."""
 
 import os
 import pty
@@ -29,12 +29,12 @@ def training(name: str) -> pytest.MarkDecorator:
 
 
 def end(process: "subprocess.Popen[bytes]") -> int:
-    """Its exit code."""
+    """Returns the exit code of a process."""
     return process.wait(timeout=HANGS_SECONDS)
 
 
 def find_process(run: FakeRun, *words: str) -> psutil.Process:
-    """The process of the run whose command line holds all words."""
+    """Returns the process of the run whose command line holds all words."""
     return next(p for p in run.living() if all(any(word in part for part in p.cmdline()) for word in words))
 
 

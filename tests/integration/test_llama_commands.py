@@ -1,4 +1,4 @@
-"""Llama through the commands, around two ranks with LAMB: evaluation, and what transformers makes of it.
+"""Llama through the commands, with two ranks and LAMB: evaluation, and export to transformers.
 
 How a command starts ranks depends on no family: test_commands.py has that.
 """
@@ -23,7 +23,7 @@ STEPS, VOCABULARY = 4, 300
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared run, trained on two ranks."""
+    """Prepares a run and trains it on two ranks."""
     folder = tmp_path_factory.mktemp("llama")
     write_corpus(folder / "words.jsonl", documents=600, first=0)
     values = run_values(

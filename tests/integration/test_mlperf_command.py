@@ -27,7 +27,7 @@ TRAINED, EVALUATED = 90, 20
 
 
 def documented_command() -> list[str]:
-    """The words after `evenpack train`."""
+    """Returns the arguments after `evenpack train`."""
     text = (ROOT / "docs" / "mlperf.md").read_text(encoding="utf-8")
     found = re.search(r"^evenpack train (.*?)^evenpack mlperf check", text, re.MULTILINE | re.DOTALL)
     assert found is not None
@@ -36,7 +36,7 @@ def documented_command() -> list[str]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """What the command's paths stand for."""
+    """Creates the files that the command's paths name."""
     write_arrays(tmp_path / "hdf5/training/part_0.hdf5", fixed_arrays(random_rows(TRAINED, seed=1)))
     write_arrays(tmp_path / "hdf5/eval_10k.hdf5", fixed_arrays(random_rows(EVALUATED, seed=2)))
     words = [f"word{number}" for number in range(VOCABULARY)]

@@ -1,4 +1,4 @@
-"""`evenpack new`: a run file for one's own text that is whole, commented, and reads that text."""
+"""`evenpack new` writes a whole, commented run file that reads the user's text."""
 
 import json
 from itertools import pairwise
@@ -21,7 +21,7 @@ TEXTS = ["a first document", "a second one"]
 
 
 def write(folder: Path, kind: str) -> Path:
-    """Text of a kind, as a user may have it."""
+    """Writes text of a kind, as a user may have it."""
     match kind:
         case "jsonl":
             (path := folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))

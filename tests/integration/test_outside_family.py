@@ -1,4 +1,4 @@
-"""A model family of somebody else's package, found by its entry point, is prepared for, trained and evaluated."""
+"""A model family of another package is found by its entry point, prepared for, trained and evaluated."""
 
 import json
 import os
@@ -83,7 +83,7 @@ class Bigram(PackedTransformer):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed packages, as pip leaves one."""
+    """Writes a folder of installed packages, like pip."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "bigram_family.py").write_text(FAMILY)
     (folder / "bigram_model.py").write_text(MODEL)
@@ -92,7 +92,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install(folder: Path, package: str, *entry_points: str) -> None:
-    """What tells Python of a package's entry points."""
+    """Writes the metadata of a package's entry points."""
     info = folder / f"{package}-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
@@ -113,7 +113,7 @@ def write_run(folder: Path, **model: Any) -> Path:
 
 
 def run(command: str, run_file: Path, *arguments: str, sites: list[Path], expected: int = 0) -> Done:
-    """A command of a user who has installed what is in `sites` beside this evenpack."""
+    """Runs a command with the packages in `sites` installed beside this evenpack."""
     own = Path(evenpack.__file__).parents[1]
     paths = os.pathsep.join(map(str, [*sites, own]))
     return process([*COMMAND, *command.split(), str(run_file), *arguments], expected=expected, PYTHONPATH=paths)
@@ -121,7 +121,7 @@ def run(command: str, run_file: Path, *arguments: str, sites: list[Path], expect
 
 @pytest.fixture(scope="module")
 def run_file(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run that has trained on two ranks."""
+    """Returns the output of a run that was trained on two ranks."""
     path = write_run(tmp_path_factory.mktemp("bigram"))
     run("prepare", path, sites=[site])
     run("train --cpu-ranks 2", path, sites=[site])
@@ -164,7 +164,7 @@ def test_without_the_package_its_run_file_names_the_known_families(run_file: Pat
     assert "known: bert, gpt2, llama" in refused
 
 
-def test_two_packages_with_one_family_are_told(site: Path, run_file: Path, tmp_path: Path) -> None:
+def test_two_packages_with_one_family_are_reported(site: Path, run_file: Path, tmp_path: Path) -> None:
     install(tmp_path, "another", "bigram = another_family:FAMILY")
     refused = run("config show", run_file, sites=[site, tmp_path], expected=2).stderr
     words = " ".join(refused.split())

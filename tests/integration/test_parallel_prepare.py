@@ -1,4 +1,4 @@
-"""`evenpack prepare` by several processes: `--workers`, and ranks that `mpirun` starts."""
+"""`evenpack prepare` with several processes: `--workers`, and ranks that `mpirun` starts."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(run_file: Path) -> dict[str, bytes]:
-    """What this process prepares without workers."""
+    """Prepares in this process without workers."""
     evenpack("prepare", run_file, "--workers", "1", "--part-bytes", PART_BYTES)
     return contents(run_file.parent / "data")
 
@@ -74,14 +74,14 @@ def test_a_rank_that_dies_ends_the_job_and_the_same_command_resumes(tmp_path: Pa
     assert contents(tmp_path / "data") == contents(tmp_path / "alone")
 
 
-def test_a_mistake_under_mpirun_is_told_once_and_ends_every_rank(run_file: Path, tmp_path: Path) -> None:
+def test_a_mistake_under_mpirun_is_reported_once_and_ends_every_rank(run_file: Path, tmp_path: Path) -> None:
     prepared = f"data.prepared_dir={tmp_path / 'data'}"
     done = mpirun(2, run_file, prepared, "data.sources.one.text_key=body", expected=2)
     assert done.stderr.count("existing keys: 'text'") == 1
     assert not (tmp_path / "data").exists()
 
 
-def test_workers_are_not_asked_for_under_mpirun(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_not_requested_under_mpirun(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     done = evenpack("prepare", run_file, "--workers", "2", expected=2)
     assert "under mpirun the ranks are the workers: leave out --workers" in done.stderr

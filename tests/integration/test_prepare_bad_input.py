@@ -1,4 +1,4 @@
-"""`evenpack prepare` on wrong input: exit code 2, what is wrong and where, and nothing half-written."""
+"""`evenpack prepare` on wrong input: exit code 2, the mistake and its place, and no half-written files."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def refusal(run_file: Path, *overrides: str) -> str:
-    """Standard error of a `prepare` that is refused and leaves no data behind."""
+    """Returns the standard error of a `prepare` that is refused and leaves no data behind."""
     done = evenpack("prepare", run_file, *overrides, expected=2)
     assert "Traceback" not in done.stderr
     assert not (run_file.parent / "data").exists()
@@ -49,7 +49,7 @@ def test_a_tokenizer_with_a_wrong_vocabulary_is_refused(run_file: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps({}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     section = f"data.tokenizer={{kind: gpt2, path: {folder}}}"
-    assert "vocab.json is no GPT-2 vocabulary" in refusal(run_file, section)
+    assert "vocab.json is not a GPT-2 vocabulary" in refusal(run_file, section)
 
 
 def test_prepare_says_nothing_more_to_do_and_refuses_a_changed_section(run_file: Path) -> None:

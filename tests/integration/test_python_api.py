@@ -1,4 +1,4 @@
-"""docs/python_api.md and examples/ as a reader runs them: from a run file to an exported model, by Python alone.
+"""docs/python_api.md and examples/ as a reader runs them: from a run file to an exported model in Python.
 
 The ranks of the documented run are forked, which spares 15 s of CPU time; a slow test starts `deepspeed` itself.
 """
@@ -30,7 +30,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where RUN.yaml lies."""
+    """Returns the folder of RUN.yaml."""
     folder = tmp_path_factory.mktemp("python")
     values = small_run_values(folder)
     values["training"] |= {"packs_per_micro_batch": 1, "checkpoint_every_steps": 10}
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def supervise_forked_ranks(plan: LaunchPlan, output_dir: Path, **_: Any) -> LaunchResult:
-    """Does what `deepspeed` would do of this plan."""
+    """Runs a launch plan as `deepspeed` would."""
     run_file, *overrides = plan.command[plan.command.index("evenpack.launcher.worker") + 1 :]
     config = evenpack.open(run_file, *overrides).config
     assert config.run.output_dir == output_dir
@@ -49,7 +49,7 @@ def supervise_forked_ranks(plan: LaunchPlan, output_dir: Path, **_: Any) -> Laun
 
 @pytest.fixture(scope="module")
 def names(folder: Path) -> dict[str, Any]:
-    """What the documentation's blocks of Python leave behind, run one after another."""
+    """Runs the documentation's blocks of Python one after another; returns their variables."""
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python_api.md").read_text("utf-8"), re.M | re.S)
     assert len(blocks) >= 4
     found: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def test_a_checkpoint_is_evaluated_by_its_step(names: dict[str, Any]) -> None:
 
 
 def held_out_documents(run: evenpack.Run, source: str) -> list[str]:
-    """The texts of a source that its run holds out."""
+    """Returns the texts of a source that its run holds out."""
     documents = list(open_corpus(source, run.config.data.sources[source]).documents())
     identities = np.array([document.identity for document in documents], dtype=np.uint64)
     chosen = held_out(identities, run.config.data.sources[source], run.config.data.validation_fraction)

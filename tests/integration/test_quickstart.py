@@ -1,4 +1,4 @@
-"""docs/quickstart.md, from top to bottom, as a reader would type it."""
+"""docs/quickstart.md, from beginning to end, as a reader would type it."""
 
 import json
 import re

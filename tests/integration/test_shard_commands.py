@@ -1,4 +1,4 @@
-"""A prepared set written as HDF5 shards and read again is the same set, to the bit, and trains the same steps."""
+"""A prepared set that is written as HDF5 shards and read again is identical and trains the same steps."""
 
 import json
 import re
@@ -26,7 +26,7 @@ NOT_EQUAL = {"view.json", "pairs.journal.json", "first_starts.npy", "second_star
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared from text, with masks drawn once."""
+    """Prepares text with static masks."""
     folder = tmp_path_factory.mktemp("text")
     recipe = {
         "kind": "sentence_pairs",
@@ -41,7 +41,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_of_shards(run_file: Path, shards: Path, folder: Path) -> Path:
-    """The same run, but for where its pairs come from."""
+    """Returns the same run with another source of pairs."""
     folder.mkdir()
     config = load_run_file(run_file, RunConfig, [])
     values = json.loads(config.model_dump_json())
@@ -64,7 +64,7 @@ def run_of_shards(run_file: Path, shards: Path, folder: Path) -> Path:
 
 
 def stored(directory: Path) -> dict[str, bytes]:
-    """Every file of the splits but those that name their origin."""
+    """Returns every file of the splits except those that name their origin."""
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in sorted(directory.glob("sources/*/*/*"))
@@ -147,7 +147,7 @@ def test_what_cannot_be_exported_or_picked_is_refused(run_file: Path, tmp_path: 
     few = evenpack("shards pick", rows, str(tmp_path / "eval.hdf5"), expected=2).stderr
     assert "10000 samples cannot be picked from" in " ".join(few.split())
     assert not (tmp_path / "eval.hdf5").exists()
-    assert "is no file, no folder with" in evenpack("shards pick", tmp_path / "none", "eval.hdf5", expected=2).stderr
+    assert "is not a file, a folder with" in evenpack("shards pick", tmp_path / "none", "eval.hdf5", expected=2).stderr
 
 
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def _words(command: str) -> tuple[str, Path, str]:
-    """As `evenpack` takes them: the command, its first argument, the rest."""
+    """Returns the arguments in the form of `evenpack`: the command, its first argument, the others."""
     name, *rest = command.split()
     if name == "shards":
         name, rest = f"{name} {rest[0]}", rest[1:]

@@ -1,4 +1,4 @@
-"""`study shuffle` as a user types it: two arms are prepared, trained, measured and drawn."""
+"""`study shuffle` as a user types it: two arms are prepared, trained, measured and plotted."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Masks drawn once: prepared, trained on by two ranks with loader processes, evaluated, and refused."""
+"""Static masks: prepared, trained by two ranks with loader processes, evaluated, and refused."""
 
 import json
 import math

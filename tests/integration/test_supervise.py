@@ -1,4 +1,4 @@
-"""The life of a run's processes, with anything but `deepspeed` in its place."""
+"""The processes of a run, with other programs in place of `deepspeed`."""
 
 import os
 import signal
@@ -25,13 +25,13 @@ def looping(tmp_path: Path) -> Iterator[FakeRun]:
 
 
 def plan(*command: str, environment: dict[str, str] | None = None) -> LaunchPlan:
-    """A run of one rank."""
+    """Returns a run of one rank."""
     devices = Devices(kind="cpu", ranks=1, options=(), choice="one rank")
     return LaunchPlan(command=(sys.executable, *command), environment=environment or {}, devices=devices)
 
 
 def supervise_with(run: FakeRun, meanwhile: Callable[[], None]) -> tuple[LaunchResult, list[str]]:
-    """One fake rank; `meanwhile` is called once it steps. How it ended, and what was said."""
+    """Runs one fake rank and calls `meanwhile` once it steps; returns the outcome and the messages."""
 
     def wait_and_act() -> None:
         run.wait_for("step")

@@ -12,7 +12,7 @@ from evenpack.studies.cost_model import CostModel
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared run."""
+    """Prepares a run."""
     path = write_run(tmp_path_factory.mktemp("throughput"))
     evenpack("prepare", path)
     return path

@@ -1,4 +1,4 @@
-"""Whole runs: order, resume, layouts and world sizes; invariants 3 to 7. `test_commands` starts one by the command."""
+"""Whole runs: order, resume, layouts and world sizes (invariants 3 to 7). `test_commands` starts one by the command."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ ON_ONE_RANK = {"packs_per_micro_batch": 4}
 
 @pytest.fixture(scope="module")
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared run."""
+    """Prepares a run."""
     folder = tmp_path_factory.mktemp("training")
     values = small_run_values(folder)
     prepared(run_config(values))
@@ -32,24 +32,24 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(run_file: Path) -> Path:
-    """The output of an uninterrupted run on two ranks."""
+    """Returns the output of an uninterrupted run on two ranks."""
     return train(run_file, "straight")
 
 
 @cache
 def undropped(run_file: Path) -> Path:
-    """The same without dropout."""
+    """Returns the output of the same run without dropout."""
     return train(run_file, "undropped", model=UNDROPPED)
 
 
 @cache
 def alone(run_file: Path) -> Path:
-    """The same on one rank."""
+    """Returns the output of the same run on one rank."""
     return train(run_file, "alone", ranks=1, model=UNDROPPED, training=ON_ONE_RANK)
 
 
 def train(run_file: Path, name: str, *, ranks: int = 2, **sections: dict[str, object]) -> Path:
-    """Trains with some values changed; the output."""
+    """Trains with some values changed; returns the output."""
     config = changed(load_run_file(run_file, RunConfig), **{"run": {"output_dir": run_file.parent / name}, **sections})
     run_ranks(train_on, ranks, config)
     return config.run.output_dir
@@ -67,7 +67,7 @@ def test_a_run_leaves_metrics_a_summary_and_checkpoints(straight: Path) -> None:
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1])
-def test_a_stopped_run_goes_on_bit_for_bit(run_file: Path, straight: Path, zero_stage: int) -> None:
+def test_a_stopped_run_resumes_bit_for_bit(run_file: Path, straight: Path, zero_stage: int) -> None:
     deepspeed = {"zero_stage": zero_stage}
     whole = straight if zero_stage == 0 else train(run_file, "zero_1", deepspeed=deepspeed)
     name = f"resumed_{zero_stage}"
@@ -88,7 +88,7 @@ def test_other_ranks_give_the_same_order_and_loss(run_file: Path, straight: Path
     assert losses(output) == pytest.approx(losses(undropped(run_file)), rel=1e-5)
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(run_file: Path, straight: Path) -> None:
+def test_a_run_resumes_with_another_number_of_ranks(run_file: Path, straight: Path) -> None:
     output = train(run_file, "fewer", model=UNDROPPED, training={"stop_after_steps": 6})
     assert len(steps(output, "step")) == 6
     train(run_file, "fewer", ranks=1, model=UNDROPPED)
@@ -104,7 +104,7 @@ def test_every_layout_gives_the_same_loss(run_file: Path, layout: str) -> None:
 
 
 def test_prefetching_workers_do_not_change_the_run(run_file: Path) -> None:
-    """Two on one rank, which take turns; test_static_mask_commands has one on each of two."""
+    """Two workers on one rank alternate; test_static_mask_commands has one on each of two ranks."""
     workers = train(run_file, "workers", ranks=1, model=UNDROPPED, training={**ON_ONE_RANK, "loader_workers": 2})
     assert_same_run(workers, alone(run_file))
 

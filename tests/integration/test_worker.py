@@ -1,4 +1,4 @@
-"""Ranks without `deepspeed`, as children of the test: what they say, how they end, and what ends them."""
+"""Ranks without `deepspeed`, as children of the test: their messages, how they end, and what ends them."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Fixtures that several files of unit tests share."""
+"""Defines fixtures that several files of unit tests share."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from evenpack.data.prepare.tokenising import batches, encoding
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two jsonl files; the first holds each of its first fifty documents twice, and one empty document."""
+    """Writes two jsonl files; the first holds each of its first fifty documents twice, and one empty document."""
     folder = tmp_path_factory.mktemp("corpus")
     texts = sentences(400, seed=1)
     write_jsonl(folder / "wiki.jsonl", [*texts, *texts[:50], ""])
@@ -23,7 +23,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The two sources, prepared without interruption; not to be changed."""
+    """Prepares the two sources without interruption; tests must not change them."""
     directory = tmp_path_factory.mktemp("finished") / "data"
     prepare(two_sources(corpus), directory)
     return directory
@@ -31,12 +31,12 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_corpus(corpus: Path, tmp_path: Path) -> Path:
-    """A copy of the corpus that a test may change."""
+    """Returns a copy of the corpus that a test may change."""
     return Path(shutil.copytree(corpus, tmp_path / "own"))
 
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many batches, each committed."""
+    """Makes batches small, so that there are many commits."""
     monkeypatch.setattr(batches, "BATCH_TEXT_BYTES", 4000)
     monkeypatch.setattr(encoding, "COMMIT_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""What the tests stand on: signatures are checked while they run, shapes and types, of parameters and results."""
+"""Signatures are checked while tests run: shapes and types of parameters and results."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +14,7 @@ from evenpack.testing import run_ranks, write_run_file
 
 
 def attend(keys: int) -> torch.Tensor:
-    """With one head; `keys` beside four queries."""
+    """Computes attention with one head; there may be other numbers of `keys` than queries."""
     q, k = torch.ones(4, 1, 8), torch.ones(keys, 1, 8)
     lengths = torch.tensor([0, 4], dtype=torch.int32)
     return packed_attention(q, k, k, lengths, 4, causal=True, backend="sdpa")

@@ -1,4 +1,4 @@
-"""Run files: what is read, what is refused, and what the refusal says."""
+"""Run files are read or refused, with messages that name the mistake."""
 
 import subprocess
 import sys
@@ -162,7 +162,7 @@ def test_an_unknown_key_in_the_file_names_the_nearest_one(tmp_path: Path) -> Non
         ("run: {1: 2}", "a key must be text, found 1"),
         ("[" * 3000, "nested too deeply"),
         ("run: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
-        ("run: &a [*a]", "an alias stands inside what it is an alias of"),
+        ("run: &a [*a]", "an alias refers to a value that contains it"),
     ],
 )
 def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -173,7 +173,7 @@ def test_a_file_that_is_no_run_file_is_refused(tmp_path: Path, text: str, expect
 
 
 def alias_bomb(levels: int) -> str:
-    """Nine times as many values with each line."""
+    """Returns YAML whose number of values grows ninefold with each line."""
     lines = ["run: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
     return "\n".join(lines)
@@ -182,7 +182,7 @@ def alias_bomb(levels: int) -> str:
 def test_few_lines_that_stand_for_a_billion_values_are_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(alias_bomb(9))
-    with pytest.raises(ConfigError, match=r"stands for [0-9,]{9,} values") as caught:
+    with pytest.raises(ConfigError, match=r"represents [0-9,]{9,} values") as caught:
         load_run_file(path, RunConfig)
     assert len(str(caught.value)) < 500
 
@@ -211,7 +211,7 @@ def test_a_run_may_be_named_by_a_date(run_file: Path, text: str) -> None:
 
 
 def test_what_is_no_file_is_not_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         load_run_file(tmp_path, RunConfig)
 
 
@@ -305,7 +305,7 @@ def test_pairs_of_sentences_need_text(run_file: Path) -> None:
         "data.tokenizer={kind: external, vocabulary_size: 9, end_of_text_id: 0}",
         "data.sources={wiki: {kind: megatron}}",
     ]
-    with pytest.raises(ConfigError, match=r"megatron sources hold none: give text sources"):
+    with pytest.raises(ConfigError, match=r"megatron sources hold no text: give text sources"):
         load_run_file(run_file, RunConfig, overrides)
 
 
@@ -343,7 +343,7 @@ def test_the_optimizer_is_adamw_unless_the_run_file_says_lamb(run_file: Path) ->
             ["training.packing_adjustment=lamb_betas"],
             "training.packing_adjustment lamb_betas needs optimizer.kind=lamb, found adamw",
         ),
-        (["schedule.degree=2"], "degree (2) is polynomial's, and kind is cosine"),
+        (["schedule.degree=2"], "degree (2) is for kind polynomial, found kind cosine"),
         (["training.packing_adjustment=both"], "training.packing_adjustment: Input should be 'none'"),
     ],
 )
@@ -383,7 +383,7 @@ def test_a_bert_has_nothing_switched_off_by_default(tmp_path: Path) -> None:
 def test_masks_are_refused_for_a_model_that_has_none(run_file: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"learn from masked tokens, and model\.kind gpt2 is none: leave it out",
+        match=r"models of masked tokens, and model\.kind gpt2 learns from next tokens: leave it out",
     ):
         load_run_file(run_file, RunConfig, ["masking.share=0.2"])
 
@@ -421,7 +421,7 @@ def test_positions_that_run_through_a_pack_need_as_many_rows(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false is about packs"),
+        (["attention.isolate=false", "training.layout=padded"], "attention.isolate: false applies to packs alone"),
         (["model.reset_positions=false", "training.layout=unpadded"], "must be packed, found unpadded"),
         (["data.recipe.kind=documents"], "model.kind bert and data.recipe.kind documents do not go together"),
         (["model={kind: gpt2}"], "model.kind gpt2 and data.recipe.kind sentence_pairs do not go together"),

@@ -1,4 +1,4 @@
-"""What a person at the command line sees."""
+"""Output of the command line for people."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def test_tables_show_numbers_with_thousands_and_what_is_missing_as_a_dash() -> N
     ("width", "parts"),
     [(80, [[1, 2, 4, 8]]), (35, [[1, 2, 4], [8]]), (34, [[1, 2], [4, 8]]), (20, [[1], [2], [4], [8]])],
 )
-def test_a_table_too_wide_goes_on_below_and_breaks_no_number(width: int, parts: list[list[int]]) -> None:
+def test_a_table_too_wide_continues_below_and_breaks_no_number(width: int, parts: list[list[int]]) -> None:
     """A name's 6 letters and a number's 7 digits, each with a gap of 2 behind: 8, and 9 for every column."""
     names = ("packed", "padded")
     rows = [{"": name, **{str(count): f"{count + 0.12345:.5f}" for count in (1, 2, 4, 8)}} for name in names]

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING and the table of invariants say of the tests is so, and what pyproject says of the command."""
+"""CONTRIBUTING and the table of invariants agree with the tests, and pyproject with the command."""
 
 import re
 import tomllib
@@ -12,7 +12,7 @@ TESTS = ROOT / "tests"
 
 
 def named_tests(document: str) -> set[str]:
-    """Files of tests that a document names, relative to the folder of tests."""
+    """Returns the files of tests that a document names, relative to the folder of tests."""
     return set(re.findall(r"`((?:unit|distributed|integration)/[\w/]+\.py)`", (ROOT / document).read_text("utf-8")))
 
 

@@ -1,4 +1,4 @@
-"""What is written appears whole and on disk, or not at all; a line that is no JSON is refused with the reason."""
+"""Files appear whole and on disk, or not at all; lines that are not JSON are refused with the reason."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from evenpack.files import atomic_directory, parse_json_object, read_json_object
 
 @pytest.fixture
 def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of what is flushed to disk, in order; renames stand among them as '-> NAME'."""
+    """Returns the names of files flushed to disk, in order, with renames as '-> NAME'."""
     events: list[str] = []
     replace = os.replace
 

@@ -1,4 +1,4 @@
-"""How far long work is, as people read it; rates and times to go come from a clock that is handed in."""
+"""Progress of long work as shown to people, with rates and remaining times from a given clock."""
 
 import io
 import math
@@ -13,7 +13,7 @@ from evenpack.progress import Progress, WindowRate, format_duration, format_rate
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that stands still until it is moved."""
 
     now = 1000.0
 
@@ -33,7 +33,7 @@ def terminal(clock: Clock, *, width: int = 100) -> tuple[Progress, io.StringIO]:
 
 
 def pictures(text: str) -> list[str]:
-    """What a terminal showed, one after another, without its control codes."""
+    """Returns the lines that a terminal showed, without its control codes."""
     return [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", text).splitlines() if line.strip()]
 
 
@@ -48,7 +48,7 @@ def test_a_log_file_gets_the_first_state_then_a_line_every_ten_seconds_then_the_
     assert shown == ["1/100", "21/100", "41/100", "61/100", "81/100", "100/100"]
 
 
-def test_a_line_tells_position_facts_rate_and_time_to_go_and_is_never_folded() -> None:
+def test_a_line_shows_position_facts_rate_and_time_to_go_and_is_never_folded() -> None:
     clock = Clock()
     progress, stream = log_file(clock)
     reading = progress.begin("[wiki]: reading", unit="bytes")
@@ -139,7 +139,7 @@ def test_a_terminal_is_drawn_a_few_times_a_second_at_most_and_no_picture_is_wide
     assert max(map(len, shown)) <= 30
 
 
-def test_what_is_printed_in_a_pause_starts_on_a_line_of_its_own_and_bars_go_on_below() -> None:
+def test_what_is_printed_in_a_pause_starts_on_a_line_of_its_own_and_bars_continue_below() -> None:
     clock = Clock()
     progress, stream = terminal(clock)
     with progress:

@@ -44,12 +44,12 @@ class Collator:
             shape=shape,
             pack_length=pack_length,
             max_sequence_length=max(source.view.max_sequence_length for source in sources),
-            looks_both_ways=objective.looks_both_ways,
+            is_bidirectional=objective.is_bidirectional,
         )
         self.sizes_follow = shape.policy == "max_tokens"
         rows = shape.items_per_micro_batch
         self.max_sequences = rows * max(source.plan.max_sequences_per_pack for source in sources)
-        self.max_targets = rows * max(objective.most_targets_of_a_pack(source) for source in sources)
+        self.max_targets = rows * max(objective.max_targets_per_pack(source) for source in sources)
         segments_per_pack = max(
             source.plan.max_sequences_per_pack * source.view.max_segments_per_sequence for source in sources
         )
@@ -128,7 +128,7 @@ class Collator:
             if left_out_here is not None:
                 left_out = np.zeros(len(tokens), dtype=bool) if left_out is None else left_out
                 left_out[token_sources == index] = left_out_here
-            if source.view.max_segments_per_sequence == 1:  # spares a second look into the index
+            if source.view.max_segments_per_sequence == 1:  # avoids a second lookup in the index
                 lengths, counts[members] = packs.lengths[members], 1
             else:
                 lengths, counts[members] = source.view.segments(chosen)

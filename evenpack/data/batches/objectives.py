@@ -1,8 +1,8 @@
-"""The predictions that a batch asks of a model: the next tokens, or masked ones and the next sentence.
+"""Defines the training objectives: next tokens, or masked tokens with next sentences.
 
-An objective computes the number of targets of a sequence from its length and its segments or from a stored column, so
-that every rank counts the targets of a whole step without reading a token. It also makes the targets of a batch from
-its tokens and their positions.
+An objective computes the number of targets of a sequence from its length and its number of segments, or from a stored
+column, so that every rank counts the targets of a whole step without reading tokens. It also makes the targets of a
+batch from its tokens and their positions.
 
 Shapes: M = sequences of the batch, T = its slots.
 """
@@ -29,27 +29,27 @@ from evenpack.errors import ConfigError, DataError
 
 @runtime_checkable
 class Objective(TargetCounter, Protocol):
-    """What a model learns to predict. It is pickled with a loader's settings and holds nothing of a source."""
+    """A training objective. It is pickled with the loader's settings, and holds no data of a source."""
 
     @property
-    def looks_both_ways(self) -> bool:
-        """Whether the model sees the tokens after a token."""
+    def is_bidirectional(self) -> bool:
+        """Whether a token attends to later tokens, too."""
 
     @property
     def leaves_out_padding(self) -> bool:
-        """Whether tokens that only pad a sequence are no targets."""
+        """Whether tokens that only pad a sequence are left out of the targets."""
 
     def check(self, view: SequenceView) -> None:
-        """Checks the sequences of a source. Raises: ConfigError if they do not suit the objective."""
+        """Checks the sequences of a source. Raises: ConfigError if the objective cannot use them."""
 
-    def most_targets_of_a_pack(self, source: PackedSource) -> int:
-        """Returns a bound for every pack of the source, near that of the fullest.
+    def max_targets_per_pack(self, source: PackedSource) -> int:
+        """Returns an upper bound for the targets of any pack of the source, close to the largest number.
 
-        Reads neither tokens nor sequences.
+        It reads neither tokens nor sequences.
         """
 
     def for_validation(self) -> "Objective":
-        """Returns the objective by which every run is evaluated, whatever its seed."""
+        """Returns the objective for evaluation, which is independent of the run's seed."""
 
     def make(
         self,
@@ -60,26 +60,27 @@ class Objective(TargetCounter, Protocol):
         max_sequences: int,
         max_targets: int | None,
     ) -> Task:
-        """Returns the task of one batch. The two limits hold for all batches of the run, so that sizes never change.
+        """Returns the task of one batch.
 
-        `max_targets` None: as many as this batch has, padded to a `rounded_size`.
+        The two limits are the same for all batches of the run, so that sizes never change. `max_targets` None: the
+        number of targets of this batch, padded to a `rounded_size`.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokens:
-    """Each token predicts the next of its segment."""
+    """Next-token prediction: each token predicts the next one in its segment."""
 
     leaves_out_padding: bool = False
 
     @property
-    def looks_both_ways(self) -> bool:
+    def is_bidirectional(self) -> bool:
         return False
 
     def check(self, view: SequenceView) -> None:
         if isinstance(view, SentencePairsView):
             raise ConfigError(
-                f"data.recipe.kind {view.recipe.kind} is for a model of masked tokens: set such a model.kind, or "
+                f"data.recipe.kind {view.recipe.kind} is for models of masked tokens: choose another model.kind or "
                 "another recipe"
             )
 
@@ -94,7 +95,7 @@ class NextTokens:
         padding = view.padding_counts(sequence_ids) if self.leaves_out_padding else None
         return targets if padding is None else targets - padding.targets
 
-    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+    def max_targets_per_pack(self, source: PackedSource) -> int:
         """Returns the targets of packs whose sequences have one segment each, the largest possible number."""
         return source.plan.max_sum_over_packs(np.arange(1 + source.view.max_sequence_length) - 1)
 
@@ -129,18 +130,18 @@ class NextTokens:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedTokensAndNextSentence:
-    """Masked tokens, drawn again in each epoch, and whether the second half of a pair follows the first (BERT)."""
+    """BERT's objective: masked tokens, drawn again in each epoch, and whether the second half of a pair is the next."""
 
     masking: MaskingConfig
     vocabulary: MaskingVocabulary
     seed: int
     reduction: Literal["token", "sequence"]
-    """Whether each masked token has the same weight, or each sequence."""
+    """Whether each masked token has the same weight in the loss, or each sequence."""
     next_sentence_reduction: Literal["sequence", "pack"]
-    """Whether each sequence's next sentence has the same weight, or those of each pack together."""
+    """Whether each sequence has the same weight in the next-sentence loss, or each pack."""
 
     @property
-    def looks_both_ways(self) -> bool:
+    def is_bidirectional(self) -> bool:
         return True
 
     @property
@@ -151,8 +152,8 @@ class MaskedTokensAndNextSentence:
         _require_pairs(view)
         if isinstance(view, MaskedPairsView):
             raise ConfigError(
-                "the pairs hold masks that were drawn once, and would be masked again in each epoch: set "
-                "data.recipe.static_masks as they were prepared"
+                "the pairs have masks that were drawn once, and would be masked again in each epoch: set "
+                "data.recipe.static_masks to the values with which they were prepared"
             )
 
     def count_targets(
@@ -164,7 +165,7 @@ class MaskedTokensAndNextSentence:
     ) -> Int64[np.ndarray, " K"]:
         return masked_count(lengths, self.masking)
 
-    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+    def max_targets_per_pack(self, source: PackedSource) -> int:
         return source.plan.max_sum_over_packs(
             masked_count(np.arange(1 + source.view.max_sequence_length), self.masking)
         )
@@ -199,14 +200,14 @@ class MaskedTokensAndNextSentence:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredMasksAndNextSentence:
-    """The same with masks that were drawn once and stored with the pairs, and a count of masks for each pair."""
+    """BERT's objective with masks that were drawn once and stored with the pairs, with the number of each pair's."""
 
     vocabulary_size: int
     reduction: Literal["token", "sequence"]
     next_sentence_reduction: Literal["sequence", "pack"]
 
     @property
-    def looks_both_ways(self) -> bool:
+    def is_bidirectional(self) -> bool:
         return True
 
     @property
@@ -217,7 +218,7 @@ class StoredMasksAndNextSentence:
         _require_pairs(view)
         if not isinstance(view, MaskedPairsView):
             raise ConfigError(
-                "the pairs were prepared without masks: leave data.recipe.static_masks out, or prepare others with it"
+                "the pairs were prepared without masks: leave data.recipe.static_masks out, or prepare again with it"
             )
 
     def count_targets(
@@ -229,7 +230,7 @@ class StoredMasksAndNextSentence:
     ) -> Int64[np.ndarray, " K"]:
         return _stored_masks(view).counts(sequence_ids, lengths)
 
-    def most_targets_of_a_pack(self, source: PackedSource) -> int:
+    def max_targets_per_pack(self, source: PackedSource) -> int:
         return source.plan.max_sum_over_packs(_stored_masks(source.view).most_masks.astype(np.int64))
 
     def for_validation(self) -> "StoredMasksAndNextSentence":
@@ -285,7 +286,7 @@ _VALIDATION_SEED = 0
 def _require_pairs(view: SequenceView) -> None:
     if not isinstance(view, SentencePairsView):
         raise ConfigError(
-            "a model of masked tokens learns from sentence pairs: set data.recipe.kind=sentence_pairs or masked_pairs"
+            "a model of masked tokens needs sentence pairs: set data.recipe.kind=sentence_pairs or masked_pairs"
         )
 
 

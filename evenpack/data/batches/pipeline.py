@@ -118,7 +118,7 @@ def training_batches(
         sampler=chain.from_iterable(range((first - 1) * per_step, last * per_step) for first, last in kept),
         batch_size=None,
         collate_fn=_as_it_is,
-        worker_init_fn=_outlive_stop_signals,
+        worker_init_fn=_ignore_first_stop_signal,
         num_workers=settings.loader_workers,
         # Forking a process that holds a process group or a CUDA context is undefined behaviour.
         multiprocessing_context="spawn" if settings.loader_workers else None,
@@ -200,7 +200,7 @@ def _blocked_stop_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _outlive_stop_signals(_worker: int) -> None:
+def _ignore_first_stop_signal(_worker: int) -> None:
     """Ignores the first stop signal, which `deepspeed` sends to loaders too: a run needs batches until its step ends.
 
     A second SIGTERM ends the worker: this is how the loader itself ends workers that do not exit.

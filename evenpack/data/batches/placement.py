@@ -41,7 +41,7 @@ class Placer:
     shape: StepShape
     pack_length: int
     max_sequence_length: int
-    looks_both_ways: bool
+    is_bidirectional: bool
     """Whether the model sees the tokens after a token."""
 
     @property
@@ -106,7 +106,7 @@ class Placer:
         if self.shape.layout == "padded":
             width = int(padded_width(self.shape.policy, packs.lengths.max(keepdims=True), self.max_sequence_length)[0])
             starts = np.arange(len(packs.sequence_ids)) * width
-            short = packs.lengths < (width if self.looks_both_ways else 0)
+            short = packs.lengths < (width if self.is_bidirectional else 0)
             return starts, len(starts) * width, (starts + packs.lengths)[short]
         tokens = int(packs.lengths.sum())
         if self.shape.layout == "unpadded":

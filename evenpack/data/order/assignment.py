@@ -31,7 +31,7 @@ _FITTED: tuple[AssignmentPolicy, ...] = ("sorted", "max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shares:
+class StepAssignment:
     """The assignment of a step: share r * micro_batches + m is micro-batch m of rank r."""
 
     items: Int64[np.ndarray, " items"]
@@ -46,7 +46,7 @@ class Shares:
 
 def assign_step(
     shape: StepShape, lengths: Int64[np.ndarray, " items"], costs: Float64[np.ndarray, " items"], *, ranks: int
-) -> Shares:
+) -> StepAssignment:
     """Assigns the items of one step; the result depends on the arguments alone, on every machine.
 
     Args:
@@ -69,7 +69,7 @@ def assign_step(
     if policy == "arrival":
         return _equal_shares(np.arange(len(lengths)), shares)
     if policy == "max_tokens" and shape.layout != "padded":
-        return Shares(items=np.arange(len(lengths)), offsets=_cut_by_tokens(lengths, shares))
+        return StepAssignment(items=np.arange(len(lengths)), offsets=_cut_by_tokens(lengths, shares))
     order = _longest_first(lengths)
     if policy == "sorted_serpentine":
         return _serpentine(order, ranks, micro_batches)
@@ -109,8 +109,8 @@ def _filled_up(lengths: Int64[np.ndarray, "*items"]) -> Int64[np.ndarray, "*item
     return filled
 
 
-def _equal_shares(items: Int64[np.ndarray, " items"], shares: int) -> Shares:
-    return Shares(items=items, offsets=np.arange(shares + 1) * (len(items) // shares))
+def _equal_shares(items: Int64[np.ndarray, " items"], shares: int) -> StepAssignment:
+    return StepAssignment(items=items, offsets=np.arange(shares + 1) * (len(items) // shares))
 
 
 def _longest_first(lengths: Int64[np.ndarray, " items"]) -> Int64[np.ndarray, " items"]:
@@ -127,7 +127,7 @@ def _back_and_forth(ranks: int, micro_batches: int) -> Int64[np.ndarray, " share
     return shares
 
 
-def _serpentine(order: Int64[np.ndarray, " items"], ranks: int, micro_batches: int) -> Shares:
+def _serpentine(order: Int64[np.ndarray, " items"], ranks: int, micro_batches: int) -> StepAssignment:
     layers = order.reshape(-1, ranks * micro_batches).copy()
     layers[1::2] = layers[1::2, ::-1].copy()
     by_share = np.empty_like(layers)
@@ -137,15 +137,15 @@ def _serpentine(order: Int64[np.ndarray, " items"], ranks: int, micro_batches: i
 
 def _assign_runs(
     order: Int64[np.ndarray, " items"], cuts: Int64[np.ndarray, " shares_plus_1"], ranks: int, micro_batches: int
-) -> Shares:
+) -> StepAssignment:
     """Gives each share a run of `order`: ranks get neighbouring runs in each micro-batch, the longest in the first."""
     if micro_batches == 1:
-        return Shares(items=order, offsets=cuts)
+        return StepAssignment(items=order, offsets=cuts)
     run_of_share = np.argsort(_back_and_forth(ranks, micro_batches))
     sizes = np.diff(cuts)[run_of_share]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     places = np.repeat(cuts[run_of_share] - offsets[:-1], sizes) + np.arange(len(order))
-    return Shares(items=order[places], offsets=offsets)
+    return StepAssignment(items=order[places], offsets=offsets)
 
 
 def _cut_by_tokens(lengths: Int64[np.ndarray, " items"], shares: int) -> Int64[np.ndarray, " shares_plus_1"]:

@@ -84,7 +84,7 @@ class BlockedPlan:
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns where in the stream each sequence is in `epoch`: (stream position, slot within the pack's sequences).
 
-        Raises: DataError for an id that is no sequence of that length.
+        Raises: DataError for an id that is not a sequence of that length.
         """
         if len(sequence_ids) and not 0 <= sequence_ids.min() <= sequence_ids.max() < self.sequences:
             raise DataError(

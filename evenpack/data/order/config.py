@@ -1,4 +1,4 @@
-"""The entries of `data.mixture_schedule:` of a run file."""
+"""Defines the entries of `data.mixture_schedule:` in a run file."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -15,12 +15,12 @@ HIGHEST_WEIGHT = 1_000_000
 
 
 class MixtureChange(Section):
-    """Other weights from a step on."""
+    """A change of the sources' weights at a step."""
 
     step: StepNumber = Field(ge=2, le=MOST_STEPS)
-    """The first step that is drawn by them; steps count from 1, as in metrics.jsonl."""
+    """The first step with the new weights; steps count from 1, as in metrics.jsonl."""
     weights: dict[str, int] = Field(min_length=1)
-    """Weights of sources by name; one that is not named keeps the weight that it had before."""
+    """New weights of sources by name; a source that is not named keeps its weight."""
 
     @model_validator(mode="before")
     @classmethod
@@ -52,7 +52,7 @@ def check_schedule(schedule: Sequence[MixtureChange], sources: Sequence[str]) ->
         if before.step >= after.step:
             raise ValueError(
                 f"mixture_schedule: the entry of step {after.step} comes after that of step {before.step}: give one "
-                "entry a step, in the order of steps"
+                "entry per step, in the order of steps"
             )
 
 

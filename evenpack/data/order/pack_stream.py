@@ -49,5 +49,5 @@ class PackStream(Protocol):
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns the position of each sequence in `epoch`: (stream position, slot within the pack's sequences).
 
-        Raises: DataError for an id that is no sequence of that length.
+        Raises: DataError for an id that is not a sequence of that length.
         """

@@ -152,7 +152,7 @@ class PackPlan:
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns the position of each sequence in `epoch`: (stream position, slot within the pack's sequences).
 
-        Raises: DataError for an id that is no sequence of that length.
+        Raises: DataError for an id that is not a sequence of that length.
         """
         lengths = lengths.astype(np.int64)
         epochs = np.full(len(lengths), epoch, dtype=np.int64)
@@ -182,7 +182,9 @@ class PackPlan:
         found = (low < ends) & (self._sorted_sequence_ids[np.minimum(low, self.sequences - 1)] == sequence_ids)
         if not found.all():
             place = int(np.argmin(found))
-            raise DataError(f"sequence id {sequence_ids[place]} is no sequence of length {lengths[place]} of this plan")
+            raise DataError(
+                f"sequence id {sequence_ids[place]} is not a sequence of length {lengths[place]} of this plan"
+            )
         ranks: Int64[np.ndarray, " K"] = low - begins
         return ranks
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from evenpack.batch import StepCounts
-from evenpack.data.order.assignment import Shares, assign_step
+from evenpack.data.order.assignment import StepAssignment, assign_step
 from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.selection import PackedSource, PackSelection, select_packs
 from evenpack.data.order.step_shape import CostWeights, StepShape
@@ -29,7 +29,7 @@ class StepPlan:
     step: int
     packs: PackSelection
     counts: StepCounts
-    shares: Shares
+    shares: StepAssignment
     """Assignment of indices into `packs`."""
     micro_batches: int
     """Micro-batches of each rank."""

@@ -1,4 +1,4 @@
-"""The number of sequences of each length, which is all that a packer needs to know of a corpus."""
+"""Counts the sequences of each length, which is the only property of a corpus that packers use."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class LengthHistogram:
     def from_counts(cls, counts: np.ndarray | Sequence[int | float]) -> "LengthHistogram":
         """Returns the histogram of plain counts; index i counts the sequences of length i + 1.
 
-        Raises: PackingError with the first entry that is no whole number of 0 to 2**63 - 1, and its length.
+        Raises: PackingError with the first entry that is not a whole number of 0 to 2**63 - 1, and its length.
         """
         values = _numbers(counts, "length")
         _refuse_wrong_counts(values)
@@ -94,7 +94,7 @@ class LengthHistogram:
         """The smallest length that occurs."""
         return int(np.flatnonzero(self.counts)[0]) + 1
 
-    def fills_deeper_than(self, max_sequences_per_pack: int, pack_length: int) -> bool:
+    def exceeds_depth_limit(self, max_sequences_per_pack: int, pack_length: int) -> bool:
         """Returns whether the limit of depth binds: more of the shortest sequences than that fit into a pack."""
         return max_sequences_per_pack < pack_length // self.shortest
 
@@ -183,7 +183,7 @@ def first_wrong(values: np.ndarray, *, least: int, most: int) -> tuple[int, str]
 def as_counts(counts: object) -> Int64[np.ndarray, " longest"]:
     """Returns a one-dimensional array of integers that fit into int64, unchanged in value.
 
-    Raises: PackingError for anything else, with the first value that is no count, or else the first.
+    Raises: PackingError for anything else, with the first value that is not a count, or else the first.
     """
     if not isinstance(counts, np.ndarray):
         found = f"{type(counts).__name__} {counts!r:.40}"

@@ -52,7 +52,7 @@ def refuse_foreign_files(directory: Path) -> None:
     foreign = sorted(path.name for path in directory.iterdir() if not _is_ours(path.name) or _is_no_file(path))
     if foreign:
         raise DataError(
-            f"{directory} holds files that are no prepared data ('{foreign[0]}' first of {len(foreign)}): "
+            f"{directory} holds files that are not prepared data ('{foreign[0]}' first of {len(foreign)}): "
             "choose an empty or new data.prepared_dir"
         )
 

@@ -49,7 +49,7 @@ class KnownTokens:
 def find_tokens(config: DataConfig) -> dict[str, KnownTokens] | None:
     """Returns the tokens of all sources, by name, if each has been tokenised completely and has not changed.
 
-    It returns None otherwise, and for recipes whose sequences are no views of documents or are packed block by block.
+    It returns None otherwise, and for recipes whose sequences are not views of documents or are packed block by block.
 
     Raises: DataError for a token file that was complete and is not any more.
     """

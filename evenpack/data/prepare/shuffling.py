@@ -58,7 +58,7 @@ def in_training_order(
     progress.note(f"source '{folder.name}': shuffling in a grid of {grid.rows} rows and {grid.columns} columns")
     started = time.monotonic()
 
-    def told(sequences: int, bytes_read: int) -> None:
+    def report_progress(sequences: int, bytes_read: int) -> None:
         progress.update(
             PrepareState(
                 stage="shuffle",
@@ -78,7 +78,7 @@ def in_training_order(
         folder=folder,
         vocabulary_size=vocabulary.vocabulary_size,
         origin=_origin(config, tokens_checksum, grid),
-        told=told,
+        report_progress=report_progress,
     ).run()
     return ShuffledView(view, TokenFile(folder / SHUFFLED))
 

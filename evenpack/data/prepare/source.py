@@ -124,7 +124,7 @@ class SourcePreparation:
         self.folder.mkdir(parents=True, exist_ok=True)
         hashes = hashes_path(self.folder / "tokens")
         write_array(hashes, hash_documents(token_file))
-        return self._finish(WrittenTokens.ready_made(token_file, hashes), self._documents_view)
+        return self._finish(WrittenTokens.of_token_file(token_file, hashes), self._documents_view)
 
     def _origin(self) -> Origin:
         return tokens_origin(self.config, self.name, self.inputs, tokenizer_checksum=self.vocabulary.checksum)

@@ -39,7 +39,7 @@ def _store_blocks(folder: Path, view: SequenceView, config: DataConfig, *, block
 
 
 def split_files(source_folder: Path, directory: Path) -> dict[str, FileRecord]:
-    """Returns every file of both splits by its name within the prepared directory; journals are no part of the set."""
+    """Returns every file of both splits by its name within the prepared directory; journals are not part of the set."""
     files = {}
     for folder in (source_folder / split for split in SPLITS):
         pairs = read_journal(folder / PAIRS)

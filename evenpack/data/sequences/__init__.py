@@ -4,7 +4,7 @@ documents    a document is a sequence; long ones are split, truncated, dropped o
 concat       one stream of documents, cut at a fixed length; with an atom, first shuffled in pieces of that size
 padding      pieces of documents, each atom of one document and padded
 
-and two that are no views of documents: their sequences are written by prepare/pairs.py and prepare/shards.py
+and two that are not views of documents: their sequences are written by prepare/pairs.py and prepare/shards.py
 
 sentence_pairs   [CLS] A [SEP] B [SEP]
 masked_pairs     the same, finished and masked elsewhere

@@ -70,7 +70,7 @@ class Pieces:
 class RowsView(StoredView):
     """Rows of `max_sequence_length` slots, of which only the last one may be shorter.
 
-    With isolation, a row has a segment for each document, and a new one after each boundary of atoms that were no
+    With isolation, a row has a segment for each document, and a new one after each boundary of atoms that were not
     neighbours; otherwise it is one segment.
     """
 

@@ -65,7 +65,7 @@ class SequenceView(Protocol):
     ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]:
         """Returns, for each sequence, its segments and the sum of their squared lengths.
 
-        It reads no token; `lengths` are those of the sequences, which a plan knows already.
+        It reads no token; `lengths` are those of the sequences, which a plan already has.
         """
 
     def padding_counts(self, sequence_ids: Int64[np.ndarray, " K"]) -> "PaddingCounts | None":

@@ -90,17 +90,17 @@ class ColumnFolder:
             return found
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(
-                f"{path} is no record of a column ({error}); remove {self.folder} and prepare again"
+                f"{path} is not a record of a column ({error}); remove {self.folder} and prepare again"
             ) from error
 
     def write(
-        self, column: int, view: OrderedView, grid: Grid, first: int, stop: int, *, told: Callable[[int], None]
+        self, column: int, view: OrderedView, grid: Grid, first: int, stop: int, *, report_read: Callable[[int], None]
     ) -> Column:
         """Loads the sequences `first` to `stop` of the view and writes them permuted.
 
-        `told` is called with the bytes read.
+        `report_read` is called with the bytes read.
         """
-        sequences = self._load(view, first, stop, told)
+        sequences = self._load(view, first, stop, report_read)
         content = sequences.content()
         order = grid.column_order(column, stop - first)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class ColumnFolder:
                 f"remove {self.folder} and prepare again"
             )
 
-    def _load(self, view: OrderedView, first: int, stop: int, told: Callable[[int], None]) -> Sequences:
+    def _load(self, view: OrderedView, first: int, stop: int, report_read: Callable[[int], None]) -> Sequences:
         lengths = view.lengths(first, stop)
         tokens = self.buffer.take(int(lengths.sum(dtype=np.int64)))
         place = 0
@@ -142,7 +142,7 @@ class ColumnFolder:
             place += len(read)
             if index % _CHUNKS_MAPPED == 0:
                 view.release_pages()
-            told(place * tokens.itemsize)
+            report_read(place * tokens.itemsize)
         return Sequences(tokens=tokens, lengths=lengths, ids=np.arange(first, stop).astype(self.id_type))
 
     def _path(self, column: int, suffix: str) -> Path:

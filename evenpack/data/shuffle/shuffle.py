@@ -27,7 +27,7 @@ from evenpack.errors import DataError, RunError
 
 _COLUMNS = "shuffle_columns"
 
-Told = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Progress callback: sequences written and bytes read so far, of twice the bytes of all sequences."""
 
 
@@ -50,7 +50,7 @@ class GridShuffler:
     vocabulary_size: int
     origin: dict[str, Any]
     """JSON of everything on which order and sequences depend; a change restarts the shuffle."""
-    told: Told
+    report_progress: ReportProgress
 
     def run(self) -> Journal:
         """Shuffles, resumes an interrupted shuffle, or finds it complete.
@@ -101,7 +101,7 @@ class GridShuffler:
                 self.grid,
                 bounds[index],
                 bounds[index + 1],
-                told=partial(self._tell_read, bytes_before),
+                report_read=partial(self._report_read, bytes_before),
             )
             columns.append(column)
             bytes_before += column.tokens * token_bytes
@@ -112,8 +112,8 @@ class GridShuffler:
             )
         return tuple(columns)
 
-    def _tell_read(self, before: int, of_column: int) -> None:
-        self.told(0, before + of_column)
+    def _report_read(self, before: int, of_column: int) -> None:
+        self.report_progress(0, before + of_column)
 
     def _write_rows(self, writer: TokenFileWriter, columns: tuple[Column, ...]) -> None:
         token_bytes = self.view.token_file.dtype.itemsize
@@ -123,7 +123,7 @@ class GridShuffler:
             content = append_row(writer, self._column_folder, columns, self.grid, row)
             state |= {"rows": row + 1, "content": add_contents(state["content"], content)}
             writer.commit(state)
-            self.told(writer.documents, first_pass + token_bytes * writer.tokens)
+            self.report_progress(writer.documents, first_pass + token_bytes * writer.tokens)
 
     def _compare(self, columns: tuple[Column, ...], written: int) -> None:
         read = 0

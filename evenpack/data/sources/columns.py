@@ -95,12 +95,12 @@ def _cuts(edges: Sequence[int], target: int) -> Iterator[tuple[int, int]]:
 
 
 def _texts(rows: "Rows", column: str) -> Iterator[str]:
-    """Yields texts. Raises: DataError with file and row for a null, or for bytes that are no UTF-8."""
+    """Yields texts. Raises: DataError with file and row for a null, or for bytes that are not UTF-8."""
     for index, value in enumerate(rows.columns[0]):
         try:
             text = value.as_py()
         except UnicodeDecodeError as error:
-            raise DataError(f"{rows.place(index)}: '{column}' is no valid UTF-8: {error.reason}") from error
+            raise DataError(f"{rows.place(index)}: '{column}' is not valid UTF-8: {error.reason}") from error
         if text is None:
             raise DataError(f"{rows.place(index)}: '{column}' is null, expected a string")
         yield text

@@ -98,7 +98,7 @@ class SourceKind(Generic[SectionT]):
 
 
 def make_document(text: str, bytes_read: int, where: Callable[[], str]) -> Document:
-    """Makes the document of a text; `where` gives its position if it is no valid Unicode, which raises DataError."""
+    """Makes the document of a text; `where` gives its position if it is not valid Unicode, which raises DataError."""
     encoded = encode_text(text, where)
     return Document(text, len(encoded), xxhash.xxh3_64_intdigest(encoded), bytes_read)
 
@@ -109,5 +109,5 @@ def encode_text(text: str, where: Callable[[], str]) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where()}: the text holds half of a surrogate pair at character {error.start} and is no valid Unicode"
+            f"{where()}: the text holds half of a surrogate pair at character {error.start} and is not valid Unicode"
         ) from error

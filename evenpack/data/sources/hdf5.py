@@ -18,7 +18,7 @@ def find_shards(path: Path) -> tuple[Path, ...]:
         return find_files("shards", path, suffixes=_SUFFIXES)
     except DataError as error:
         raise ConfigError(
-            f"{path} is no file, no folder with {', '.join(_SUFFIXES)} files, and no pattern that matches one"
+            f"{path} is not a file, a folder with {', '.join(_SUFFIXES)} files, or a pattern that matches one"
         ) from error
 
 

@@ -15,7 +15,7 @@ SHORTEST_DOCUMENT_CHARACTERS = 200
 
 _TOPICS_FILE = Path("pydoc_data/topics.py")
 _LEFT_OUT = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"})
-"""Folders that are left out: test data is no prose, some distributions split idlelib off, and newer Pythons lack
+"""Folders that are left out: test data is not prose, some distributions split idlelib off, and newer Pythons lack
 lib2to3."""
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -101,7 +101,7 @@ class _Search:
         try:
             matches = sorted(Path(pattern.anchor or ".").glob(str(pattern.relative_to(pattern.anchor))))
         except ValueError as error:
-            raise DataError(f"source '{self.source}': {pattern} is no glob pattern: {error}") from error
+            raise DataError(f"source '{self.source}': {pattern} is not a glob pattern: {error}") from error
         base = _before_glob(pattern)
         files = tuple(file for match in matches if not _is_hidden(match, base) for file in self._of_match(match))
         if not files:

@@ -1,4 +1,4 @@
-"""The source `text`: plain UTF-8 text. Line ends become '\\n'; a text of white space alone is no document."""
+"""The source `text`: plain UTF-8 text. Line ends become '\\n'; a text of white space alone is not a document."""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace

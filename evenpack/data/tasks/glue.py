@@ -129,7 +129,7 @@ GLUE_TASKS: Mapping[str, GlueTask] = MappingProxyType(
 def find_glue_task(name: str) -> GlueTask:
     """Returns the task of that name. Raises: ConfigError for an unknown one, listing the known ones."""
     if name not in GLUE_TASKS:
-        raise ConfigError(f"'{name}' is no task of GLUE; {nearest(name, list(GLUE_TASKS))}; give glue:TASK")
+        raise ConfigError(f"'{name}' is not a task of GLUE; {nearest(name, list(GLUE_TASKS))}; give glue:TASK")
     return GLUE_TASKS[name]
 
 

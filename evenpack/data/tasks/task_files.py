@@ -27,7 +27,7 @@ class TaskRow:
 
 
 def read_task_rows(path: Path, task: GlueTask) -> Iterator[TaskRow]:
-    """Yields every example of a training or validation file, in order. Empty lines are no rows.
+    """Yields every example of a training or validation file, in order. Empty lines are not rows.
 
     Raises: DataError naming file and line for a header row without the task's columns, for a row of another number of
     columns (where the task `has_cut_rows`, rows of too few are left out and counted in a warning), and for text that is

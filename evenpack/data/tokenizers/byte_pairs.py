@@ -72,7 +72,7 @@ def _check_gpt2_vocabulary(
     ]
     if missing:
         raise DataError(
-            f"{vocabulary_file} is no GPT-2 vocabulary: of the end-of-text token and the 256 bytes, its "
+            f"{vocabulary_file} is not a GPT-2 vocabulary: of the end-of-text token and the 256 bytes, its "
             f"{len(vocabulary)} entries lack {len(missing)}, '{missing[0]}' first"
         )
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):

@@ -1,4 +1,4 @@
-"""The sections of tokenizers, `data.tokenizer:` of a run file."""
+"""Defines the sections of tokenizers, `data.tokenizer:` in a run file."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from evenpack.units import Entries
 
 
 class Gpt2Tokenizer(Section):
-    """Byte-level BPE of GPT-2, from files."""
+    """GPT-2's byte-level BPE, from files."""
 
     kind: Literal["gpt2"]
     path: UserPath | None = None
@@ -18,7 +18,7 @@ class Gpt2Tokenizer(Section):
 
 
 class HubTokenizer(Section):
-    """Any tokenizer of the hub, by name, or a folder that `AutoTokenizer` understands."""
+    """Any tokenizer of the hub, by name, or a folder that `AutoTokenizer` can load."""
 
     kind: Literal["hub"]
     name: str
@@ -34,7 +34,7 @@ class TrainedTokenizer(Section):
 
 
 class BertTokenizer(Section):
-    """WordPiece of BERT, from files or from the hub. A document ends in [SEP]."""
+    """BERT's WordPiece tokenizer, from files or from the hub. A document ends in [SEP]."""
 
     kind: Literal["bert"]
     path: UserPath | None = None
@@ -42,7 +42,7 @@ class BertTokenizer(Section):
     name: str | None = None
     """Name on the hub, for example `google-bert/bert-base-uncased`; instead of `path`."""
     lower_case: bool = True
-    """Whether text is turned to lower case and accents are stripped; for vocab.txt, which does not say it."""
+    """Whether text is lower-cased and accents are stripped; for vocab.txt, which does not contain this setting."""
 
     @model_validator(mode="after")
     def _check(self) -> "BertTokenizer":
@@ -58,11 +58,11 @@ class TrainedWordPieces(Section):
     vocabulary_size: Entries = Field(default=8192, ge=64, le=1_000_000)
     """Entries of the vocabulary; [PAD], [UNK], [CLS], [SEP], [MASK] and every letter of the text included."""
     lower_case: bool = True
-    """Whether text is turned to lower case and accents are stripped."""
+    """Whether text is lower-cased and accents are stripped."""
 
 
 class ExternalTokenizer(Section):
-    """The source holds tokens (Megatron and HDF5 sources): only their vocabulary is known."""
+    """No tokenizer: the source holds tokens (Megatron and HDF5 sources), of which only the vocabulary is given."""
 
     kind: Literal["external"]
     vocabulary_size: Entries = Field(ge=2, le=MOST_VOCABULARY)
@@ -78,4 +78,4 @@ TokenizerConfig = Annotated[
 
 
 EncoderTokenizer = BertTokenizer
-"""What an encoder's texts are read with: it has [CLS] and [SEP], and stands ready."""
+"""Tokenizer for an encoder's texts: an existing one with [CLS] and [SEP]."""

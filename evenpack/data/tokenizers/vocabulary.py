@@ -19,7 +19,7 @@ def read_vocabulary(folder: Path) -> dict[str, int] | None:
             try:
                 return read(path)
             except Exception as error:  # `tokenizers` raises bare Exception
-                raise DataError(f"{path} is no readable vocabulary: {error}") from error
+                raise DataError(f"{path} is not a readable vocabulary: {error}") from error
     return None
 
 

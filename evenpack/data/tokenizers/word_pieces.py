@@ -53,7 +53,7 @@ def read_word_pieces(directory: Path, *, lower_case: bool | None) -> tokenizers.
     except DataError:
         raise
     except Exception as error:  # `tokenizers` raises bare Exception
-        raise DataError(f"{path} is no readable WordPiece vocabulary: {error}") from error
+        raise DataError(f"{path} is not a readable WordPiece vocabulary: {error}") from error
     _refuse_missing_tokens(vocabulary, path)
     cased = [token for token in vocabulary if token != token.lower() and not token.startswith("[")]
     if lower_case is None:
@@ -110,7 +110,7 @@ def _refuse_missing_tokens(vocabulary: Mapping[str, int], path: Path) -> None:
     missing = [token for token in _SPECIAL if token not in vocabulary]
     if missing:
         raise DataError(
-            f"{path} is no BERT vocabulary: its {len(vocabulary)} entries lack {', '.join(missing)}; take the file "
+            f"{path} is not a BERT vocabulary: its {len(vocabulary)} entries lack {', '.join(missing)}; take the file "
             "that the model was made with"
         )
 

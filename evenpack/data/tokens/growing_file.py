@@ -59,10 +59,10 @@ class GrowingFile:
         os.truncate(self.path, size)
         self.digest = digest_of(self.path)
         if self.digest.whole != checksum:
-            raise not_as_written(f"{self.path} is not as it was written", journal)
+            raise damaged_file_error(f"{self.path} is not as it was written", journal)
 
 
-def not_as_written(finding: str, journal: Path) -> DataError:
+def damaged_file_error(finding: str, journal: Path) -> DataError:
     """Returns the error for a file that is damaged according to its journal."""
     return DataError(
         f"{finding}, by the checksum in {journal}; copy it again from an intact copy, or "

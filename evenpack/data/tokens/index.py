@@ -187,7 +187,7 @@ def _read_header(path: Path) -> tuple[int, int]:
     if header.startswith(_OLDER_MAGIC):
         raise DataError(f"{path} is of the older 'lazy' or 'cached' kind; write it again as an 'mmap' dataset")
     if not header.startswith(_MAGIC):
-        raise DataError(f"{path} is no index of a token file: it begins with {header[:9]!r}, expected {_MAGIC!r}")
+        raise DataError(f"{path} is not an index of a token file: it begins with {header[:9]!r}, expected {_MAGIC!r}")
     if len(header) < _HEADER.size:
         raise _broken(path, f"it has {size} bytes, its header alone {_HEADER.size}")
     _, version, code, sequences, boundaries = _HEADER.unpack(header)

@@ -56,7 +56,7 @@ def read_journal(prefix: Path) -> Journal | None:
         return Journal(**values, checksums=checksums)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
-            f"{path} is no journal of a token file ({error}); remove the folder {path.parent} and prepare again"
+            f"{path} is not a journal of a token file ({error}); remove the folder {path.parent} and prepare again"
         ) from error
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Integer, UInt64
 
 from evenpack.data.checksums import Checksums, digest_of, find_first_damage
-from evenpack.data.tokens.growing_file import GrowingFile, not_as_written
+from evenpack.data.tokens.growing_file import GrowingFile, damaged_file_error
 from evenpack.data.tokens.index import bin_path, index_path, token_type, write_index
 from evenpack.data.tokens.journal import DOCUMENT_HASHES, Journal, column_path, journal_path, read_journal
 from evenpack.errors import DataError, RunError
@@ -244,7 +244,7 @@ class TokenFileWriter:
             path = partial if partial.exists() else final
             damage = find_first_damage(path, self._journal.checksums[final.name])
             if damage is not None:
-                raise not_as_written(damage.describe(), journal_path(self.prefix))
+                raise damaged_file_error(damage.describe(), journal_path(self.prefix))
 
     def _checksums(self, partial: Path) -> Checksums:
         """Returns checksums: of the tokens as they were appended; of derived files as they are on disk."""

@@ -70,7 +70,7 @@ def require_fingerprint(state: TrainState, fingerprint: str, config: dict[str, A
     )
 
 
-def require_past_mixture(state: TrainState, data: DataConfig) -> None:
+def require_same_past_mixture(state: TrainState, data: DataConfig) -> None:
     """Refuses a resume if the mixture of completed steps has changed.
 
     Raises: CheckpointError naming the first entry of the schedule that has changed.
@@ -107,7 +107,7 @@ def compare_run_files(state: TrainState, config: dict[str, Any]) -> None:
     """
     changed = find_changed_keys(with_defaults(state.config), config)
     changed.pop(_PACKING_ADJUSTMENT, None)
-    _tell_of_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
+    _log_unused_initial_weights(state, *changed.pop(_INITIAL_WEIGHTS, (None, None)))
     keeps_weights = kept_cost_weights(state, config["training"].get("layout")) is not None
     if keeps_weights and changed.pop(_COST_MODEL, None) is not None:
         log.info(
@@ -210,7 +210,7 @@ def kept_initial_weights(state: TrainState) -> Path | None:
     return None if began_with is None else Path(began_with)
 
 
-def _tell_of_initial_weights(state: TrainState, began_with: str | None, asked_for: str | None) -> None:
+def _log_unused_initial_weights(state: TrainState, began_with: str | None, asked_for: str | None) -> None:
     """Logs that the initial weights that the run file now names are not used."""
     if asked_for is not None:
         log.info(

@@ -10,7 +10,7 @@
       .step_000200.replaced/         moved aside for a new checkpoint of the same step
       .step_000100.removed/          being deleted
 
-`evenpack.engine.checkpoints.store` writes and reads them with all ranks; this module knows of no other ranks.
+`evenpack.engine.checkpoints.store` writes and reads them with all ranks; this module handles a single rank.
 """
 
 import json

@@ -3,7 +3,7 @@
     OUTPUT_DIR            the newest complete checkpoint of that run
     step_000100/          that checkpoint
     FOLDER/config.json    of transformers, of a kind that a family here computes, with model.safetensors
-    PREFIX.index          of TensorFlow, of a kind whose names a family here knows, with PREFIX.data-...
+    PREFIX.index          of TensorFlow, of a kind whose names a family here defines, with PREFIX.data-...
     FILE.pt               a state dict of PyTorch, of such a kind
 
 Optimizer state, step and order of data are not taken.
@@ -45,7 +45,7 @@ def initialize(model: Model, path: Path, *, tokenizer_dir: Path, world: World) -
 
 
 def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
-    with speaking_of_the_key():
+    with naming_key_in_errors():
         found = find_weights(path)
         weights = found.read(model)
     require_same_network(
@@ -59,7 +59,7 @@ def _initialize(model: Model, path: Path, tokenizer_dir: Path) -> None:
 
 
 @contextmanager
-def speaking_of_the_key() -> Iterator[None]:
+def naming_key_in_errors() -> Iterator[None]:
     """Adds the name of the key that holds the path to errors in the block."""
     try:
         yield

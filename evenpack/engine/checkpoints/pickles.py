@@ -48,7 +48,7 @@ def find_classes(checkpoint: Checkpoint, files: Iterable[FileRecord]) -> tuple[f
 
 
 @contextmanager
-def running_no_code(classes: Iterable[str]) -> Iterator[None]:
+def forbidding_code(classes: Iterable[str]) -> Iterator[None]:
     """Restricts every `torch.load` within the block to plain values and these classes.
 
     It raises pickle.UnpicklingError for anything else.

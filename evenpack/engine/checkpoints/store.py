@@ -34,7 +34,7 @@ from evenpack.engine.checkpoints.files import (
     step_of,
     write_manifest,
 )
-from evenpack.engine.checkpoints.pickles import find_classes, running_no_code
+from evenpack.engine.checkpoints.pickles import find_classes, forbidding_code
 from evenpack.engine.distributed import World
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import CheckpointError, RunError
@@ -108,7 +108,7 @@ class CheckpointStore:
         classes = self._require_plain(checkpoint)
         settings = [_without_parameters(group) for group in engine.optimizer.param_groups]
         try:
-            with running_no_code(classes):
+            with forbidding_code(classes):
                 path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
         except pickle.UnpicklingError as error:
             raise _refusal_of_code(checkpoint, f"a file of it cannot be read without running code ({error})") from error

@@ -148,11 +148,11 @@ def find_weights(path: Path) -> WeightOrigin:
     raise CheckpointError(
         f"expected a run's output_dir (with {CHECKPOINTS}/), one checkpoint (step_..., with {MANIFEST}), a folder of "
         f"transformers (with {_CONFIG_FILE} and model.safetensors), a checkpoint of TensorFlow (a path to which "
-        f"{INDEX} is added), or a state dict of PyTorch ({', '.join(SUFFIXES)}); {path} {_what_is_there(path)}"
+        f"{INDEX} is added), or a state dict of PyTorch ({', '.join(SUFFIXES)}); {path} {_describe_path(path)}"
     )
 
 
-def _what_is_there(path: Path) -> str:
+def _describe_path(path: Path) -> str:
     if path.is_dir():
         return "holds none of these"
     if path.exists():
@@ -164,7 +164,7 @@ def _whole(path: Path) -> Checkpoint:
     try:
         checkpoint = read_manifest(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} is no readable checkpoint: {error}") from error
+        raise CheckpointError(f"{path} is not a readable checkpoint: {error}") from error
     problem = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, checkpoint.files)
     if problem is not None:
         raise CheckpointError(f"checkpoint {path} is broken: {problem}; name another one")

@@ -1,4 +1,4 @@
-"""The sections `optimizer:` and `schedule:` of a run file."""
+"""Defines the sections `optimizer:` and `schedule:` of a run file."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,23 +9,23 @@ from evenpack.units import Share, Steps
 
 
 class OptimizerBase(Section):
-    """What the rest asks of every optimizer's section."""
+    """Base of every optimizer's section."""
 
     needs_whole_tensors: ClassVar[bool]
-    """Whether an update needs tensors as the model has them, which not every sharding leaves whole."""
+    """Whether an update needs the model's whole tensors, which some shardings divide."""
     fp32_states: ClassVar[int]
-    """FP32 numbers a parameter beside weight and gradient, those of a moment included: for estimates of memory."""
+    """FP32 numbers per parameter apart from weight and gradient, temporary ones included; for estimates of memory."""
 
     kind: str
     """The optimizer's name."""
     learning_rate: float = Field(gt=0.0)
     """Learning rate at the end of warm-up, the highest of the run."""
     weight_decay: float = Field(ge=0.0)
-    """Weight decay, multiplied by the learning rate of the step; it spares biases and norms."""
+    """Weight decay, multiplied by the learning rate of the step; not applied to biases and norms."""
 
 
 class AdamWSection(OptimizerBase):
-    """AdamW (Loshchilov and Hutter 2019); decay spares biases and norms."""
+    """AdamW (Loshchilov and Hutter 2019); weight decay is not applied to biases and norms."""
 
     needs_whole_tensors = False
     fp32_states = 2
@@ -38,11 +38,11 @@ class AdamWSection(OptimizerBase):
     epsilon: float = Field(default=1e-8, gt=0.0)
     """What is added to the denominator of an update, so that it is never zero."""
     weight_decay: float = Field(default=0.1, ge=0.0)
-    """Weight decay, multiplied by the learning rate of the step; it spares biases and norms."""
+    """Weight decay, multiplied by the learning rate of the step; not applied to biases and norms."""
 
 
 class LambSection(OptimizerBase):
-    """LAMB (You et al. 2020); decay and trust ratios spare biases and norms."""
+    """LAMB (You et al. 2020); weight decay and trust ratios are not applied to biases and norms."""
 
     needs_whole_tensors = True
     fp32_states = 3
@@ -55,13 +55,13 @@ class LambSection(OptimizerBase):
     epsilon: float = Field(default=1e-6, gt=0.0)
     """What is added to the denominator of an update, so that it is never zero."""
     weight_decay: float = Field(default=0.01, ge=0.0)
-    """Weight decay, as a part of the update before its trust ratio; it spares biases and norms."""
+    """Weight decay, added to the update before the trust ratio; not applied to biases and norms."""
     bias_correction: bool = True
     """Divide the moments by 1 - beta**t, as MLPerf's submissions do."""
 
 
 def _optimizer_kind(section: Any) -> Any:
-    """AdamW where a run file names none."""
+    """Returns the `kind` of a section; AdamW by default."""
     return section.get("kind", "adamw") if isinstance(section, dict) else getattr(section, "kind", None)
 
 
@@ -76,19 +76,19 @@ OptimizerSection = Annotated[
 
 
 class ScheduleSection(Section):
-    """Linear warm-up from zero, then a fall to `final_fraction` of the learning rate."""
+    """Linear warm-up from zero, then a decay to `final_fraction` of the learning rate."""
 
     kind: Literal["cosine", "linear", "constant", "polynomial"] = "cosine"
-    """Form of the fall after warm-up; `polynomial` is MLPerf's for BERT."""
+    """Form of the decay after warm-up; `polynomial` is MLPerf's for BERT."""
     warmup_steps: Steps = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from zero."""
     final_fraction: Share = Field(default=0.1, ge=0.0, le=1.0)
     """Learning rate at the last step, as a share of the highest one."""
     degree: float = Field(default=1.0, gt=0.0)
-    """Degree of `polynomial`; the others have none."""
+    """Degree of the polynomial; for kind polynomial alone."""
 
     @model_validator(mode="after")
     def _check(self) -> "ScheduleSection":
         if self.kind != "polynomial" and self.degree != 1.0:
-            raise ValueError(f"degree ({self.degree:g}) is polynomial's, and kind is {self.kind}: leave it out")
+            raise ValueError(f"degree ({self.degree:g}) is for kind polynomial, found kind {self.kind}: leave it out")
         return self

@@ -15,7 +15,7 @@ class WandbSection(Section):
     project: str = Field(default="evenpack", min_length=1)
     """Project in which the run appears."""
     entity: str | None = Field(default=None, min_length=1)
-    """Team or user that the project belongs to; null: the default of who is logged in."""
+    """Team or user that owns the project; null: the default of the user who is logged in."""
     group: str | None = Field(default=None, min_length=1)
     """Name under which the runs of an experiment are shown together; null: none."""
     tags: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class WandbSection(Section):
 
 
 class MetricsSection(Section):
-    """Trackers that get the numbers of each step. OUTPUT_DIR/metrics.jsonl is written whatever stands here."""
+    """Trackers that receive the metrics of each step. OUTPUT_DIR/metrics.jsonl is always written."""
 
     csv: bool = False
     """Write OUTPUT_DIR/metrics.csv: a line for each step."""
@@ -35,15 +35,15 @@ class MetricsSection(Section):
     wandb: WandbSection | None = None
     """Log to Weights & Biases; null: do not."""
     on_missing_tracker: Literal["error", "warn"] = "error"
-    """What to do about a tracker that is not installed, not logged in or cannot be opened: refuse to train, or train
-    with the others and say so."""
+    """What to do about a tracker that is not installed, not logged in or cannot be opened: refuse to train, or log a
+    warning and train with the others."""
 
 
 class MlperfSection(Section):
-    """Write OUTPUT_DIR/mlperf.log, as MLPerf Training's rules ask for it. Needs the extra `evenpack[mlperf]`."""
+    """Write OUTPUT_DIR/mlperf.log, as MLPerf Training's rules require. Needs the extra `evenpack[mlperf]`."""
 
     submission_org: str | None = Field(default=None, min_length=1)
-    """Who submits; training asks for it, though null is read."""
+    """The submitting organization; null can be read, but training requires a name."""
     submission_platform: str = Field(min_length=1)
     """The system, for example `8xH100`."""
     submission_division: Literal["closed", "open"] = "open"
@@ -51,14 +51,17 @@ class MlperfSection(Section):
     submission_benchmark: str = Field(min_length=1)
     """The benchmark's name in MLPerf's rules, for example `bert`."""
     cache_cleared: bool = False
-    """Whether whoever starts the run has dropped the caches of the file system just before, which the rules ask for
-    and a training process cannot do; written down as it is."""
+    """Whether the caches of the file system were dropped just before the start, which the rules require and a training
+    process cannot do; the value is logged as it is given."""
 
 
 def require_mlperf_logging(needed_by: str, *, otherwise: str = "") -> None:
-    """`otherwise`: what can be done without the package.
+    """Checks that the package `mlperf-logging` is installed.
 
-    Raises: ConfigError if the package `mlperf-logging` is not installed.
+    Args:
+        otherwise: the end of the message, with what can be done without the package.
+
+    Raises: ConfigError if it is not installed.
     """
     if importlib.util.find_spec("mlperf_logging") is None:
         raise ConfigError(

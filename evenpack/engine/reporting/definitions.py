@@ -1,4 +1,4 @@
-"""The list of every value that a run logs: name, unit, reduction over the ranks, meaning.
+"""Lists every value that a run logs: name, unit, reduction over the ranks, meaning.
 
 A metric is one line where it is measured and one line here. `docs/metrics.md` holds this list as tables, and a record
 with a name that is not in it is refused.
@@ -31,7 +31,7 @@ class Metric:
     """The heading under which trackers and the documentation show it."""
     unit: str
     over_ranks: Reduction | None
-    """None if it is computed from values that every rank knows."""
+    """None if it is computed from values that every rank has."""
     meaning: str
     when: str
     """Which records have it."""
@@ -63,12 +63,12 @@ _GATHERED = "every training.log_rank_times_every_steps steps"
 
 _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
     "progress": (
-        _metric("step", "updates", None, "Updates done with this one; numbered from 1."),
+        _metric("step", "updates", None, "Updates done, this one included; numbered from 1."),
         _metric("samples", "sequences", None, "Sequences trained on so far, those of earlier starts included."),
         _metric("source_epochs/SOURCE", "epochs", None, "Passes over the source so far, skipped steps included."),
         _metric("world_size", "ranks", None, "Ranks that computed the step.", when=_TRAINED),
         _metric("order_hash", "hexadecimal", "sum", "64-bit sum of hash(source, pack, slot, sequence id) over what was "
-                "collated: equal for the same data order, whoever computed what.", when=_TRAINED),
+                "collated: equal for the same data order, whatever the assignment to ranks.", when=_TRAINED),
         _metric("skipped/packs", "packs", None, "Amount that the step would have held.", when=_SKIPPED),
         _metric("skipped/sequences", "sequences", None, "Amount that the step would have held.", when=_SKIPPED),
         _metric("skipped/tokens", "tokens", None, "Amount that the step would have held.", when=_SKIPPED),
@@ -79,12 +79,12 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("accuracy", "share", None, "Share of the targets whose label had the highest logit.", when=_TRAINED),
         _metric("learning_rate", "1", None, "Learning rate of this update."),
         _metric("gradient_norm", "1", "same", "L2 norm of the global mean gradient before clipping.", when=_TRAINED),
-        _metric("loss_per_real_target", "nats/token", None, "Loss sum divided by the targets that are no padding.",
+        _metric("loss_per_real_target", "nats/token", None, "Loss sum divided by the targets that are not padding.",
                 when=_PADDING),
         _metric("token_loss", "nats/token", None, "Masked-token loss.", when=_PAIRS),
         _metric("next_sentence_loss", "nats/sequence", None, "Next-sentence loss.", when=_PAIRS),
-        _metric("optimised_token_loss", "nats/token", None, "The masked-token loss whose gradient was taken; another "
-                "than token_loss where model.loss_balancing is not exact.", when=_PAIRS),
+        _metric("optimised_token_loss", "nats/token", None, "The masked-token loss whose gradient was taken; it "
+                "differs from token_loss where model.loss_balancing is not exact.", when=_PAIRS),
         _metric("optimised_next_sentence_loss", "nats/sequence", None,
                 "The next-sentence loss whose gradient was taken.", when=_PAIRS),
         _metric("next_sentence_accuracy", "share", None, "Share of the next sentences that were predicted correctly.",
@@ -97,9 +97,9 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
                 "Documents, pieces of documents, or sentence pairs: whatever attends to itself."),
         _metric("slots", "slots", "sum", "Positions that were computed, padding included."),
         _metric("padding_share", "share", None, "Share of the slots that hold no real token.", when=_TRAINED),
-        _metric("padding_targets", "targets", "sum", "Targets that only fill sequences up.", when=_PADDING),
+        _metric("padding_targets", "targets", "sum", "Targets that are padding within sequences.", when=_PADDING),
         _metric("source_tokens/SOURCE", "tokens", "sum", "Real tokens of the source."),
-        _metric("host_to_device_bytes", "bytes", "sum", "Size of the batches that go from the hosts to the devices."),
+        _metric("host_to_device_bytes", "bytes", "sum", "Size of the batches copied from the hosts to the devices."),
     ),
     "throughput": (
         _metric("step_seconds", "s", None, "Wall time of the step on rank 0, waiting for data included; evaluation and "
@@ -120,7 +120,8 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
                 when=_TRAINED),
     ),
     "ranks": (
-        _metric("ranks/steps", "steps", None, "Steps since the last time; what follows is over them.", when=_GATHERED),
+        _metric("ranks/steps", "steps", None, "Steps since the previous such record; the values below are over them.",
+                when=_GATHERED),
         _metric("ranks/compute_seconds", "s", None,
                 "Sum over these steps; a list in the order of ranks, as are the next ones.",
                 when=_GATHERED),
@@ -163,7 +164,7 @@ def find_metric(path: Path) -> Metric:
     """Returns the metric at a path. Raises: ValueError if there is none."""
     found = next((metric for metric in DEFINITIONS if metric.is_named(path)), None)
     if found is None:
-        raise ValueError(f"'{'/'.join(path)}' is no metric: add its line to {__name__.replace('.', '/')}.py")
+        raise ValueError(f"'{'/'.join(path)}' is not a metric: add its line to {__name__.replace('.', '/')}.py")
     return found
 
 
@@ -180,7 +181,7 @@ def values_of(record: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Pat
 def scalars(record: Mapping[str, Any]) -> dict[str, int | float]:
     """Returns what trackers get beside the step: each single number under `group/name`.
 
-    Lists, texts and what is null are left out. Raises: ValueError for a name that is no metric.
+    Lists, texts and what is null are left out. Raises: ValueError for a name that is not a metric.
     """
     found = {}
     for path, value in values_of(record):

@@ -1,4 +1,4 @@
-"""What rank 0 writes down of a run: metrics.jsonl, its progress, summary.json."""
+"""Records a run on rank 0: metrics.jsonl, the progress line and summary.json."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,31 +32,31 @@ SUMMARY = "summary.json"
 
 
 class StepProgress:
-    """Step, loss, learning rate, tokens/s and time to go."""
+    """Shows the step, loss, learning rate, tokens/s and remaining time."""
 
     def __init__(self, progress: Progress, *, step: int, stop_step: int) -> None:
-        """`step`: done before."""
+        """`step`: the number of updates done before."""
         self.paused = progress.paused
-        """Around evaluation and saving."""
+        """Context manager for evaluation and saving, whose time is not counted."""
         self._steps: Piece = progress.begin("step", done=step, unit="tokens", counted=True)
         self._stop_step = stop_step
         self._tokens = 0
         self._facts: tuple[str, ...] = ()
 
     def update(self, *, step: int, loss: float, learning_rate: float, tokens: int) -> None:
-        """Notes that `step` is done; `tokens` are the real ones of this step over all ranks."""
+        """Shows that `step` is done; `tokens` counts the real tokens of this step over all ranks."""
         self._tokens += tokens
         self._facts = (f"loss {loss:.4f}", f"lr {learning_rate:.2e}")
         self.skip(step=step)
 
     def skip(self, *, step: int) -> None:
-        """Notes that `step` is over, without anything new to tell of it."""
+        """Shows that `step` was skipped; loss and learning rate stay as they were."""
         self._steps.update(step, self._stop_step, amount=self._tokens, facts=self._facts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Outputs:
-    """What rank 0 writes to and shows."""
+    """The outputs that rank 0 writes to."""
 
     metrics: MetricsLog
     trackers: Trackers
@@ -64,11 +64,11 @@ class _Outputs:
 
 
 class Journal:
-    """Written by rank 0 alone; on the other ranks it does nothing."""
+    """Records each step of a run on rank 0; on the other ranks it writes nothing."""
 
     def __init__(self, run: Run, outputs: "_Outputs | None", mlperf: MlperfLog) -> None:
         self.samples = run.first_samples
-        """Sequences trained on, those of earlier starts included; the same on all ranks."""
+        """Number of sequences trained on, earlier starts included; the same on all ranks."""
         self._run = run
         self._mlperf = mlperf
         self._evaluated_samples = 0
@@ -79,9 +79,9 @@ class Journal:
     @classmethod
     @contextmanager
     def opened(cls, run: Run, mlperf: MlperfLog, trackers: MetricsSection) -> Iterator["Journal"]:
-        """Cuts metrics.jsonl back to where the run goes on, opens the trackers, and appends from there.
+        """Truncates metrics.jsonl to the step at which the run resumes, and opens the trackers.
 
-        Raises: ConfigError for a tracker that cannot be opened, unless the run may go on without.
+        Raises: ConfigError for a tracker that cannot be opened, unless the run may continue without it.
         """
         if not run.world.is_main:
             yield cls(run, None, mlperf)
@@ -97,12 +97,12 @@ class Journal:
             yield cls(run, _Outputs(metrics=metrics, trackers=opened, progress=steps), mlperf)
 
     def count(self, totals: StepTotals) -> None:
-        """Counts the samples of a step, once its update is done and before anything is said of it."""
+        """Counts the samples of a step; called after its update and before the step is recorded."""
         self._mlperf.step_done()
         self.samples += totals.counts.sequences
 
     def evaluated(self, evaluate: Callable[[], Evaluations]) -> Evaluations:
-        """What `evaluate` returns, with the time that it took noted apart from that of the steps."""
+        """Calls `evaluate`, returns its result and measures its time apart from that of the steps."""
         started = time.perf_counter()
         self._mlperf.evaluation_started(samples=self.samples)
         with self.paused():
@@ -122,7 +122,7 @@ class Journal:
         evaluations: Evaluations | None,
         ranks: dict[str, Any] | None,
     ) -> None:
-        """Notes a finished step; `step` is the number of updates done, `ranks` what `RankTimes` gathered."""
+        """Records a finished step; `step` is the number of updates done, `ranks` the result of `RankTimes.gather`."""
         if self._outputs is None:
             return
         record = step_record(
@@ -141,7 +141,7 @@ class Journal:
         evaluations: Evaluations | None,
         ranks: dict[str, Any] | None,
     ) -> None:
-        """Notes a step that nothing was learned from; the rest as for `add`."""
+        """Records a skipped step, which changed no parameter; the other arguments are those of `add`."""
         if self._outputs is None:
             return
         record = skipped_record(skipped, self._run.prepared.source_names, learning_rate=learning_rate)
@@ -149,13 +149,13 @@ class Journal:
         self._outputs.progress.skip(step=skipped.step + 1)
 
     def commit(self) -> None:
-        """Puts on disk what a checkpoint of this step will rely on."""
+        """Flushes the metrics to disk; called before a checkpoint of this step is saved."""
         if self._outputs is not None:
             self._outputs.metrics.commit()
             self._outputs.trackers.flush()
 
     def _append(self, record: dict[str, Any], *, evaluations: Evaluations | None, ranks: dict[str, Any] | None) -> None:
-        """Writes the record of a step, with what every step's has."""
+        """Adds the values that every step has to its record, and writes it."""
         assert self._outputs is not None, "rank 0 writes"
         record["samples"] = self.samples
         record["source_epochs"] = self._run.resolved.epochs(record["step"])
@@ -171,13 +171,13 @@ class Journal:
         self._outputs.trackers.write(record)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Around what is no training: it lowers no rate."""
+        """Returns a context manager for work other than training, whose time is left out of the rates shown."""
         return nullcontext() if self._outputs is None else self._outputs.progress.paused()
 
     def summarise(self, state: str, step: int, *, reached_accuracy: float | None) -> None:
-        """Writes summary.json from all that metrics.jsonl holds; not if it was lost and nothing came after.
+        """Writes summary.json from the records in metrics.jsonl; writes nothing if there are none.
 
-        `reached_accuracy`: that reached the run's target; None if none did.
+        `reached_accuracy`: the accuracy that reached the run's target; None if the target was not reached.
         """
         if self._outputs is None:
             return
@@ -188,7 +188,7 @@ class Journal:
             write_summary(output_dir / SUMMARY, summary)
 
     def end_mlperf(self, *, is_reached: bool, stopped: float) -> None:
-        """Ends MLPerf's log, whose clock stopped at `stopped` by `time.time`: the run does not go on later."""
+        """Ends the MLPerf log of a run that is complete; its clock stopped at `stopped`, a value of `time.time`."""
         self._mlperf.run_stopped(
             is_reached=is_reached, samples=self.samples, evaluated_samples=self._evaluated_samples, stopped=stopped
         )
@@ -206,7 +206,7 @@ def _run_log(run: Run) -> RunLog:
 def step_record(
     run: Run, step: int, totals: StepTotals, *, learning_rate: float, step_seconds: float, peak_flops: float | None
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl. Amounts are of this step over all ranks, times are in seconds."""
+    """Returns the record of a step in metrics.jsonl. Amounts are sums over all ranks, times are in seconds."""
     counts = totals.counts
     record = {
         "step": step,
@@ -250,7 +250,7 @@ def step_record(
 
 
 def skipped_record(skipped: SkippedStep, sources: Sequence[str], *, learning_rate: float) -> dict[str, Any]:
-    """The line of a step that nothing was learned from: amounts are 0, and `skipped` has what it would have held."""
+    """Returns the record of a skipped step: its amounts are 0, and `skipped` holds what the step would have held."""
     counts = skipped.counts
     nothing = dict.fromkeys(("tokens", "targets", "sequences", "slots", "host_to_device_bytes"), 0)
     return {
@@ -264,7 +264,7 @@ def skipped_record(skipped: SkippedStep, sources: Sequence[str], *, learning_rat
 
 
 def peak_flops(run: Run) -> float | None:
-    """Dense peak of all ranks' devices together at the run's precision; None where it is not known."""
+    """Returns the dense peak FLOP/s of all ranks' devices together at the run's precision; None if it is unknown."""
     if run.world.device.type != "cuda":
         return None
     dtype = torch.bfloat16 if run.config.training.precision == "bf16_autocast" else torch.float32

@@ -1,4 +1,4 @@
-"""What a run says of itself: one JSON object a line, and a summary."""
+"""Writes and reads a run's metrics: metrics.jsonl, with one JSON object per line, and summary.json."""
 
 import itertools
 import json
@@ -17,34 +17,34 @@ from evenpack.files import atomic_open, parse_json_object, write_json
 log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
-"""Of a run's output directory."""
+"""File name within a run's output directory."""
 
 
 class MetricsLog:
-    """`metrics.jsonl`: records in the order of their steps, appended by rank 0; each line reaches the file at once.
+    """Appends records to `metrics.jsonl` on rank 0, in the order of their steps; each line is written at once.
 
-    A value that is not finite is written as null: JSON knows neither NaN nor infinity.
+    A value that is not finite is written as null, because JSON has neither NaN nor infinity.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = path.open("ab", buffering=0)  # nothing is left for `close` to write, and to fail at
+        self._file = path.open("ab", buffering=0)  # so that `close` has nothing to write and cannot fail to write it
 
     @classmethod
     def resume(cls, path: Path, *, step: int) -> "MetricsLog":
-        """Opens the log of a run that goes on after `step`; 0 starts it again.
+        """Opens the log of a run that resumes after `step`; 0 starts a new log.
 
-        What a log holds that does not belong to the checkpoint it is resumed from is kept under another name.
+        Records that do not belong to the checkpoint are kept in a file of another name.
         """
-        _keep_what_does_not_belong(path, step)
-        cut_back(path, step=step)
+        _keep_unrelated_records(path, step)
+        truncate_log(path, step=step)
         return cls(path)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Adds one record, which must hold its `step`.
+        """Adds one record, which must have the key `step`.
 
-        Raises: RunError if the disk does not take it.
+        Raises: RunError if it cannot be written.
         """
         if not isinstance(record.get("step"), int):
             raise ValueError(f"a record needs an integer 'step', found {record.get('step')!r}")
@@ -54,7 +54,7 @@ class MetricsLog:
                 line = line[self._file.write(line) :]
 
     def commit(self) -> None:
-        """Flushes to disk; called before a checkpoint, so that no step of it is missing here after a power cut.
+        """Flushes the log to disk; called before a checkpoint, so that the log has all its steps after a power cut.
 
         Raises: RunError if that fails, or the file has been removed or replaced since it was opened.
         """
@@ -69,7 +69,7 @@ class MetricsLog:
         )
 
     def close(self) -> None:
-        """Raises: RunError if the disk did not take what was written, which a network file system may say only now."""
+        """Closes the file. Raises: RunError if the disk was full, which a network file system may report only now."""
         with self._writing():
             self._file.close()
 
@@ -77,7 +77,7 @@ class MetricsLog:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        with suppress(*([RunError] if error else [])):  # which has its cause in what is on its way already
+        with suppress(*([RunError] if error else [])):  # the error that is being raised is its cause
             self.close()
 
     @contextmanager
@@ -89,12 +89,12 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole records; a last line that a kill cut short is left out, and any other unreadable line is named."""
+    """Returns all whole records. A torn last line is left out; a warning names any other unreadable line."""
     return [record for _, record in _whole_records(path)]
 
 
 def find_record(path: Path, *, step: int) -> dict[str, Any] | None:
-    """The last whole record of a step; None without one. Other lines are not parsed, so that long logs take no time."""
+    """Returns the last whole record of a step; None if there is none. Other lines are not parsed, to save time."""
     found = None
     if path.exists():
         with path.open("rb") as file:
@@ -107,15 +107,15 @@ def find_record(path: Path, *, step: int) -> dict[str, Any] | None:
 
 
 def samples_trained(path: Path, *, step: int) -> int:
-    """Sequences of all steps up to `step` that the log tells of."""
+    """Returns the number of sequences in all logged steps up to `step`."""
     records = read_metrics(path) if path.exists() else []
     return sum(record.get("sequences", 0) for record in records if record["step"] <= step)
 
 
-def cut_back(path: Path, *, step: int) -> int:
-    """Leaves only whole records of steps up to `step`, validation included; returns how many lines were removed.
+def truncate_log(path: Path, *, step: int) -> int:
+    """Truncates the log to the whole records of steps up to `step`; returns the number of lines removed.
 
-    The file is replaced as a whole or, if nothing is to be removed, not touched.
+    The file is replaced atomically; if there is nothing to remove, it is not touched.
     """
     if not path.exists():
         return 0
@@ -124,7 +124,7 @@ def cut_back(path: Path, *, step: int) -> int:
     if removed:
         with atomic_open(path) as file:
             file.writelines(_lines_up_to(path, step))
-        log.info("cut %s back to step %d: %d lines removed", path, step, removed)
+        log.info("truncated %s to step %d: %d lines removed", path, step, removed)
     return removed
 
 
@@ -133,28 +133,28 @@ def write_summary(path: Path, summary: dict[str, Any]) -> None:
     write_json(path, _finite(summary))
 
 
-def _keep_what_does_not_belong(path: Path, step: int) -> None:
-    """Keeps a copy of a log that does not tell of every step up to `step`, or of a run that has no checkpoint."""
-    told = {record["step"] for _, record in _whole_records(path)} if path.exists() else set()
-    missing = [number for number in range(1, step + 1) if number not in told]
-    if step == 0 and told:
+def _keep_unrelated_records(path: Path, step: int) -> None:
+    """Keeps a copy of a log that lacks a step up to `step`, or that belongs to a run without a checkpoint."""
+    logged = {record["step"] for _, record in _whole_records(path)} if path.exists() else set()
+    missing = [number for number in range(1, step + 1) if number not in logged]
+    if step == 0 and logged:
         kept = free_name(path)
         path.replace(kept)
         log.warning(
-            "there is no checkpoint, so the run begins at step 1, though %s tells of steps up to %d: it is kept as %s",
+            "there is no checkpoint, so the run begins at step 1, but %s has steps up to %d: it is kept as %s",
             path,
-            max(told),
+            max(logged),
             kept.name,
         )
     elif missing:
         note = ""
-        if max(told, default=0) > step:  # else nothing will be cut away
+        if max(logged, default=0) > step:  # otherwise nothing will be removed
             kept = free_name(path)
             shutil.copyfile(path, kept)
-            note = f" As it was found it is kept as {kept.name}."
+            note = f" An unchanged copy is kept as {kept.name}."
         log.warning(
-            "%s does not tell of %d of the %d steps before the checkpoint, the first of them step %d: totals in "
-            "summary.json are of the others alone.%s",
+            "%s lacks %d of the %d steps before the checkpoint, the first of them step %d: totals in summary.json "
+            "leave them out.%s",
             path,
             len(missing),
             step,
@@ -164,7 +164,7 @@ def _keep_what_does_not_belong(path: Path, step: int) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """Where a file of an earlier run is kept, beside the one that takes its place."""
+    """Returns a free name beside `path` under which a file of an earlier run is kept."""
     numbers = itertools.count(1)
     return next(name for n in numbers if not (name := path.with_name(f"{path.stem}.kept_{n}{path.suffix}")).exists())
 
@@ -174,7 +174,7 @@ def _lines_up_to(path: Path, step: int) -> Iterator[bytes]:
 
 
 def _whole_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each whole line with its record."""
+    """Yields each whole line with its record."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -186,11 +186,11 @@ def _whole_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if isinstance(record.get("step"), int):
                 yield line, record
             else:
-                log.warning("%s, line %d is no record with a step and is left out", path, number)
+                log.warning("%s, line %d is not a record with a step and is left out", path, number)
 
 
 def _finite(value: Any) -> Any:
-    """`value` with null in place of NaN and infinities, at any depth."""
+    """Returns `value` with null in place of NaN and infinities, at any depth."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

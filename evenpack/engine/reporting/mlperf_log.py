@@ -1,7 +1,7 @@
-"""OUTPUT_DIR/mlperf.log: the events of a run in the form that MLPerf Training prescribes, by its own logger.
+"""Writes OUTPUT_DIR/mlperf.log: the events of a run in the form that MLPerf Training prescribes, by its own logger.
 
-Samples are sequences, in packs too, and an `epoch_num` counts them, as the benchmark's reference does for BERT. A run
-that goes on from a checkpoint appends to its log, so that the time to train spans all of it, interruptions included.
+Samples are sequences, in packs too, and `epoch_num` counts them, as the benchmark's reference does for BERT. A run
+that resumes from a checkpoint appends to its log, so the time to train includes interruptions.
 """
 
 import json
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MLPERF_LOG = "mlperf.log"
 
 PREFIX = ":::MLLOG "
-"""Of each of its lines."""
+"""Prefix of each event line."""
 
 _FIELDS = ("key", "value", "time_ms", "metadata")
 
@@ -33,24 +33,24 @@ _END = ("train_samples", "eval_samples", "run_stop")
 
 
 class MlperfLog:
-    """Rank 0's writer of the log; for a run without the section, and on other ranks, it writes nothing."""
+    """Writes the log on rank 0; on other ranks, and for a run without the section `mlperf`, it writes nothing."""
 
     def __init__(self, run: Run, file: logging.Handler | None) -> None:
         self._run = run
         self._logger = None if file is None else _mlperf_logger(file)
         self._samples = run.first_samples
         self._block_start: float | None = None
-        """When a block began whose first step is not done; it is written with that step."""
+        """Start time of a block whose first step is not done; it is written with that step."""
 
     @classmethod
     @contextmanager
     def opened(cls, run: Run, *, started: float) -> Iterator["MlperfLog"]:
-        """Begins the log, or goes on with it, up to the start of the clock; no training data is read before.
+        """Begins or continues the log, up to the start of the clock; no training data is read before.
 
         Args:
-            started: when the run began to be built, by `time.time`.
+            started: the time at which building the run began, by `time.time`.
 
-        Raises: RunError if a run that goes on has no log to go on with, or the disk does not take it.
+        Raises: RunError if a resumed run has no log to continue, or the log cannot be written.
         """
         section, output_dir = run.config.mlperf, run.config.run.output_dir
         if section is None or not run.world.is_main:
@@ -61,7 +61,7 @@ class MlperfLog:
         if run.first_step == 0:
             _keep_earlier(path)
         else:
-            has_open_block = cut_back(path, samples=run.first_samples)
+            has_open_block = truncate_log(path, samples=run.first_samples)
         with closing(_LogFile(path)) as file:
             written = cls(run, file)
             if run.first_step == 0:
@@ -73,30 +73,38 @@ class MlperfLog:
 
     @classmethod
     def silent(cls, run: Run) -> "MlperfLog":
-        """Writes nothing."""
+        """Returns a log that writes nothing."""
         return cls(run, None)
 
     def step_done(self) -> None:
-        """Begins the block of steps that this one is the first of."""
+        """Writes the start of a block of steps if this step is the first of its block."""
         if self._block_start is not None:
             self._start("block_start", metadata=self._now(), time_ms=int(self._block_start * 1e3))
             self._block_start = None
 
     def evaluation_started(self, *, samples: int) -> None:
-        """`samples`: trained on until now."""
+        """Writes the end of a block of steps and the start of an evaluation.
+
+        Args:
+            samples: the number trained on so far.
+        """
         self._samples = samples
         self._end("block_stop", metadata=self._now())
         self._start("eval_start", metadata=self._now())
 
     def evaluation_stopped(self, *, accuracy: float | None) -> None:
-        """`accuracy`: of all held-out targets; None where there are none."""
+        """Writes the end of an evaluation.
+
+        Args:
+            accuracy: share of all held-out targets predicted correctly; None if there are none.
+        """
         if accuracy is not None:
             self._event("eval_accuracy", accuracy, metadata=self._now())
         self._end("eval_stop", metadata=self._now())
         self._block_start = time.time()
 
     def run_stopped(self, *, is_reached: bool, samples: int, evaluated_samples: int, stopped: float) -> None:
-        """At the target or at the schedule's end, at `stopped` by `time.time`."""
+        """Writes the end of the run, at its target or at the schedule's end; `stopped` is a value of `time.time`."""
         self._samples = samples
         if self._block_start is None:
             self._end("block_stop", metadata=self._now())
@@ -108,7 +116,7 @@ class MlperfLog:
     def _describe(self, section: MlperfSection, started: float) -> None:
         config, resolved = self._run.config, self._run.resolved
         optimizer, schedule, training = config.optimizer, config.schedule, config.training
-        assert isinstance(optimizer, LambSection), "RunConfig asks for it"
+        assert isinstance(optimizer, LambSection), "RunConfig requires it"
         self._start("init_start", time_ms=int(started * 1e3))
         values: dict[str, Any] = {
             "submission_benchmark": section.submission_benchmark,
@@ -153,9 +161,9 @@ class MlperfLog:
 
 
 def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Each line of a log that holds an event, with the event; other programs' lines are left out.
+    """Returns each line of a log that holds an event, with the event; lines of other programs are left out.
 
-    Raises: DataError for an event that is not as MLPerf's logger writes it, with its line.
+    Raises: DataError, with the line, for an event in another form than that of MLPerf's logger.
     """
     events = []
     for number, line in enumerate(lines, start=1):
@@ -174,22 +182,22 @@ def parse_events(log: Path, lines: Sequence[str]) -> list[tuple[str, dict[str, A
     return events
 
 
-def cut_back(path: Path, *, samples: int) -> bool:
-    """Leaves what the log tells of the run up to its checkpoint; returns whether a block of steps is open there.
+def truncate_log(path: Path, *, samples: int) -> bool:
+    """Truncates the log to the events up to the run's checkpoint; returns whether a block of steps is open there.
 
-    An end is cut away too, for the run goes on.
+    The events of the run's end are removed too, because the run continues.
 
     Args:
-        samples: trained on up to the checkpoint.
+        samples: the number trained on up to the checkpoint.
 
-    Raises: RunError if there is no log, or it does not tell of the run's start; DataError if it cannot be read.
+    Raises: RunError if there is no log, or it lacks the start of the run; DataError if it cannot be read.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     events = parse_events(path, [line for line in lines if line.endswith("\n")])  # a kill may have torn the last one
     if not any(event["key"] == "run_start" for _, event in events):
         raise RunError(
-            f"{path} does not tell of the start of this run, which goes on after {samples:,} samples: a log for MLPerf "
-            "is written from the first step on. Leave the section mlperf: out, or choose another run.output_dir"
+            f"{path} lacks the start of this run, which resumes after {samples:,} samples: a log for MLPerf must begin "
+            "at the first step. Leave the section mlperf: out, or choose another run.output_dir"
         )
     kept = [
         (line, event["key"])
@@ -210,17 +218,17 @@ def _keep_earlier(path: Path) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """Lines of a log of which none may be missing."""
+    """A log file that raises an error if a line cannot be written."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, logging's name
-        """Raises: RunError, where logging itself would go on."""
+        """Raises: RunError, where logging itself would continue."""
         raise RunError(f"cannot write to {self.baseFilename}: is the disk full?") from sys.exc_info()[1]
 
 
 def _mlperf_logger(file: logging.Handler) -> Any:
-    """MLPerf's own logger, which writes lines into this file and nothing else."""
+    """Returns MLPerf's own logger, which writes to this file alone."""
     from mlperf_logging.mllog.mllog import MLLogger
 
-    logger = logging.Logger("mlperf", level=logging.INFO)  # not one of the program's: it prints nothing
+    logger = logging.Logger("mlperf", level=logging.INFO)  # outside the program's tree of loggers: it prints nothing
     logger.addHandler(file)
     return MLLogger(logger=logger, root_dir=str(Path(__file__).parents[3]))

@@ -1,6 +1,7 @@
-"""What each rank did by itself, for studies of how ranks wait for one another (`study imbalance`).
+"""Measures each rank's compute time and work, for studies of how long ranks wait for each other (`study imbalance`).
 
-A step tells only the ranks' mean and maximum. Their own sums are kept on each rank and gathered once in many steps.
+The record of a step has only the mean and maximum over ranks. Each rank keeps sums of its own, which are gathered once
+in many steps.
 """
 
 import math
@@ -11,18 +12,18 @@ from evenpack.batch import PackedBatch
 from evenpack.engine.distributed import World
 
 _DIGITS = 6
-"""Of seconds; a clock knows no more."""
+"""Decimal places of seconds; the clock is no more precise."""
 
 
 class RankTimes:
-    """This rank's compute time and the work behind it, since it was last gathered."""
+    """Accumulates this rank's compute time and work since they were last gathered."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._begin()
 
     def add(self, micro_batches: Sequence[PackedBatch], compute_seconds: float) -> None:
-        """Notes a step of this rank."""
+        """Adds a step of this rank."""
         self._seconds.append(compute_seconds)
         self._sequences += sum(batch.local_counts.sequences for batch in micro_batches)
         self._tokens += sum(batch.local_counts.tokens for batch in micro_batches)
@@ -31,14 +32,14 @@ class RankTimes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no step was noted since the last time; the same on every rank."""
+        """Whether no step was added since the last `gather`; the same on every rank."""
         return not self._seconds
 
     def gather(self) -> dict[str, Any]:
-        """All ranks' since the last time, and begins again; every rank calls it, after one step or more.
+        """Returns the values of all ranks since the last call, and resets them; all ranks call it after a step or more.
 
-        Each value is a list in the order of ranks, but `steps`, which all of them did. Sums over these steps, and of
-        `compute_seconds` also the longest step and the standard deviation over steps (of all of them, not a sample).
+        Each value but `steps` is a list in the order of ranks. The values are sums over these steps; for
+        `compute_seconds` there are also the longest step and the population standard deviation over steps.
         """
         steps, total = len(self._seconds), math.fsum(self._seconds)
         deviation = math.sqrt(math.fsum((one - total / steps) ** 2 for one in self._seconds) / steps)

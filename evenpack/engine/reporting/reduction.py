@@ -1,6 +1,6 @@
 """Reduces named values over the ranks, by one sum of a vector and one maximum.
 
-A name that begins with an underscore is a sum that other values are computed from, and no metric of its own.
+A name that begins with an underscore is a sum from which other values are computed; it is not a metric of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from evenpack.engine.distributed import World
 from evenpack.engine.reporting.definitions import Reduction, find_metric
 
 RankValue = int | float | Tensor
-"""One measured number; a tensor lies on the rank's device, which is waited for once."""
+"""One measured number; a tensor is on the rank's device, with which the host synchronises once."""
 
 
 def reduce_over_ranks(world: World, values: Mapping[str, RankValue]) -> dict[str, int | float]:
     """Returns the reduced values by name; every rank calls it with the same names. Whole numbers stay whole.
 
-    Raises: ValueError for a name that is no metric, or one that is not measured on the ranks.
+    Raises: ValueError for a name that is not a metric, or is not measured on the ranks.
     """
     reductions = {name: reduction_of(name) for name in values}
     sums = [name for name in values if reductions[name] != "max"]
@@ -46,16 +46,16 @@ def _tensors_first(names: Sequence[str], values: Mapping[str, RankValue]) -> lis
 
 
 def _share(value: RankValue, reduction: Reduction, world: World) -> RankValue:
-    """Returns what this rank adds to a sum; for a maximum, its value."""
+    """Returns this rank's summand; for a maximum, its value."""
     if reduction == "mean":
         return value / world.size
     if reduction == "same" and not world.is_main:
-        return torch.zeros_like(value) if isinstance(value, Tensor) else 0  # no product: infinity times 0 is no number
+        return torch.zeros_like(value) if isinstance(value, Tensor) else 0  # no product: infinity times 0 is NaN
     return value
 
 
 def _vector(shares: Sequence[RankValue], world: World) -> Float64[Tensor, " n"]:
-    """Returns the shares in the order given; what the host knows goes to the device in one piece."""
+    """Returns the shares in the given order; the values on the host are copied to the device together."""
     on_host = torch.tensor([one for one in shares if not isinstance(one, Tensor)], dtype=torch.float64)
     moved = iter(on_host.to(world.device, non_blocking=True).unbind())
     return torch.stack([one.double() if isinstance(one, Tensor) else next(moved) for one in shares])

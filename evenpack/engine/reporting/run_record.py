@@ -1,4 +1,4 @@
-"""OUTPUT_DIR/run.json: what a run is, for whoever reads its metrics later, and where each start of it ran."""
+"""Writes OUTPUT_DIR/run.json: the settings, data and starts of a run, for readers of its metrics."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,10 +18,10 @@ RUN_RECORD = "run.json"
 
 
 class DataIdentity(Section):
-    """Identifies the data of a run: runs over the same data have the same one."""
+    """Identifies the data of a run; equal for runs over the same data."""
 
     fingerprint: str
-    """Hash of files, tokenizer, recipe, pack length and mixture, and not of the seed."""
+    """Hash of files, tokenizer, recipe, pack length and mixture, without the seed."""
     tokenizer: str
     """Checksum of the tokenizer: losses per token are comparable where it is the same."""
     vocabulary_size: int = Field(ge=1)
@@ -33,12 +33,12 @@ class Start(Section):
     """Describes one start of the run, from the beginning or from a checkpoint."""
 
     first_step: int = Field(ge=0)
-    """Updates done before."""
+    """Number of updates done before."""
     ranks: int = Field(ge=1)
     device: str
-    """Name of the device that each rank has."""
+    """Name of the device of each rank."""
     commit: str | None
-    """Commit of the source; null if it is no checkout."""
+    """Commit of the source; null if the source is not a checkout."""
     evenpack: str
     torch: str
     date: str
@@ -46,17 +46,17 @@ class Start(Section):
 
 
 class RunRecord(Section):
-    """Holds what run.json does."""
+    """Holds the contents of run.json."""
 
     config: dict[str, Any]
     """The resolved run file of the newest start, as JSON values."""
     data: DataIdentity
     starts: tuple[Start, ...] = Field(min_length=1)
-    """All starts, oldest first; one that went back behind another takes its place."""
+    """All starts, oldest first; a start replaces those that began at the same step or a later one."""
 
 
 def write_start(run: Run) -> None:
-    """Adds this start to the record; called by rank 0. Raises: RunError if the disk does not take it."""
+    """Adds this start to the record; called by rank 0. Raises: RunError if it cannot be written."""
     path = run.config.run.output_dir / RUN_RECORD
     prepared = run.prepared
     start = Start(
@@ -95,8 +95,8 @@ def read_run_record(output_dir: Path) -> RunRecord | None:
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the whole file"
         raise DataError(
-            f"{path} is not as `evenpack train` writes it ({place}): remove it, and the run is reported without its "
-            "settings until it is started again"
+            f"{path} is not in the form that `evenpack train` writes ({place}): remove it; the run is then reported "
+            "without its settings until it is started again"
         ) from error
 
 
@@ -105,5 +105,5 @@ def earlier_starts(output_dir: Path, first_step: int) -> tuple[Start, ...]:
     try:
         known = read_run_record(output_dir)
     except DataError:
-        return ()  # nothing that training needs
+        return ()  # training does not need it
     return () if known is None else tuple(start for start in known.starts if start.first_step < first_step)

@@ -1,6 +1,6 @@
-"""What the ranks tell one another about a step: a sum of a vector and one maximum, where the host waits for the device.
+"""Reduces the values of a step over all ranks: a sum of a vector and a maximum, where the host waits for the device.
 
-Neither grows with the number of ranks; what each of them did by itself is told rarely (`rank_times.py`).
+The size of both is independent of the number of ranks. Values of single ranks are gathered rarely (`rank_times.py`).
 """
 
 import math
@@ -17,39 +17,39 @@ from evenpack.models.common.losses import LossDenominators
 
 _LIMBS = 4
 _LIMB_BITS = 16
-"""A 64-bit number travels as four: float64 holds their sums over ranks exactly."""
+"""A 64-bit number is sent as four 16-bit ones, whose sums over ranks float64 represents exactly."""
 
 _LIMB = "_order_hash_{}"
 _SOURCE_TOKENS = "_source_tokens_{}"
-"""Names of the parts of what is no single number."""
+"""Names of the parts of values that are more than one number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """One step over all ranks."""
+    """The totals of one step over all ranks."""
 
     loss_sums: tuple[float, float]
-    """In nats, over the step's targets and over its next sentences."""
+    """Sums of the loss in nats, over the step's targets and over its next sentences."""
     optimised_losses: tuple[float, float]
-    """The two losses whose gradient was taken; other than the means where `loss_balancing` is not exact."""
+    """The two losses whose gradient was taken; they differ from the means where `loss_balancing` is not exact."""
     correct: tuple[int, int]
-    """Targets and next sentences whose label had the highest logit."""
+    """Numbers of targets and of next sentences whose label had the highest logit."""
     denominators: LossDenominators
-    """What the loss sums are divided by."""
+    """The denominators of the loss sums."""
     stop: bool
-    """Whether any rank was asked to stop."""
+    """Whether a stop was requested on any rank."""
     counts: StepCounts
-    """What the ranks really collated."""
+    """The counts of what the ranks collated."""
     squared_lengths: int
-    """Sum of length² over segments, what only fills them up left out."""
+    """Sum of length² over segments, padding left out."""
     padding_targets: int
-    """Targets that only fill sequences up."""
+    """Number of targets that are padding within sequences."""
     order_hash: int
-    """Sum mod 2**64 over what the ranks really collated, whoever did."""
+    """Sum mod 2**64 over what the ranks collated; it does not depend on the assignment to ranks."""
     source_tokens: tuple[int, ...]
     """Real tokens of each source, in the mixture's order."""
     metrics: Mapping[str, int | float]
-    """What was measured on the ranks and goes into the step's record as it is (`definitions.py`)."""
+    """Measured values that go into the step's record unchanged (`definitions.py`)."""
 
     @property
     def gradient_norm(self) -> float:
@@ -58,30 +58,31 @@ class StepTotals:
 
     @property
     def slots(self) -> int:
-        """Padding included."""
+        """Number of slots, padding included."""
         return int(self.metrics["slots"])
 
     @property
     def token_loss(self) -> float:
-        """Mean over targets, or over the means of sequences; 0 for a step without any."""
+        """Mean loss over targets, or over the means of sequences; 0 for a step without any."""
         return self.loss_sums[0] / self.denominators.tokens
 
     @property
     def loss_per_real_target(self) -> float:
-        """The same sum divided by the targets that are no padding.
+        """The loss sum divided by the number of targets that are not padding.
 
-        It is at least their own mean loss, and near it once the loss of padding, which is in the sum, is negligible.
+        The sum includes the loss of padding, so the quotient is at least the mean loss of real targets; it approaches
+        that mean as the loss of padding becomes negligible.
         """
         return self.loss_sums[0] / max(self.counts.targets - self.padding_targets, 1)
 
     @property
     def next_sentence_loss(self) -> float:
-        """Mean over sequences; 0 without next-sentence prediction."""
+        """Mean next-sentence loss over sequences; 0 without next-sentence prediction."""
         return self.loss_sums[1] / self.denominators.next_sentence
 
     @property
     def loss(self) -> float:
-        """The sum of both."""
+        """The sum of token loss and next-sentence loss."""
         return self.token_loss + self.next_sentence_loss
 
     @property
@@ -98,9 +99,9 @@ def sum_over_ranks(
     stop: bool,
     loader_seconds: float,
 ) -> StepTotals:
-    """Adds up what the ranks did; each calls it once a step.
+    """Returns the totals of a step over all ranks; every rank calls it once per step.
 
-    Raises: RunError if the ranks did not collate what this rank's plan of the step says.
+    Raises: RunError if the ranks together did not collate what this rank's plan of the step holds.
     """
     measured = _measured(batches, local, stop=stop, loader_seconds=loader_seconds)
     totals = _totals(reduce_over_ranks(world, measured), denominators)
@@ -113,7 +114,7 @@ def sum_over_ranks(
 
 
 def _measured(batches: StepBatches, local: LocalStep, *, stop: bool, loader_seconds: float) -> dict[str, RankValue]:
-    """What this rank knows of its share. A further metric is a line here and one in `definitions.py`."""
+    """Returns the values measured on this rank. A new metric is a line here and one in `definitions.py`."""
     micro_batches = batches.micro_batches
     counts = sum((batch.local_counts for batch in micro_batches[1:]), micro_batches[0].local_counts)
     order_hash = sum(batch.order_hash for batch in micro_batches)

@@ -1,4 +1,4 @@
-"""summary.json: what a run has come to, from all that its metrics.jsonl holds."""
+"""Computes summary.json, the results of a run, from its metrics.jsonl."""
 
 import statistics
 from collections import Counter
@@ -14,11 +14,11 @@ _LOSSES = ("token_loss", "next_sentence_loss")
 def run_summary(
     run: Run, records: list[dict[str, Any]], *, state: str, step: int, reached_accuracy: float | None
 ) -> dict[str, Any]:
-    """The whole run in a few numbers, earlier starts included.
+    """Returns a summary of the whole run, earlier starts included.
 
-    Rates leave evaluation and saving out, and are of the steps that as many ranks computed as the last one.
+    Rates leave evaluation and saving out, and are medians over the steps that as many ranks computed as the last step.
 
-    `reached_accuracy`: that reached the run's target; None if none did.
+    `reached_accuracy`: the accuracy that reached the run's target; None if the target was not reached.
     """
     tokens = sum(record["tokens"] for record in records)
     slots = sum(record["slots"] for record in records)
@@ -55,13 +55,13 @@ def run_summary(
 
 
 def computed_alike(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps that as many ranks computed as the last one; all steps, where an earlier version has not told."""
+    """Returns the steps that as many ranks computed as the last one; all steps if an earlier version did not log it."""
     ranks = trained[-1].get("world_size") if trained else None
     return [record for record in trained if ranks is None or record.get("world_size", ranks) == ranks]
 
 
 def _losses_apart(trained: list[dict[str, Any]]) -> dict[str, float | None]:
-    """The two losses whose sum is `loss`, at the first and last step; nothing for a model that has one."""
+    """Returns the two losses whose sum is `loss`, at the first and last step; empty for a model with one loss."""
     if not trained or "token_loss" not in trained[0]:
         return {}
     ends = {"first": trained[0], "last": trained[-1]}
@@ -69,7 +69,7 @@ def _losses_apart(trained: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def _added(records: list[dict[str, Any]], name: str) -> dict[str, int]:
-    """The sum of what each record has of each source; logs of earlier versions may not have it."""
+    """Returns the sum over records of a value that each source has; logs of earlier versions may lack it."""
     totals: Counter[str] = Counter()
     for record in records:
         totals.update(record.get(name, {}))
@@ -77,12 +77,12 @@ def _added(records: list[dict[str, Any]], name: str) -> dict[str, int]:
 
 
 def _median(records: list[dict[str, Any]], name: str) -> float:
-    """0 without records: all steps so far were skipped."""
+    """Returns the median of a value; 0 without records, that is if all steps so far were skipped."""
     return statistics.median(record[name] for record in records) if records else 0.0
 
 
 def _target(run: Run, records: list[dict[str, Any]], reached_accuracy: float | None) -> dict[str, Any] | None:
-    """What came of `training.target_accuracy`; None where there is none. Seconds leave saving out."""
+    """Returns whether and when `training.target_accuracy` was reached; None without one. Seconds leave saving out."""
     target = run.config.training.target_accuracy
     if target is None:
         return None

@@ -91,7 +91,7 @@ def _require_file(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path.parent}, where --save would write, is no folder: {error.strerror}") from error
+        raise ConfigError(f"{path.parent}, where --save would write, is not a folder: {error.strerror}") from error
 
 
 def load(run_file: Path, overrides: Sequence[str] | None) -> "RunConfig":

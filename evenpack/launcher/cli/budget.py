@@ -34,6 +34,6 @@ def budget(
     """
     config = None if run_file is None else load(run_file, overrides)
     with reporting(as_json, save=save) as report:
-        from evenpack.studies.budget.command import draw_up
+        from evenpack.studies.budget.command import compute_budget
 
-        report.take(draw_up(config, options))
+        report.take(compute_budget(config, options))

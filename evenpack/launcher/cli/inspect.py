@@ -41,7 +41,7 @@ def inspect(
       evenpack inspect wikipedia_128 wikipedia_512 wikipedia_2048 --plot depths.png
     """
     with reporting(as_json) as report:
-        from evenpack.studies.inspection.against import read_against, refuse_senseless
+        from evenpack.studies.inspection.against import read_against, require_one_on_each_side
         from evenpack.studies.inspection.inspect import inspect_lengths, inspect_side_by_side
         from evenpack.studies.inspection.tables import distance_table
         from evenpack.studies.lengths.subject import find_subject
@@ -49,7 +49,7 @@ def inspect(
         more = [word for word in overrides or [] if "=" not in word]
         changes = [word for word in overrides or [] if "=" in word]
         if against is not None:
-            refuse_senseless(against, (lengths, *more))
+            require_one_on_each_side(against, (lengths, *more))
         subjects = [find_subject(one, changes, options) for one in (lengths, *more)]
         if more:
             if pack_lengths is not None:

@@ -51,7 +51,7 @@ def new(
             None if devices is None else str(devices), "--devices", "How many GPUs; 0: CPU cores", default="0"
         )
         if not count.isdecimal():
-            raise ConfigError(f"--devices {count} is no number of GPUs: give 0 for CPU cores, 8 for a node of 8")
+            raise ConfigError(f"--devices {count} is not a number of GPUs: give 0 for CPU cores, 8 for a node of 8")
         run = NewRun(
             name=run_file.stem,
             source=source_section(path, text_key=text_key),
@@ -66,7 +66,7 @@ def new(
 
 
 def _asked(given: str | None, option: str, question: str, *, default: str | None = None) -> str:
-    """What was given, or the answer to a question. Raises: ConfigError where there is nobody to ask."""
+    """Returns the given value, or the answer to a question. Raises: ConfigError without a terminal."""
     if given is not None:
         return given
     if not sys.stdin.isatty():

@@ -40,9 +40,9 @@ def train(
       evenpack train demo --cpu-ranks 4
     """
     from evenpack.launcher.processes.launch import plan_launch
-    from evenpack.launcher.processes.streams import outlive_terminal
+    from evenpack.launcher.processes.streams import survive_hang_up
 
-    outlive_terminal()
+    survive_hang_up()
     config = load(run_file, overrides)
     exit_code = 0
     with reporting(as_json) as report:

@@ -60,7 +60,7 @@ def write_run_file(path: Path, new: NewRun) -> None:
     comment = (
         f"{first_comment(shipped_run_files()[MODELS[new.model]]).rstrip('.')}: changed for {new.source['path']}. "
         "`evenpack config explain KEY` says more of each key, and lists those that are not here. Steps and "
-        "learning rate are those of the shipped file: `evenpack budget` shows what they come to on this data."
+        "learning rate are those of the shipped file: `evenpack budget` shows what they mean for this data."
     )
     write_text(path, "\n".join([*_comment(comment), *_lines(values, keys_of(RunConfig), ""), ""]))
 

@@ -86,7 +86,7 @@ def _keys_of_strings(kind: str, path: Path) -> list[str]:
     try:
         schema = pyarrow.dataset.dataset(file, format="parquet" if kind == "parquet" else "ipc").schema
     except (pa.ArrowInvalid, OSError):
-        return []  # a stream, or damaged: reading its first document tells
+        return []  # a stream, or damaged: reading its first document will show
     return [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
 
 

@@ -61,9 +61,9 @@ class Guard(threading.Thread):
     def run(self) -> None:
         """Checks twice a second until `finish`, and then ensures that the process ends."""
         while not self._finished.wait(_POLL_SECONDS):
-            self._look_at_launcher()
-            self._look_at_stop_file()
-            self._look_at_ranks()
+            self._check_launcher()
+            self._check_stop_file()
+            self._check_ranks()
         time.sleep(_LEAVING_SECONDS)
         end_process(self._exit_code or 0)
 
@@ -82,7 +82,7 @@ class Guard(threading.Thread):
                     failure = self._folder.claim_failure(failure)
         return failure
 
-    def _look_at_launcher(self) -> None:
+    def _check_launcher(self) -> None:
         if self._launcher is not None and not self._launcher.is_alive():
             self._end(f"`evenpack train` (process {self._launcher.pid}) has ended")
         if self._ancestors is not None:
@@ -91,7 +91,7 @@ class Guard(threading.Thread):
             if self._ancestors.grandparent_is_gone():
                 self._stop_flag.set()
 
-    def _look_at_stop_file(self) -> None:
+    def _check_stop_file(self) -> None:
         request = read_stop_request(self._folder.path.parent, self._status.run_id)
         if request is not None:
             self._stop_flag.set()
@@ -99,7 +99,7 @@ class Guard(threading.Thread):
             if request.at_once:
                 self._end("stopped at once")
 
-    def _look_at_ranks(self) -> None:
+    def _check_ranks(self) -> None:
         failure = self.first_failure()
         if failure is not None and failure.rank != self._place.rank:
             now = time.monotonic()
@@ -127,8 +127,8 @@ class Guard(threading.Thread):
 class Ancestors:
     """The launcher that started this rank, and the process that started it.
 
-    If the parent has ended, nobody waits for this rank any more. If only the grandparent has ended, as after a SIGTERM
-    to `deepspeed`, the parent still waits: there is time to save.
+    If the parent has ended, no process waits for this rank any more. If only the grandparent has ended, as after a
+    SIGTERM to `deepspeed`, the parent still waits: there is time to save.
     """
 
     def __init__(self) -> None:
@@ -165,12 +165,12 @@ class Neighbours:
                 continue
             seen = self._identify(rank)
             if seen is None and self._launcher_lacks_children():
-                return self._died_without_a_word(rank)
+                return self._exit_without_message(rank)
             if seen is None or seen.is_alive():
                 continue
             last = self._folder.read_status(rank)  # read after its end: its final status
             if last is None or last.state == "running":
-                return self._died_without_a_word(rank)
+                return self._exit_without_message(rank)
             if last.state == "failed":
                 return Failure.of(last)
             self._gone.add(rank)
@@ -193,7 +193,7 @@ class Neighbours:
                 alive += child.status() != psutil.STATUS_ZOMBIE
         return alive < self._place.local_world_size - len(self._gone)
 
-    def _died_without_a_word(self, rank: int) -> Failure:
+    def _exit_without_message(self, rank: int) -> Failure:
         return Failure(
             run_id=self._status.run_id,
             rank=rank,

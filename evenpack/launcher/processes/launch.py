@@ -36,7 +36,7 @@ _OWN_OPTIONS = (
     "--module",
     "--no_python",
 )
-"""Options of `deepspeed` that decide the number of ranks and their program, which evenpack must know."""
+"""Options of `deepspeed` that decide the number of ranks and their program, which evenpack sets itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class LaunchPlan:
     devices: Devices
 
     def command_of(self, token: LaunchToken) -> list[str]:
-        """Returns the command whose ranks know the `evenpack train` to which they belong.
+        """Returns the command, whose ranks get the identity of the `evenpack train` to which they belong.
 
         `deepspeed` searches this for its own options too: a prefix of one of them (`--launch`) would be refused.
         """

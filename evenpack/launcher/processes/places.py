@@ -60,7 +60,7 @@ class ThisMachine:
         self._asked_to_stop = False
 
     @property
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         return self._asked_to_stop
 
     def places(self, devices_per_run: int | None) -> list[DeviceGroup]:

@@ -22,7 +22,7 @@ class TerminalFile(io.FileIO):
             return memoryview(data).nbytes
 
 
-def outlive_terminal() -> None:
+def survive_hang_up() -> None:
     """Makes `sys.stdout` and `sys.stderr` survive a hang-up; files and pipes are not changed."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -20,7 +20,7 @@ from evenpack.errors import EXIT_BAD_INPUT
 from evenpack.launcher.processes.launch import LaunchPlan
 from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankStatus, held_output_dir
 from evenpack.launcher.processes.stop import StopRequest, on_stop_signals, remove_stop_request, write_stop_request
-from evenpack.launcher.processes.verdict import LaunchResult, judge, killed
+from evenpack.launcher.processes.verdict import LaunchResult, killed, launch_result
 
 _POLL_SECONDS = 0.25
 _SAME_REQUEST_SECONDS = 0.5
@@ -113,11 +113,11 @@ class _Supervisor:
                 signal.signal(number, handler)
         if self._killed_by is not None:
             return killed(self._killed_by)
-        statuses = self._wait_for_last_words()
+        statuses = self._wait_for_final_statuses()
         if not self._folder.path.is_dir():
             message = f"{self._output_dir} was removed while the run was writing into it; start the same command again"
             return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=None)
-        return judge(
+        return launch_result(
             statuses,
             self._folder.read_failure(),
             ranks=self._plan.devices.ranks,
@@ -151,7 +151,7 @@ class _Supervisor:
             self._request_stop(at_once=True)
             if self._plan.devices.kind == "hosts":
                 os.kill(child, signal.SIGTERM)  # upon which `deepspeed` kills processes that pdsh has started elsewhere
-                self._wait_for_last_words()
+                self._wait_for_final_statuses()
 
     def _request_stop(self, *, at_once: bool) -> None:
         try:
@@ -185,7 +185,7 @@ class _Supervisor:
             if status.host == self._token.host and status.state == "running" and status.process.is_alive()
         ]
 
-    def _wait_for_last_words(self) -> dict[int, RankStatus]:
+    def _wait_for_final_statuses(self) -> dict[int, RankStatus]:
         deadline = time.monotonic() + _REMOTE_SECONDS
         while True:
             statuses = self._folder.read_statuses()

@@ -1,4 +1,4 @@
-"""The outcome of a run, judged from the statuses in `OUTPUT_DIR/ranks`.
+"""Determines the outcome of a run from the statuses in `OUTPUT_DIR/ranks`.
 
 The exit code of `deepspeed` alone is not enough: it is 0 if its own child was killed, and if several ranks fail it is
 that of the one it checked first.
@@ -26,7 +26,7 @@ class LaunchResult:
     """The error that the first failed rank has printed, if the user can correct it; None for any other end."""
 
 
-def judge(
+def launch_result(
     statuses: Mapping[int, RankStatus], failure: Failure | None, *, ranks: int, launcher_code: int, folder: Path
 ) -> LaunchResult:
     """Returns the outcome of a run of `ranks` ranks whose processes have all ended.

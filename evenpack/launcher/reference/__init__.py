@@ -1,1 +1,1 @@
-"""What the keys of run files mean: from the schemas to `evenpack config explain` and docs/run_file.md."""
+"""Extracts the keys of run files from their schemas, for `evenpack config explain` and docs/run_file.md."""

@@ -1,4 +1,4 @@
-"""The kinds of YAML files that evenpack reads, and their schemas."""
+"""Lists the kinds of YAML files that evenpack reads, with their schemas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +46,7 @@ FILES: dict[str, Callable[[], type[Section]]] = {
     "chunking": _chunking,
     "shuffle": _shuffle,
 }
-"""By the name that `--file` takes; a schema is imported when it is asked for."""
+"""Functions that import a schema, by the name that `--file` takes."""
 
 
 def schema_of(file: str) -> type[Section]:
@@ -59,7 +59,7 @@ def schema_of(file: str) -> type[Section]:
 def json_schema(file: str) -> dict[str, Any]:
     """Returns the JSON schema of a kind of file, for editors.
 
-    It covers types, limits and kinds; the checks of how keys fit together are evenpack's own.
+    It covers types, limits and kinds; consistency checks between keys are in evenpack only.
 
     Raises: ConfigError if there is no such kind, or for a model family that cannot be loaded.
     """

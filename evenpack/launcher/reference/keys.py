@@ -1,4 +1,4 @@
-"""From the schema of a file to its keys, in the order of the schema."""
+"""Extracts the keys of a file from its schema, in the order of the schema."""
 
 import typing
 from collections.abc import Iterator, Sequence
@@ -8,61 +8,61 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from evenpack.config import Section, SectionByKind
-from evenpack.launcher.reference.words import default_of, limits_of, meaning_of, type_of, unit_of
+from evenpack.launcher.reference.descriptions import default_of, limits_of, meaning_of, type_of, unit_of
 
 NAME = "NAME"
-"""Stands in a place for a name of the user's, as that of a source."""
+"""Placeholder in a key's path for a name that the user chooses, such as that of a source."""
 ENTRY = "[]"
-"""Follows a key whose value is a list of sections, in the places of their keys."""
+"""Follows a key whose value is a list of sections, in the paths of their keys."""
 
 
 _Labelled = tuple[str, type[Section]]
-"""A section with its kind; an empty one for a section that stands alone."""
+"""A section with its kind; the kind is empty for a key with a single kind of section."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One of the sections that may stand at a place, told apart by their `kind`."""
+    """One of the sections that a key may hold, distinguished by their `kind`."""
 
     name: str
     about: str
-    """What such a section is for."""
+    """Description of the section."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A key of a file: what may stand there, and what it means."""
+    """A key of a file: its type, limits, default and meaning."""
 
     place: str
-    """Dotted, as in an override: `data.sources.NAME.path`."""
+    """Dotted path, as in an override: `data.sources.NAME.path`."""
     kinds: tuple[str, ...]
-    """Which kinds of the section that it stands in have it; empty: all, or the section has no kinds."""
+    """Kinds of the enclosing section that have the key; empty: all kinds, or the section has no kinds."""
     type: str
     limits: str | None
-    """None: there are none."""
+    """Limits of the value; None: there are none."""
     unit: str | None
-    """None: a number without one, or no number."""
+    """Unit of the value; None: it has no unit, or is not a number."""
     default: str | None
-    """As YAML writes it; None: the key is required."""
+    """Default in YAML's notation; None: the key is required."""
     meaning: str
     variants: tuple[Kind, ...]
-    """The sections that may stand here; empty for a single value and for a section without a `kind`."""
+    """The kinds of section that the key may hold; empty for a single value and for a section without a `kind`."""
     is_section: bool
-    """Whether further keys stand below it."""
+    """Whether the key is a section, with keys of its own."""
 
     @property
     def name(self) -> str:
-        """The last part of the place."""
+        """The last part of the dotted path."""
         return self.place.rpartition(".")[2]
 
     @property
     def parent(self) -> str:
-        """The place of the section that it stands in; empty for a section of the file."""
+        """The dotted path of the enclosing section; empty for a top-level section."""
         return self.place.rpartition(".")[0]
 
     @property
     def inside(self) -> str:
-        """The place in which the keys below it stand."""
+        """The dotted path with which the paths of its own keys begin."""
         return f"{self.place}{_STEPS_INTO.get(self.type, '')}"
 
 
@@ -105,7 +105,7 @@ def _meaning(place: str, field: FieldInfo, sections: Sequence[_Labelled]) -> str
     """Returns the docstring of a key, or that of its section if it has none."""
     if field.description or not sections:
         is_lone_kind = place.endswith(".kind") and not field.description
-        return "The only kind that can stand here." if is_lone_kind else meaning_of(field.description)
+        return "The only kind of this section." if is_lone_kind else meaning_of(field.description)
     return meaning_of(sections[0][1].__doc__)
 
 
@@ -130,7 +130,7 @@ def _kind_of(section: type[Section]) -> str:
 
 
 def _merged(sections: Sequence[_Labelled], place: str) -> Iterator[Key]:
-    """Yields the keys of the sections that a place may hold; a key that several kinds share comes once."""
+    """Yields the keys of the sections that a key may hold; a key that several kinds share is yielded once."""
     if len(sections) > 1:
         yield _choice(sections, place)
     kinds_of: dict[Key, list[str]] = {}
@@ -143,7 +143,7 @@ def _merged(sections: Sequence[_Labelled], place: str) -> Iterator[Key]:
 
 
 def _choice(sections: Sequence[_Labelled], place: str) -> Key:
-    """Returns the key `kind`, which has one value in each of the sections."""
+    """Returns the key `kind`, which has a different value in each of the sections."""
     fields = [section.model_fields["kind"] for _, section in sections]
     return Key(
         place=f"{place}.kind",
@@ -152,7 +152,7 @@ def _choice(sections: Sequence[_Labelled], place: str) -> Key:
         limits=None,
         unit=None,
         default=next((found for field in fields if (found := default_of(field)) is not None), None),
-        meaning="Which of these sections it is, and so which other keys there are.",
+        meaning="The kind of the section, on which its other keys depend.",
         variants=(),
         is_section=False,
     )

@@ -1,4 +1,4 @@
-"""Finds keys by their place, and the nearest ones to a place that does not exist."""
+"""Finds keys by their dotted path, and similar ones if there is no such key."""
 
 import difflib
 import re
@@ -16,12 +16,12 @@ def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
     """Returns the keys at `place`: several if a key of this name differs between the kinds of its section.
 
     Args:
-        place: dotted; any name may be given where the user chooses one, as for a source.
+        place: dotted path; any name may be given where the user chooses one, such as that of a source.
 
-    Raises: ConfigError with the nearest places if there is none.
+    Raises: ConfigError, with similar keys, if there is none.
     """
     if place in RENAMED_KEYS:
-        raise ConfigError(f"{place} is the name of earlier versions: it is now {RENAMED_KEYS[place]}")
+        raise ConfigError(f"{place} was renamed: it is now {RENAMED_KEYS[place]}")
     asked = _parts(place)
     found = tuple(key for key in keys if _matches(asked, key.place) or _matches(asked, key.inside))
     if not found:
@@ -32,7 +32,7 @@ def find_keys(keys: Sequence[Key], place: str) -> tuple[Key, ...]:
 def keys_at(keys: Sequence[Key], place: str | None) -> tuple[Key, ...]:
     """Returns what `find_keys` finds, with the keys directly in it if it is a section; all keys if `place` is None.
 
-    Raises: ConfigError with the nearest places if there is none.
+    Raises: ConfigError, with similar keys, if there is none.
     """
     if place is None:
         return tuple(keys)
@@ -54,7 +54,7 @@ def _matches(asked: Sequence[str], place: str) -> bool:
 
 
 def _hint(keys: Sequence[Key], asked: Sequence[str]) -> str:
-    """Returns a hint: places with a similar last part, then those with similar spelling."""
+    """Returns a hint that names keys with a similar last part, then those with a similar path."""
     places = list(dict.fromkeys(key.place for key in keys))
     name = difflib.get_close_matches(asked[-1], {place.rpartition(".")[2] for place in places}, n=1, cutoff=0.7)
     alike = [place for place in places if place.rpartition(".")[2] in name]

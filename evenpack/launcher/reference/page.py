@@ -1,4 +1,4 @@
-"""The reference of keys as pages of documentation (Markdown)."""
+"""Writes the reference of keys as pages of documentation (Markdown)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,8 +10,8 @@ from evenpack.launcher.reference.views import REQUIRED, type_and_limits
 _RUN_FILE = """\
 # The run file
 
-One YAML file is one run. Every key is listed here, in the order of the file, with its type, unit and default. The same
-is shown by
+One YAML file describes one run. This page lists every key, in the order of the file, with its type, unit and default.
+The following commands show the same:
 
 ```
 evenpack config explain                          all keys
@@ -19,31 +19,30 @@ evenpack config explain data.recipe              a section
 evenpack config explain training.packs_per_step  a key
 ```
 
-and any key can be given on the command line: `evenpack train RUN.yaml training.steps=100`.
+Every key can be set on the command line, too: `evenpack train RUN.yaml training.steps=100`.
 
-Editors complete and check keys by the JSON schema, which is written by
+Editors can complete and check keys with a JSON schema. Write it with
 
 ```
 evenpack config schema > run_file.schema.json
 ```
 
-and named in the first line of a run file:
+and name it in the first line of a run file:
 
 ```yaml
 # yaml-language-server: $schema=run_file.schema.json
 ```
 
-*NAME* stands for a name of your own. A section with a `kind` has other keys for each kind; "of" says which kinds have a
-key, and is empty where all do. A default of `{}` is a section whose keys have their defaults.
+*NAME* stands for a name of your choice. The keys of a section with a `kind` depend on the kind: the column "of" lists
+the kinds that have a key, and is empty if all have it. The default `{}` means a section with all its defaults.
 """
 
 _OTHER_FILES = """\
 # Files of fine-tunings and studies
 
-`evenpack finetune` and the studies of runs read YAML files of their own. Their keys are shown by
-`evenpack config explain --file KIND`, and `evenpack config schema --file KIND` writes the JSON schema for editors. In
-files of studies, `settings` and `arms` hold [keys of the run file](run_file.md) as on the command line,
-`training.steps: 100`.
+`evenpack finetune` and the studies of runs read YAML files of their own. `evenpack config explain --file KIND` shows
+their keys, and `evenpack config schema --file KIND` writes the JSON schema for editors. In files of studies, `settings`
+and `arms` hold [keys of the run file](run_file.md) as on the command line, for example `training.steps: 100`.
 """
 
 _TITLES = {
@@ -71,7 +70,7 @@ def _other_files() -> str:
 
 
 def _sections(keys: Sequence[Key], *, heading: str) -> Iterator[str]:
-    """Yields a heading and a table for each section; nested sections have a lower heading."""
+    """Yields a heading and a table for each section; nested sections have a heading of a lower level."""
     for key in keys:
         if key.is_section:
             yield f"{heading}{'#' if '.' in key.place else ''} `{key.inside}`\n"
@@ -109,5 +108,5 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _code_safe(text: str) -> str:
-    """Returns the text with characters escaped that Markdown would interpret."""
+    """Returns the text with Markdown's special characters escaped."""
     return text.replace("|", "\\|").replace("<", "&lt;")

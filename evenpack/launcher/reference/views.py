@@ -1,4 +1,4 @@
-"""The reference of keys as tables for a terminal."""
+"""Shows the reference of keys as tables for a terminal."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,9 @@ def outline(keys: Sequence[Key]) -> Table:
 
 
 def explained(keys: Sequence[Key], place: str) -> list[RenderableType]:
-    """Returns tables of what is at a place: all about a key, or a section with its keys.
+    """Returns tables about a key, or about a section and its keys.
 
-    Raises: ConfigError if there is no such place.
+    Raises: ConfigError if there is no such key.
     """
     shown: list[RenderableType] = []
     for key in find_keys(keys, place):

@@ -1,4 +1,4 @@
-"""The `model:` section of a BERT."""
+"""Defines the `model:` section of BERT."""
 
 from typing import ClassVar, Literal
 
@@ -23,24 +23,24 @@ class BertConfig(TransformerConfig):
     preset: Literal["tiny", "mini", "base", "large"] = "base"
     """Sizes of Devlin et al. 2019, section 3; tiny and mini are of Turc et al. 2019."""
     positions: Literal["learned"] = "learned"
-    """How the model is told where a token stands: a learned table."""
+    """Encoding of positions: a learned table."""
     dropout: Share = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout after embeddings and each residual branch, and of attention probabilities."""
     token_types: Rows = Field(default=2, ge=2, le=1 << 16)
     """Rows of the token-type table: the first and the second half of a pair."""
     mlm_reduction: Literal["token", "sequence"] = "token"
-    """What the loss of masked tokens is a mean over. token: mean over all masked tokens; sequence: mean over each
-    sequence's masked tokens, then over sequences."""
+    """How the masked-token loss is averaged. token: mean over all masked tokens; sequence: mean over the masked tokens
+    of each sequence, then over sequences."""
     loss_balancing: Literal["exact", "expected", "micro_batch"] = "exact"
-    """What the losses of a step are divided by. exact: losses are divided by what a step holds; expected: by what a
-    step holds on average, the same each time. For study, micro_batch: each micro-batch's losses by what that one holds,
-    and then the plain mean is taken."""
+    """Denominators of a step's loss sums. exact: the numbers of masked tokens and sequences in the step; expected:
+    their means over all steps, the same for each step. For study, micro_batch: the numbers in each micro-batch,
+    followed by a mean over micro-batches."""
     next_sentence_reduction: Literal["sequence", "pack"] = "sequence"
-    """What the loss of next sentences is a mean over. sequence: all sequences of the step. For study, pack: each pack's
-    next sentences together weigh as much as another's, however many it holds."""
+    """How the next-sentence loss is averaged. sequence: mean over all sequences of the step. For study, pack: mean over
+    the sequences of each pack, then over packs."""
     next_sentence: bool = True
-    """Whether the model learns next sentences. For study: false leaves out the pooler, the next-sentence head and its
-    loss."""
+    """Whether the model is trained on next-sentence prediction. For study: false leaves out the pooler, the
+    next-sentence head and its loss."""
 
     @property
     def predicts_next_sentence(self) -> bool:
@@ -65,10 +65,10 @@ class BertConfig(TransformerConfig):
             found["model.next_sentence is false"] = "BERT learns from masked tokens alone"
         if self.next_sentence_reduction == "pack":
             found["model.next_sentence_reduction is pack"] = (
-                "a next sentence weighs less the more of them its pack holds"
+                "a sequence has a lower weight in the next-sentence loss the more sequences its pack holds"
             )
         if self.loss_balancing == "micro_batch":
             found["model.loss_balancing is micro_batch"] = (
-                "a token weighs more where its micro-batch holds fewer of them"
+                "a token has a higher weight in the loss the fewer its micro-batch holds"
             )
         return found

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from evenpack.errors import CheckpointError
-from evenpack.models.bert.huggingface import DECODER_BIAS, WORD_EMBEDDINGS, each_once
+from evenpack.models.bert.huggingface import DECODER_BIAS, WORD_EMBEDDINGS, without_duplicates
 from evenpack.models.common.foreign import ForeignNames
 
 _NORM = {"weight": "gamma", "bias": "beta"}
@@ -43,7 +43,7 @@ def from_nvidia(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if plain in renamed:
             raise CheckpointError(f"{plain} is there twice, with `dense` and with `dense_act` in its name: remove one")
         renamed[plain] = tensor
-    return each_once(renamed)
+    return without_duplicates(renamed)
 
 
 BERT_FOREIGN_NAMES = ForeignNames(

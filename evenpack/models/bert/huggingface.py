@@ -103,20 +103,20 @@ def tensor_names(model: Bert) -> list[TensorName]:
 def plain_weights(model: Bert, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the trained tensors that `model` has, each once, under the names of today's transformers.
 
-    Raises: as `each_once`.
+    Raises: as `without_duplicates`.
     """
-    found = each_once(weights)
+    found = without_duplicates(weights)
     if model.next_sentence_head is None:
         found = {name: tensor for name, tensor in found.items() if not name.startswith(_NEXT_SENTENCE)}
     return found
 
 
-def each_once(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without_duplicates(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the trained tensors, each once, under the names of today's transformers.
 
     Raises: CheckpointError if the decoder is not the token embedding or has two biases.
     """
-    found = {_name_of_today(name): tensor for name, tensor in weights.items() if name not in _CONSTANTS}
+    found = {_current_name(name): tensor for name, tensor in weights.items() if name not in _CONSTANTS}
     if DECODER_BIAS not in found and f"{_DECODER}bias" in found:
         found[DECODER_BIAS] = found[f"{_DECODER}bias"]
     untied(found, f"{_DECODER}bias", DECODER_BIAS)
@@ -182,7 +182,7 @@ def config_for_weights(config: BertConfig, names: Collection[str], origin: str) 
     return config if has_next_sentence_head else config.model_copy(update={"next_sentence": False})
 
 
-def _name_of_today(name: str) -> str:
+def _current_name(name: str) -> str:
     """Renames a norm's gamma and beta, as checkpoints converted from TensorFlow have them, to weight and bias."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 

@@ -10,7 +10,7 @@ Conventions, so that a reported MFU can be checked by hand:
   Bidirectional attention counts all l².
 - An output head counts where a loss is taken: the masked-token head at the masked tokens, the pooler and the
   next-sentence head at each sequence's first token.
-- Tokens that only pad a sequence are no useful work: neither their attended pairs, nor the head where they are targets.
+- Tokens that only pad a sequence are not useful work, including their attended pairs, and the head if they are targets.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ PASSES = 3
 """Passes over the blocks: one forward, and a backward of twice its work (gradients of inputs and weights)."""
 
 FP32_BYTES, BF16_BYTES, MASK_BYTES = 4, 2, 1
-"""Bytes of a number, and of a flag that tells whether dropout zeroed one."""
+"""Bytes of a number, and of a flag for a number that dropout set to zero."""
 
 
 @dataclass(frozen=True, kw_only=True)

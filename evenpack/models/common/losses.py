@@ -1,7 +1,7 @@
 """Exact global mean losses from the sums that models return.
 
 A model returns the *sum* of its weighted losses. Ranks hold unequal parts of a step, so a mean taken on each would
-weigh tokens unequally. Every rank knows the whole step's denominators from the plan instead, and no communication is
+weigh tokens unequally. Every rank has the whole step's denominators from the plan instead, and no communication is
 needed to normalise exactly.
 
 The loss of a step is the token loss, over next or masked tokens, plus the next-sentence loss of a model that predicts

@@ -1,4 +1,4 @@
-"""How a model knows the position of a token: a learned table, ALiBi's bias in attention, or rotated queries and keys.
+"""Encodes the position of a token: a learned table, ALiBi's bias in attention, or rotated queries and keys.
 
 All restart with each segment: table and rotation use `PackedBatch.position_ids`, and ALiBi sees only distances
 between positions of one segment. ALiBi and rotation have no parameters that depend on the longest sequence.

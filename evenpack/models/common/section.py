@@ -1,4 +1,4 @@
-"""The keys that the `model:` section of a run file has in every family."""
+"""Defines the keys that the `model:` section of a run file has in every family."""
 
 from typing import Any, ClassVar, Literal
 
@@ -16,9 +16,9 @@ ROTARY_BASE = 10_000.0
 
 
 class TransformerConfig(Section):
-    """Base of each family's section: a preset, each of whose numbers may be overridden.
+    """Base of each family's section: a preset of sizes, each of which may be overridden.
 
-    The properties say how the engine treats a model; a family overrides those in which it differs.
+    The properties tell the engine how to handle the model; a family overrides those in which it differs.
     """
 
     presets: ClassVar[dict[str, dict[str, int]]]
@@ -28,10 +28,9 @@ class TransformerConfig(Section):
     preset: str
     """Name of a set of sizes."""
     positions: str
-    """How the model is told where a token stands."""
+    """Encoding of positions."""
     max_positions: Positions | None = Field(default=None, ge=1, le=1 << 24)
-    """Rows of the learned position table; null: as many as the data needs (`positions_needed`). At most as many as the
-    longest sequence there can be has tokens."""
+    """Rows of the learned position table; null: as many as the data needs (`positions_needed`)."""
     layers: Layers | None = Field(default=None, ge=1, le=1 << 12)
     """Transformer blocks; null: those of the preset."""
     hidden_size: Channels | None = Field(default=None, ge=8, le=1 << 17)
@@ -41,14 +40,14 @@ class TransformerConfig(Section):
     dropout: Share = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout after embeddings and each residual branch, and of attention probabilities."""
     attention_dropout: Share | None = Field(default=None, ge=0.0, lt=1.0)
-    """Dropout of attention probabilities, where it differs; null: as `dropout`. On GPUs only flash-attn computes it
-    fast; with 0 PyTorch's own varlen kernel serves as well."""
+    """Dropout of attention probabilities, if it differs; null: as `dropout`. On GPUs only flash-attn computes it
+    fast; with 0, PyTorch's own varlen kernel is available, too."""
     activation_checkpointing: bool = False
-    """Recompute each block in the backward pass: less memory, about a third more work."""
+    """Recompute each block in the backward pass, which saves memory at the cost of about a third more computation."""
     reset_positions: bool = True
-    """Whether positions restart in each sequence. For study: false counts positions through the pack instead of from 0
-    in each sequence; packed layout only. Positions that are distances between tokens (alibi, rotary) tell that apart
-    only where sequences see each other."""
+    """Whether positions restart at 0 in each sequence. For study: false numbers positions through the pack; packed
+    layout only. With relative positions (alibi, rotary) it makes a difference only where sequences attend to each
+    other."""
 
     @model_validator(mode="after")
     def _check(self) -> "TransformerConfig":
@@ -75,17 +74,17 @@ class TransformerConfig(Section):
 
     @property
     def predicts_next_sentence(self) -> bool:
-        """Whether the model has a head and a loss for it."""
+        """Whether the model has a head and a loss for next-sentence prediction."""
         return False
 
     @property
     def loss_reduction(self) -> Literal["token", "sequence"]:
-        """Whether the token loss is a mean over all targets, or over sequences of the mean over each one's targets."""
+        """Whether the token loss is averaged over all targets, or over each sequence's targets and then sequences."""
         return "token"
 
     @property
     def pair_reduction(self) -> Literal["sequence", "pack"]:
-        """Whether the next-sentence loss is a mean over sequences, or over packs of the mean over each one's."""
+        """Whether the next-sentence loss is averaged over sequences, or over each pack's sequences and then packs."""
         return "sequence"
 
     @property
@@ -98,23 +97,23 @@ class TransformerConfig(Section):
 
     @property
     def unseen_in_weights(self) -> dict[str, Any]:
-        """Keys that change the computation but do not show in the names and shapes of the tensors."""
+        """Keys that affect the computation and cannot be inferred from the names and shapes of the tensors."""
         return {"kind": self.kind, "heads": self.shape["heads"]}
 
     @property
     def study_switches(self) -> dict[str, str]:
-        """Keys of this section, with their values, that make a run one for study alone, each with its meaning."""
+        """Keys of this section, with their values, that are for study only, each with its meaning."""
         if self.reset_positions:
             return {}
-        return {"model.reset_positions is false": "positions run on from one sequence of a pack to the next"}
+        return {"model.reset_positions is false": "positions continue from one sequence of a pack to the next"}
 
 
 class DecoderConfig(TransformerConfig):
     """The `model:` section of decoders."""
 
     rotary_base: float = Field(default=ROTARY_BASE, gt=0.0)
-    """Base of `positions: rotary`, where pair i of a head's channels turns by base^(-2i / head_dim) from one position
-    to the next; other positions have none."""
+    """Base of `positions: rotary`, where pair i of a head's channels is rotated by base^(-2i / head_dim) from one
+    position to the next; for rotary positions alone."""
 
     @model_validator(mode="after")
     def _check_positions(self) -> "DecoderConfig":
@@ -122,7 +121,7 @@ class DecoderConfig(TransformerConfig):
             head_dim = self.shape["hidden_size"] // self.shape["heads"]
             if head_dim % 2:
                 raise ValueError(
-                    f"positions rotary turns pairs of channels: hidden_size / heads must be even, found {head_dim}"
+                    f"positions rotary rotates pairs of channels: hidden_size / heads must be even, found {head_dim}"
                 )
         elif self.rotary_base != ROTARY_BASE:
             raise ValueError(f"rotary_base is for positions rotary, and positions is {self.positions}: leave it out")

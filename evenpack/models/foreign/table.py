@@ -36,7 +36,9 @@ def read_table(path: Path) -> dict[bytes, bytes]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path} is no whole index of a TensorFlow checkpoint: {error}; copy it again") from error
+        raise CheckpointError(
+            f"{path} is not a whole index of a TensorFlow checkpoint: {error}; copy it again"
+        ) from error
 
 
 def masked_crc32c(data: bytes | np.ndarray) -> int:

@@ -1,6 +1,6 @@
 """Checkpoints of TensorFlow (`tf.train.Saver`, format V2): PREFIX.index and PREFIX.data-0000I-of-0000N.
 
-The index is a table of names; each value says in which data file a tensor lies, where, and with which checksum.
+The index is a table of names; each value gives a tensor's data file, offset and checksum.
 
     key ""      BundleHeaderProto   1 number of data files, 2 byte order (0: little-endian)
     key NAME    BundleEntryProto    1 type of the numbers, 2 shape, 3 data file, 4 offset in it, 5 bytes, 6 checksum,
@@ -38,7 +38,7 @@ _TYPES = {
     14: torch.bfloat16,
     19: torch.float16,
 }
-"""Number types by TensorFlow's code; texts, complex and quantised numbers are no weights."""
+"""Number types by TensorFlow's code; texts, complex and quantised numbers are not weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class TensorBundle(Mapping[str, Tensor]):
         prefix: path without `.index`.
 
     Raises: CheckpointError that names the file if it is missing, cut off or damaged (the index here, a data file when a
-    tensor is requested), or if a tensor is no array of numbers in one piece.
+    tensor is requested), or if a tensor is not an array of numbers in one piece.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -76,7 +76,7 @@ class TensorBundle(Mapping[str, Tensor]):
                 key.decode(): _read_entry(value) for key, value in table.items() if not key.startswith(_SLICE)
             }
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"{index} is no index of a TensorFlow checkpoint: {error!r}") from error
+            raise CheckpointError(f"{index} is not an index of a TensorFlow checkpoint: {error!r}") from error
         self._shards = header.number(1)
         if header.number(2) != 0:
             raise CheckpointError(f"{index} holds big-endian numbers, which cannot be read")

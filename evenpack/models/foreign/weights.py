@@ -138,7 +138,7 @@ def _section(config_file: Path, like: Model) -> tuple[TransformerConfig, list[st
     """Returns the `model:` section of the file beside the checkpoint, or the model's own with a note that says so."""
     if not config_file.is_file():
         heads = like.config.shape["heads"]
-        return like.config, [f"no tensor tells how many heads there are, and no {config_file.name}: {heads}, as here"]
+        return like.config, [f"neither a tensor nor a {config_file.name} gives the number of heads: {heads}, as here"]
     try:
         values = json.loads(config_file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The `model:` section of a GPT-2."""
+"""Defines the `model:` section of GPT-2."""
 
 from typing import ClassVar, Literal
 
@@ -6,7 +6,7 @@ from evenpack.models.common.section import DecoderConfig
 
 
 class Gpt2Config(DecoderConfig):
-    """GPT-2."""
+    """GPT-2, pretrained on next tokens."""
 
     presets: ClassVar[dict[str, dict[str, int]]] = {
         "tiny": {"layers": 2, "hidden_size": 128, "heads": 2},
@@ -22,5 +22,4 @@ class Gpt2Config(DecoderConfig):
     preset: Literal["tiny", "mini", "small", "medium", "large", "xl"] = "small"
     """Sizes of Radford et al. 2019, table 2; tiny and mini are small enough for CPUs."""
     positions: Literal["learned", "alibi", "rotary"] = "learned"
-    """How the model is told where a token stands: a learned table, ALiBi's biases of attention scores, or rotations of
-    queries and keys."""
+    """Encoding of positions: a learned table, ALiBi's biases of attention scores, or rotations of queries and keys."""

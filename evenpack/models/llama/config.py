@@ -1,4 +1,4 @@
-"""The `model:` section of a Llama."""
+"""Defines the `model:` section of Llama."""
 
 from typing import Any, ClassVar, Literal
 
@@ -23,15 +23,15 @@ class LlamaConfig(DecoderConfig):
     preset: Literal["tiny", "160m", "1.1b"] = "160m"
     """Sizes of JackFram/llama-160m and of TinyLlama (1.1b); tiny is small enough for CPUs."""
     positions: Literal["rotary"] = "rotary"
-    """How the model is told where a token stands: rotations of queries and keys."""
+    """Encoding of positions: rotations of queries and keys."""
     key_value_heads: Heads | None = Field(default=None, ge=1)
     """Heads of keys and values, a divisor of heads: groups of query heads share them. Null: those of the preset."""
     feed_forward_size: Channels | None = Field(default=None, ge=1)
     """Width inside the feed-forward layer; null: that of the preset."""
     norm_epsilon: float = Field(default=1e-5, gt=0.0)
-    """What RMSNorm adds to the mean square; 1e-6 in the first Llama, 1e-5 since the second."""
+    """Number that RMSNorm adds to the mean square; 1e-6 in the first Llama, 1e-5 since the second."""
     tied_head: bool = False
-    """Whether the LM head is the token embedding."""
+    """Whether the LM head shares its weights with the token embedding."""
 
     @model_validator(mode="after")
     def _check_groups(self) -> "LlamaConfig":

@@ -18,7 +18,7 @@ from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
-from evenpack.studies.budget.data import RunData, SourceData, data_of_counts, data_of_nothing
+from evenpack.studies.budget.data import RunData, SourceData, data_of_counts, estimated_data
 from evenpack.studies.budget.exact import data_of_run, data_of_tokens
 from evenpack.studies.budget.options import BudgetOptions
 from evenpack.studies.budget.scaling import TRAINING_FLOPS, optimally_trained
@@ -179,7 +179,7 @@ def _settled(config: RunConfig, options: BudgetOptions) -> tuple[RunConfig, RunD
             return run.config, data_of_run(run), run.adjustment
         tokens = find_tokens(config.data)
         if tokens is None:
-            data = data_of_nothing(config, vocabulary_size=options.vocabulary_size)
+            data = estimated_data(config, vocabulary_size=options.vocabulary_size)
         else:
             data = data_of_tokens(config, tokens)
             _refuse_vocabulary_size(options, data.vocabulary_size)

@@ -9,12 +9,12 @@ from evenpack.studies.budget.scaling import Allocation, compute_optimal, find_la
 from evenpack.studies.budget.tables import budget_tables, optimum_table, serving_table
 
 
-def draw_up(config: RunConfig | None, options: BudgetOptions) -> Report:
+def compute_budget(config: RunConfig | None, options: BudgetOptions) -> Report:
     """Returns the budget of a run, if one is given, and the other figures that the options request.
 
     Raises: ConfigError for options that have no effect or exclude each other; and see `budget_of`.
     """
-    options.require_sound(has_run=config is not None)
+    options.require_valid(has_run=config is not None)
     law = find_law(options.scaling_law)
     budget = None if config is None else budget_of(config, options)
     report = Report(value={} if budget is None else dict(vars(budget)))

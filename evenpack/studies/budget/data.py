@@ -116,7 +116,7 @@ def _require_countable(data: DataConfig) -> None:
         )
 
 
-def data_of_nothing(config: RunConfig, *, vocabulary_size: int | None) -> RunData:
+def estimated_data(config: RunConfig, *, vocabulary_size: int | None) -> RunData:
     """Estimates a run whose data is not prepared: full packs of the longest sequences.
 
     Raises: ConfigError if a setting of the run file depends on the data.

@@ -57,7 +57,7 @@ class BudgetOptions:
         "besiroglu"
     )
 
-    def require_sound(self, *, has_run: bool) -> None:
+    def require_valid(self, *, has_run: bool) -> None:
         """Checks the options. Raises: ConfigError for invalid numbers, and options that exclude each other."""
         if not 0.0 < self.mfu <= 1.0:
             raise ConfigError(f"--mfu is a fraction of the peak, above 0 and at most 1, not {self.mfu:g}; 0.4 is usual")

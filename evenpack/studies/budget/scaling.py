@@ -56,7 +56,7 @@ class ScalingLaw:
         left = loss - self._of_parameters(parameters)
         return None if left <= 0.0 else float((self.token_factor / left) ** (1.0 / self.token_exponent))
 
-    def least_parameters(self, loss: float) -> float:
+    def min_parameters(self, loss: float) -> float:
         """Returns the parameters of the smallest model that reaches the loss after endless training."""
         return float((self.parameter_factor / (loss - self.irreducible)) ** (1.0 / self.parameter_exponent))
 
@@ -155,7 +155,7 @@ def serve(start: Allocation, served_tokens: float, law: ScalingLaw) -> Serving:
     from scipy.optimize import minimize_scalar
 
     loss = law.loss(start.parameters, start.tokens)
-    least = law.least_parameters(loss)
+    least = law.min_parameters(loss)
 
     def total(log_parameters: float) -> float:
         parameters = math.exp(log_parameters)

@@ -49,7 +49,7 @@ class ChunkingCommand:
         Path | None, typer.Option("--plot", metavar="FOLDER", help="Also draw a figure per length into this folder.")
     ] = None
 
-    def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
+    def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
         """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
         from evenpack.studies.budget.options import BudgetOptions
         from evenpack.studies.chunking.study import describe_study, run_study
@@ -63,11 +63,11 @@ class ChunkingCommand:
                 corpus_tokens=self.corpus_tokens,
                 corpus_documents=self.corpus_documents,
             )
-            options.require_sound(has_run=True)
-            return describe_study(study_file, words, places, options)
+            options.require_valid(has_run=True)
+            return describe_study(study_file, overrides, places, options)
         return run_study(
             study_file,
-            words,
+            overrides,
             machine,
             devices_per_run=self.devices_per_run,
             only_report=self.only_report,

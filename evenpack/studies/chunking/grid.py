@@ -1,4 +1,4 @@
-"""A grid of arms: each recipe at each length, with each atom."""
+"""Defines a grid of arms: each recipe at each length, with each atom."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class GridLength(Section):
     rows_per_step: Rows = Field(ge=1)
     """Rows of one optimizer update."""
     atoms: list[Annotated[Tokens, Field(ge=1)]] = Field(min_length=1)
-    """Tokens that stay together when the corpus is shuffled: each divides the MSL, or is a multiple of it."""
+    """Sizes of atoms, which are shuffled as units, in tokens; each divides the MSL, or is a multiple of it."""
     settings: Settings = Field(default_factory=dict)
-    """What is changed in all arms of this length: dotted keys with their values."""
+    """Settings of all arms of this length: dotted keys with their values."""
 
     @model_validator(mode="after")
     def _check_atoms(self) -> "GridLength":
@@ -33,27 +33,29 @@ class GridLength(Section):
             check_atom(atom, self.max_sequence_length, smallest=1)
         if len(set(self.atoms)) < len(self.atoms):
             listed = ", ".join(map(str, self.atoms))
-            raise ValueError(f"atoms: two runs of one name: each atom can be given once, found {listed}")
+            raise ValueError(f"atoms: two runs would have the same name: give each atom once, found {listed}")
         return self
 
 
 class GridSection(Section):
-    """Arms for each length, instead of a list of them."""
+    """A grid that generates arms for each length, recipe and atom."""
 
     lengths: list[GridLength] = Field(min_length=1)
     """Lengths of rows, each with its atoms."""
     recipes: dict[Name, Settings] = Field(default_factory=dict)
-    """Recipes by name, each with the dotted keys and values that make it, run with each atom: arms
+    """Recipes by name, each with its dotted keys and values; they are run with each atom, as arms named
     RECIPE_MSL_atom_ATOM."""
     recipes_without_atoms: dict[Name, Settings] = Field(default_factory=dict)
-    """Recipes without atoms, run once for each length: arms RECIPE_MSL."""
+    """Recipes without atoms, run once for each length, as arms named RECIPE_MSL."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> "GridSection":
         lengths = [row.max_sequence_length for row in self.lengths]
         if len(set(lengths)) < len(lengths):
             listed = ", ".join(map(str, lengths))
-            raise ValueError(f"lengths: two runs of one name: each max_sequence_length is given once, found {listed}")
+            raise ValueError(
+                f"lengths: two runs would have the same name: give each max_sequence_length once, found {listed}"
+            )
         for name, settings in {**self.recipes, **self.recipes_without_atoms}.items():
             inner = settings.get("data.recipe")
             for key in [*settings, *(f"data.recipe.{key}" for key in (inner if isinstance(inner, dict) else ()))]:
@@ -63,7 +65,7 @@ class GridSection(Section):
 
     @property
     def arms(self) -> "list[GridArm]":
-        """Yields the arms, length by length, recipe by recipe, atom by atom."""
+        """The arms, ordered by length, recipe and atom."""
         return list(self._arms())
 
     def _arms(self) -> "Iterator[GridArm]":

@@ -75,7 +75,7 @@ def _loss(evaluation: Evaluation) -> float | None:
         return mean_loss(values["sources"])
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{evaluation.result} is no result of `evenpack evaluate`: remove it, and that run is evaluated again"
+            f"{evaluation.result} is not a result of `evenpack evaluate`: remove it, and that run is evaluated again"
         ) from error
 
 

@@ -39,7 +39,7 @@ def require_plots(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder}, where the figures would go, is no folder: {error.strerror}") from error
+        raise ConfigError(f"{folder}, where the figures would go, is not a folder: {error.strerror}") from error
 
 
 def plot_lengths(

@@ -45,9 +45,11 @@ class _Loaded:
         return interleaved(self.runs, self.evaluations)
 
 
-def describe_study(study_file: Path, words: Sequence[str], places: Sequence[Place], options: BudgetOptions) -> Report:
+def describe_study(
+    study_file: Path, overrides: Sequence[str], places: Sequence[Place], options: BudgetOptions
+) -> Report:
     """Lists the runs for `--dry-run`. Raises: ConfigError."""
-    loaded = _load(study_file, words)
+    loaded = _load(study_file, overrides)
     study, runs = loaded.study, loaded.runs
     planned = planned_runs(runs, options)
     title = f"{study.study.name}: {len(runs)} runs, {len(places)} at a time, {places[0].ranks} ranks each"
@@ -59,7 +61,7 @@ def describe_study(study_file: Path, words: Sequence[str], places: Sequence[Plac
 
 def run_study(
     study_file: Path,
-    words: Sequence[str],
+    overrides: Sequence[str],
     machine: Machine,
     *,
     devices_per_run: int | None,
@@ -70,7 +72,7 @@ def run_study(
 
     Raises: ConfigError, RunError; DataError for a damaged log.
     """
-    loaded = _load(study_file, words)
+    loaded = _load(study_file, overrides)
     if plot is not None:
         require_plots(plot)
     output_dir = loaded.study.study.output_dir
@@ -101,11 +103,11 @@ def _report(loaded: _Loaded, ended: Sequence[EndedRun], plot: Path | None) -> Re
     return report
 
 
-def _load(study_file: Path, words: Sequence[str]) -> _Loaded:
+def _load(study_file: Path, overrides: Sequence[str]) -> _Loaded:
     """Loads the study. Raises: ConfigError for settings that make runs invalid, or not comparable."""
-    study, run_words = load_study(study_file, ChunkingConfig, words)
+    study, run_overrides = load_study(study_file, ChunkingConfig, overrides)
     study = study.with_arms_of_grid()
-    runs = expand(study, run_words)
+    runs = expand(study, run_overrides)
     arms = describe_arms(study, runs)
     return _Loaded(study=study, runs=runs, arms=arms, evaluations=held_out_evaluations(study, runs))
 

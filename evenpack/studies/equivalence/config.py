@@ -1,4 +1,4 @@
-"""The file of an equivalence study."""
+"""Defines the file of an equivalence study."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -14,28 +14,28 @@ Measure = Literal["loss", "accuracy"]
 
 
 class EquivalenceSection(Section):
-    """What is compared, and what counts as equal: written down before the first run."""
+    """The comparison and its margin of equivalence, fixed before the first run."""
 
     reference: str
-    """The arm that the others are compared with."""
+    """The arm with which the others are compared."""
     measure: Measure = "loss"
-    """What is measured on held-out targets at the last evaluation: the loss in nats/target, or the share that is
+    """Quantity measured on held-out targets at the last evaluation: the loss in nats/target, or the share of targets
     predicted correctly."""
     margin: MeasureValue = Field(gt=0.0)
-    """The largest difference that counts as none, in the unit of the measure."""
+    """Margin of equivalence: the largest difference that is considered negligible, in the unit of the measure."""
     significance: Share = Field(default=0.05, gt=0.0, lt=0.5)
-    """Significance level of each of the two one-sided tests; the interval shown is that of confidence 1 - 2 x
-    significance."""
+    """Significance level of each of the two one-sided tests; the interval shown has confidence 1 - 2 x significance."""
     target: MeasureValue | None = None
-    """Value of the measure to which time and samples are counted; null: the worst of the reference's last values."""
+    """Value of the measure for the comparison of time and samples needed; null: the worst of the reference's last
+    values."""
 
 
 class EquivalenceConfig(RunsStudyConfig):
-    """Arms of one phase against one of them."""
+    """A study that compares the arms of a phase with one of them."""
 
     equivalence: EquivalenceSection
     finetune: dict[Name, FinetuneSection] = Field(default_factory=dict)
-    """What each finished run of the last phase is fine-tuned for, by a name of your own."""
+    """Fine-tunings of each finished run of the last phase, under names of your choice."""
 
     @model_validator(mode="after")
     def _check_reference(self) -> "EquivalenceConfig":

@@ -29,9 +29,11 @@ from evenpack.studies.runs.tables import (
 )
 
 
-def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, devices_per_run: int | None) -> Report:
+def describe_study(
+    study_file: Path, overrides: Sequence[str], machine: Machine, *, devices_per_run: int | None
+) -> Report:
     """Lists the runs for `--dry-run`. Raises: ConfigError."""
-    study, runs, finetunings = _expanded(study_file, words)
+    study, runs, finetunings = _expanded(study_file, overrides)
     places = machine.places(devices_per_run)
     rows = run_rows(runs, ranks=places[0].ranks)
     title = f"{study.study.name}: {len(runs)} runs, {len(places)} at a time, {places[0].ranks} ranks each"
@@ -51,7 +53,7 @@ def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, 
 
 def run_study(
     study_file: Path,
-    words: Sequence[str],
+    overrides: Sequence[str],
     machine: Machine,
     *,
     devices_per_run: int | None,
@@ -59,7 +61,7 @@ def run_study(
     plot: Path | None,
 ) -> Report:
     """Trains unfinished runs and compares finished ones. Raises: ConfigError, RunError; DataError for a damaged log."""
-    study, runs, finetunings = _expanded(study_file, words)
+    study, runs, finetunings = _expanded(study_file, overrides)
     if plot is not None:
         require_plot(plot)
     if only_report:
@@ -109,10 +111,10 @@ def _report(
 
 
 def _expanded(
-    study_file: Path, words: Sequence[str]
+    study_file: Path, overrides: Sequence[str]
 ) -> tuple[EquivalenceConfig, tuple[StudyRun, ...], tuple[FinetuneRun, ...]]:
-    study, run_words = load_study(study_file, EquivalenceConfig, words)
-    runs = expand(study, run_words)
+    study, run_overrides = load_study(study_file, EquivalenceConfig, overrides)
+    runs = expand(study, run_overrides)
     return study, runs, expand_finetunings(study.finetune, runs, phase=study.last_phase)
 
 

@@ -16,7 +16,7 @@ def parse_options(command: ForecastArguments) -> ForecastOptions:
     words = [word.strip() for word in command.ranks.split(",")]
     wrong = [word for word in words if not word.isdecimal()]
     if wrong:
-        raise ConfigError(f"--ranks {command.ranks}: '{wrong[0]}' is no number of ranks; give 2,4,8")
+        raise ConfigError(f"--ranks {command.ranks}: '{wrong[0]}' is not a number of ranks; give 2,4,8")
     return ForecastOptions(
         forms=parse_forms(command.layouts),
         ranks=tuple(sorted({int(word) for word in words} - {1})),  # one rank is measured in any case

@@ -39,7 +39,7 @@ class ImbalanceArguments:
         typer.Option(
             metavar="NAME|FILE.json",
             help="Cost of a micro-batch: a file of `study throughput --cost-model`, or a shipped one. "
-            "Default: an estimate of the run's model, or bert_large_estimate where INPUT is no run.",
+            "Default: an estimate of the run's model, or bert_large_estimate where INPUT is not a run.",
             show_default=False,
             rich_help_panel=_CLUSTER,
         ),

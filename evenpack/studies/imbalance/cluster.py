@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from evenpack.data.order.assignment import Shares, assign_step, padded_width
+from evenpack.data.order.assignment import StepAssignment, assign_step, padded_width
 from evenpack.data.order.step_plan import PackStatistics, item_costs
 from evenpack.data.order.step_shape import (
     POLICIES,
@@ -214,7 +214,7 @@ class Cluster:
         return costs
 
     def micro_batch_seconds(
-        self, scheme: Scheme, items: Int64[np.ndarray, " items"], shares: Shares
+        self, scheme: Scheme, items: Int64[np.ndarray, " items"], shares: StepAssignment
     ) -> Float64[np.ndarray, " shares"]:
         """Returns seconds of the micro-batches of a step's `items` (their kinds), without noise."""
         kinds, longest = self.kinds(scheme.batching), self.max_sequence_length

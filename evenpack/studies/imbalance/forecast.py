@@ -86,8 +86,8 @@ def forecast_from_log(
 ) -> LogForecast:
     """Forecasts the speed-up over padding for each of `counts`, if steps wait for the slowest of independent devices.
 
-    Raises: ConfigError without a padded baseline above 0, for counts that are no positive integers, or if the log is of
-    another number of devices; FitError if no law can be fitted.
+    Raises: ConfigError without a padded baseline above 0, for counts that are not positive integers, or if the log is
+    of another number of devices; FitError if no law can be fitted.
     """
     if padded_baseline is None or not (math.isfinite(padded_baseline) and padded_baseline > 0):
         raise ConfigError(

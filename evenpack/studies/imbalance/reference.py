@@ -74,7 +74,7 @@ def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
 
     1 - F_n(s) = (1 - F_1(s))^n holds at the cluster's median and mode. There F_1 is known, and -ln(-ln F_1) =
     (s - location) / scale is linear in s, so both equations together are a straight line through two points.
-    Raises: ConfigError if `devices` is no positive integer.
+    Raises: ConfigError if `devices` is not a positive integer.
     """
     (devices,) = device_counts([devices])
     median = cluster.location - cluster.scale * math.log(math.log(2.0))
@@ -87,7 +87,7 @@ def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:
 def single_device_gumbel_by_moments(cluster: Gumbel, devices: int) -> Gumbel:
     """Returns one device's Gumbel whose minimum of `devices` draws has the cluster's mean and deviation.
 
-    Raises: ConfigError if `devices` is no positive integer.
+    Raises: ConfigError if `devices` is not a positive integer.
     """
     (devices,) = device_counts([devices])
     standard = Gumbel(location=0.0, scale=1.0)
@@ -100,7 +100,7 @@ def single_device_gumbel_by_moments(cluster: Gumbel, devices: int) -> Gumbel:
 def reference_curve(cluster: Gumbel, devices: int, counts: Sequence[int], *, seed: int = 0) -> ReferenceCurve:
     """Returns the expected speed-up of each of `counts` devices, given the Gumbel of a cluster of `devices`.
 
-    Raises: ConfigError for counts that are no positive integers.
+    Raises: ConfigError for counts that are not positive integers.
     """
     checked = device_counts(counts)
     (devices,) = device_counts([devices])

@@ -127,7 +127,7 @@ def simulate(
             them in `step_histograms`, whether or not `devices` has them.
         processes: None: one for each core, where there is enough work. The result does not depend on it.
 
-    Raises: ConfigError for device counts that are no positive integers, and for steps of too many sequences.
+    Raises: ConfigError for device counts that are not positive integers, and for steps of too many sequences.
     """
     counts = device_counts(devices)
     cluster = make_cluster(histogram, packing, cost=cost, options=options, causal=causal)
@@ -161,7 +161,7 @@ def simulate(
 def _device_count(word: str, given: str) -> int:
     if not (word.isascii() and word.isdecimal() and int(word) > 0):
         raise ConfigError(
-            f"--devices {given}: '{word}' is no positive integer; give 1..2048 (powers of two) or a list such as 1,8,24"
+            f"--devices {given}: '{word}' is not a positive integer; give 1..2048 (powers of two) or a list: 1,8,24"
         )
     if int(word) > MOST_DEVICES:
         raise ConfigError(f"--devices {given}: clusters of up to {MOST_DEVICES:,} devices are simulated, not {word}")

@@ -159,7 +159,7 @@ def _read(path: Path, column: str | None) -> _Steps:
 def _read_metrics(path: Path, lines: list[str]) -> _Steps:
     """Reads metrics.jsonl.
 
-    Records without both fields, such as validation, are no steps; nor is an incomplete last line.
+    Records without both fields, such as validation, are not steps; nor is an incomplete last line.
     """
     steps = _Steps(format="metrics.jsonl of evenpack: sequences / step_seconds", lines=[], rates=[])
     devices = None

@@ -27,7 +27,7 @@ class Against:
         return f"Against {self.name}: data {name_of_lengths(self.histogram)}; total variation {distance:.4f}"
 
 
-def refuse_senseless(against: str, inputs: Sequence[str]) -> None:
+def require_one_on_each_side(against: str, inputs: Sequence[str]) -> None:
     """Checks the inputs. Raises: ConfigError unless there is one on each side."""
     if len(inputs) > 1:
         raise ConfigError(f"--against compares one input with {against}, and {len(inputs)} were given: leave one")

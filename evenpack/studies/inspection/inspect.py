@@ -20,7 +20,7 @@ from evenpack.studies.packing.packing import (
     CURVE_DEPTHS,
     OVERVIEW_DEPTHS,
     PackingRow,
-    at_work,
+    describe_work,
     pack_lengths_to_try,
     study_packing,
     sweep_pack_lengths,
@@ -90,7 +90,7 @@ def _pack(subject: Subject, lengths: Sequence[int]) -> _Packed:
     with console.messages().status("packing ...") as status:
 
         def begin(algorithm: str, depth: int | None) -> None:
-            status.update(at_work(algorithm, depth))
+            status.update(describe_work(algorithm, depth))
 
         packings = study_packing(
             histogram, pack_length=subject.pack_length, depths=OVERVIEW_DEPTHS, baselines=False, begin=begin

@@ -21,7 +21,7 @@ class LengthCounter:
     def add(self, lengths: np.ndarray, place: Callable[[int], str]) -> None:
         """Counts numbers of any type; `place` describes the origin of the n-th of them.
 
-        Raises: DataError with origin and value for the first that is no integer from 1 to `MOST_SLOTS`.
+        Raises: DataError with origin and value for the first that is not an integer from 1 to `MOST_SLOTS`.
         """
         wrong = first_wrong(lengths, least=1, most=MOST_SLOTS)
         if wrong is not None:

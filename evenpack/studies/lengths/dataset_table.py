@@ -24,7 +24,7 @@ class DatasetTable:
             name = _GLUE
         folder = Path(name).expanduser()
         _refuse_prepared(folder)
-        # A subset that is no folder of its own is one that the dataset's README defines.
+        # A subset that is not a folder of its own is one that the dataset's README defines.
         if subset and (folder / subset).is_dir():
             folder, subset = folder / subset, ""
         loaded = load_rows(

@@ -45,7 +45,7 @@ def _load(path: Path) -> Any:
     except RecursionError as error:
         raise DataError(f"{path}: expected {_FORM}, found brackets nested too deep to be read") from error
     except ValueError as error:
-        raise DataError(f"{path} is no JSON: {error}") from error
+        raise DataError(f"{path} is not JSON: {error}") from error
 
 
 def _refuse_repeats(origin: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def _load_array(path: Path) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise DataError(f"{path} is no .npy file of numbers: {error}") from error
+        raise DataError(f"{path} is not an .npy file of numbers: {error}") from error
     if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
         found = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "several arrays"
         raise DataError(f"{path}: expected one integer for each sequence (or length, of a histogram), found {found}")
@@ -114,7 +114,7 @@ def _whole_words(read: Read) -> Iterator[bytes]:
 
 
 def _parse(text: bytes) -> Int64[np.ndarray, " words"]:
-    """Parses integers. Raises: ValueError for a word that is no int64 in decimal digits."""
+    """Parses integers. Raises: ValueError for a word that is not an int64 in decimal digits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -129,7 +129,7 @@ def _parse(text: bytes) -> Int64[np.ndarray, " words"]:
 
 
 def _locate(text: bytes, lines_before: int, origin: str) -> str:
-    """Returns the message for the first word that is no integer."""
+    """Returns the message for the first word that is not an integer."""
     for number, line in enumerate(text.split(b"\n"), lines_before + 1):
         for word in line.split():
             try:

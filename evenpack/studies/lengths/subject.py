@@ -88,7 +88,7 @@ def find_subject(lengths: str, overrides: Sequence[str], options: SubjectOptions
         options.refuse_all_but(source=lengths, what="a run")
         return _of_run(Path(lengths), overrides, options)
     if overrides or options.source is not None:
-        raise ConfigError(f"{lengths} is no run file (.yaml): overrides and --source do not apply to it")
+        raise ConfigError(f"{lengths} is not a run file (.yaml): overrides and --source do not apply to it")
     if lengths.startswith(GLUE) and options.pack_length is None:
         options = replace(options, pack_length=_GLUE_SLOTS, long="truncate")
     histogram = _read(lengths, options)

@@ -31,8 +31,8 @@ class Compliance:
 def check_log(log: Path) -> Compliance:
     """Runs the compliance checker of the package mlperf-logging, for the division and benchmark that the log names.
 
-    Raises: ConfigError if the package is not installed; DataError if the file is no MLPerf log; RunError if the checker
-    itself fails.
+    Raises: ConfigError if the package is not installed; DataError if the file is not an MLPerf log; RunError if the
+    checker itself fails.
     """
     require_mlperf_logging("the compliance checker")
     result = read_result(log)

@@ -100,7 +100,7 @@ def _events(log: Path) -> list[dict[str, Any]]:
         raise DataError(f"{log} cannot be read: {error.strerror}; give the mlperf.log of a run") from error
     events = [event for _, event in parse_events(log, lines)]
     if not events:
-        raise DataError(f"{log} holds no line that begins with {PREFIX.strip()}: it is no log of MLPerf")
+        raise DataError(f"{log} holds no line that begins with {PREFIX.strip()}: it is not a log of MLPerf")
     return events
 
 

@@ -23,7 +23,7 @@ def parse_pack_lengths(given: str) -> tuple[int, ...]:
     words = [word.strip() for word in given.split(",")]
     wrong = [word for word in words if not _is_positive(word)]
     if wrong:
-        raise ConfigError(f"--pack-lengths {given}: '{wrong[0]}' is no number of 1 or more; give 512,640")
+        raise ConfigError(f"--pack-lengths {given}: '{wrong[0]}' is not a number of 1 or more; give 512,640")
     return tuple(int(word) for word in words)
 
 

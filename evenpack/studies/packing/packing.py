@@ -207,6 +207,6 @@ def _packing_row(histogram: LengthHistogram, choice: PackerChoice, depth: int | 
     )
 
 
-def at_work(algorithm: str, depth: int | None) -> str:
+def describe_work(algorithm: str, depth: int | None) -> str:
     """Returns a line that describes the current work."""
     return f"{algorithm}, {'no limit of depth' if depth is None else f'depth {depth}'} ..."

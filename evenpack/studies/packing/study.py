@@ -10,7 +10,7 @@ from evenpack import console
 from evenpack.data.packing.baselines import sample_histogram
 from evenpack.errors import PackingError
 from evenpack.studies.lengths.subject import Subject, long_lines
-from evenpack.studies.packing.packing import PackerChoice, at_work, study_packing, study_sorted_batches
+from evenpack.studies.packing.packing import PackerChoice, describe_work, study_packing, study_sorted_batches
 from evenpack.studies.packing.plots import DrawnLengths, plot_packing
 from evenpack.studies.packing.tables import packing_table, sorted_batches_table
 from evenpack.studies.plotting import require_plot
@@ -43,7 +43,7 @@ def study_subject(
         pack_length=pack_length,
         depths=depths,
         choices=choices,
-        begin=lambda algorithm, depth: console.messages().print(at_work(algorithm, depth)),
+        begin=lambda algorithm, depth: console.messages().print(describe_work(algorithm, depth)),
         refused=lambda algorithm, depth, error: console.print_error(f"{algorithm}: {error}"),
     )
     if not rows:

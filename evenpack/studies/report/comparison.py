@@ -1,4 +1,4 @@
-"""Finds in what runs differ, and which of their numbers may stand beside each other."""
+"""Finds the differences between runs, and which of their numbers may be compared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _ALIKE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Holds what must be said of runs that stand in one report."""
+    """Holds the notes on the runs of a report."""
 
     notes: tuple[str, ...]
     """Sentences for people."""
@@ -49,8 +49,7 @@ def _notes_of_logs(runs: Sequence[ReportedRun]) -> list[str]:
             notes.append(f"{run.label}: {lines} broken in metrics.jsonl, and left out.")
         if run.missing_steps:
             notes.append(
-                f"{run.label}: metrics.jsonl does not tell of {run.missing_steps} steps; its tokens and time are of "
-                "the others."
+                f"{run.label}: metrics.jsonl lacks {run.missing_steps} steps; its tokens and time are of the others."
             )
         for start in run.record.starts[1:] if run.record is not None else ():
             notes.append(f"{run.label} went on after step {start.first_step} on {start.ranks} x {start.device}.")
@@ -58,7 +57,7 @@ def _notes_of_logs(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def _notes_of_data(runs: Sequence[ReportedRun]) -> list[str]:
-    """Says why a step, or a loss, of one run is no measure for those of another."""
+    """Says why a step, or a loss, of one run is not a measure for those of another."""
     unknown = [run.label for run in runs if run.record is None]
     if len(runs) > 1 and unknown:
         return [f"Whether {', '.join(unknown)} had the same data is not recorded (there is no run.json)."]

@@ -19,7 +19,7 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """Holds a run step by step; what a step does not tell is NaN."""
+    """Holds a run step by step; missing values are NaN."""
 
     steps: Int64[np.ndarray, " n"]
     tokens: Float64[np.ndarray, " n"]
@@ -114,7 +114,7 @@ def _read_run(output_dir: Path, label: str, record: RunRecord | None, *, is_runn
 
 
 def _ends_of(places: Sequence[Path]) -> list[str]:
-    """Returns the shortest ends of the paths that tell them apart."""
+    """Returns the shortest ends of the paths that differ."""
     for depth in range(1, 1 + max(len(place.parts) for place in places)):
         labels = ["/".join(place.parts[-depth:]) for place in places]
         if len(set(labels)) == len(labels):

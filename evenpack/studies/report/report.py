@@ -36,7 +36,7 @@ def make_report(output_dirs: Sequence[Path], folder: Path, *, is_held: Callable[
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--output {folder} is no folder: {error.strerror}; name another one") from error
+        raise ConfigError(f"--output {folder} is not a folder: {error.strerror}; name another one") from error
     comparison = compare(runs)
     figures = draw_figures(runs, comparison, folder)
     sources = list(dict.fromkeys(source for run in runs for source in run.course.validation))

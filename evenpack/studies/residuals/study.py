@@ -62,7 +62,7 @@ def _weights(given: str) -> tuple[float, ...]:
     words = [word.strip() for word in given.split(",")]
     wrong = [word for word in words if not _is_weight(word)]
     if wrong:
-        raise ConfigError(f"--weights {given}: '{wrong[0]}' is no number of 0 or more; give 1,0.09,0")
+        raise ConfigError(f"--weights {given}: '{wrong[0]}' is not a number of 0 or more; give 1,0.09,0")
     return tuple(dict.fromkeys(float(word) for word in words))
 
 
@@ -74,5 +74,5 @@ def _lengths(given: str) -> tuple[int, ...]:
     words = [word.strip() for word in given.split(",")]
     wrong = [word for word in words if not (word.isascii() and word.isdecimal() and int(word) > 0)]
     if wrong:
-        raise ConfigError(f"--up-to {given}: '{wrong[0]}' is no length of 1 or more; give 8,16")
+        raise ConfigError(f"--up-to {given}: '{wrong[0]}' is not a length of 1 or more; give 8,16")
     return tuple(dict.fromkeys(int(word) for word in words))

@@ -1,4 +1,4 @@
-"""The study file: its runs. A study that compares them adds a section of its own."""
+"""Defines the file of a study of runs. A study that compares them adds a section of its own."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from evenpack.config import Section, UserPath, find_run_file, load_run_file
 from evenpack.errors import ConfigError
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Name of a phase or an arm, which names a folder."""
+"""Name of a phase or an arm, and of its folder."""
 
 Settings = dict[str, Any]
 """Dotted keys of a run file with their values, as on the command line: `training.layout: padded`."""
@@ -27,44 +27,45 @@ Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 63)]], Field(min_lengt
 
 
 class StudySection(Section):
-    """Name and place."""
+    """Name and output folder of the study."""
 
     name: str = Field(min_length=1)
-    """Name of the study, which opens the names of its runs."""
+    """Name of the study, with which the names of its runs begin."""
     output_dir: UserPath
-    """Folder of the study: in it one for each run, PHASE/ARM/seed_N, and data/ for what the runs share."""
+    """Folder of the study, with a folder PHASE/ARM/seed_N for each run, and data/ for prepared data."""
 
 
 class RunFileSection(Section):
-    """A run file and what is changed in it."""
+    """A run file and the settings that override its values."""
 
     base: UserPath
     """The run file, relative to the study file."""
     settings: Settings = Field(default_factory=dict)
-    """What is changed in every run that is made of it here: dotted keys with their values."""
+    """Settings for all these runs that override the run file: dotted keys with their values."""
 
 
 class PhaseSection(RunFileSection):
     """Runs that differ in their arm and their seed."""
 
     seeds: Seeds
-    """`run.seed` of each arm's runs; equal seeds of two arms are a pair."""
+    """`run.seed` of each arm's runs; runs of two arms with equal seeds are a pair."""
     starts_from: Name | None = None
-    """An earlier phase, whose last checkpoints these runs begin with: that of the same arm, or else of its first arm;
-    of the same seed, or else of its first one. Null: initial weights, or training.initialize_from of the run file."""
+    """An earlier phase from whose last checkpoints these runs start: from the same arm, or its first arm if there is no
+    such arm; from the same seed, or its first seed. Null: initial weights, or training.initialize_from of the run
+    file."""
     arms: dict[Name, Settings] = Field(default_factory=dict)
-    """Arms by name, each with the dotted keys and values in which it differs."""
+    """Arms by name, each with the settings in which it differs: dotted keys with their values."""
 
 
 class RunsStudyConfig(Section):
-    """What the file of every study of runs has."""
+    """Base of the files of all studies of runs."""
 
     may_lack_arms: ClassVar[bool] = False
-    """Whether the last phase may have no arms, which are elsewhere in the file then."""
+    """Whether the last phase may have no arms because they are defined elsewhere in the file."""
 
     study: StudySection
     phases: dict[Name, PhaseSection] = Field(min_length=1)
-    """Phases by name, in the order in which they are run; the last one is compared."""
+    """Phases by name, in the order in which they are run; the arms of the last one are compared."""
 
     @model_validator(mode="after")
     def _check_starts(self) -> "RunsStudyConfig":
@@ -87,11 +88,11 @@ class RunsStudyConfig(Section):
 
     @property
     def last_phase(self) -> str:
-        """Name of the phase that is compared."""
+        """Name of the phase whose arms are compared."""
         return next(reversed(self.phases))
 
     def located(self, folder: Path) -> dict[str, Any]:
-        """Returns the fields that name run files, with paths that are valid from here.
+        """Returns the fields that name run files, with paths relative to the current directory.
 
         `folder` is that of the study file.
         """
@@ -102,7 +103,7 @@ FileT = TypeVar("FileT", bound=RunFileSection)
 
 
 def beside(folder: Path, sections: Mapping[str, FileT]) -> dict[str, FileT]:
-    """Returns the sections with `base` paths that are valid from here; they are relative to `folder`, or absolute."""
+    """Returns the sections with `base` paths relative to the current directory; they were relative to `folder`."""
     return {
         name: section.model_copy(update={"base": Path(os.path.normpath(folder / section.base))})
         for name, section in sections.items()
@@ -112,21 +113,20 @@ def beside(folder: Path, sections: Mapping[str, FileT]) -> dict[str, FileT]:
 StudyT = TypeVar("StudyT", bound=RunsStudyConfig)
 
 
-def load_study(path: Path, schema: type[StudyT], words: Sequence[str]) -> tuple[StudyT, tuple[str, ...]]:
+def load_study(path: Path, schema: type[StudyT], overrides: Sequence[str]) -> tuple[StudyT, tuple[str, ...]]:
     """Reads a study file; run files are found relative to it.
 
     Args:
-        words: overrides `section.key=value`. Those of sections of the study file change it; the others are for every
-            run.
+        overrides: `section.key=value`. Those of sections of the study file change it; the others are for every run.
 
     Returns: the study, and the overrides for its runs.
 
     Raises: ConfigError with the key, the expected and the given value.
     """
-    own = [word for word in words if word.partition("=")[0].partition(".")[0] in schema.model_fields]
+    own = [one for one in overrides if one.partition("=")[0].partition(".")[0] in schema.model_fields]
     path = find_run_file(path)
     study = load_run_file(path, schema, own)
     if not study.study.output_dir.parts:
         raise ConfigError(f"{path}: study.output_dir must be a folder of the study's own, not the current directory")
     study = study.model_copy(update=study.located(path.parent))
-    return study, tuple(word for word in words if word not in own)
+    return study, tuple(override for override in overrides if override not in own)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from evenpack.engine.config import RunConfig
 from evenpack.studies.runs.config import Settings
-from evenpack.studies.runs.expansion import StudyRun, as_words, load_run, shared_data_words
+from evenpack.studies.runs.expansion import StudyRun, as_overrides, load_run, shared_data_overrides
 from evenpack.studies.runs.jobs import Job
 
 _FOLDER = "held_out"
@@ -78,8 +78,8 @@ class Evaluation:
 def evaluation_of(run: StudyRun, name: str, settings: Settings, *, study_dir: Path) -> Evaluation:
     """Evaluates `run` on its data with `settings` applied. Raises: ConfigError if they make an invalid run."""
     key = f"{run.key}, evaluated on {name},"
-    overrides = [*run.overrides, *as_words(settings)]
-    overrides += shared_data_words(study_dir, load_run(run.run_file, key, overrides))
+    overrides = [*run.overrides, *as_overrides(settings)]
+    overrides += shared_data_overrides(study_dir, load_run(run.run_file, key, overrides))
     return Evaluation(
         name=name,
         training=run,

@@ -66,52 +66,52 @@ def run_key(phase: str, arm: str, seed: int) -> str:
     return f"{phase}/{arm}/seed_{seed}"
 
 
-def expand(study: RunsStudyConfig, words: Sequence[str] = ()) -> tuple[StudyRun, ...]:
+def expand(study: RunsStudyConfig, overrides: Sequence[str] = ()) -> tuple[StudyRun, ...]:
     """Returns all runs, in the order of their start: phase by phase, seed by seed, arm by arm.
 
     An interrupted study therefore compares arms by equal numbers of seeds.
 
     Args:
-        words: overrides `section.key=value` for every run.
+        overrides: `section.key=value`, for every run.
 
     Raises: ConfigError that names a run with an invalid run file, and for overrides that would make arms equal.
     """
     for name, phase in study.phases.items():
         for arm, settings in phase.arms.items():
-            _refuse_owned(name, arm, {**phase.settings, **settings}, words)
-            _refuse_undoing(name, arm, settings, words)
+            _refuse_owned(name, arm, {**phase.settings, **settings}, overrides)
+            _refuse_undoing(name, arm, settings, overrides)
     return tuple(
-        _expand_one(study, name, arm, seed, words)
+        _expand_one(study, name, arm, seed, overrides)
         for name, phase in study.phases.items()
         for seed in phase.seeds
         for arm in phase.arms
     )
 
 
-def _expand_one(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, words: Sequence[str]) -> StudyRun:
+def _expand_one(study: RunsStudyConfig, phase_name: str, arm: str, seed: int, overrides: Sequence[str]) -> StudyRun:
     phase = study.phases[phase_name]
     key = run_key(phase_name, arm, seed)
     output_dir = study.study.output_dir / key
-    overrides = [
-        *as_words(phase.settings),
-        *words,
-        *as_words(phase.arms[arm]),
-        *as_words({"run.name": f"{study.study.name}/{key}", "run.output_dir": str(output_dir), "run.seed": seed}),
+    own = [
+        *as_overrides(phase.settings),
+        *overrides,
+        *as_overrides(phase.arms[arm]),
+        *as_overrides({"run.name": f"{study.study.name}/{key}", "run.output_dir": str(output_dir), "run.seed": seed}),
     ]
     start = None
     if phase.starts_from is not None:
         start = _start(study.phases[phase.starts_from], phase.starts_from, arm, seed)
-        overrides += as_words({"training.initialize_from": str(study.study.output_dir / start)})
-    config = load_run(phase.base, key, overrides)
+        own += as_overrides({"training.initialize_from": str(study.study.output_dir / start)})
+    config = load_run(phase.base, key, own)
     if config.data.prepared_dir is None:
-        overrides += shared_data_words(study.study.output_dir, config)
-        config = load_run(phase.base, key, overrides)
+        own += shared_data_overrides(study.study.output_dir, config)
+        config = load_run(phase.base, key, own)
     return StudyRun(
         phase=phase_name,
         arm=arm,
         seed=seed,
         run_file=phase.base,
-        overrides=tuple(overrides),
+        overrides=tuple(own),
         config=config,
         starts_from=start,
     )
@@ -134,22 +134,22 @@ def _start(earlier: PhaseSection, name: str, arm: str, seed: int) -> str:
     )
 
 
-def shared_data_words(output_dir: Path, config: RunConfig) -> list[str]:
+def shared_data_overrides(output_dir: Path, config: RunConfig) -> list[str]:
     """Returns overrides with the paths of a run's data, which runs with equal prepared files or equal tokens share."""
     content = json.dumps(data_section(config.data), sort_keys=True)
     folder = output_dir / "data"
     prepared_dir = folder / xxhash.xxh3_64_hexdigest(content.encode())[:8]
     tokens_dir = config.data.tokens_dir or folder / "tokens"
-    return as_words({"data.prepared_dir": str(prepared_dir), "data.tokens_dir": str(tokens_dir)})
+    return as_overrides({"data.prepared_dir": str(prepared_dir), "data.tokens_dir": str(tokens_dir)})
 
 
-def as_words(settings: dict[str, Any]) -> list[str]:
+def as_overrides(settings: dict[str, Any]) -> list[str]:
     """Returns overrides with their values as JSON, which is valid YAML in one line."""
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
 
 
-def _refuse_owned(phase: str, arm: str, settings: dict[str, Any], words: Sequence[str]) -> None:
-    for key in [*settings, *(word.partition("=")[0] for word in words)]:
+def _refuse_owned(phase: str, arm: str, settings: dict[str, Any], overrides: Sequence[str]) -> None:
+    for key in [*settings, *(override.partition("=")[0] for override in overrides)]:
         if key in _OWNED or key == "run":
             raise ConfigError(
                 f"{key} is set by the study itself, for each run: leave it out (phase {phase}, arm {arm}); seeds are "
@@ -157,13 +157,13 @@ def _refuse_owned(phase: str, arm: str, settings: dict[str, Any], words: Sequenc
             )
 
 
-def _refuse_undoing(phase: str, arm: str, settings: dict[str, Any], words: Sequence[str]) -> None:
+def _refuse_undoing(phase: str, arm: str, settings: dict[str, Any], overrides: Sequence[str]) -> None:
     """Checks overrides for every run that an arm sets too: one of the two would have no effect."""
-    for word in words:
-        name = word.partition("=")[0]
+    for override in overrides:
+        name = override.partition("=")[0]
         for key in settings:
             if key == name or key.startswith(f"{name}.") or name.startswith(f"{key}."):
                 raise ConfigError(
-                    f"{word}: arm {arm} of phase {phase} sets {key} itself, which defines the arm. To "
+                    f"{override}: arm {arm} of phase {phase} sets {key} itself, which defines the arm. To "
                     "change it, change the study file"
                 )

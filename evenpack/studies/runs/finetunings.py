@@ -1,4 +1,4 @@
-"""Fine-tunings after the runs of a study: each one's weights fine-tuned for tasks, as jobs of the same runner."""
+"""Fine-tunes the weights of each run of a study for tasks, as jobs of the same runner."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from evenpack.finetuning.results import ResultFolder
 from evenpack.models.common.encoder import PackedEncoder
 from evenpack.models.families import family_of
 from evenpack.studies.runs.config import RunFileSection, Seeds
-from evenpack.studies.runs.expansion import StudyRun, as_words
+from evenpack.studies.runs.expansion import StudyRun, as_overrides
 
 _OWNED = ("run", "run.name", "run.output_dir", "run.seeds", "data.folder", "training.initialize_from")
 """Keys that a study sets for each fine-tuning itself, or for which it has keys of its own."""
@@ -28,7 +28,7 @@ class FinetuneSection(RunFileSection):
     folder: UserPath | None = None
     """Folder of the task's files; null: data.folder of the run file."""
     seeds: Seeds
-    """Trainings from each run's weights; their median counts."""
+    """Seeds of the trainings that start from each run's weights; the result is their median."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,8 @@ def expand_finetunings(
 def require_tasks(finetunings: Sequence[FinetuneRun]) -> None:
     """Checks everything that can be checked before the pretraining starts.
 
-    Raises: ConfigError if a task's files are missing, a model is no encoder or has too few positions, or scikit-learn
-    is not installed.
+    Raises: ConfigError if a task's files are missing, a model is not an encoder or has too few positions, or
+    scikit-learn is not installed.
     """
     if finetunings:
         require_metrics()
@@ -139,7 +139,7 @@ def _expand_one(run: StudyRun, task: str, section: FinetuneSection) -> FinetuneR
         "training.initialize_from": str(run.output_dir),
         **({} if section.folder is None else {"data.folder": str(section.folder)}),
     }
-    overrides = (*as_words(section.settings), *as_words(own))
+    overrides = (*as_overrides(section.settings), *as_overrides(own))
     try:
         config = load_run_file(section.base, FinetuneConfig, overrides)
     except ConfigError as error:

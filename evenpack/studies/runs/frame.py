@@ -43,7 +43,7 @@ def conclude(report: Report, ended: Sequence[EndedRun], machine: Machine) -> Rep
     failed = sum(one.state == "failed" for one in ended)
     if failed:
         report.unmet = f"{failed} of {len(ended)} runs failed; their errors are above"
-    if machine.is_asked_to_stop:
+    if machine.is_stop_requested:
         report.exit_code = EXIT_STOPPED
     return report
 

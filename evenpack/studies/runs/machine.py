@@ -32,7 +32,7 @@ class Machine(Protocol):
     """The part of this machine that a study needs."""
 
     @property
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Whether the user has requested a stop, which running jobs have received too."""
 
     def places(self, devices_per_run: int | None) -> Sequence[Place]:

@@ -55,7 +55,7 @@ class _Study:
     active: list[_Started] = field(default_factory=list)
     free: list[Place] = field(default_factory=list)
 
-    def take_up_earlier(self) -> None:
+    def resume_earlier_runs(self) -> None:
         for run in self.runs:
             result = read_result(run)
             if result is not None and result.state == "finished":
@@ -65,15 +65,15 @@ class _Study:
         """Prepares missing data, once for all runs that share it."""
         to_do = {run.prepared_dir: run for run in reversed(self.runs) if run.key not in self.ended}
         for directory, run in reversed(to_do.items()):
-            if directory is None or (directory / MANIFEST).is_file() or self.machine.is_asked_to_stop:
+            if directory is None or (directory / MANIFEST).is_file() or self.machine.is_stop_requested:
                 continue
             self.say(f"preparing {directory}")
             started = self._start("prepare", run, place)
             while (code := started.process.poll()) is None:
                 time.sleep(_POLL_SECONDS)
-            if code == 0 or self.machine.is_asked_to_stop:
+            if code == 0 or self.machine.is_stop_requested:
                 continue
-            message = f"its data could not be prepared: {_last_words(started, code)}"
+            message = f"its data could not be prepared: {_last_message(started, code)}"
             for other in self.runs:
                 if other.prepared_dir == directory and other.key not in self.ended:
                     self._fail(other, message)
@@ -86,7 +86,7 @@ class _Study:
                 self.active.remove(started)
                 self.free.append(started.place)
                 self._conclude(started, code)
-        while self.free and not self.machine.is_asked_to_stop and (run := self._next()) is not None:
+        while self.free and not self.machine.is_stop_requested and (run := self._next()) is not None:
             self.say(f"starting {run.key}")
             self.active.append(self._start(run.command, run, self.free.pop()))
         return bool(self.active)
@@ -122,10 +122,10 @@ class _Study:
         if code == 0:
             self._write(run, "finished", "")
             self._end(run, "finished", "")
-        elif code == EXIT_STOPPED or self.machine.is_asked_to_stop:
+        elif code == EXIT_STOPPED or self.machine.is_stop_requested:
             self._end(run, "unfinished", f"stopped at {run.unit} {run.done()}")
         else:
-            self._fail(run, _last_words(started, code))
+            self._fail(run, _last_message(started, code))
 
     def _fail(self, run: Job, message: str) -> None:
         self.say(f"{run.key} failed: {message}")
@@ -160,7 +160,7 @@ def train_runs(
     """
     study = _Study(runs=runs, machine=machine, say=progress.note, free=list(reversed(places)))
     study.ended |= {one.run.key: one for one in earlier}
-    study.take_up_earlier()
+    study.resume_earlier_runs()
     study.prepare_data(places[0])
     planned = {run.key: run.planned() for run in runs}
     piece = progress.begin("study", done=_amount(study, planned), unit=f"{runs[0].unit}s")
@@ -193,7 +193,7 @@ def _show(study: _Study, piece: Piece, planned: Mapping[str, int]) -> None:
     piece.update(_amount(study, planned), sum(planned.values()), facts=facts)
 
 
-def _last_words(started: _Started, code: int) -> str:
+def _last_message(started: _Started, code: int) -> str:
     """Returns the last error that the command has printed, or its last line."""
     try:
         with started.log.open("rb") as file:

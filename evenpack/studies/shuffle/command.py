@@ -30,15 +30,15 @@ class ShuffleCommand:
     only_report: OnlyReport = False
     plot: Plot = None
 
-    def run(self, study_file: Path, words: Sequence[str], machine: "Machine") -> Report:
+    def run(self, study_file: Path, overrides: Sequence[str], machine: "Machine") -> Report:
         """Runs the study. Raises: ConfigError for an invalid study or option, before anything is started."""
         from evenpack.studies.shuffle.study import describe_study, run_study
 
         if self.dry_run:
-            return describe_study(study_file, words, machine, devices_per_run=self.devices_per_run)
+            return describe_study(study_file, overrides, machine, devices_per_run=self.devices_per_run)
         return run_study(
             study_file,
-            words,
+            overrides,
             machine,
             devices_per_run=self.devices_per_run,
             only_report=self.only_report,

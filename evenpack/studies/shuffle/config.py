@@ -1,4 +1,4 @@
-"""The file of a shuffle study."""
+"""Defines the file of a shuffle study."""
 
 from pydantic import Field, model_validator
 
@@ -8,24 +8,24 @@ from evenpack.units import Sequences, Steps, Stretches, Windows
 
 
 class ShuffleSection(Section):
-    """How orders are measured."""
+    """How the randomness of orders is measured."""
 
     reference: Name
-    """The arm whose order counts as random: that of a permutation."""
+    """The arm whose order is considered random: that of a permutation."""
     buffer: Sequences = Field(default=10_000, ge=2)
-    """Sequences of the rolling buffer that is measured beside the arms and not trained."""
+    """Sequences of a rolling shuffle buffer, which is measured in addition to the arms and not trained."""
     windows: Windows = Field(default=10, ge=2, le=1000)
-    """Equal parts of the first epoch whose composition is compared with that of the whole."""
+    """Number of equal parts of the first epoch whose composition is compared with that of the whole epoch."""
     stretches: Stretches = Field(default=100, ge=2, le=100_000)
-    """Equal parts of the corpus; sequences of one of them are neighbours."""
+    """Number of equal parts of the corpus; sequences of the same part are considered neighbours."""
     steps_around_border: Steps = Field(default=10, ge=1)
-    """Steps before the border of two blocks, and as many after it, whose mean losses are compared."""
+    """Steps before a boundary between blocks, and as many after it, whose mean losses are compared."""
     steps_read: Steps = Field(default=50, ge=1)
-    """Steps whose sequences are read, from a file of which nothing is cached, to measure the rate."""
+    """Steps whose sequences are read from an uncached file to measure the rate of reading."""
 
 
 class ShuffleStudyConfig(RunsStudyConfig):
-    """Arms of the last phase that differ in `data.shuffle`."""
+    """A study whose arms differ in `data.shuffle`."""
 
     shuffle: ShuffleSection
 

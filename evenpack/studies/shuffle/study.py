@@ -33,9 +33,11 @@ from evenpack.studies.shuffle.plots import LossesOfArms, plot_shuffle
 from evenpack.studies.shuffle.tables import jump_table, order_tables
 
 
-def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, devices_per_run: int | None) -> Report:
+def describe_study(
+    study_file: Path, overrides: Sequence[str], machine: Machine, *, devices_per_run: int | None
+) -> Report:
     """Lists the runs for `--dry-run`. Raises: ConfigError."""
-    study, runs = _expanded(study_file, words)
+    study, runs = _expanded(study_file, overrides)
     places = machine.places(devices_per_run)
     rows = run_rows(runs, ranks=places[0].ranks)
     title = f"{study.study.name}: {len(runs)} runs, {len(places)} at a time, {places[0].ranks} ranks each"
@@ -44,7 +46,7 @@ def describe_study(study_file: Path, words: Sequence[str], machine: Machine, *, 
 
 def run_study(
     study_file: Path,
-    words: Sequence[str],
+    overrides: Sequence[str],
     machine: Machine,
     *,
     devices_per_run: int | None,
@@ -52,7 +54,7 @@ def run_study(
     plot: Path | None,
 ) -> Report:
     """Trains unfinished runs, measures and compares finished ones. Raises: ConfigError, RunError, DataError."""
-    study, runs = _expanded(study_file, words)
+    study, runs = _expanded(study_file, overrides)
     if plot is not None:
         require_plot(plot)
     ended = ended_jobs(runs, study.study.output_dir, machine, devices_per_run=devices_per_run, only_report=only_report)
@@ -91,9 +93,9 @@ def _report(study: ShuffleStudyConfig, ended: Sequence[EndedRun], plot: Path | N
     return report
 
 
-def _expanded(study_file: Path, words: Sequence[str]) -> tuple[ShuffleStudyConfig, tuple[StudyRun, ...]]:
-    study, run_words = load_study(study_file, ShuffleStudyConfig, words)
-    runs = expand(study, run_words)
+def _expanded(study_file: Path, overrides: Sequence[str]) -> tuple[ShuffleStudyConfig, tuple[StudyRun, ...]]:
+    study, run_overrides = load_study(study_file, ShuffleStudyConfig, overrides)
+    runs = expand(study, run_overrides)
     for run in runs:
         check_run(run.config)
     return study, runs

@@ -156,7 +156,7 @@ def expected_minima(law: Law, devices: Sequence[float | int]) -> Float64[np.ndar
     """Returns the expected minimum of each number of independent draws from `law`.
 
     E[min] = integral of s(t / devices) exp(-t) dt over t > 0, where s is `law.at_hazard`. Fractions are allowed: if
-    `law` is that of a cluster of n, then m / n draws stand for m devices. Infinite where the mean does not exist.
+    `law` is that of a cluster of n, then m / n draws represent m devices. Infinite where the mean does not exist.
     """
     counts = np.asarray(devices, dtype=np.float64)
     if not (np.isfinite(counts).all() and (counts > 0).all()):

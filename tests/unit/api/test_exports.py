@@ -1,4 +1,4 @@
-"""What `import evenpack` gives, and when it is loaded."""
+"""`import evenpack` exports its names and loads them when they are used."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ HEAVY = ("torch", "numpy", "pydantic", "deepspeed", "transformers", "datasets", 
 
 
 def heavy_modules_after(script: str) -> set[str]:
-    """What a fresh process has imported of what takes time."""
+    """Returns the slow modules that a new process has imported."""
     shown = f"{script}\nimport sys\nprint(sorted({HEAVY} & sys.modules.keys()))".replace(str(HEAVY), repr(set(HEAVY)))
     done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
     return set(ast.literal_eval(done.stdout))

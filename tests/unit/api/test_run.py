@@ -1,4 +1,4 @@
-"""A run in Python: its batches, its plan, and what it refuses. `integration/test_python_api.py` trains one."""
+"""A run in Python: its batches, its plan, and its errors. `integration/test_python_api.py` trains one."""
 
 import random
 from pathlib import Path
@@ -12,7 +12,7 @@ from evenpack.testing import run_values, text_sources, write_run_file
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> evenpack.Run:
-    """A prepared run of six steps of eight packs."""
+    """Prepares a run of six steps of eight packs."""
     folder = tmp_path_factory.mktemp("run")
     source = random.Random(4)
     documents = ["".join(source.choices("abcdefgh", k=source.randint(2, 30))) for _ in range(400)]
@@ -85,7 +85,7 @@ def test_the_plan_is_that_of_the_ranks(run: evenpack.Run) -> None:
     assert [run.plan(ranks=ranks).micro_batches_per_rank for ranks in (1, 4)] == [8, 2]
 
 
-def test_what_there_is_not_is_refused_when_it_is_asked_for(run: evenpack.Run) -> None:
+def test_what_there_is_not_is_refused_when_it_is_requested(run: evenpack.Run) -> None:
     for arguments, message in (
         ({"rank": 2, "ranks": 2}, "rank 2 is none of 2 ranks"),
         ({"rank": -1}, "rank -1 is none of 1 ranks"),

@@ -1,4 +1,4 @@
-"""Sequences longer than a pack: refused, cut, left out or split, to the last token."""
+"""Sequences longer than a pack are refused, truncated, dropped or split, to the last token."""
 
 import numpy as np
 import pytest

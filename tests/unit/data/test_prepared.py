@@ -1,4 +1,4 @@
-"""A prepared directory opened for a run: whole, of this run's data, and known by its fingerprint."""
+"""A prepared directory is opened for a run only if it is whole and has the run's data and fingerprint."""
 
 import json
 import pickle
@@ -20,12 +20,12 @@ from evenpack.errors import DataError, NotPreparedError
 
 @pytest.fixture
 def own_finished(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the prepared directory that a test may change, elsewhere."""
+    """Returns a copy of the prepared directory, in another folder, that a test may change."""
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
 def with_source(config: DataConfig, name: str, **changes: Any) -> DataConfig:
-    """The config with one source changed."""
+    """Returns the config with one source changed."""
     sources = {**config.sources, name: config.sources[name].model_copy(update=changes)}
     return config.model_copy(update={"sources": sources})
 
@@ -35,7 +35,7 @@ def drawn_ids(prepared: PreparedData, name: str, split: Any, seed: int) -> list[
     return plan.draw(np.arange(plan.packs)).sequence_ids.tolist()
 
 
-def test_an_opened_set_tells_what_a_run_needs(corpus: Path, finished: Path) -> None:
+def test_an_opened_set_has_what_a_run_needs(corpus: Path, finished: Path) -> None:
     prepared = PreparedData.open(finished, with_source(two_sources(corpus), "code", weight=3))
     assert prepared.source_names == ("wiki", "code")
     assert prepared.weights == (1, 3)
@@ -86,7 +86,7 @@ def test_an_order_by_length_has_the_same_packs_from_short_to_long(
 
 
 def drawn_slots(drawn: DrawnPacks) -> np.ndarray:
-    """Of each sequence within its pack."""
+    """Returns the slots of each sequence within its pack."""
     return np.arange(len(drawn.lengths)) - np.repeat(drawn.offsets[:-1], np.diff(drawn.offsets))
 
 

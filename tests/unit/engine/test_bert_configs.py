@@ -1,4 +1,4 @@
-"""BERT's shipped run files for 8 GPUs: that they divide, fit by the estimate, follow one another, and have a twin."""
+"""BERT's shipped run files for 8 GPUs divide, fit by the estimate, follow one another, and have a padded twin."""
 
 import re
 from functools import cache
@@ -29,7 +29,7 @@ def load(name: str, overrides: list[str] | None = None) -> RunConfig:
 
 
 def twin_overrides(name: str) -> list[str]:
-    """As its header names them."""
+    """Returns the overrides that the file's header names."""
     header = (ROOT / "configs" / f"{name}.yaml").read_text()
     (line,) = re.findall(r"^# Padded twin, the same sequences in each step: (.+)$", header, re.MULTILINE)
     return line.split()
@@ -41,7 +41,7 @@ def packed_and_twin(name: str) -> tuple[RunConfig, RunConfig]:
 
 @cache
 def packing_factor(length: int, depth: int) -> float:
-    """Of Wikipedia, whose lengths the run files are written for."""
+    """Returns the packing factor of Wikipedia, for whose lengths the run files are written."""
     histogram = published_histogram(f"wikipedia_{length}")
     return pack(histogram, algorithm="auto", pack_length=length, max_sequences_per_pack=depth).packing_factor
 
@@ -53,7 +53,7 @@ def factor_of(config: RunConfig) -> float:
 
 
 def memory(config: RunConfig) -> TrainingMemory:
-    """Of a micro-batch of average size; one of single rows holds as many more slots as a pack holds sequences."""
+    """Returns the memory of an average micro-batch; one of single rows has more slots by the sequences per pack."""
     rows = config.training.packs_per_micro_batch
     slots = rows * config.data.pack_length * (factor_of(config) if config.training.layout == "padded" else 1.0)
     assert config.model.max_positions is not None

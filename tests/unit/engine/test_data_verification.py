@@ -1,4 +1,4 @@
-"""Training on damaged or changed data: it stops before anything is saved, and says which file it was."""
+"""Training on damaged or changed data stops before anything is saved, and names the file."""
 
 import logging
 import os
@@ -52,7 +52,7 @@ def train(world: World, config: RunConfig) -> TrainOutcome:
 
 
 def swap_tokens(config: RunConfig) -> Path:
-    """Damage that no size and no range of ids shows."""
+    """Damages a file in a way that no check of size or range of ids detects."""
     path = config.prepared_dir / "sources" / "one" / "tokens.bin"
     tokens = np.fromfile(path, np.uint16)
     tokens[40:80] = tokens[40:80][::-1].copy()
@@ -73,7 +73,7 @@ def test_training_on_damaged_tokens_stops_with_the_name_of_the_file_and_saves_no
     assert checkpoints(config) == []
 
 
-def test_training_that_does_not_verify_goes_on_over_the_same_damage(world: World, config: RunConfig) -> None:
+def test_training_that_does_not_verify_continues_over_the_same_damage(world: World, config: RunConfig) -> None:
     swap_tokens(config)
     assert train(world, with_data(config, verify_in_training=False)).state == "finished"
     assert checkpoints(config) == ["step_000006"]
@@ -179,7 +179,7 @@ def warnings(told: pytest.LogCaptureFixture) -> list[str]:
 # --- changed sources ----------------------------------------------------------------------------------------------
 
 
-def test_changed_source_text_is_a_warning_and_training_goes_on(
+def test_changed_source_text_is_a_warning_and_training_continues(
     world: World, config: RunConfig, told: pytest.LogCaptureFixture
 ) -> None:
     source = config.prepared_dir.parent / "one.txt"

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told follows from the run file, and nothing is said twice."""
+"""The settings of DeepSpeed are derived from the run file, and no setting is given twice."""
 
 from typing import Any
 
@@ -115,7 +115,7 @@ def test_a_single_value_in_place_of_a_section_is_refused():
         settings_of(run_config(deepspeed={"extra": {"zero_optimization": True}}), 1)
 
 
-def test_ranks_that_cannot_divide_the_step_are_told_what_can():
+def test_ranks_that_cannot_divide_the_step_get_the_numbers_that_can():
     with pytest.raises(ConfigError) as caught:
         settings_of(run_config(), 8)
     message = str(caught.value)
@@ -124,7 +124,7 @@ def test_ranks_that_cannot_divide_the_step_are_told_what_can():
     assert "8 ranks can do packs_per_micro_batch 1, 3" in message
 
 
-def test_ranks_that_no_micro_batch_helps_are_told_to_change_the_step():
+def test_ranks_that_no_micro_batch_helps_are_advised_to_change_the_step():
     with pytest.raises(ConfigError, match="no packs_per_micro_batch helps 5 ranks: choose a packs_per_step"):
         settings_of(run_config(), 5)
 

@@ -1,4 +1,4 @@
-"""How a process learns its place among the ranks, and what a world of one does without a process group."""
+"""A process finds its rank, and a world of one works without a process group."""
 
 import importlib.util
 import logging
@@ -89,7 +89,7 @@ def test_a_world_of_one_needs_no_process_group():
 
 
 def test_sums_and_maxima_are_on_their_way_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that reads the sums first leaves the device idle until it has sent off the maxima."""
+    """A host that reads the sums first leaves the device idle until it has sent the maxima."""
     done: list[str] = []
 
     def reduce(part: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:

@@ -1,4 +1,4 @@
-"""What a run file asks of a model, and what losses are divided by: exactly, or by what a step holds on average."""
+"""Objectives and denominators of a run file: exact ones, or means over steps."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ PACKS_PER_STEP = 5
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """One prepared source, so that steps can make up whole epochs."""
+    """Prepares one source, so that steps can form whole epochs."""
     folder = tmp_path_factory.mktemp("pairs")
     config = pair_run(
         folder,
@@ -45,7 +45,7 @@ def opened(config: RunConfig, **model: str) -> tuple[RunConfig, PreparedData]:
 
 
 def counts_of_whole_epochs(config: RunConfig, prepared: PreparedData) -> list[StepCounts]:
-    """Of as many steps as there are packs: together as many epochs as a step has packs."""
+    """Returns the counts of as many steps as there are packs: together as many epochs as a step has packs."""
     sources = packed_sources(prepared, "train", seed=config.run.seed)
     objective = resolve(config, prepared).objective
     planner = StepPlanner(sources, [1], shape=step_shape(items_per_step=PACKS_PER_STEP), ranks=1, objective=objective)
@@ -53,7 +53,7 @@ def counts_of_whole_epochs(config: RunConfig, prepared: PreparedData) -> list[St
 
 
 def test_expected_denominators_are_what_steps_hold_on_average(config: RunConfig) -> None:
-    """Sequences to rounding. Masked tokens but for their rounding to whole ones, in sequences and in the full pack.
+    """Sequences agree up to rounding; masked tokens up to their rounding to whole ones, per sequence and full pack.
 
     A sequence of length l has share * l + r masked tokens with |r| <= 1/2 (lengths from 5 on, the maximum is far), a
     full pack of L slots share * L + R. The mean over steps divided by the expected number is therefore

@@ -1,4 +1,4 @@
-"""Evaluation gives the mean over every held-out target, whoever computes it and however it is laid out."""
+"""Evaluation gives the mean over every held-out target, for any number of ranks and any layout."""
 
 import logging
 import math
@@ -90,7 +90,7 @@ SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 @dataclass
 class Meeting:
-    """Where threads that play ranks add up their vectors."""
+    """Sums vectors over threads that act as ranks."""
 
     ranks: int
     vectors: dict[int, Tensor] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class ThreadWorld(World):
 
 
 def evaluate_on(ranks: int, model: nn.Module, config: RunConfig) -> list[dict[str, SourceEvaluation]]:
-    """What each of `ranks` ranks answers; they share one model, whose mode none may change for the others."""
+    """Returns the results of `ranks` ranks, which share one model whose mode none of them may change."""
     model.eval()
     meeting = Meeting(ranks)
     device = torch.device("cpu")
@@ -127,7 +127,7 @@ def evaluate_on(ranks: int, model: nn.Module, config: RunConfig) -> list[dict[st
 
 @pytest.fixture(scope="module")
 def gpt2() -> Gpt2:
-    """Weights so large that predictions differ much from token to token."""
+    """Returns a model with weights so large that predictions differ much between tokens."""
     config = Gpt2Config(kind="gpt2", preset="tiny", layers=1, hidden_size=16, heads=2, dropout=0.5)
     model = Gpt2(config, vocabulary_size=VOCABULARY, max_positions=PACK_LENGTH)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def gpt2() -> Gpt2:
 
 
 class SuccessorModel(nn.Module):
-    """Knows that in `ListView` each token is followed by the next number."""
+    """Predicts the next number, which follows each token in `ListView`."""
 
     def __init__(self, look: Callable[[PackedBatch], None] = lambda batch: None) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def test_it_is_the_same_at_any_number_of_ranks_in_any_layout(gpt2: Gpt2, layout:
 
 
 def test_each_sequence_is_computed_once_over_the_ranks_and_nothing_is_padded_where_training_pads():
-    """Whatever an evaluation costs beyond its forward passes would be seen here: padding, or a sequence repeated."""
+    """This would show any cost of an evaluation beyond its forward passes, such as padding or repeated sequences."""
     batches: list[PackedBatch] = []
     evaluate_on(4, SuccessorModel(batches.append), run_config(layout="padded"))
     assert sum(batch.local_counts.tokens for batch in batches) == sum(map(sum, LENGTHS.values()))

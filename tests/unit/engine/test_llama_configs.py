@@ -1,4 +1,4 @@
-"""Llama's shipped run files for 8 GPUs: that they divide, and fit by the estimate."""
+"""Llama's shipped run files for 8 GPUs divide, and fit by the estimate."""
 
 from pathlib import Path
 

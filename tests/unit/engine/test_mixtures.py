@@ -1,4 +1,4 @@
-"""Mixtures of a run: weights that change, what may be edited of them, bounds on repeats, one loss by fixed weights."""
+"""Mixtures of a run: weights that change, permitted edits, bounds on repeats, one loss by fixed weights."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from prepared_files import Recorder, sentences
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.checkpoints.continuation import require_past_mixture
+from evenpack.engine.checkpoints.continuation import require_same_past_mixture
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss
@@ -28,7 +28,7 @@ SCHEDULE: Schedule = [{"step": 4, "weights": {"code": 5}}, {"step": 9, "weights"
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """Of wiki enough for the run, of code far too little."""
+    """Prepares enough of wiki for the run, and far too little of code."""
     folder = tmp_path_factory.mktemp("mixtures")
     texts = {name: [text[:70] for text in sentences(count, seed=count)] for name, count in (("wiki", 90), ("code", 8))}
     data = {"sources": text_sources(folder, texts), "validation_fraction": 0.1}
@@ -79,7 +79,7 @@ def test_weights_that_cannot_be_are_refused(config: RunConfig, schedule: Schedul
 
 
 def test_no_file_depends_on_the_mixture(config: RunConfig):
-    """Else a set that is prepared already would be refused."""
+    """Otherwise an existing prepared set would be refused."""
     for one in (scheduled(config, SCHEDULE), bounded(config, on_maximum_epochs="warn")):
         PreparedData.open(one.prepared_dir, one.data)
 
@@ -110,7 +110,7 @@ def state_at(step: int, config: RunConfig) -> TrainState:
 )
 def test_the_schedule_of_later_steps_may_be_edited(config: RunConfig, before: Schedule, now: Schedule, step: int):
     state, run = state_at(step, scheduled(config, before)), open_run(scheduled(config, now))
-    require_past_mixture(state, run.config.data)
+    require_same_past_mixture(state, run.config.data)
     assert run.fingerprint(step) == state.fingerprint
 
 
@@ -128,11 +128,11 @@ def test_the_schedule_of_steps_that_are_done_may_not(
 ):
     state, run = state_at(step, scheduled(config, before)), open_run(scheduled(config, now))
     with pytest.raises(CheckpointError, match=f"step {step} is reached.*{told}"):
-        require_past_mixture(state, run.config.data)
+        require_same_past_mixture(state, run.config.data)
     assert run.fingerprint(step) != state.fingerprint
 
 
-def test_what_is_told_before_the_run_is_what_it_draws(config: RunConfig):
+def test_what_is_shown_before_the_run_is_what_it_draws(config: RunConfig):
     config = scheduled(config, SCHEDULE)
     where, run = open_where(config), open_run(config)
     drawn = {"wiki": 0, "code": 0}
@@ -148,7 +148,9 @@ def test_what_is_told_before_the_run_is_what_it_draws(config: RunConfig):
     assert {source.source: source.epochs for source in budget.sources} == pytest.approx(plan.epochs)
 
 
-def test_more_epochs_than_a_source_may_have_are_refused_or_told(config: RunConfig, caplog: pytest.LogCaptureFixture):
+def test_more_epochs_than_a_source_may_have_are_refused_or_reported(
+    config: RunConfig, caplog: pytest.LogCaptureFixture
+):
     with pytest.raises(ConfigError, match=r"(?s)12 steps .*code: .* epochs, at most 2\n.*on_maximum_epochs"):
         plan_training(bounded(config), ranks=1)
     open_run(bounded(config))  # evaluation and export do not ask
@@ -179,7 +181,7 @@ def test_one_loss_of_all_goes_by_named_weights_and_not_by_what_is_held_out():
         aggregate_loss({"wiki": evaluation(2.0, targets=1)}, {"wiki": 1.0, "code": 1.0})
 
 
-def test_a_source_that_holds_nothing_out_is_told_when_it_is_prepared(tmp_path: Path):
+def test_a_source_that_holds_nothing_out_is_reported_when_it_is_prepared(tmp_path: Path):
     texts = {"many": [text[:40] for text in sentences(80, seed=1)], "few": ["a single document"]}
     config = run_config(
         run_values("gpt2", tmp_path, data={"sources": text_sources(tmp_path, texts), "validation_fraction": 0.1})

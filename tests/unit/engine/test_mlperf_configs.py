@@ -1,4 +1,4 @@
-"""The run files of MLPerf's BERT: they divide over their GPUs, have the rules' target, and fit by the estimate."""
+"""The run files of MLPerf's BERT divide over their GPUs, have the rules' target, and fit by the estimate."""
 
 import pytest
 from repository import CONFIGS
@@ -26,7 +26,7 @@ def test_each_run_file_is_held_here() -> None:
 
 @pytest.fixture(scope="module")
 def packing_factor() -> float:
-    """Of the published lengths, in packs of up to 3."""
+    """Returns the packing factor of the published lengths, in packs of up to 3."""
     histogram = published_histogram("wikipedia_512")
     return pack(histogram, algorithm="auto", pack_length=512, max_sequences_per_pack=3).packing_factor
 

@@ -1,4 +1,4 @@
-"""Section 3.3 of PackedBERT, applied to a run file."""
+"""Section 3.3 of PackedBERT is applied to a run file."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ from evenpack.errors import ConfigError, DataError
 
 
 def run_config(kind: str, **training: Any) -> RunConfig:
-    """NVIDIA's MLPerf settings for 8 A100, but for betas and warm-up."""
+    """Returns NVIDIA's MLPerf settings for 8 A100, except for betas and warm-up."""
     return RunConfig.model_validate(
         {
             "run": {"name": "test", "output_dir": "out"},
@@ -56,7 +56,7 @@ def changed_keys(before: RunConfig, after: RunConfig) -> set[str]:
     }
 
 
-def test_none_changes_and_says_nothing():
+def test_none_changes_and_logs_nothing():
     adjustment = adjusted("none", 1.996)
     assert adjustment.config == run_config("none")
     assert adjustment.description == ()

@@ -1,4 +1,4 @@
-"""What a run file and its prepared data are resolved to, and by what items are assigned."""
+"""Resolving a run file and its prepared data, and the costs by which items are assigned."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ def world() -> Iterator[World]:
 
 
 def write_cost_model(folder: Path, **changes: Any) -> Path:
-    """One that was measured on a GPT-2, of three terms."""
+    """Writes a cost model of three terms that was measured on a GPT-2."""
     values = json.loads((SHIPPED / "gpt2_xl_width_cpu.json").read_text())
     values |= {"per_token": 2e-6, "per_squared_length": 3e-9, "per_segment": 4e-5}
     values["measured_on"] |= changes
@@ -59,7 +59,7 @@ def test_the_layout_chooses_the_terms_of_a_measured_cost_model(config: RunConfig
     assert unpadded.shape.cost_weights == CostWeights(per_token=2e-6, per_squared_length=3e-9, per_segment=4e-5)
 
 
-def test_every_run_is_judged_by_sequences_that_are_apart(config: RunConfig) -> None:
+def test_every_run_is_evaluated_on_isolated_sequences(config: RunConfig) -> None:
     together = open_run(changed(config, attention={"isolate": False}))
     assert not together.shape.isolate
     assert together.evaluation_shape == open_run(config).evaluation_shape
@@ -115,7 +115,7 @@ def test_a_cost_model_of_another_width_is_a_warning(
     assert f"was measured at hidden_size {2 * here} and this model has {here}" in caplog.text
 
 
-def test_a_missing_cost_model_is_named_with_the_way_to_go_on_without_it(config: RunConfig, tmp_path: Path) -> None:
+def test_a_missing_cost_model_is_named_with_the_way_to_continue_without_it(config: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.json cannot be read.* set training\.cost_model=null for it"):
         open_run(changed(config, training={"cost_model": tmp_path / "none.json"}))
 
@@ -130,7 +130,7 @@ def test_the_cost_per_segment_counts_and_changes_who_computes_what() -> None:
 
 
 def test_a_run_balances_segments_where_they_cost(config: RunConfig) -> None:
-    """Where only segments cost, the ranks' numbers of segments are nearer to one another than by squares."""
+    """If only segments have a cost, the ranks' numbers of segments are closer than when balanced by squares."""
     run = open_run(config)
     sources = build_sources(run)
 
@@ -157,7 +157,7 @@ def build_sources(run: Any) -> Any:
     return packed_sources(run.prepared, "train", seed=run.config.run.seed)
 
 
-def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_resumes_keeps_its_cost_weights_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     training: dict[str, Any] = {"packs_per_step": 8, "cost_model": None}
     state = TrainState(
@@ -178,10 +178,10 @@ def test_a_run_that_goes_on_keeps_its_cost_weights_and_says_so(caplog: pytest.Lo
     assert "per_squared_length 1," in message
 
 
-def test_a_run_that_goes_on_in_another_layout_assigns_by_the_weights_of_that(
+def test_a_run_that_resumes_in_another_layout_assigns_by_the_weights_of_that(
     world: World, config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those of packs leave tokens out, and un-padded a rank waits for the one with the most."""
+    """The weights of packs leave tokens out, but un-padded ranks wait for the one with the most tokens."""
     caplog.set_level(logging.INFO)
     course = {"steps": 2, "stop_after_steps": 1, "evaluate_every_steps": None, "loader_workers": 0}
     packed = changed(config, run={"output_dir": tmp_path}, training=course)

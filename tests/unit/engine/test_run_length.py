@@ -1,4 +1,4 @@
-"""How long a run goes on, in steps, epochs or samples, and when it is evaluated."""
+"""The length of a run in steps, epochs, samples or tokens, and when it is evaluated."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -22,7 +22,7 @@ from evenpack.testing import prepared, run_config, run_values, text_sources
 
 
 def contents(**changes: Any) -> StepContents:
-    """A step of one pack that holds a sequence of one token, of a model of one parameter."""
+    """Returns a step of one pack that holds a sequence of one token, of a model of one parameter."""
     one: dict[str, Any] = {"items": 1, "items_per_epoch": 1, "samples": Fraction(1), "tokens": Fraction(1)}
     return StepContents(**(one | {"parameters": 1} | changes))
 
@@ -81,7 +81,7 @@ def test_mlperf_lengths_come_out_exactly() -> None:
     held=st.fractions(1, 10**7, max_denominator=10**4),
     parameters=st.integers(1, 10**9),
 )
-def test_all_tokens_asked_for_are_trained_on_and_one_step_less_would_not_do(
+def test_all_requested_tokens_are_trained_on_and_one_step_less_would_not_do(
     tokens: int, held: Fraction, parameters: int
 ) -> None:
     if tokens < held:

@@ -1,4 +1,4 @@
-"""Steps given in tokens become whole micro-batches, and a run does the steps that its plan shows."""
+"""Steps given in tokens become whole micro-batches, and a run does the number of steps in its plan."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_tokens_become_a_number_of_packs_that_many_ranks_divide(
 @given(
     asked=st.integers(1, 10**9), per_pack=st.fractions(1, 2048, max_denominator=10**6), micro_batch=st.integers(1, 64)
 )
-def test_packs_are_near_what_is_asked_for_and_whole_micro_batches(
+def test_packs_are_near_what_is_requested_and_whole_micro_batches(
     asked: int, per_pack: Fraction, micro_batch: int
 ) -> None:
     aim = asked / per_pack
@@ -83,7 +83,7 @@ def test_less_than_a_micro_batch_is_refused_with_what_one_holds() -> None:
     ("values", "message"),
     [
         ({"packs_per_step": 8}, r"tokens_per_step \(900\) and packs_per_step \(8\) both give the size of a step"),
-        ({"packing_adjustment": "fewer_accumulations"}, "tokens_per_step counts tokens, which packing leaves alone"),
+        ({"packing_adjustment": "fewer_accumulations"}, "tokens_per_step counts tokens, which packing does not change"),
         ({"tokens_per_step": None}, "packs_per_step is required, or tokens_per_step"),
         ({"tokens_per_step": 0}, "greater than or equal to 1"),
     ],
@@ -111,7 +111,7 @@ def test_a_step_of_sequences_may_be_given_in_tokens_too(config: RunConfig) -> No
     assert abs(run.shape.items_per_step * run.item.tokens / 500 - 1) < 0.1
 
 
-def test_ranks_that_get_less_than_a_micro_batch_are_told_how_many_tokens_they_take(config: RunConfig) -> None:
+def test_ranks_that_get_less_than_a_micro_batch_get_the_number_of_tokens_they_take(config: RunConfig) -> None:
     run = open_run(config)
     asked = round(4 * run.item.tokens)
     with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""What is asked of a run before it trains, and not before it is evaluated or exported."""
+"""Checks of a run before training that evaluation and export do not need."""
 
 import importlib.util
 from pathlib import Path
@@ -35,9 +35,9 @@ def test_only_training_needs_the_package_that_writes_mlperfs_log(
 
 
 def test_a_target_with_nothing_held_out_to_measure_it_on_is_refused(tmp_path: Path) -> None:
-    """Such a run could not end before its last step, whatever it learns."""
+    """Such a run could not end before its last step, whatever its accuracy."""
     config = mlperf_run(tmp_path, validation_fraction=0.0)
-    with pytest.raises(ConfigError, match=r"target_accuracy \(0\.72\) is measured on what is held out"):
+    with pytest.raises(ConfigError, match=r"target_accuracy \(0\.72\) is measured on held-out documents"):
         plan_training(config, ranks=1)
 
 

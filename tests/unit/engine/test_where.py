@@ -1,4 +1,4 @@
-"""What was in a step and where a document went: both ways over whole small runs, and what is told of bad questions."""
+"""The contents of steps and the steps of documents, on whole small runs, and the messages for bad queries."""
 
 import shutil
 from collections import defaultdict
@@ -28,7 +28,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """Two sources, which the run goes through more than once; a fifth of their documents is held out."""
+    """Prepares two sources that the run repeats; a fifth of their documents is held out."""
     folder = tmp_path_factory.mktemp("where")
     texts = {name: [text[:70] for text in sentences(count, seed=count)] for name, count in (("wiki", 40), ("code", 15))}
     sources = text_sources(folder, texts)
@@ -39,7 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 def plain_hash(content: StepContent, names: list[str]) -> str:
-    """The order hash of a step, summed up over what the answer names."""
+    """Returns the order hash of a step, summed over the answer of `where`."""
     total = 0
     for one in content.sequences:
         parts = (names.index(one.source), one.stream_position)
@@ -53,7 +53,7 @@ PLACE = ("epoch", "pack", "stream_position", "slot", "sequence")
 
 
 def visits_of_steps(where: Where) -> dict[tuple[str, int], list[tuple[int, ...]]]:
-    """Of each document, what all steps name of it."""
+    """Returns for each document all its parts in the contents of all steps."""
     found = defaultdict(list)
     for step in range(1, where.steps + 1):
         for one in where.step(step).sequences:
@@ -174,7 +174,7 @@ def test_texts_are_those_of_the_documents(config: RunConfig):
     assert open_where(config).document(0, "wiki").text is None
 
 
-def test_a_trained_step_of_another_order_is_told(config: RunConfig, tmp_path: Path):
+def test_a_trained_step_of_another_order_is_reported(config: RunConfig, tmp_path: Path):
     content = open_where(config).step(3)
     lines = ['{"step": 2, "order_hash": "0"}\n', f'{{"step": 3, "order_hash": "{content.order_hash}"}}\n']
     (tmp_path / "metrics.jsonl").write_text("".join(lines))

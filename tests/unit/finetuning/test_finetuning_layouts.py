@@ -1,4 +1,4 @@
-"""Packed, un-padded and padded fine-tuning: the same loss and the same gradients, and those of transformers."""
+"""Packed, un-padded and padded fine-tuning have the same loss and gradients as transformers."""
 
 from pathlib import Path
 from types import MappingProxyType
@@ -55,7 +55,7 @@ def with_training(config: FinetuneConfig, **changes: object) -> FinetuneConfig:
 
 
 def one_step(config: FinetuneConfig) -> tuple[float, dict[str, Tensor], PackSelection]:
-    """The loss, the gradients and the sequences of the second step."""
+    """Returns the loss, the gradients and the sequences of the second step."""
     finetuning, model = opened(config)
     _, packs, *_ = finetuning.step_order(seed=4).epoch(0)
     trainer = Trainer(model, config.training, steps=10)
@@ -132,7 +132,7 @@ def test_spans_are_those_of_transformers(encoder: Path, folders: dict[str, Path]
 
 
 def one_sequence(features: object, sequence: int) -> tuple[Tensor, Tensor]:
-    """Token ids and token types as transformers takes them."""
+    """Returns token ids and token types in the form of transformers."""
     start, length = features.starts[sequence], features.lengths[sequence]  # type: ignore[attr-defined]
     ids = torch.tensor(features.tokens[start : start + length])[None]  # type: ignore[attr-defined]
     types = (np.arange(length) >= features.first_lengths[sequence]).astype(np.int64)  # type: ignore[attr-defined]

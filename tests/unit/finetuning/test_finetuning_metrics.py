@@ -1,4 +1,4 @@
-"""Metrics against examples computed by hand."""
+"""Metrics agree with examples computed by hand."""
 
 import math
 import sys
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evenpack.errors import ConfigError
-from evenpack.finetuning.metrics import METRICS, judge_sentences, judge_shares, most_frequent, require_metrics
+from evenpack.finetuning.metrics import METRICS, average_scores, most_frequent, require_metrics, score_sentences
 from evenpack.finetuning.tasks import TASKS, SentenceTask
 
 LABELS = np.array([1, 1, 1, 0, 0, 1, 0, 1])
@@ -45,20 +45,20 @@ def test_every_task_names_metrics_that_there_are() -> None:
 
 
 def test_an_interval_is_that_of_the_sample() -> None:
-    """Of 400 examples with an accuracy of 0.8, the normal approximation says plus or minus 0.039."""
+    """For 400 examples with an accuracy of 0.8, the normal approximation gives plus or minus 0.039."""
     labels = np.ones(400, dtype=np.int64)
     predictions = (np.arange(400) % 5 > 0).astype(np.int64)
-    judgement = judge_sentences(labels, predictions, ("accuracy",))
-    assert judgement.values == {"accuracy": 0.8}
-    low, high = judgement.intervals()["accuracy"]
+    scores = score_sentences(labels, predictions, ("accuracy",))
+    assert scores.values == {"accuracy": 0.8}
+    low, high = scores.intervals()["accuracy"]
     half = 1.96 * math.sqrt(0.8 * 0.2 / 400)
     assert low == pytest.approx(0.8 - half, abs=0.006)
     assert high == pytest.approx(0.8 + half, abs=0.006)
-    assert judgement.intervals() == judgement.intervals()
+    assert scores.intervals() == scores.intervals()
 
 
 def test_shares_are_averaged() -> None:
-    assert judge_shares({"f1": np.array([0.0, 0.5, 1.0])}).values == {"f1": 0.5}
+    assert average_scores({"f1": np.array([0.0, 0.5, 1.0])}).values == {"f1": 0.5}
 
 
 def test_guessing_takes_the_most_frequent_class_or_the_mean_score() -> None:

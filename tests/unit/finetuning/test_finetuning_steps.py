@@ -1,4 +1,4 @@
-"""Which sequences form which step."""
+"""Assignment of sequences to steps."""
 
 from itertools import chain
 
@@ -33,7 +33,7 @@ def test_each_epoch_has_every_sequence_once_in_the_same_steps_whatever_the_layou
     assert steps(packed, 0) == steps(order(batching, "packed"), 0)
 
 
-def test_steps_of_sequences_hold_as_many_as_were_asked_for_and_packs_hold_no_more_than_their_length() -> None:
+def test_steps_of_sequences_hold_the_requested_number_and_packs_no_more_than_their_length() -> None:
     *whole, last = order("sequences", "packed", items=25).epoch(0)
     assert [len(packs.sequence_ids) for packs in whole] == [25] * 4
     assert len(last.sequence_ids) == 1

@@ -1,4 +1,4 @@
-"""What fine-tuning refuses to begin with."""
+"""Weights with which fine-tuning refuses to start."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_weights_that_do_not_say_of_what_model_they_are_are_refused(tmp_path: Pa
         read_pretrained(config(tmp_path, tmp_path / "weights.pt"))
 
 
-def test_texts_that_the_vocabulary_says_nothing_of_are_refused(tmp_path: Path) -> None:
+def test_texts_that_the_vocabulary_does_not_contain_are_refused(tmp_path: Path) -> None:
     checked = config(tmp_path, write_encoder(tmp_path / "bert"))
     write_sentences(tmp_path, training=4, evaluation=4)
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\nquidquid agis prudenter agas et respice finem\t1\n")

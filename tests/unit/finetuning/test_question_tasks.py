@@ -1,4 +1,4 @@
-"""SQuAD: reading it, windows over contexts, and from outputs back to answers."""
+"""SQuAD: reading it, windows over contexts, and the way from outputs to answers."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from finetuning_tasks import SPECIAL, WORDS, squad_content
 from evenpack.data.tokenizers.loading import tokenizer_of_weights
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
-from evenpack.finetuning.answers import best_answers, judge_answers, normalised, word_f1
+from evenpack.finetuning.answers import best_answers, normalised, score_answers, word_f1
 from evenpack.finetuning.questions import Question, WindowOptions, Windows, read_questions, windows_of
 
 OPTIONS = WindowOptions(max_sequence_length=24, max_question_length=4, window_stride=8)
@@ -59,7 +59,7 @@ def test_certain_outputs_give_the_answer_in_its_own_letters(questions: list[Ques
         output[first, 0] = output[last, 1] = 5.0 if first else -5.0
     given = best_answers(outputs, windows, questions, max_answer_length=5)
     assert given == [question.answers[0] for question in questions]
-    assert judge_answers(given, questions).values == {"f1": 1.0, "exact_match": 1.0}
+    assert score_answers(given, questions).values == {"f1": 1.0, "exact_match": 1.0}
 
 
 def test_an_answer_neither_ends_before_it_begins_nor_is_too_long(tokenizer: Tokenizer) -> None:
@@ -95,8 +95,8 @@ def test_answers_are_compared_in_the_official_form() -> None:
 def test_the_most_similar_right_answer_counts() -> None:
     question = Question(question_id="q", text="?", context="", answers=("in the town", "town hall"), answer_start=0)
     other = Question(question_id="r", text="?", context="", answers=("mat",), answer_start=0)
-    assert judge_answers(["The town hall!", "cat"], [question, other]).values == {"f1": 0.5, "exact_match": 0.5}
-    assert judge_answers(["hall", "mat"], [question, other]).values == pytest.approx(
+    assert score_answers(["The town hall!", "cat"], [question, other]).values == {"f1": 0.5, "exact_match": 0.5}
+    assert score_answers(["hall", "mat"], [question, other]).values == pytest.approx(
         {"f1": (2 / 3 + 1) / 2, "exact_match": 0.5}
     )
 
@@ -147,7 +147,7 @@ def test_a_wrong_question_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no readable JSON"),
+        ("{", "is not readable JSON"),
         ("[]", "expected an object with a list 'data'"),
         ('{"data": []}', "holds no question"),
         ('{"data": [{"paragraphs": 3}]}', r"data\[0\]: expected an object with a list 'paragraphs'"),

@@ -1,4 +1,4 @@
-"""A tuned model is one that transformers loads, with the same outputs; of several seeds the one that is asked for."""
+"""Transformers loads a tuned model with the same outputs; with several seeds, the requested ones are saved."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ WRITERS = {
 
 
 def changed(model: FinetunedModel) -> FinetunedModel:
-    """As training might leave it: no weight is what it was."""
+    """Changes every weight, as training would."""
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -62,7 +62,7 @@ def test_transformers_loads_it_with_equal_outputs(task: str, next_sentence: bool
 def outputs_and_sequences(
     config: Any, pretrained: Pretrained, model: FinetunedModel
 ) -> list[tuple[torch.Tensor, dict[str, np.ndarray]]]:
-    """Of the training sequences, packed: what our head gives for each, and what transformers would read."""
+    """Returns our head's outputs for each packed training sequence, and the sequences for transformers."""
     data = read_task(config.data, config.folder, pretrained.tokenizer)
     finetuning = Finetuning(config=config, data=data, padding_token=0, device=torch.device("cpu"))
     features = data.training
@@ -98,7 +98,7 @@ def test_the_folder_has_the_tokenizer_and_the_tasks_labels(tmp_path: Path) -> No
 
 
 class TestWhichModelsAreKept:
-    """Of three seeds, of which seed 2 is the median."""
+    """With three seeds, seed 2 has the median result."""
 
     @staticmethod
     def summary() -> Summary:
@@ -117,7 +117,7 @@ class TestWhichModelsAreKept:
         return SavedModels(config=config, tokenizer=pretrained.tokenizer), new_finetuned(config, pretrained, 0)
 
     @pytest.mark.parametrize(("asked", "kept"), [("all", [0, 1, 2]), ("median", [2]), (None, [])])
-    def test_those_that_are_asked_for(self, asked: str | None, kept: list[int], tmp_path: Path) -> None:
+    def test_those_that_are_requested(self, asked: str | None, kept: list[int], tmp_path: Path) -> None:
         models, model = self.models(tmp_path, asked)
         assert models.missing(self.summary()) == kept
         for seed in range(3):

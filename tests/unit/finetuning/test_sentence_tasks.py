@@ -1,4 +1,4 @@
-"""Reading tab-separated tasks: what rows become, and what is refused with file and line."""
+"""Reading tab-separated tasks: how rows become sequences, and errors with file and line."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every backend that a CPU has against the formula, and the choice among all of them."""
+"""Every backend on a CPU agrees with the formula, and the right backend is chosen."""
 
 import importlib.abc
 import importlib.util
@@ -18,7 +18,7 @@ from torch import Tensor
 from evenpack.errors import BackendError
 from evenpack.kernels import attention, flash, reference, sdpa, varlen
 from evenpack.kernels.attention import packed_attention
-from evenpack.kernels.capabilities import AttentionRequest, capabilities, resolve_backend, why_not
+from evenpack.kernels.capabilities import AttentionRequest, capabilities, resolve_backend, unavailable_reason
 
 HEADS, HEAD_DIM = 3, 16
 MIXES = {
@@ -66,7 +66,7 @@ def run(
     dtype: torch.dtype = torch.float32,
     key_value_heads: int = HEADS,
 ) -> list[Tensor]:
-    """Output and the gradients of q, k and v."""
+    """Returns the output and the gradients of q, k and v."""
     qkv = random_qkv(sum(lengths), dtype, key_value_heads=key_value_heads)
     q, k, v = (tensor.requires_grad_() for tensor in qkv)
     output = packed_attention(
@@ -310,7 +310,7 @@ def test_shared_key_value_heads_give_what_copies_of_them_would(backend: str, cau
 
 
 @pytest.mark.parametrize("knows_groups", [False, True])
-def test_varlen_is_asked_for_groups_where_its_release_has_them_and_given_copies_elsewhere(
+def test_varlen_uses_groups_where_its_release_has_them_and_copies_elsewhere(
     monkeypatch: pytest.MonkeyPatch, knows_groups: bool
 ) -> None:
     heads_seen = []
@@ -345,7 +345,7 @@ def test_every_backend_with_limits_has_an_implementation_and_the_other_way_round
 @pytest.mark.parametrize("alibi", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_the_rules_are_asked_for_all_that_the_call_needs(
+def test_the_rules_are_checked_for_all_that_the_call_needs(
     monkeypatch: pytest.MonkeyPatch, alibi: bool, dropout: float, autocast: bool
 ) -> None:
     asked: list[tuple[str, AttentionRequest]] = []
@@ -414,7 +414,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 
 class _BrokenInstallation(importlib.abc.MetaPathFinder):
-    """A flash_attn compiled against another PyTorch."""
+    """Imitates a flash_attn that was compiled against another PyTorch."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "flash_attn":
@@ -442,13 +442,13 @@ def test_auto_prefers_flash_then_varlen_then_sdpa(
     assert resolve_backend("auto", CUDA_REQUEST) == "sdpa"
 
 
-def test_a_broken_flash_attn_is_a_reason_and_auto_goes_on(
+def test_a_broken_flash_attn_is_a_reason_and_auto_continues(
     monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     cuda(8, 0)
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
     monkeypatch.setattr(sys, "meta_path", [_BrokenInstallation(), *sys.meta_path])
-    assert why_not("flash", CUDA_REQUEST) == (
+    assert unavailable_reason("flash", CUDA_REQUEST) == (
         "flash-attn is installed but cannot be imported: "
         "flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
     )
@@ -459,15 +459,15 @@ def test_a_broken_flash_attn_is_a_reason_and_auto_goes_on(
         resolve_backend("flash", CUDA_REQUEST)
 
 
-def test_flash_attn_absent_or_of_another_generation_is_told_apart(
+def test_flash_attn_absent_or_of_another_generation_is_distinguished(
     monkeypatch: pytest.MonkeyPatch, cuda: Callable[[int, int], None]
 ) -> None:
     cuda(9, 0)
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
     if importlib.util.find_spec("flash_attn") is None:
-        assert why_not("flash", CUDA_REQUEST) == "flash-attn is not installed"
+        assert unavailable_reason("flash", CUDA_REQUEST) == "flash-attn is not installed"
     install_flash(monkeypatch)
-    assert "has no flash_attn_varlen_func" in (why_not("flash", CUDA_REQUEST) or "")
+    assert "has no flash_attn_varlen_func" in (unavailable_reason("flash", CUDA_REQUEST) or "")
 
 
 @pytest.mark.parametrize(
@@ -497,10 +497,10 @@ def test_the_limits_of_the_cuda_kernels(
     fields = {name: getattr(CUDA_REQUEST, name) for name in CUDA_REQUEST.__dataclass_fields__}
     request = AttentionRequest(**{**fields, **change})
     for backend, expected in (("varlen", varlen_reason), ("flash", flash_reason)):
-        reason = why_not(backend, request)
+        reason = unavailable_reason(backend, request)
         assert (reason is None) if expected is None else (expected in (reason or "")), reason
-    assert why_not("reference", request) is None
-    assert why_not("sdpa", request) is None
+    assert unavailable_reason("reference", request) is None
+    assert unavailable_reason("sdpa", request) is None
 
 
 def test_no_backend_claims_a_cuda_request_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The chunked LM head against PyTorch's own, without its logits."""
+"""The chunked LM head agrees with PyTorch's own, without its logits."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ TOKENS, HIDDEN, VOCABULARY = 53, 24, 101
 
 
 def problem(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """hidden, weight, labels, weights; a quarter of the tokens is no target, the rest has unequal weights."""
+    """Returns hidden, weight, labels, weights; a quarter of the tokens is not a target, others have unequal weights."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(TOKENS, HIDDEN, generator=generator, dtype=torch.float64)
     weight = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The isolation probe passes what isolates, and catches every kind of leak."""
+"""The isolation probe passes isolating attention, and detects every kind of leak."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ def test_a_backend_that_cannot_serve_is_an_error_and_not_a_pass() -> None:
 
 
 def shift_borders(cu_seqlens: Tensor) -> Tensor:
-    """Each segment takes the first position of the next."""
+    """Shifts boundaries: each segment takes the first position of the next."""
     shifted = (cu_seqlens + 1).clamp(max=int(cu_seqlens[-1]))
     shifted[0] = 0
     return shifted

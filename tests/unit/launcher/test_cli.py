@@ -1,4 +1,4 @@
-"""The command line: arguments in, results out, errors as messages."""
+"""The command line takes arguments, prints results, and reports errors as messages."""
 
 import dataclasses
 import errno
@@ -75,7 +75,7 @@ def evenpack(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture
 def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run over a small text, not prepared; the folder is the current one."""
+    """Writes a run over a small text, not prepared, in the current folder."""
     monkeypatch.chdir(tmp_path)
     lines = [" ".join(f"word{(i * j) % 23}" for j in range(1 + i % 17)) for i in range(200)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
@@ -226,8 +226,8 @@ def test_inspect_takes_lengths_from_standard_input(monkeypatch: pytest.MonkeyPat
     [
         (["run.yaml", "--name", "x"], "a run's sources have --source"),
         (["run.yaml", "--source", "txt"], "did you mean 'text'"),
-        (["lengths.txt", "run.seed=1"], "is no run file"),
-        (["lengths.txt", "--source", "x"], "is no run file"),
+        (["lengths.txt", "run.seed=1"], "is not a run file"),
+        (["lengths.txt", "--source", "x"], "is not a run file"),
         (["lengths.txt", "--pack-length", "0"], "at least 1"),
         (["lengths.txt", "--pack-length", "6"], "do not fit into a pack of 6"),
         (["lengths.txt", "--pack-length", "6"], "(--pack-length, --long)"),
@@ -249,7 +249,7 @@ def test_inspect_refuses_what_does_not_go_together(
 
 
 @pytest.mark.parametrize("command", ["inspect", "study packing"])
-def test_what_is_done_to_long_sequences_is_told(command: str, tmp_path: Path, evenpack: Command) -> None:
+def test_what_is_done_to_long_sequences_is_reported(command: str, tmp_path: Path, evenpack: Command) -> None:
     source = tmp_path / "lengths.txt"
     source.write_text("3 7 9 12\n")
     expected = {"truncate": (1 + 3 + 6, [3, 6, 6, 6]), "drop": (7 + 9 + 12, [3]), "split": (0, [1, 3, 3, 6, 6, 6, 6])}
@@ -517,7 +517,7 @@ def test_a_study_is_printed_and_saved(evenpack: Command, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("study.txt", "--save writes a JSON file: give a name like"), ("file/study.json", "is no folder")],
+    [("study.txt", "--save writes a JSON file: give a name like"), ("file/study.json", "is not a folder")],
 )
 def test_a_file_that_cannot_be_saved_is_refused_before_the_work(
     name: str, message: str, evenpack: Command, tmp_path: Path

@@ -1,4 +1,4 @@
-"""What `evenpack doctor` finds."""
+"""`evenpack doctor` reports versions, devices and backends."""
 
 import json
 
@@ -12,7 +12,7 @@ from evenpack.launcher import doctor
 
 @pytest.fixture
 def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes that pass, in no time."""
+    """Replaces probes by ones that pass at once."""
     passed = IsolationResult(max_deviation=0.0, control_deviation=1.0, tolerance=1e-6)
     monkeypatch.setattr(doctor, "probe_isolation", lambda backend, **request: passed)
 

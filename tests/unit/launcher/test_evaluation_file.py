@@ -1,4 +1,4 @@
-"""A file as the data of a run: its tokenizer, its recipe, and what is refused."""
+"""A file as the data of a run: its tokenizer, its recipe, and errors."""
 
 import random
 from pathlib import Path
@@ -16,14 +16,14 @@ SENTENCES = ("a small cat sat.", "the dog ran far.", "it was late.", "we all wen
 
 
 def documents(count: int, *, seed: int) -> list[str]:
-    """Lines of some sentences each."""
+    """Returns lines of some sentences each."""
     source = random.Random(seed)
     return [" ".join(source.choices(SENTENCES, k=source.randint(2, 6))) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A prepared run over sentence pairs, each document gone through three times, its documents one a line."""
+    """Prepares a run over sentence pairs, with three passes over its documents, which are one per line."""
     folder = tmp_path_factory.mktemp("pairs")
     recipe = {"kind": "sentence_pairs", "max_sequence_length": 48, "duplication_factor": 3}
     data = {
@@ -65,8 +65,8 @@ def test_what_is_no_file_of_text_is_refused(pairs: RunConfig, tmp_path: Path) ->
     (tmp_path / "file.bin").touch()
     for name, message in (
         ("none.txt", "is not there: give a file"),
-        (".", "is no file: give a file"),
-        ("file.bin", r"tells how a file is read; known: \.jsonl, .*\.parquet, .*\.txt"),
+        (".", "is not a file: give a file"),
+        ("file.bin", r"recognised by the ending of its name; known: \.jsonl, .*\.parquet, .*\.txt"),
     ):
         with pytest.raises(ConfigError, match=message), run_over_file(pairs, tmp_path / name):
             pass

@@ -1,4 +1,4 @@
-"""What a training run's outcome becomes: a value, tables, messages; and where its ranks print."""
+"""The outcome of a training run becomes a value, tables and messages, and its ranks print to a stream."""
 
 import io
 import sys
@@ -17,7 +17,7 @@ FAILED = LaunchResult(state="failed", exit_code=2, message="rank 1 on host ended
 
 
 def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingResult, object]:
-    """Runs a training that ends so; what came of it, and the stream that its ranks were given."""
+    """Runs a training with the given outcome; returns the result, and the stream of its ranks."""
     streams = []
 
     def supervise(*_: object, output: object, **__: object) -> LaunchResult:

@@ -1,4 +1,4 @@
-"""What is shown at the end of a run."""
+"""The tables at the end of a run."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from evenpack.launcher.views import report_table
 
 
 def shown(capsys: pytest.CaptureFixture[str], **values: Any) -> dict[str, str]:
-    """The rows of a run's table."""
+    """Returns the rows of a run's table."""
     report = {
         "step": 7,
         "packing_efficiency": 0.99,
@@ -29,7 +29,7 @@ def shown(capsys: pytest.CaptureFixture[str], **values: Any) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in lines)}
 
 
-def test_packings_are_told_from_what_the_steps_computed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_packings_are_distinguished_from_what_the_steps_computed(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys) == {
         "steps": "7",
         "packing, all data": "99.00 % efficient, 1.500 sequences per pack",

@@ -81,7 +81,7 @@ def test_work_adds_up():
 
 
 def counted_flops(model, batch):
-    """What torch counts, apart for two-dimensional products (linear layers) and batched ones (attention)."""
+    """Returns torch's counts, separately for two-dimensional products (linear layers) and batched ones (attention)."""
     with FlopCounterMode(display=False) as counter:
         model.logits(batch).sum().backward()
     counts = {str(operation): flops for operation, flops in counter.get_flop_counts()["Global"].items()}

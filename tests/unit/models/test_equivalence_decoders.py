@@ -1,4 +1,4 @@
-"""Invariant 3 for the whole model: how sequences are laid out changes neither the loss nor the gradients."""
+"""The layout of sequences changes neither the loss of a whole model nor the gradients (invariant 3)."""
 
 from dataclasses import replace
 
@@ -78,7 +78,7 @@ def test_packed_unpadded_and_padded_give_the_same_loss_and_gradients(decoder, ba
 
 
 def transformers_sums(model):
-    """Loss and gradients of transformers' model with the same weights, one un-packed sequence after another."""
+    """Returns loss and gradients of transformers' model with the same weights, one un-packed sequence after another."""
     values = mapping_of(model.config).config_values(model, 0)
     theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), attn_implementation="eager")
     theirs.load_state_dict(huggingface_weights(model), strict=False)
@@ -109,7 +109,7 @@ def test_every_layout_gives_what_transformers_gives_on_single_sequences(layout, 
 
 
 def test_a_model_that_mixes_segments_would_miss_the_tolerance_by_far():
-    """The control: isolation off, all else the same."""
+    """This is the control: isolation is off, everything else is the same."""
     model = build_model()
     batch, _ = build_batch(packs(), "packed", max_sequence_length=LONGEST, pack_length=LONGEST)
     rows = torch.arange(0, batch.slots + 1, LONGEST, dtype=torch.int32)
@@ -119,7 +119,7 @@ def test_a_model_that_mixes_segments_would_miss_the_tolerance_by_far():
 
 
 def packs_with(*, isolate, reset_positions):
-    """The packed batch as the switches for study lay it out."""
+    """Returns the packed batch in the layout of the switches for study."""
     batch, _ = build_batch(packs(), "packed", max_sequence_length=LONGEST, pack_length=LONGEST)
     if not isolate:  # a pack is one segment
         batch = replace(batch, cu_seqlens=torch.arange(0, batch.slots + 1, LONGEST, dtype=torch.int32))
@@ -130,8 +130,8 @@ def packs_with(*, isolate, reset_positions):
 
 @pytest.mark.parametrize("isolate", [True, False])
 @pytest.mark.parametrize("decoder", ["learned", "rotary", "alibi"])
-def test_where_positions_restart_tells_relative_ones_apart_only_between_sequences(decoder, isolate):
-    """ALiBi goes by the slots of a segment, so it cannot tell them apart there either."""
+def test_where_positions_restart_distinguishes_relative_ones_only_between_sequences(decoder, isolate):
+    """ALiBi depends on the slots of a segment, so it cannot distinguish them either."""
     model = build_model(decoder)
     expected_loss, expected = loss_and_gradients(model, packs_with(isolate=isolate, reset_positions=True))
     loss, gradients = loss_and_gradients(model, packs_with(isolate=isolate, reset_positions=False))

@@ -1,4 +1,4 @@
-"""The registry of model families: what it takes, what it refuses, and that nothing else knows a family."""
+"""The registry of model families: accepted and refused ones, and that no other code names a family."""
 
 import ast
 import subprocess
@@ -26,7 +26,7 @@ from evenpack.models.families import (
 
 PACKAGE = Path(evenpack.__file__).parent
 TOKENIZERS = (PACKAGE / "data" / "config.py", PACKAGE / "data" / "prepare", PACKAGE / "data" / "tokenizers")
-"""Kinds of tokenizers are no model families."""
+"""Kinds of tokenizers are not model families."""
 
 
 def entry(name: str, value: str) -> EntryPoint:
@@ -89,7 +89,7 @@ def test_a_family_that_lacks_a_part_is_refused(
     ],
 )
 def test_parts_that_do_not_fit_are_refused(change: str, message: str) -> None:
-    """In a process that does not check types, as somebody else's package is loaded."""
+    """This runs in a process without type checks, like another package."""
     script = (
         "from dataclasses import replace\n"
         "from evenpack.errors import ConfigError\n"
@@ -131,7 +131,7 @@ def test_a_family_whose_module_cannot_be_imported_is_named(
         load_family(entry("mine", "broken_family:MINE"))
 
 
-def test_an_unknown_family_is_told_with_the_known_ones() -> None:
+def test_an_unknown_family_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="family 'brt'; did you mean 'bert'\\? known: bert, gpt2, llama"):
         find_family("brt")
 
@@ -179,7 +179,7 @@ def test_no_code_outside_the_models_names_a_family() -> None:
 
 
 def _names_of_families(tree: ast.AST) -> Iterator[str]:
-    """Identifiers and modules with a family's name in them, and strings that are one or set `model.kind` to one."""
+    """Returns identifiers and modules with a family's name, and strings that are one or set `model.kind` to one."""
     families = known_families()
     for node in ast.walk(tree):
         for name in _identifiers(node):

@@ -28,7 +28,7 @@ DECODERS = {
 
 
 class Probe:
-    """A pack, a model, and what one sequence's loss does to everything."""
+    """A pack, a model, and the effect of one sequence's loss."""
 
     def __init__(self, pack_lengths, decoder, backend):
         self.model = new_model(
@@ -44,7 +44,7 @@ class Probe:
         )
 
     def merged(self):
-        """The control's batch: one segment over everything."""
+        """Returns the control's batch, with one segment over everything."""
         merged = torch.where(self.batch.cu_seqlens > 0, self.batch.slots, 0).to(torch.int32)
         return replace(self.batch, cu_seqlens=merged, max_sequence_length=self.batch.slots)
 
@@ -54,7 +54,7 @@ class Probe:
         return replace(batch, tokens=tokens)
 
     def run(self, batch, loss_slots):
-        """Logits, gradients of the loss at `loss_slots` by the embedded tokens, and by the parameters."""
+        """Returns logits, and gradients of the loss at `loss_slots` by the embedded tokens and by the parameters."""
         embedded = []
         hook = self.model.token_embedding.register_forward_hook(lambda *call: embedded.append(call[2]))
         logits = self.model.logits(batch)
@@ -66,7 +66,7 @@ class Probe:
 
 
 def padding_slots(probe):
-    """The tail of each pack, which is a segment like any other."""
+    """Returns the tail of each pack, which is a segment like any other."""
     covered = torch.zeros(probe.batch.slots, dtype=torch.bool)
     for span in probe.spans:
         covered[span] = True

@@ -1,4 +1,4 @@
-"""The estimate of memory: against what autograd really keeps, and against parameters that are counted."""
+"""The estimate of memory agrees with autograd's use, and with the counted parameters."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class VarlenStandIn(torch.autograd.Function):
 
 
 def kept_bytes(model: Model, batch: PackedBatch) -> int:
-    """What a forward pass under bf16 autocast leaves for the backward pass, weights and their copies left out."""
+    """Returns the bytes that a forward pass under bf16 autocast keeps, without weights and their copies."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     weight_sizes = {layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear)}
     kept: dict[int, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""The cost model: on times made from a known truth, and on files."""
+"""The cost model fits times with known parameters, and is read from files."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ ORIGIN = MeasuredOn(
 
 
 def times(*, rows: int = 400, noise: float = 0.0, per_segment: float = 0.0, repeats: int = 1) -> MicroBatchTimes:
-    """1 to 8 packs of 512 slots, each cut into 1 to 16 equal sequences."""
+    """Returns times of 1 to 8 packs of 512 slots, each cut into 1 to 16 equal sequences."""
     random = np.random.default_rng(1)
     packs = random.integers(1, 9, size=rows).repeat(repeats)
     pieces = random.integers(1, 17, size=rows).repeat(repeats)
@@ -185,7 +185,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         CostModel.read(path)
     path.write_text("{")
-    with pytest.raises(ConfigError, match="is no JSON"):
+    with pytest.raises(ConfigError, match="is not JSON"):
         CostModel.read(path)
     path.write_text("[]")
     with pytest.raises(ConfigError, match="found list"):

@@ -1,4 +1,4 @@
-"""Paired differences: known answers, and what they decide."""
+"""Paired differences in known cases, and their verdicts."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What all figures share."""
+"""Functions that all figures share."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from evenpack.studies.plotting import figure_as_png, require_plot, smooth, sprea
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("x.svg", r"give --plot a name like .*x\.png"), ("", "a plot is a PNG file"), ("file/x.png", "is no folder")],
+    [("x.svg", r"give --plot a name like .*x\.png"), ("", "a plot is a PNG file"), ("file/x.png", "is not a folder")],
 )
 def test_a_place_where_no_plot_can_be_is_refused_before_the_work(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").write_text("")

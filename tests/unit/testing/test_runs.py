@@ -1,4 +1,4 @@
-"""The builder of small runs: valid as it stands, changed key by key, prepared once."""
+"""The builder of small runs gives valid runs, which are changed key by key and prepared once."""
 
 import subprocess
 import sys

@@ -76,10 +76,10 @@ def training_texts(
             out = held_out(batch.identities, source, validation_fraction)
             yield from (text for text, held in zip(batch.texts, out.tolist(), strict=True) if not held)
     if documents == 0:
-        raise no_document(reporter.source)
+        raise no_documents_error(reporter.source)
 
 
-def no_document(source: str) -> DataError:
+def no_documents_error(source: str) -> DataError:
     """Returns the error of a source without documents."""
     return DataError(f"source '{source}' holds no document: check data.sources.{source}")
 

@@ -104,7 +104,7 @@ def stop_file(parts_folder: Path) -> Path:
     return parts_folder / "stop"
 
 
-def _end_if_asked(task: PartTask) -> None:
+def _exit_if_requested(task: PartTask) -> None:
     if stop_file(task.prefix.parents[1]).exists():
         raise RunError(f"part {task.number} of source '{task.source}' was given up")
 
@@ -123,7 +123,7 @@ def _written(task: PartTask) -> PartFile:
                 writer,
                 TokenisingState.read(writer) or first,
                 threads=encoding_threads(),
-                report=lambda _: _end_if_asked(task),
+                report=lambda _: _exit_if_requested(task),
             )
             journal = writer.finish(state.to_json())
     return PartFile(

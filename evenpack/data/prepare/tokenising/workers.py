@@ -114,7 +114,7 @@ class MpiWorkers:
         self._count = count
 
     def files(self, tasks: Sequence[PartTask], observer: Observer) -> Generator[PartFile, None, None]:
-        yield from _in_order(self._executor, tasks, _ahead(self._count), observer, end=_ask_to_end)
+        yield from _in_order(self._executor, tasks, _ahead(self._count), observer, end=_request_exit)
 
 
 def local_workers(count: int | None) -> LocalWorkers | None:
@@ -153,7 +153,7 @@ def _in_order(
             end(at_work)
 
 
-def _ask_to_end(pending: _Pending) -> None:
+def _request_exit(pending: _Pending) -> None:
     """Returns when none of these writes any more: what is at work on another host cannot be cancelled."""
     for folder in {task.prefix.parents[1] for task, _ in pending}:
         folder.mkdir(parents=True, exist_ok=True)

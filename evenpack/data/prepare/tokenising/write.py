@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evenpack.data.prepare.origins import Origin, origin_hash
 from evenpack.data.prepare.progress import SourceReporter
-from evenpack.data.prepare.tokenising.batches import no_document
+from evenpack.data.prepare.tokenising.batches import no_documents_error
 from evenpack.data.prepare.tokenising.encoding import append_parts, columns, encoder, encoding_threads
 from evenpack.data.prepare.tokenising.part_files import PartTask, stop_file
 from evenpack.data.prepare.tokenising.state import TokenisingState
@@ -222,7 +222,7 @@ def _check_content(corpus: Corpus, source: str, writer: TokenFileWriter, state: 
     if isinstance(corpus, RowCorpus) and state.rows is not None:
         corpus.refuse_none_kept(state.rows, state.longest_row_words)
     if writer.documents == 0:
-        raise no_document(source)
+        raise no_documents_error(source)
     if writer.tokens - writer.documents == state.unknown_tokens:
         raise DataError(
             f"the text of source '{source}' encodes to nothing but unknown tokens, or to no token at all: "

@@ -43,7 +43,7 @@ class WrittenTokens:
         )
 
     @classmethod
-    def ready_made(cls, token_file: TokenFile, hashes: Path) -> "WrittenTokens":
+    def of_token_file(cls, token_file: TokenFile, hashes: Path) -> "WrittenTokens":
         """Opens a token file that was not written here, with the hashes of its documents."""
         return cls(
             token_file=token_file,

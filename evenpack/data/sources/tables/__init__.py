@@ -125,7 +125,7 @@ def row_namer(origin: str, first: int) -> Callable[[int], str]:
 
 
 @contextmanager
-def telling_arrow_errors(origin: str, format_name: str) -> Iterator[None]:
+def arrow_errors_as_data_errors(origin: str, format_name: str) -> Iterator[None]:
     """Turns Arrow's errors in the block into a DataError that names the file."""
     try:
         yield

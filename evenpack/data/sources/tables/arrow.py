@@ -12,10 +12,10 @@ from evenpack.data.sources.tables import (
     LONG_ROWS_AT_ONCE,
     Block,
     Rows,
+    arrow_errors_as_data_errors,
     only_text_column,
     overlap,
     row_namer,
-    telling_arrow_errors,
 )
 from evenpack.errors import DataError
 
@@ -35,7 +35,7 @@ class ArrowTable:
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
         self._has_footer = _begins_with(path, _FOOTER_MAGIC)
-        with telling_arrow_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
+        with arrow_errors_as_data_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
             self._schema = self._reader(source).schema
         if _begins_with(path, _MESSAGE):
             _require_end(path)
@@ -75,7 +75,7 @@ class ArrowTable:
     def _batches(self, columns: Sequence[str], first: int) -> Iterator[tuple[Any, int]]:
         """Yields record batches from number `first` on, each with the bytes of the file that are read then."""
         fields = [self._schema.get_field_index(name) for name in columns]
-        with telling_arrow_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
+        with arrow_errors_as_data_errors(self.origin, "Arrow"), pa.memory_map(self.origin) as source:
             reader = self._reader(source, pyarrow.ipc.IpcReadOptions(included_fields=fields))
             if self._has_footer:
                 count = reader.num_record_batches
@@ -88,7 +88,7 @@ class ArrowTable:
 
     def _checked(self, values: Any) -> Any:
         """Checks offsets. Raises: DataError if they lead out of the file, where Arrow would follow them."""
-        with telling_arrow_errors(self.origin, "Arrow"):
+        with arrow_errors_as_data_errors(self.origin, "Arrow"):
             _as_bytes(values).validate(full=True)
         return values
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from evenpack.data.sources.tables import Rows, row_namer, telling_arrow_errors
+from evenpack.data.sources.tables import Rows, arrow_errors_as_data_errors, row_namer
 from evenpack.errors import DataError
 
 _CSV_BLOCK_BYTES = 1 << 24
@@ -25,7 +25,7 @@ class CsvTable:
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
         self._path = path
-        with path.open("rb") as file, telling_arrow_errors(self.origin, path.suffix[1:]):
+        with path.open("rb") as file, arrow_errors_as_data_errors(self.origin, path.suffix[1:]):
             schema = self._open(file, pyarrow.csv.ConvertOptions(), empty_lines=False).schema
         self.schema: dict[str, Any] = {field.name: field.type for field in schema}
         if all(name.strip().isdecimal() for name in self.schema):
@@ -41,8 +41,8 @@ class CsvTable:
             strings_can_be_null=False,
         )
         done = 0
-        with self._path.open("rb") as file, telling_arrow_errors(self.origin, self._path.suffix[1:]):
-            # With one column an empty line is a missing value; otherwise it is no row.
+        with self._path.open("rb") as file, arrow_errors_as_data_errors(self.origin, self._path.suffix[1:]):
+            # With one column an empty line is a missing value; otherwise it is not a row.
             for batch in self._open(file, options, empty_lines=len(self.schema) == 1):
                 place = row_namer(self.origin, done)
                 done += len(batch)
@@ -63,7 +63,7 @@ class CsvTable:
 
 
 def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
-    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is no integer."""
+    """Returns cells as int64; an empty one is null. Raises: DataError with the first that is not an integer."""
     trimmed = pc.utf8_trim_whitespace(texts)
     trimmed = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
     try:
@@ -80,7 +80,7 @@ def _to_integers(texts: Any, place: Callable[[int], str]) -> Any:
 
 
 def _cast_decimal(texts: Any) -> Any:
-    """Converts decimals. Raises: pa.ArrowInvalid for a text that is no integer in decimal digits."""
+    """Converts decimals. Raises: pa.ArrowInvalid for a text that is not an integer in decimal digits."""
     if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
         raise pa.ArrowInvalid("Arrow would take 0x10 for 16")
     return pc.cast(texts, pa.int64())

@@ -12,10 +12,10 @@ from evenpack.data.sources.tables import (
     ROWS_AT_ONCE,
     Block,
     Rows,
+    arrow_errors_as_data_errors,
     only_text_column,
     overlap,
     row_namer,
-    telling_arrow_errors,
 )
 
 _READ_BYTES = 1 << 20
@@ -34,7 +34,7 @@ class ParquetTable:
         """Reads the footer. Raises: DataError if there is none."""
         self.origin = str(path)
         self.total_bytes = path.stat().st_size
-        with telling_arrow_errors(self.origin, "parquet"):
+        with arrow_errors_as_data_errors(self.origin, "parquet"):
             self._file = pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False)
             self._schema = self._file.schema_arrow
         self.schema: dict[str, Any] = {field.name: field.type for field in self._schema}
@@ -68,7 +68,7 @@ class ParquetTable:
 
     def _group_rows(self, columns: Sequence[str], number: int, first: int, asked: range) -> Iterator[Rows]:
         """Yields the requested rows of a row group whose first row is number `first`."""
-        with telling_arrow_errors(self.origin, "parquet"):
+        with arrow_errors_as_data_errors(self.origin, "parquet"):
             at_once = self._at_once(columns, number)
             for whole in self._file.iter_batches(at_once, columns=list(columns), row_groups=[number]):
                 found = overlap(first, len(whole), asked)

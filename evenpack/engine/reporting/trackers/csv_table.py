@@ -1,4 +1,4 @@
-"""OUTPUT_DIR/metrics.csv: a line for each step, a column for each number."""
+"""Writes OUTPUT_DIR/metrics.csv: a line for each step, a column for each number."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ class CsvTable:
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
         row = {_STEP: step, **values}
-        if not row.keys() <= set(self._columns):  # the first evaluation brings columns of its own
+        if not row.keys() <= set(self._columns):  # the first evaluation adds columns
             with self._path.open(newline="", encoding="utf-8") as file:
                 rows: list[Row] = list(csv.DictReader(file))
             self._file.close()
@@ -34,13 +34,13 @@ class CsvTable:
             self._file.write(_lines(self._columns, [row]))
 
     def flush(self) -> None:
-        """Nothing waits: each line reaches the file at once."""
+        """Does nothing: each line is written at once."""
 
     def close(self, *, failed: bool) -> None:
         self._file.close()
 
     def _replace(self, rows: Sequence[Row]) -> None:
-        """Writes the whole table, with a column for all that any row has, and opens it to add to."""
+        """Writes the whole table, with a column for each name in any row, and opens it for appending."""
         self._columns = list(dict.fromkeys([*self._columns, *(name for row in rows for name in row)]))
         with atomic_open(self._path) as file:
             file.write(_lines(self._columns, [{name: name for name in self._columns}, *rows]))

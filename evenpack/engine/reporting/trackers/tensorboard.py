@@ -1,4 +1,4 @@
-"""OUTPUT_DIR/tensorboard: event files for TensorBoard."""
+"""Writes OUTPUT_DIR/tensorboard: event files for TensorBoard."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ _FLUSH_SECONDS = 30
 
 
 class TensorBoardEvents:
-    """Writes by torch's writer. A resumed run tells TensorBoard to forget the steps that come again."""
+    """Writes with torch's `SummaryWriter`. A resumed run makes TensorBoard discard the steps that are repeated."""
 
     def __init__(self, log: RunLog) -> None:
         from torch.utils.tensorboard import SummaryWriter

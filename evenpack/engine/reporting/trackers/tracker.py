@@ -1,4 +1,4 @@
-"""What a tracker is, and what it must know to begin or to go on."""
+"""Defines the protocol of a tracker and the description of the run that it logs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ from evenpack.engine.reporting.metrics import METRICS, read_metrics
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Takes the numbers of each step; it may fail at any time without harm to the run."""
+    """Receives the metrics of each step; an error in it does not stop the run."""
 
     def write(self, step: int, values: Mapping[str, int | float]) -> None:
-        """Adds the numbers of a step, by `group/name`; steps rise."""
+        """Adds the metrics of a step, by `group/name`; steps are in ascending order."""
         ...
 
     def flush(self) -> None:
-        """Puts on disk what a checkpoint of this step will rely on."""
+        """Flushes to disk; called before a checkpoint of this step is saved."""
         ...
 
     def close(self, *, failed: bool) -> None:
-        """Ends the tracker; `failed`: the run ends on an error."""
+        """Closes the tracker; `failed`: the run ends with an error."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunLog:
-    """A run as it begins or goes on, its metrics.jsonl cut back to where that is."""
+    """A run as it begins or resumes; its metrics.jsonl is truncated to that step."""
 
     name: str
     output_dir: Path
     config: dict[str, Any]
     """The resolved run file, as JSON values."""
     first_step: int
-    """Updates done before."""
+    """Number of updates done before."""
 
     def records(self) -> list[dict[str, Any]]:
-        """The steps up to `first_step`, for a tracker that does not have them."""
+        """Returns the records of the steps up to `first_step`, for a tracker that does not have them."""
         return read_metrics(self.output_dir / METRICS)

@@ -1,6 +1,6 @@
-"""The trackers of a run: which can serve, opening them, and going on when one fails.
+"""Opens the trackers of a run, checks which are available, and continues without one that fails.
 
-    metrics.jsonl                           always, by `reporting/metrics.py`: what is true of a run
+    metrics.jsonl                           always written, by `reporting/metrics.py`; the authoritative record
     csv_table.py  tensorboard.py  wandb.py  copies of its numbers, on rank 0, each a `Tracker`
 
 One more tracker is a file here, a key of the section `metrics:`, a line of `_OPENERS` and, where it needs a
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def missing_trackers(section: MetricsSection) -> dict[str, str]:
-    """Returns why trackers that the section names cannot serve on this machine, by their keys."""
+    """Returns the reasons why trackers that the section names cannot be used on this machine, by their keys."""
     missing = {}
     if section.tensorboard and importlib.util.find_spec("tensorboard") is None:
         missing["tensorboard"] = "the package tensorboard is not installed: pip install 'evenpack[tensorboard]'"
@@ -35,14 +35,14 @@ def missing_trackers(section: MetricsSection) -> dict[str, str]:
 
 
 def require_trackers(section: MetricsSection) -> None:
-    """Raises: ConfigError naming each tracker that cannot serve, unless the run may go on without."""
+    """Checks the trackers. Raises: ConfigError naming each unusable one, unless the run may continue without it."""
     missing = missing_trackers(section)
     if missing and section.on_missing_tracker == "error":
         raise _refusal(missing)
 
 
 class Trackers:
-    """Holds the open trackers of a run. One that fails is warned of once and left out from then on."""
+    """Holds the open trackers of a run. One that fails causes one warning and is left out from then on."""
 
     def __init__(self, open_trackers: Mapping[str, Tracker]) -> None:
         self._open = dict(open_trackers)
@@ -52,7 +52,7 @@ class Trackers:
     def opened(cls, section: MetricsSection, run: RunLog) -> Iterator["Trackers"]:
         """Opens those that the section names; called on rank 0 alone.
 
-        Raises: ConfigError for one that cannot be opened, unless the run may go on without.
+        Raises: ConfigError for one that cannot be opened, unless the run may continue without it.
         """
         trackers = cls({})
         failed = True
@@ -62,16 +62,16 @@ class Trackers:
             if missing and section.on_missing_tracker == "error":
                 raise _refusal(missing)
             for name, reason in missing.items():
-                log.warning("the run goes on without metrics.%s: %s", name, reason)
+                log.warning("the run continues without metrics.%s: %s", name, reason)
             yield trackers
             failed = False
         finally:
             trackers._each(lambda tracker: tracker.close(failed=failed))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Hands on the numbers of a record of metrics.jsonl.
+        """Passes the numbers of a record of metrics.jsonl to the trackers.
 
-        Raises: ValueError if a name in it is no metric.
+        Raises: ValueError if a name in it is not a metric.
         """
         values = scalars(record)
         self._each(lambda tracker: tracker.write(record["step"], values))
@@ -81,7 +81,7 @@ class Trackers:
         self._each(lambda tracker: tracker.flush())
 
     def _begin(self, section: MetricsSection, run: RunLog, *, unusable: Collection[str]) -> dict[str, str]:
-        """Opens those that can serve; returns what went wrong with the others, by their keys."""
+        """Opens those that are available; returns the problems with the others, by their keys."""
         problems = {}
         for name, opener in _OPENERS.items():
             if getattr(section, name) and name not in unusable:
@@ -98,7 +98,8 @@ class Trackers:
             except Exception as error:
                 del self._open[name]
                 log.warning(
-                    "metrics.%s failed (%s: %s) and gets no further steps; the run goes on, and metrics.jsonl is whole",
+                    "metrics.%s failed (%s: %s) and gets no further steps; the run continues, and metrics.jsonl is "
+                    "complete",
                     name,
                     type(error).__name__,
                     error,
@@ -108,20 +109,20 @@ class Trackers:
 def _refusal(missing: Mapping[str, str]) -> ConfigError:
     lines = [f"  metrics.{name}: {reason}" for name, reason in missing.items()]
     return ConfigError(
-        "\n".join(["trackers that the run file names cannot serve:", *lines])
-        + "\nMend that, take them out of the section metrics:, or set metrics.on_missing_tracker=warn to go on without "
+        "\n".join(["trackers that the run file names cannot be used:", *lines])
+        + "\nFix that, remove them from the section metrics:, or set metrics.on_missing_tracker=warn to train without "
         "them"
     )
 
 
 def _login_problem() -> str | None:
-    """Returns what is wrong with the login, without asking a person or the network."""
+    """Returns the problem with the login, without a prompt or network access; None if there is none."""
     import wandb
 
     try:
         is_logged_in = wandb.login(prompt=False, verify=False)
     except wandb.errors.Error as error:
-        return f"the login to Weights & Biases is of no use ({error})"
+        return f"the login to Weights & Biases is invalid ({error})"
     return None if is_logged_in else "nobody is logged in to Weights & Biases"
 
 

@@ -11,11 +11,11 @@ from evenpack.files import read_json_object, write_json
 log = logging.getLogger(__name__)
 
 WANDB_RUN = "wandb_run.json"
-"""Holds the id under which W&B knows the run, and the step at which the last start of it ended in good order."""
+"""Holds the run's W&B id and the step at which its last start ended normally."""
 
 
 class WandbRun:
-    """Logs by W&B's own library. A step that its server has keeps the values that it had first."""
+    """Logs with W&B's own library. A step that its server already has keeps its first values."""
 
     def __init__(self, section: WandbSection, run: RunLog) -> None:
         import wandb
@@ -38,7 +38,7 @@ class WandbRun:
             settings=wandb.Settings(silent=True, console="off"),
         )
         self._note(ended_at_step=None)
-        # Online the server says which step is next; offline a run goes on only where it has all before.
+        # Online the server returns the next step; offline a W&B run is resumed only if it has all earlier steps.
         is_offline = section.mode == "offline"
         self._next_step = run.first_step + 1 if known and is_offline else self._run.step
         log.info("Weights & Biases: %s", self._run.dir if is_offline else self._run.url)
@@ -51,16 +51,17 @@ class WandbRun:
             self._run.log(dict(values), step=step)
 
     def flush(self) -> None:
-        """W&B writes in a process of its own, all the time."""
+        """Does nothing: W&B writes continuously, in a process of its own."""
 
     def close(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
         self._note(ended_at_step=self._step)
 
     def _known_id(self, section: WandbSection, run: RunLog) -> str | None:
-        """Returns the id under which W&B has all steps before and none after; None if a new W&B run begins.
+        """Returns the id of the W&B run that has exactly the earlier steps; None if a new W&B run begins.
 
-        Offline, a kill loses what W&B's process has not written, and a run that goes back has steps too many.
+        Offline, a kill loses what W&B's process has not written, and a W&B run from which training goes back to an
+        earlier step has too many.
         """
         known = read_json_object(self._path) or {}
         is_whole = section.mode == "online" or known.get("ended_at_step") == run.first_step

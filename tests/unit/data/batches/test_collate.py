@@ -1,4 +1,4 @@
-"""Packs become batches: every token in its place, no target across a border, fixed shapes."""
+"""Packs become batches: every token in its place, no target across a boundary, fixed shapes."""
 
 import itertools
 
@@ -45,7 +45,7 @@ def collator(source: PackedSource, layout: Layout, rows: int, pack_length: int) 
 
 
 def segments_of(batch: PackedBatch) -> list[tuple[list[int], list[int], list[int], list[float]]]:
-    """Tokens, positions, labels and weights of every non-empty segment."""
+    """Returns tokens, positions, labels and weights of every non-empty segment."""
     borders = batch.cu_seqlens.tolist()
     fields = (batch.tokens, batch.position_ids, batch.targets.labels, batch.targets.weights)
     return [

@@ -1,4 +1,4 @@
-"""Packs of sentence pairs become batches: every array as it follows from the pairs one by one."""
+"""Packs of sentence pairs become batches whose arrays agree with the pairs one by one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ def collator(
 
 @dataclass(kw_only=True)
 class Expected:
-    """What a batch must hold, put together slot by slot."""
+    """The expected contents of a batch, computed slot by slot."""
 
     tokens: list[int] = field(default_factory=list)
     token_types: list[int] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Expected:
 def masked_alone(
     pair: Pair, objective: MaskedTokensAndNextSentence, source_key: int, epoch: int, sequence: int
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """What the model sees of one sequence, and (position, label) of what is masked, with nothing beside it."""
+    """Returns the model input of one sequence, and (position, label) of its masks, computed separately."""
     key = masking_keys(objective.seed, np.array([epoch]), np.array([source_key], dtype=np.uint64), np.array([sequence]))
     tokens, offsets = np.array(pair.tokens), np.array([0, len(pair.tokens)])
     masked = mask_sequences(tokens, offsets, key, objective.masking, objective.vocabulary)
@@ -119,7 +119,7 @@ def expect(
     rows: int,
     pack_length: int,
 ) -> Expected:
-    """The batch of these packs, sequence by sequence."""
+    """Computes the batch of these packs, sequence by sequence."""
     expected = Expected()
     for index in range(packs.packs):
         source = int(packs.sources[index])
@@ -146,7 +146,7 @@ def masked_targets(batch: PackedBatch) -> MaskedTargets:
 
 
 def found_targets(batch: PackedBatch) -> list[tuple[int, int, float]]:
-    """Slot, label and weight of all that counts; what fills up must be zero and last."""
+    """Returns slot, label and weight of all real targets; padding must be zero and last."""
     targets = masked_targets(batch)
     count = batch.local_counts.targets
     arrays = (targets.positions, targets.labels, targets.weights)
@@ -286,7 +286,7 @@ def masks_of_steps(
     micro_batches: int = 1,
     weights: Sequence[int] | None = None,
 ) -> Masks:
-    """Read back from batches; the counts of each step are those of its batches together."""
+    """Reads masks from batches, and checks that the counts of each step are the sums of its batches."""
     one = collator(
         sources,
         objective,
@@ -354,7 +354,7 @@ def test_masks_are_the_same_however_a_step_is_divided_and_laid_out(
 
 
 def two_epochs(objective: MaskedTokensAndNextSentence) -> tuple[Masks, Masks]:
-    """The masks of one source in its first epoch and in its second."""
+    """Returns the masks of one source in its first epoch and in its second."""
     source = two_sources()[0]
     masks = masks_of_steps([source], objective, range(-(-2 * source.plan.packs // PACKS_PER_STEP)))
     first, second = ({name: masks[name] for name in masks if name[1] == epoch} for epoch in range(2))

@@ -1,4 +1,4 @@
-"""An objective takes the sequences that it is made for, and counts targets as it makes them."""
+"""An objective accepts the sequences that it is for, and counts the targets that it makes."""
 
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ PAIRS = pair_source(
 
 
 def collate(source: PackedSource, objective: Objective, **shape: Any) -> PackedBatch:
-    """Two packs in three rows."""
+    """Collates two packs in three rows."""
     packs = select_packs([source], np.zeros(2, dtype=np.int64), np.arange(2))
     collator = Collator(
         [source],
@@ -42,8 +42,8 @@ def collate(source: PackedSource, objective: Objective, **shape: Any) -> PackedB
 @pytest.mark.parametrize(
     ("source", "objective", "message"),
     [
-        (PAIRS, NextTokens(), "sentence_pairs is for a model of masked tokens"),
-        (DOCUMENTS, masked_objective(), "learns from sentence pairs: set data.recipe.kind=sentence_pairs"),
+        (PAIRS, NextTokens(), "sentence_pairs is for models of masked tokens"),
+        (DOCUMENTS, masked_objective(), "needs sentence pairs: set data.recipe.kind=sentence_pairs"),
     ],
 )
 def test_sequences_of_another_kind_are_refused_with_what_to_do(

@@ -1,4 +1,4 @@
-"""Rows of the recipe `padding` in batches: what only fills up is no token, and no target where the recipe says so."""
+"""Padding in rows of the recipe `padding` is not counted as tokens, and is not a target if the recipe excludes it."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def padding_of(source: PackedSource, rows: np.ndarray) -> np.ndarray:
 
 
 def expected_targets(source: PackedSource, rows: np.ndarray, *, in_loss: bool) -> int:
-    """Each slot but the first of its segment is predicted, unless it only fills up and that is left out."""
+    """Returns the targets: each slot but the first of its segment, without padding if it is left out."""
     targets = 0
     for row in rows:
         one = np.array([row])
@@ -107,7 +107,7 @@ def expected_targets(source: PackedSource, rows: np.ndarray, *, in_loss: bool) -
 
 
 def real_lengths(source: PackedSource, rows: np.ndarray) -> list[int]:
-    """Of each segment, without what only fills it up."""
+    """Returns the length of each segment without its padding."""
     lengths, _ = source.view.segments(rows)
     return [int((~one).sum()) for one in np.split(padding_of(source, rows), np.cumsum(lengths)[:-1])]
 

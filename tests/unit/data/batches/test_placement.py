@@ -1,4 +1,4 @@
-"""Where sequences lie: what sees what, and how positions count, in packs and in rectangles."""
+"""The placement of sequences: attention and positions in packs and in rectangles."""
 
 import itertools
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ packs_of_sequences = st.lists(
 
 
 def place(
-    packs: Sequence[Sequence[Sequence[int]]], shape: StepShape, *, looks_both_ways: bool
+    packs: Sequence[Sequence[Sequence[int]]], shape: StepShape, *, is_bidirectional: bool
 ) -> tuple[Placer, Placement]:
     sequences = [segments for pack in packs for segments in pack]
     selection = PackSelection(
@@ -42,7 +42,7 @@ def place(
         shape=shape,
         pack_length=PACK_LENGTH,
         max_sequence_length=LONGEST,
-        looks_both_ways=looks_both_ways,
+        is_bidirectional=is_bidirectional,
     )
     segments = np.array([length for segments in sequences for length in segments])
     return placer, placer.place(selection, segments, np.array([len(segments) for segments in sequences]))
@@ -56,14 +56,14 @@ def tokens_of_packs(packs: Sequence[Sequence[Sequence[int]]]) -> list[int]:
     return [sum(map(sum, pack)) for pack in packs] + [0] * (ROWS - len(packs))
 
 
-@pytest.mark.parametrize("looks_both_ways", [False, True])
+@pytest.mark.parametrize("is_bidirectional", [False, True])
 @given(packs=packs_of_sequences)
 @settings(deadline=None, max_examples=60)
 def test_without_isolation_the_tokens_of_a_row_are_one_segment_and_padding_stays_apart(
-    looks_both_ways: bool, packs: list[list[list[int]]]
+    is_bidirectional: bool, packs: list[list[list[int]]]
 ) -> None:
     shape = step_shape(items_per_micro_batch=ROWS, layout="packed", isolate=False)
-    placer, placement = place(packs, shape, looks_both_ways=looks_both_ways)
+    placer, placement = place(packs, shape, is_bidirectional=is_bidirectional)
     expected = []
     for row, tokens in enumerate(tokens_of_packs(packs)):
         start = row * PACK_LENGTH
@@ -75,18 +75,18 @@ def test_without_isolation_the_tokens_of_a_row_are_one_segment_and_padding_stays
     assert len(expected) <= ROWS + placer.max_padding_segments(ROWS * 5)
 
 
-@pytest.mark.parametrize("looks_both_ways", [False, True])
+@pytest.mark.parametrize("is_bidirectional", [False, True])
 @given(packs=packs_of_sequences)
 @settings(deadline=None, max_examples=60)
 def test_what_is_isolated_or_counted_on_moves_no_token_and_no_target(
-    looks_both_ways: bool, packs: list[list[list[int]]]
+    is_bidirectional: bool, packs: list[list[list[int]]]
 ) -> None:
-    _, plain = place(packs, step_shape(items_per_micro_batch=ROWS, layout="packed"), looks_both_ways=looks_both_ways)
+    _, plain = place(packs, step_shape(items_per_micro_batch=ROWS, layout="packed"), is_bidirectional=is_bidirectional)
     for isolate, reset_positions in ((False, True), (True, False), (False, False)):
         shape = step_shape(
             items_per_micro_batch=ROWS, layout="packed", isolate=isolate, reset_positions=reset_positions
         )
-        _, other = place(packs, shape, looks_both_ways=looks_both_ways)
+        _, other = place(packs, shape, is_bidirectional=is_bidirectional)
         assert other.slots == plain.slots
         assert other.slot_of_token.tolist() == plain.slot_of_token.tolist()
         assert other.segment_last_slots.tolist() == plain.segment_last_slots.tolist()
@@ -100,11 +100,11 @@ def test_what_is_isolated_or_counted_on_moves_no_token_and_no_target(
 @settings(deadline=None, max_examples=60)
 def test_positions_that_are_not_reset_count_through_each_row(packs: list[list[list[int]]], isolate: bool) -> None:
     shape = step_shape(items_per_micro_batch=ROWS, layout="packed", isolate=isolate, reset_positions=False)
-    placer, placement = place(packs, shape, looks_both_ways=True)
+    placer, placement = place(packs, shape, is_bidirectional=True)
     assert placement.position_ids.tolist() == list(range(PACK_LENGTH)) * ROWS
     assert placer.position_rows == PACK_LENGTH
     assert (
-        place(packs, step_shape(items_per_micro_batch=ROWS, layout="packed"), looks_both_ways=True)[0].position_rows
+        place(packs, step_shape(items_per_micro_batch=ROWS, layout="packed"), is_bidirectional=True)[0].position_rows
         == LONGEST
     )
 
@@ -113,8 +113,8 @@ def test_positions_that_are_not_reset_count_through_each_row(packs: list[list[li
 @settings(deadline=None, max_examples=100)
 def test_padding_of_a_rectangle_is_a_segment_of_its_own_where_it_would_be_seen(packs: list[list[list[int]]]) -> None:
     sequences = [segments for pack in packs for segments in pack]
-    placer, both_ways = place(packs, step_shape(items_per_micro_batch=ROWS, layout="padded"), looks_both_ways=True)
-    _, causal = place(packs, step_shape(items_per_micro_batch=ROWS, layout="padded"), looks_both_ways=False)
+    placer, both_ways = place(packs, step_shape(items_per_micro_batch=ROWS, layout="padded"), is_bidirectional=True)
+    _, causal = place(packs, step_shape(items_per_micro_batch=ROWS, layout="padded"), is_bidirectional=False)
     with_padding, real = [], []
     for row, segments in enumerate(sequences):
         starts = [row * LONGEST + start for start in np.cumsum([0, *segments])]
@@ -133,7 +133,7 @@ def test_padding_of_a_rectangle_is_a_segment_of_its_own_where_it_would_be_seen(p
 @given(packs=packs_of_sequences.map(lambda packs: [[s for s in pack if sum(s) <= LONGEST] or [[1]] for pack in packs]))
 @settings(deadline=None, max_examples=40)
 def test_no_two_tokens_share_a_slot_and_sequences_are_whole(layout: Layout, packs: list[list[list[int]]]) -> None:
-    _, placement = place(packs, step_shape(items_per_micro_batch=ROWS, layout=layout), looks_both_ways=True)
+    _, placement = place(packs, step_shape(items_per_micro_batch=ROWS, layout=layout), is_bidirectional=True)
     slots = placement.slot_of_token.tolist()
     assert sorted(set(slots)) == slots
     assert slots[-1] < placement.slots

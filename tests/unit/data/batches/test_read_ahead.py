@@ -1,4 +1,4 @@
-"""Blocks are read before they are drawn from, each once, and nothing else is."""
+"""Each block is read once, before it is drawn from, and nothing else is read."""
 
 import itertools
 from pathlib import Path
@@ -42,7 +42,7 @@ def dataset_of(config: RunConfig) -> MicroBatchDataset:
     return MicroBatchDataset(prepared, settings)
 
 
-def test_each_block_is_asked_for_before_the_first_step_that_needs_it_and_once_an_epoch(
+def test_each_block_is_requested_before_the_first_step_that_needs_it_and_once_an_epoch(
     blocked: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[ByteRange] = []
@@ -68,7 +68,7 @@ def test_each_block_is_asked_for_before_the_first_step_that_needs_it_and_once_an
     assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(ordered)), "no gap, no overlap"
 
 
-def test_the_thread_reads_what_it_is_asked_for_to_the_byte(
+def test_the_thread_reads_the_requested_range_to_the_byte(
     blocked: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_ahead, "_READ_BYTES", 100)

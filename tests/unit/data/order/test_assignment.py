@@ -1,4 +1,4 @@
-"""Assignment policies: every item once, no empty share, and what each policy promises beside that."""
+"""Assignment policies: every item once, no empty share, and the properties of each policy."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from repository import PUBLISHED_HISTOGRAMS
 from step_shapes import step_shape
 
-from evenpack.data.order.assignment import Shares, assign_step, padded_width
+from evenpack.data.order.assignment import StepAssignment, assign_step, padded_width
 from evenpack.data.order.balance import assign_by_cost
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.errors import ConfigError
@@ -30,7 +30,7 @@ def assigned(
     *,
     layout: Layout = "unpadded",
     per_micro_batch: bool = False,
-) -> Shares:
+) -> StepAssignment:
     values = np.array(lengths, dtype=np.int64)
     shape = step_shape(
         items_per_step=ranks * micro_batches,
@@ -42,7 +42,7 @@ def assigned(
     return assign_step(shape, values, values.astype(np.float64) ** 2, ranks=ranks)
 
 
-def lengths_of_shares(shares: Shares, lengths: list[int] | np.ndarray) -> list[list[int]]:
+def lengths_of_shares(shares: StepAssignment, lengths: list[int] | np.ndarray) -> list[list[int]]:
     return [np.array(lengths)[shares.share(number)].tolist() for number in range(len(shares.offsets) - 1)]
 
 
@@ -53,7 +53,7 @@ def wikipedia_lengths(count: int, *, seed: int = 1) -> np.ndarray:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """Lengths of a step that any policy can assign, ranks, micro-batches."""
+    """Draws the lengths of a step that any policy can assign, ranks, and micro-batches."""
     ranks, micro_batches = draw(st.integers(1, 6)), draw(st.integers(1, 5))
     items = ranks * micro_batches * draw(st.integers(1, 7))
     return draw(st.lists(st.integers(1, 70_000), min_size=items, max_size=items)), ranks, micro_batches
@@ -136,12 +136,12 @@ def test_constant_tokens_is_within_the_longest_of_equal_shares(ranks, lengths):
 
 
 def slots(share: list[int]) -> int:
-    """Of a rectangle whose rows are filled up to a multiple of 8."""
+    """Returns the slots of a rectangle whose rows are rounded up to a multiple of 8."""
     return len(share) * math.ceil(max(share) / 8) * 8
 
 
 def least_rectangle(lengths: list[int], shares: int) -> int:
-    """Over all cuts of the sorted lengths."""
+    """Returns the least rectangle over all cuts of the sorted lengths."""
     falling = sorted(lengths, reverse=True)
     cuts = ([0, *inner, len(falling)] for inner in itertools.combinations(range(1, len(falling)), shares - 1))
     return min(max(slots(falling[start:end]) for start, end in itertools.pairwise(cut)) for cut in cuts)

@@ -1,4 +1,4 @@
-"""Assignment: every pack once, equal counts, and as little waiting as can be."""
+"""Assignment by cost: every pack once, equal counts, and as little waiting as possible."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ COST = st.one_of(st.just(0.0), st.sampled_from([1.0, 2.0, 262_144.0]), st.floats
 
 
 def sampled_steps(name: str, packs: int, *, steps: int) -> np.ndarray:
-    """Attention cost (sum of length²) of random packs, [steps, packs]."""
+    """Returns the attention cost (sum of length²) of random packs, as [steps, packs]."""
     counts = np.array(PUBLISHED_HISTOGRAMS[name])
     packing = pack(LengthHistogram(counts=counts), pack_length=len(counts))
     costs = np.array([float(np.square(strategy).sum()) for strategy in packing.strategies])
@@ -24,7 +24,7 @@ def sampled_steps(name: str, packs: int, *, steps: int) -> np.ndarray:
 
 
 def imbalance(costs: np.ndarray, assigned: np.ndarray) -> float:
-    """Most expensive rank over mean rank, in the whole step."""
+    """Returns the cost of the most expensive rank over that of the mean rank, in the whole step."""
     sums = costs[assigned].sum(axis=(1, 2))
     return float(sums.max() / sums.mean())
 

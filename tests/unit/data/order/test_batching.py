@@ -1,4 +1,4 @@
-"""Steps of packs or of single sequences: what a run file may ask for, and that assignment changes no step."""
+"""Steps of packs or of single sequences: the options of a run file, and that assignment changes no step."""
 
 from itertools import product
 from typing import Any
@@ -60,7 +60,7 @@ def test_items_are_packs_or_sequences() -> None:
         ({**OF_SEQUENCES, "layout": "padded", "assignment": "max_tokens"}, "max_tokens"),
     ],
 )
-def test_null_stands_for_a_assignment_that_suits(training: dict[str, Any], policy: str) -> None:
+def test_null_stands_for_a_suitable_assignment(training: dict[str, Any], policy: str) -> None:
     assert run_config(**training).training.policy == policy
 
 
@@ -79,12 +79,12 @@ def test_null_stands_for_a_assignment_that_suits(training: dict[str, Any], polic
         ({**OF_SEQUENCES, "sequences_per_micro_batch": 5}, "sequences_per_micro_batch (5) must divide"),
         (
             {**OF_SEQUENCES, "assignment": "sorted"},
-            "that can have arrival, sorted_serpentine, cost_balanced, max_tokens",
+            "choose arrival, sorted_serpentine, cost_balanced, max_tokens",
         ),
-        ({**OF_PACKS, "assignment": "max_tokens"}, "assignment max_tokens is not for batching packs in layout packed"),
+        ({**OF_PACKS, "assignment": "max_tokens"}, "assignment max_tokens is not available for batching packs"),
         ({**OF_PACKS, "assignment": "sorter"}, "'sorted_serpentine'"),
         ({**OF_SEQUENCES, "packing_adjustment": "fewer_accumulations"}, "set packing_adjustment=none"),
-        ({**OF_SEQUENCES, "packing_adjustment": "lamb_betas"}, "packing_adjustment lamb_betas is for packs"),
+        ({**OF_SEQUENCES, "packing_adjustment": "lamb_betas"}, "packing_adjustment lamb_betas requires batching packs"),
         ({**OF_PACKS, "log_rank_times_every_steps": 0}, "greater than or equal to 1"),
     ],
 )
@@ -94,7 +94,7 @@ def test_what_does_not_go_together_is_refused_by_name(training: dict[str, Any], 
     assert expected in str(caught.value)
 
 
-def test_ranks_that_cannot_divide_a_step_of_sequences_are_told_of_sequences() -> None:
+def test_ranks_that_cannot_divide_a_step_of_sequences_get_a_message_about_sequences() -> None:
     odd = run_config(**OF_SEQUENCES)
     with pytest.raises(ConfigError) as caught:
         deepspeed_config(odd.training, odd.deepspeed, 3 * 5)
@@ -123,7 +123,7 @@ def state(training: dict[str, Any], fingerprint: str = "f") -> TrainState:
     )
 
 
-def test_a_run_goes_on_with_steps_of_the_same_kind_and_size() -> None:
+def test_a_run_resumes_with_steps_of_the_same_kind_and_size() -> None:
     before_there_was_a_choice = state({"packs_per_step": 64})
     compare_run_files(before_there_was_a_choice, {"training": {"batching": "packs", "packs_per_step": 64}})
     of_sequences = state({"batching": "sequences", "sequences_per_step": 24, "assignment": None})

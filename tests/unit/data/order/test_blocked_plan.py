@@ -1,4 +1,4 @@
-"""Blocks one after another: every sequence once an epoch, each block drawn from itself alone, any place at once."""
+"""A plan of blocks: every sequence once per epoch, each block drawn from itself alone, any position at once."""
 
 import itertools
 from pathlib import Path

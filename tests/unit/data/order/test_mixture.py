@@ -1,4 +1,4 @@
-"""The mixture: every prefix as near to the ratio as can be, from any start."""
+"""Every prefix of the mixture is as near to the ratio as possible, from any start."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ WEIGHTS = st.lists(st.one_of(st.integers(1, 5), st.integers(1, 300)), min_size=1
 
 
 def misses(order: np.ndarray, weights: tuple[int, ...]) -> np.ndarray:
-    """|draws so far x period - prefix x weight| for each prefix and source: exact, in units of 1 / period draws."""
+    """Returns |draws so far x period - prefix x weight| for each prefix and source, exact, in 1 / period draws."""
     drawn = np.cumsum(order[:, None] == np.arange(len(weights)), axis=0)
     prefix = np.arange(1, len(order) + 1)
     return np.abs(drawn * sum(weights) - prefix[:, None] * np.array(weights))

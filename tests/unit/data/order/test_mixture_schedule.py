@@ -1,4 +1,4 @@
-"""Weights that change at steps: each source is one stream all the same, in the ratio of the weights that hold."""
+"""With weights that change at steps each source remains one stream, in the ratio of the current weights."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ ITEMS = 6
 
 @st.composite
 def schedules(draw: st.DrawFn) -> tuple[list[int], dict[int, list[int]]]:
-    """Weights, and those from some steps on."""
+    """Draws weights, and other weights from some steps on."""
     sources = draw(st.integers(1, 4))
     weights = st.lists(st.integers(1, 9), min_size=sources, max_size=sources)
     steps = sorted(draw(st.sets(st.integers(2, 12), max_size=4)))

@@ -1,4 +1,4 @@
-"""Permutations: bijective at every size, exactly inverted, and as even as shuffles are."""
+"""Permutations are bijective at every size, exactly inverted, and as even as shuffles."""
 
 import math
 
@@ -24,7 +24,7 @@ def whole(size: int, key: int) -> np.ndarray:
 
 
 def images(index: int, size: int, keys: np.ndarray) -> np.ndarray:
-    """Where each key's permutation sends `index`."""
+    """Returns the image of `index` under each key's permutation."""
     return permute(constant(index, len(keys)), constant(size, len(keys)), keys)
 
 

@@ -1,4 +1,4 @@
-"""The plan: every sequence once an epoch, pack-mates drawn again, any place of the stream at once."""
+"""The plan: every sequence once per epoch, new packs in each epoch, any position of the stream at once."""
 
 import tracemalloc
 from collections import Counter
@@ -35,12 +35,12 @@ def as_packs(drawn: DrawnPacks) -> list[tuple[int, ...]]:
 
 
 def shapes(drawn: DrawnPacks) -> list[tuple[int, ...]]:
-    """The lengths in each pack: which strategy it is of."""
+    """Returns the lengths in each pack, which identify its strategy."""
     return [tuple(drawn.lengths[begin:end].tolist()) for begin, end in pairwise(drawn.offsets)]
 
 
 def agreement(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> float:
-    """Share of places that hold the same."""
+    """Returns the share of equal positions."""
     return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
 
 
@@ -113,7 +113,7 @@ def test_the_stream_takes_the_first_packs_of_the_next_epoch_at_the_border():
     assert across == as_packs(epoch_of(plan, 0))[-5:] + as_packs(epoch_of(plan, 1))[:5]
 
 
-def test_pack_mates_and_order_are_drawn_anew_in_each_epoch():
+def test_pack_mates_and_order_are_drawn_again_in_each_epoch():
     plan = plan_of(random_lengths(3_000))
     epochs = [as_packs(epoch_of(plan, epoch)) for epoch in range(3)]
     companies = [{frozenset(ids) for ids in packs if len(ids) > 1} for packs in epochs]
@@ -130,7 +130,7 @@ def test_pack_mates_and_order_are_drawn_anew_in_each_epoch():
 
 
 def test_every_possible_pack_mate_and_every_place_is_equally_likely():
-    """Ten sequences of each of two lengths that fill a pack together; 4,000 epochs."""
+    """There are ten sequences of each of two lengths that fill a pack together, and 4,000 epochs."""
     plan = plan_of(np.repeat([PACK_LENGTH - 1, 1], 10))
     assert plan.packs == 10
     ids = plan.draw(np.arange(4_000 * 10)).sequence_ids.reshape(4_000, 10, 2)
@@ -186,7 +186,7 @@ def test_the_far_end_of_a_billion_packs_is_drawn_and_found():
 
 
 class _OwnPlaces:
-    """Stands for the ids of sequences that came sorted by length already: each id is its place. Takes no memory."""
+    """Ids of sequences that are already sorted by length: each id is its position, and no memory is needed."""
 
     def __getitem__(self, places: np.ndarray) -> np.ndarray:
         return places
@@ -276,7 +276,7 @@ def test_an_index_of_another_preparation_is_refused():
 def test_what_the_plan_does_not_hold_is_not_found(sequence_id, length):
     plan = plan_of(np.array([5, 5, 6]))
     assert plan.find(np.array([2, 0]), np.array([6, 5]), 4)[0].tolist() == [4, 4]
-    with pytest.raises(DataError, match=f"sequence id {sequence_id} is no sequence of length {length}"):
+    with pytest.raises(DataError, match=f"sequence id {sequence_id} is not a sequence of length {length}"):
         plan.find(np.array([0, sequence_id]), np.array([5, length]), 4)
 
 

@@ -1,4 +1,4 @@
-"""A prepared run in steps of single sequences: what its plan says, and what it is judged by."""
+"""A prepared run in steps of single sequences: its plan, and its validation."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ PER_STEP = 24
 
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A prepared BERT in steps of packs."""
+    """Prepares a BERT run in steps of packs."""
     config = pair_run(tmp_path_factory.mktemp("pairs"))
     prepare(config.data, config.prepared_dir)
     return config
@@ -74,7 +74,7 @@ def test_the_plan_counts_sequences(packs: RunConfig) -> None:
     assert "24 sequences = 2 ranks x 2 micro-batches (gradient accumulation) x 6 sequences" in cells
 
 
-def test_slots_are_told_only_where_they_are_known(packs: RunConfig) -> None:
+def test_slots_are_shown_only_where_they_are_known(packs: RunConfig) -> None:
     assert plan_training(packs, ranks=2).slots_per_step == 8 * 96
     plan = plan_training(of_sequences(packs, "unpadded"), ranks=2)
     assert plan.slots_per_step is None

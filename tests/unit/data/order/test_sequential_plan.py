@@ -1,4 +1,4 @@
-"""Rows in the order in which they were prepared."""
+"""Rows are drawn in the order in which they were prepared."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sets of steps as stretches: what plain sets of numbers give."""
+"""Spans of skipped steps agree with plain sets of numbers."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +28,6 @@ def test_stretches_are_what_sets_of_numbers_are(one, other, first, last):
     assert SkippedSteps.of(numbers) == skipped  # one form for each set
 
 
-def test_stretches_are_told_in_words():
+def test_stretches_are_described_in_words():
     assert str(SkippedSteps.of([7, (3, 4), 5])) == "3 to 5, 7"
     assert str(SkippedSteps.of([])) == "none"

@@ -60,7 +60,7 @@ def test_ranks_and_accumulation_divide_a_step_without_changing_it(
         assert sum(hashes) % 2**64 == order_hash(alone.packs)
 
 
-def test_steps_may_be_asked_for_in_any_order() -> None:
+def test_steps_may_be_requested_in_any_order() -> None:
     one, other = planner(), planner()
     forward = [content(one.plan(step)) for step in range(8)]
     backward = [content(other.plan(step)) for step in reversed(range(8))]

@@ -1,4 +1,4 @@
-"""Strategies and sorted sequences as files: made from lengths that are never all in memory."""
+"""Strategies and sorted sequences are stored as files, from lengths that are never all in memory."""
 
 import tracemalloc
 from pathlib import Path
@@ -16,7 +16,7 @@ LONGEST = 40
 
 
 class CountedView(ListView):
-    """A million sequences of pseudo-random lengths, computed where they are asked for."""
+    """A view of a million sequences of pseudo-random lengths, which are computed on demand."""
 
     @property
     def count(self) -> int:
@@ -24,7 +24,7 @@ class CountedView(ListView):
 
     @property
     def accounting(self) -> TokenAccounting:
-        """Of no sequence: a check of types reads it, which must not take memory."""
+        """Returns an empty accounting: a check of types reads it, which must not take memory."""
         return ListView(sequences=[], max_sequence_length=LONGEST).accounting
 
     def lengths(self, start: int = 0, stop: int | None = None) -> np.ndarray:

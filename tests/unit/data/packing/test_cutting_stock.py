@@ -1,4 +1,4 @@
-"""Column generation: published histograms closed to a few packs, and a bound that an independent count confirms."""
+"""Column generation packs published histograms to within a few packs of a bound that an independent count confirms."""
 
 import sys
 from itertools import combinations_with_replacement
@@ -25,7 +25,7 @@ def counts_of_some_lengths(longest: int, most: int) -> st.SearchStrategy[list[in
 
 
 def greatest_worth(certificate: Certificate, counts: list[int], pack_length: int, limit: int) -> int:
-    """Of a pack, over lengths that occur, in Python's integers and sequence by sequence: no array, no rounding."""
+    """Returns the greatest value of a pack over lengths that occur, with Python's integers, sequence by sequence."""
     worth = [0] * (pack_length + 1)
     for _ in range(min(limit, pack_length)):
         before = worth[:]

@@ -42,7 +42,7 @@ def packed(packer: LeastSquares, counts: list[int], pack_length: int, depth: int
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """Counts by length (one of them positive), a pack length, and a limit on depth."""
+    """Draws counts by length (one of them positive), a pack length, and a limit on depth."""
     pack_length = draw(st.integers(4, 24))
     longest = draw(st.integers(1, pack_length))
     count = st.one_of(st.just(0), st.integers(0, 5), st.integers(0, 10**7))

@@ -1,4 +1,4 @@
-"""Lengths in, packs of their indices out."""
+"""`pack` takes lengths and returns packs of their indices."""
 
 import numpy as np
 import pytest

@@ -30,7 +30,7 @@ def histogram_of(*lengths: int) -> LengthHistogram:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[LengthHistogram, int, int | None]:
-    """A histogram, a pack length that holds its longest sequence, and a limit on depth."""
+    """Draws a histogram, a pack length that holds its longest sequence, and a limit on depth."""
     counts = draw(st.lists(st.one_of(st.just(0), st.integers(0, 5), st.integers(0, 10**9)), min_size=1, max_size=40))
     counts[draw(st.integers(0, len(counts) - 1))] += 1
     histogram = LengthHistogram(counts=np.array(counts))
@@ -119,7 +119,7 @@ def test_the_same_histogram_is_packed_the_same_way(algorithm, problem):
 
 @st.composite
 def small_problems(draw: st.DrawFn) -> tuple[LengthHistogram, int, int]:
-    """What every algorithm can take, least squares and next fit too."""
+    """Draws problems for all algorithms, least squares and next fit included."""
     counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=12))
     counts[draw(st.integers(0, len(counts) - 1))] += 1
     histogram = LengthHistogram(counts=np.array(counts))

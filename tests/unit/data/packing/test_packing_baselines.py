@@ -1,4 +1,4 @@
-"""The baselines of packing: equal to their naive definitions, within the limits, and at the published figures."""
+"""The baselines of packing agree with their naive definitions, the limits and the published figures."""
 
 import os
 from collections import Counter
@@ -31,7 +31,7 @@ def histogram_of(lengths: list[int]) -> LengthHistogram:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[list[int], int, int]:
-    """Lengths in arrival order, a pack length, and a limit on depth."""
+    """Draws lengths in arrival order, a pack length, and a limit on depth."""
     pack_length = draw(st.integers(4, 24))
     lengths = draw(st.lists(st.integers(1, draw(st.integers(1, pack_length))), min_size=1, max_size=120))
     return lengths, pack_length, draw(st.integers(1, pack_length))
@@ -126,7 +126,7 @@ def test_sorted_batches_are_padded_to_their_longest_sequence(problem, batch_size
 
 @given(problem=problems(), share=st.floats(0, 1), seed=st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_a_sample_has_the_number_asked_for_and_no_sequence_twice(problem, share, seed):
+def test_a_sample_has_the_requested_number_and_no_sequence_twice(problem, share, seed):
     histogram = histogram_of(problem[0])
     number = max(1, round(share * histogram.sequences))
     sample = sample_histogram(histogram, number, seed=seed)

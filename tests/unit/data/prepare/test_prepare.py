@@ -1,4 +1,4 @@
-"""What `prepare` writes: every token of every document, once, on its side of the split."""
+"""`prepare` writes every token of every document once, on its side of the split."""
 
 from pathlib import Path
 

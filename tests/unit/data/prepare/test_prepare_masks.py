@@ -1,4 +1,4 @@
-"""`prepare` with masks drawn once: what lies in the columns, what decides it, and what is refused."""
+"""`prepare` with static masks: the contents of the columns, what they depend on, and errors."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def plain(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def masked(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Not to be changed."""
+    """Prepares pairs with masks; tests must not change them."""
     directory = tmp_path_factory.mktemp("masked") / "data"
     prepare(config_of(text_file, MASKS), directory)
     return directory
@@ -73,7 +73,7 @@ def view_of(directory: Path, config: DataConfig, split: Split = "train", source:
 
 
 def places_in_file(view: MaskedPairsView) -> np.ndarray:
-    """Of all masks among all tokens of the pairs."""
+    """Returns the positions of all masks among all tokens of the pairs."""
     starts = np.cumsum(view.lengths(), dtype=np.int64) - view.lengths()
     return np.repeat(starts, np.diff(view.mask_offsets)) + view.mask_positions
 
@@ -181,7 +181,7 @@ def test_interrupted_masks_are_gone_on_with(
     assert contents(directory) == contents(masked)
 
 
-def test_masks_of_other_settings_are_not_gone_on_with(
+def test_masks_of_other_settings_are_not_continued(
     masked: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare_pairs, "BLOCK_SENTENCES", 100)
@@ -215,7 +215,7 @@ def test_the_fingerprint_follows_the_masks(masked: Path, plain: Path, text_file:
 
 
 def test_a_set_without_masks_is_known_as_before_there_were_any(plain: Path, text_file: Path) -> None:
-    """Else sets that are prepared already, and checkpoints of runs over them, would be refused."""
+    """Otherwise existing prepared sets, and checkpoints of runs over them, would be refused."""
     assert "static_masks" not in (plain / "sources/wiki/train/view.json").read_text()
     assert not list(plain.rglob("*mask*"))
     prepared = PreparedData.open(plain, config_of(text_file, None))
@@ -282,7 +282,7 @@ def test_a_column_that_is_missing_or_cut_is_named_before_training(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """Two sources in unequal shares, their masks stored."""
+    """Prepares two sources in unequal shares with stored masks."""
     recipe = {"kind": "sentence_pairs", "max_sequence_length": LONGEST, "duplication_factor": 2, "static_masks": MASKS}
     config = pair_run(tmp_path_factory.mktemp("pairs"), data={"recipe": recipe})
     prepare(config.data, config.prepared_dir)
@@ -313,12 +313,12 @@ def test_a_run_reads_the_stored_masks(run: RunConfig) -> None:
     share = sum(len(view.mask_labels) for view in views) / sum(view.token_file.tokens for view in views)
     as_stored = MaskingConfig(share=share)
     assert weights[0] == operation_weights(drawn.model, as_stored, drawn_again, layout="unpadded")
-    with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks has them drawn once: leave\n? *masking out"):
+    with pytest.raises(ConfigError, match=r"data\.recipe\.static_masks they are drawn once: leave\n? *masking out"):
         changed(run, masking={"share": 0.2})
 
 
 def test_expected_denominators_are_the_mean_of_the_stored_counts(run: RunConfig) -> None:
-    """Over a step of whole epochs of both sources, drawn two to one."""
+    """The mean is over a step of whole epochs of both sources, drawn two to one."""
     run = changed(run, model={"loss_balancing": "expected"})
     prepared = PreparedData.open(run.prepared_dir, run.data)
     sources = packed_sources(prepared, "train", seed=run.run.seed)

@@ -1,4 +1,4 @@
-"""Token files that come ready made, as Megatron-LM and DeepSpeed write them."""
+"""Existing token files, as Megatron-LM and DeepSpeed write them."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from evenpack.errors import DataError
 
 
 def megatron(prefix: Path, *, end: int = 9, last: int = 9, vocabulary_size: int = 10) -> Path:
-    """Sixty documents of 2 to 21 tokens below 9, all but the last ended by `end`."""
+    """Writes sixty documents of 2 to 21 tokens below 9, all but the last ended by `end`."""
     random = np.random.default_rng(5)
     lengths = random.integers(2, 22, 60)
     tokens = random.integers(0, 9, lengths.sum())
@@ -34,7 +34,7 @@ def megatron_config(prefix: Path | None, vocabulary_size: int = 10, **source: An
     )
 
 
-def test_a_ready_made_token_file_is_used_where_it_lies(tmp_path: Path) -> None:
+def test_an_existing_token_file_is_used_in_its_place(tmp_path: Path) -> None:
     config = megatron_config(megatron(tmp_path / "ready"))
     before = contents(tmp_path)
     manifest = prepare(config, tmp_path / "data")
@@ -53,7 +53,7 @@ def test_a_ready_made_token_file_is_used_where_it_lies(tmp_path: Path) -> None:
         PreparedData.open(tmp_path / "data", config)
 
 
-def test_equal_ready_made_documents_stay_on_one_side(tmp_path: Path) -> None:
+def test_equal_existing_documents_stay_on_one_side(tmp_path: Path) -> None:
     with TokenFileWriter(tmp_path / "ready", vocabulary_size=10) as writer:
         tokens = np.tile(np.concatenate([np.array([n % 9, n // 9, 9]) for n in range(80)]), 2)
         writer.append(tokens, np.full(160, 3), {"document_hashes": np.arange(160, dtype=np.uint64)})
@@ -64,7 +64,7 @@ def test_equal_ready_made_documents_stay_on_one_side(tmp_path: Path) -> None:
     assert {(n + 80) % 160 for n in validation} == validation
 
 
-def test_wrong_ready_made_token_files_are_refused(tmp_path: Path) -> None:
+def test_wrong_existing_token_files_are_refused(tmp_path: Path) -> None:
     def refusal(config: DataConfig) -> str:
         with pytest.raises(DataError) as caught:
             prepare(config, tmp_path / "data")

@@ -1,4 +1,4 @@
-"""`prepare` with sentence pairs: what lies in the files, whoever made them and however often they were interrupted."""
+"""`prepare` with sentence pairs writes the same files for any number of threads and after any interruption."""
 
 import os
 import pickle
@@ -55,7 +55,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared without interruption; not to be changed."""
+    """Prepares without interruption; tests must not change the result."""
     directory = tmp_path_factory.mktemp("made") / "data"
     prepare(pairs_config(text_file), directory)
     return directory
@@ -68,7 +68,7 @@ def view_of(directory: Path, config: DataConfig, split: str = "train") -> Senten
 
 
 def texts_of_split(directory: Path, split: str) -> list[list[int]]:
-    """The tokens of each of its documents, without end-of-text."""
+    """Returns the tokens of each document of a split, without end-of-text."""
     token_file = TokenFile(directory / "sources" / "wiki" / "tokens")
     hashes = np.load(directory / "sources" / "wiki" / "document_hashes.npy")
     offsets = token_file.document_offsets.tolist()
@@ -85,13 +85,13 @@ def held_out_by_hand(hashes: np.ndarray) -> np.ndarray:
 
 
 def find(segment: list[int], documents: list[str]) -> set[tuple[int, int]]:
-    """(document, character) wherever the tokens stand."""
+    """Returns (document, character) wherever the tokens occur."""
     needle = as_text(segment)
     return {(number, match.start()) for number, text in enumerate(documents) for match in re.finditer(needle, text)}
 
 
 def as_text(tokens: list[int]) -> str:
-    """One character a token."""
+    """Returns one character per token."""
     return re.escape("".join(chr(0x4E00 + token) for token in tokens))
 
 
@@ -197,7 +197,7 @@ def test_the_ledger_accounts_for_every_token(made: Path, text_file: Path) -> Non
         assert lost + borrowed_and_cut == accounting.tokens_cut
 
 
-def test_each_pass_draws_anew_and_validation_is_gone_through_once(made: Path, text_file: Path, tmp_path: Path) -> None:
+def test_each_pass_draws_again_and_validation_has_one_pass(made: Path, text_file: Path, tmp_path: Path) -> None:
     config = pairs_config(text_file, recipe={"duplication_factor": 1})
     prepare(config, tmp_path / "once")
     once, thrice = view_of(tmp_path / "once", config), view_of(made, pairs_config(text_file))
@@ -283,7 +283,7 @@ def test_interrupted_pairs_are_gone_on_with(
         assert contents(directory) == contents(tmp_path / "whole")
 
 
-def test_pairs_of_another_recipe_are_not_gone_on_with(text_file: Path, tmp_path: Path, small_blocks: None) -> None:
+def test_pairs_of_another_recipe_are_not_continued(text_file: Path, tmp_path: Path, small_blocks: None) -> None:
     other = pairs_config(text_file, recipe={"seed": 6})
     prepare(other, tmp_path / "whole")
     with pytest.raises(StoppedError):
@@ -404,7 +404,7 @@ def test_a_vocabulary_without_the_special_tokens_is_refused_before_anything_is_r
     assert not (tmp_path / "data").exists()
 
 
-def test_a_token_file_without_sentences_is_not_taken_for_one_with_them(
+def test_a_token_file_without_sentences_is_not_mistaken_for_one_with_them(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "BATCH_TEXT_BYTES", 4000)
@@ -424,7 +424,7 @@ def test_a_token_file_without_sentences_is_not_taken_for_one_with_them(
 
 
 @pytest.mark.parametrize(("language", "is_told"), [("en", False), ("zz", True)])
-def test_a_language_whose_sentences_follow_the_rules_of_another_is_told(text_file, tmp_path, language, is_told):
+def test_a_language_whose_sentences_follow_the_rules_of_another_is_reported(text_file, tmp_path, language, is_told):
     progress = Recorder()
     prepare(pairs_config(text_file, recipe={"language": language}), tmp_path / "data", progress=progress)
     told = [note for note in progress.notes if "data.recipe.language zz: sentencex has no rules of its own" in note]

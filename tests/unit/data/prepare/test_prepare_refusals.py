@@ -1,4 +1,4 @@
-"""`prepare` with wrong sources, with company and on full disks: nothing half-written."""
+"""`prepare` with wrong sources, concurrent calls and full disks leaves no half-written files."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from evenpack.errors import DataError, PackingError
 
 
 def save_words(folder: Path) -> dict[str, str]:
-    """A vocabulary of one word. Returns: the section that names it."""
+    """Saves a vocabulary of one word; returns the section that names it."""
     backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "cat": 1, "<end>": 2}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     Tokenizer(backend, end_of_text="<end>", unknown="[UNK]").save(folder)
@@ -149,7 +149,7 @@ def test_no_thread_outlives_a_call_that_failed(own_corpus: Path, tmp_path: Path,
     assert workers() == set(), f"while the frames of {broken.value!r} live"
 
 
-def test_a_second_call_at_the_same_time_is_told(corpus: Path, tmp_path: Path) -> None:
+def test_a_second_call_at_the_same_time_is_reported(corpus: Path, tmp_path: Path) -> None:
     config, directory = two_sources(corpus), tmp_path / "data"
     refusals = []
 

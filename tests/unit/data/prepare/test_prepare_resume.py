@@ -1,4 +1,4 @@
-"""`prepare` called again: it goes on where it was, does nothing, or refuses what has changed."""
+"""`prepare` called again resumes, does nothing, or refuses inputs that have changed."""
 
 import os
 import shutil

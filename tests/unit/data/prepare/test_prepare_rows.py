@@ -1,4 +1,4 @@
-"""Rows that are cut and filtered before tokenising: what is stored, and its accounting after any interruption."""
+"""Rows that are cut and filtered before tokenising: the stored rows, and their accounting after any interruption."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +31,7 @@ MINIMUM_WORDS = 30
 
 @pytest.fixture(scope="module")
 def articles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Articles of up to eight lines, some of them blank, the last ones of short lines alone."""
+    """Returns articles of up to eight lines, some of them blank, the last ones with short lines only."""
     folder = tmp_path_factory.mktemp("articles")
     texts = ["\n \n".join(sentences(n % 9, seed=n)) for n in range(120)]
     write_jsonl(folder / "articles.jsonl", [*texts, *["a short line\nanother"] * 30])
@@ -49,7 +49,7 @@ def by_rows(articles: Path, **changes: Any) -> DataConfig:
 
 @pytest.fixture(scope="module")
 def whole(articles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared without interruption; not to be changed."""
+    """Prepares without interruption; tests must not change the result."""
     directory = tmp_path_factory.mktemp("whole") / "data"
     prepare(by_rows(articles), directory)
     return directory

@@ -1,4 +1,4 @@
-"""`prepare` from HDF5 shards: splits, the evaluation set, interruptions, and what is refused."""
+"""`prepare` from HDF5 shards: splits, the evaluation set, interruptions, and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def shards(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def evaluation(tmp_path: Path) -> Path:
-    """Of another layout than the training shards, as MLPerf's are."""
+    """Writes an evaluation set in another layout than the training shards, as in MLPerf."""
     return write_variable(tmp_path / "eval.hdf5", EVALUATION)
 
 
@@ -122,7 +122,7 @@ class StopAt(Recorder):
 
 
 @pytest.mark.parametrize("reports", [1, 2, 4, 9])
-def test_an_interrupted_call_goes_on_where_it_was(
+def test_an_interrupted_call_resumes_where_it_was(
     shards: Path, evaluation: Path, tmp_path: Path, reports: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "ROWS_AT_ONCE", 5)
@@ -202,7 +202,7 @@ def test_masks_of_each_epoch_and_models_of_next_tokens_are_refused(shards: Path,
     data = {**config_of(shards).model_dump(), "prepared_dir": tmp_path / "data"}
     run_config(pair_run_values("bert", tmp_path, data=data))
     with pytest.raises(
-        ConfigError, match=r"data\.recipe\.kind masked_pairs has them drawn once: leave\n? *masking out"
+        ConfigError, match=r"with data\.recipe\.kind masked_pairs they are drawn once: leave\n? *masking out"
     ):
         run_config(pair_run_values("bert", tmp_path, data=data, masking={"share": 0.2}))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""`data.shuffle`: what is prepared, what a change of it means, and what cannot be shuffled so."""
+"""`data.shuffle`: the prepared files, the effect of changes, and data that cannot be shuffled so."""
 
 import os
 from collections import Counter
@@ -60,7 +60,7 @@ def test_training_has_the_same_sequences_in_blocks_and_validation_is_as_it_was(
     assert orders[0] != orders[1], "each source has an order of its own"
 
 
-def test_fingerprints_and_data_sections_tell_shuffles_apart_and_leave_older_ones_alone(
+def test_fingerprints_and_data_sections_distinguish_shuffles_and_leave_older_ones_alone(
     corpus: Path, finished: Path, shuffled: Path
 ) -> None:
     plain = PreparedData.open(finished, two_sources(corpus))
@@ -163,7 +163,7 @@ def test_blocks_alone_leave_the_files_and_their_order(corpus: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"order": "by_length"}, "order by_length goes through the whole source by length: leave out shuffle grid"),
+        ({"order": "by_length"}, "order by_length sorts the whole source by length: leave out shuffle grid"),
         (
             {"recipe": {"kind": "concat", "max_sequence_length": 128, "atom": 128}},
             "recipe concat with an atom keeps the order of its rows: leave out shuffle grid",

@@ -1,4 +1,4 @@
-"""Preparation by several processes: the same bytes for any number of them, and little lost with one that dies."""
+"""Preparation by any number of processes gives the same bytes, and loses little if one of them dies."""
 
 import errno
 import os
@@ -57,7 +57,7 @@ class HereWorkers:
 
 
 class Watching:
-    """An observer that keeps what it is told."""
+    """An observer that keeps its notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -71,7 +71,7 @@ class Watching:
 
 @pytest.fixture(scope="module")
 def in_parts(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The two sources prepared by this process alone, part by part; not to be changed."""
+    """Prepares the two sources with this process alone, part by part; tests must not change the result."""
     directory = tmp_path_factory.mktemp("in_parts") / "data"
     prepare(two_sources(corpus), directory, part_bytes=PART_BYTES)
     return directory
@@ -135,7 +135,7 @@ def test_sentences_do_not_depend_on_workers(corpus: Path, tmp_path: Path) -> Non
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **settings: Any) -> Path:
-    """The readers of one part of each corpus die. Returns: the file that counts the deaths."""
+    """Makes the readers of one part of each corpus die; returns the file that counts the deaths."""
     deaths = tmp_path / "deaths"
 
     def open_dying(name: str, source: Any) -> Corpus:
@@ -580,6 +580,6 @@ def _prepared_tokenizer(corpus: Path, tmp_path: Path) -> Path:
 
 
 def _loaded(config: DataConfig, prepared: Path) -> DataConfig:
-    """The config with the tokenizer that another directory has trained."""
+    """Returns the config with the tokenizer that another directory has trained."""
     changes = {"kind": "hub", "name": str(prepared / "tokenizer")}
     return DataConfig.model_validate({**config.model_dump(), "tokenizer": changes})

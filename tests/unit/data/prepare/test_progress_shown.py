@@ -1,4 +1,4 @@
-"""How `prepare` shows that it is at work."""
+"""`prepare` shows its progress."""
 
 import io
 

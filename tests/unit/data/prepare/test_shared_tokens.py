@@ -1,4 +1,4 @@
-"""Sets of one corpus that share its tokens: tokenised once, checked like their own files, known by what is in them."""
+"""Sets of one corpus that share its tokens: tokenised once, checked like their own files, identified by contents."""
 
 import os
 import shutil
@@ -29,18 +29,18 @@ PAIRS = {
 
 
 def sharing(corpus: Path, folder: Path, **changes: Any) -> DataConfig:
-    """The sources with their tokens in `folder`/tokens."""
+    """Returns the sources with their tokens in `folder`/tokens."""
     return two_sources(corpus, **changes).model_copy(update={"tokens_dir": folder / "tokens"})
 
 
 def shared_files(folder: Path) -> list[str]:
-    """Below `folder`/tokens, without the hashes in names."""
+    """Returns the files below `folder`/tokens, without the hashes in names."""
     return sorted(f"{path.parts[0].rpartition('_')[0]}/{path.name}" for path in map(Path, contents(folder / "tokens")))
 
 
 @pytest.fixture(scope="module")
 def both(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`documents` and `concat` beside the tokens that they share; not to be changed."""
+    """Prepares `documents` and `concat` with shared tokens; tests must not change them."""
     folder = tmp_path_factory.mktemp("shared")
     prepare(sharing(corpus, folder, **DOCUMENTS), folder / "documents")
     prepare(sharing(corpus, folder, **CONCAT), folder / "concat")
@@ -49,7 +49,7 @@ def both(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_both(both: Path, tmp_path: Path) -> Path:
-    """A copy, elsewhere, that a test may change."""
+    """Returns a copy, in another folder, that a test may change."""
     return Path(shutil.copytree(both, tmp_path / "both"))
 
 
@@ -126,7 +126,7 @@ def test_a_removed_folder_is_missed_and_comes_back_with_the_next_preparation(cor
     assert verifier.verify_all(Recorder()).damages == ()
 
 
-def test_another_set_goes_on_where_an_interrupted_one_stopped(
+def test_another_set_resumes_where_an_interrupted_one_stopped(
     corpus: Path, both: Path, tmp_path: Path, small_batches: None
 ) -> None:
     with pytest.raises(StoppedError):
@@ -172,7 +172,7 @@ def test_a_place_that_cannot_serve_is_refused_and_nothing_is_left(corpus: Path, 
     assert not (tmp_path / "data").exists()
 
 
-def test_what_a_directory_has_begun_by_itself_it_goes_on_with(
+def test_what_a_directory_has_begun_by_itself_it_completes(
     corpus: Path, finished: Path, tmp_path: Path, small_batches: None
 ) -> None:
     with pytest.raises(StoppedError):
@@ -186,7 +186,7 @@ def test_what_a_directory_has_begun_by_itself_it_goes_on_with(
     assert shared_files(tmp_path)[0] == "code/document_hashes.npy", "the source that was not begun"
 
 
-def test_half_made_pairs_are_not_gone_on_with_from_other_tokens(
+def test_half_made_pairs_are_not_continued_from_other_tokens(
     own_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "BLOCK_SENTENCES", 100)

@@ -1,4 +1,4 @@
-"""Damage that keeps a file's size: found in every file, by every way of looking, and told with its place."""
+"""Damage that keeps a file's size is found in every file, by every kind of check, and reported with its place."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Rows of shuffled atoms: the paper's examples, and what plain loops over lists would give."""
+"""Rows of shuffled atoms agree with the paper's examples and with plain loops over lists."""
 
 import pickle
 from collections import Counter
@@ -38,12 +38,12 @@ def concat_recipe(row: int, atom: int, **settings: object) -> ConcatRecipe:
 
 
 def of_one_document(tmp_path: Path, tokens: int, recipe: PaddingRecipe) -> SequenceView:
-    """`tokens`: its end-of-text not counted."""
+    """Builds rows of one document of `tokens` tokens, its end-of-text not counted."""
     return build_view(recipe, numbered_tokens(tmp_path / "tokens", [tokens + 1]), np.array([0]))
 
 
 def kinds_of(view: SequenceView) -> list[str]:
-    """Each row, one letter a slot: t for a token, e for an end-of-text that closes, p for one that only fills up."""
+    """Returns each row with one letter per slot: t for a token, e for a closing end-of-text, p for padding."""
     ids = np.arange(view.count)
     padding = view.padding(ids)
     assert padding is not None
@@ -91,7 +91,7 @@ def test_several_short_atoms_make_a_row(tmp_path: Path) -> None:
     assert rows == [("t" * 7 + "e") * 4, "t" * 7 + "e"]
 
 
-def test_what_only_fills_up_is_told_apart_and_is_the_same_whatever_the_loss_counts(tmp_path: Path) -> None:
+def test_what_only_fills_up_is_distinguished_and_is_the_same_whatever_the_loss_counts(tmp_path: Path) -> None:
     for padding_in_loss in (True, False):
         view = of_one_document(
             tmp_path / str(padding_in_loss), 5, padding_recipe(8, 8, padding_in_loss=padding_in_loss)
@@ -107,7 +107,7 @@ def test_what_only_fills_up_is_told_apart_and_is_the_same_whatever_the_loss_coun
 
 
 def expected_atoms(recipe: ConcatRecipe | PaddingRecipe, documents: list[list[int]]) -> list[Row]:
-    """The atoms in the order of the documents; documents are lists of places in the token file."""
+    """Returns the atoms in the order of the documents; documents are lists of positions in the token file."""
     if isinstance(recipe, ConcatRecipe):
         stream = [(place, 0) for document in documents for place in document]
         assert recipe.atom is not None
@@ -185,7 +185,7 @@ def test_rows_are_what_plain_loops_give(
 
 
 def segments_of(row: Row, documents: list[list[int]], *, isolate: bool) -> list[int]:
-    """A new one where the next token is not the one that follows in the same document."""
+    """Returns segments: a new one begins if the next token does not follow in the same document."""
     if not isolate:
         return [len(row)]
     document_of = {place: index for index, document in enumerate(documents) for place in document}
@@ -223,7 +223,7 @@ def test_every_token_is_in_one_row_once(token_file: TokenFile, size: tuple[int, 
 
 
 def test_steps_of_an_epoch_by_atom_come_in_the_papers_order(tmp_path: Path) -> None:
-    """A.10, rows of 64: an atom of 1 row gives most, then 2, 4, then half and a quarter, told apart by no figure."""
+    """The order of A.10 for rows of 64: an atom of 1 row has most steps, then 2, 4, then half and a quarter."""
     lengths = np.random.default_rng(0).lognormal(4.9, 0.45, size=4000).astype(int).clip(58, 1200)
     token_file = numbered_tokens(tmp_path / "tokens", lengths.tolist())
     documents = np.arange(len(lengths))
@@ -262,7 +262,7 @@ def test_another_seed_is_another_order_of_the_same_atoms(token_file: TokenFile) 
     [
         (concat_recipe, 64, 24, "neither a divisor nor a multiple.*give 1, 2, 4, 8, 16, 32, or a multiple of 64"),
         (padding_recipe, 64, 96, "neither a divisor nor a multiple"),
-        (padding_recipe, 64, 1, "its only slot is the end-of-text"),
+        (padding_recipe, 64, 1, "its only slot would hold the end-of-text"),
     ],
 )
 def test_an_atom_that_does_not_go_with_the_rows_is_refused(make: object, row: int, atom: int, message: str) -> None:

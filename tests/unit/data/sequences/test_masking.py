@@ -1,4 +1,4 @@
-"""Masks: as many as the length says, of the right kinds, and the same whatever lies beside a sequence."""
+"""Masks: as many as the length determines, of the right kinds, and independent of other sequences."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def keys_of(seed: int, epoch: int, source: int, ids: np.ndarray) -> np.ndarray:
 
 
 def pair(rng: np.random.Generator, length: int) -> np.ndarray:
-    """[CLS] A [SEP] B [SEP] of `length` tokens; [UNK] (1) is an ordinary one."""
+    """Returns [CLS] A [SEP] B [SEP] of `length` tokens; [UNK] (1) is an ordinary one."""
     tokens = rng.choice(np.setdiff1d(np.arange(SIZE), SPECIAL), length)
     tokens[0], tokens[int(rng.integers(2, length - 2))], tokens[-1] = CLS, SEP, SEP
     return tokens
@@ -55,7 +55,7 @@ def mask(sequences: list[np.ndarray], keys: np.ndarray, config: MaskingConfig) -
 
 
 def by_sequence(masked: MaskedTokens, offsets: np.ndarray) -> list[tuple[list[int], list[int], list[int]]]:
-    """(tokens, places, labels) of each sequence."""
+    """Returns (tokens, positions, labels) of each sequence."""
     bounds = np.searchsorted(masked.positions, offsets)
     return [
         (
@@ -121,7 +121,7 @@ def test_a_sequences_masks_do_not_depend_on_what_lies_beside_it(
     assert by_sequence(mask(sequences, keys, config), joined(sequences)[1]) == together
 
 
-def test_a_word_does_not_go_on_with_the_sequence_before() -> None:
+def test_a_word_does_not_continue_the_previous_sequence() -> None:
     sequences = [np.array([9] * 30), np.array([FIRST_CONTINUATION] * 3 + [9] * 30)] * 20
     keys = keys_of(1, 2, 3, np.arange(40))
     config = MaskingConfig(whole_words=True)
@@ -182,7 +182,7 @@ def test_every_place_is_masked_equally_often(whole_words: bool) -> None:
 
 
 def sequences_alike(count: int, *, seed: int = 0, epoch: int = 0, whole_words: bool = False) -> MaskedTokens:
-    """`count` times the same pair of 103 tokens, of which 15 are masked, with ids that follow one another."""
+    """Returns `count` times the same pair of 103 tokens, of which 15 are masked, with consecutive ids."""
     tokens = np.full(103, 10)
     tokens[0], tokens[51], tokens[-1] = CLS, SEP, SEP
     keys = keys_of(seed, epoch, 0, np.arange(count))
@@ -190,7 +190,7 @@ def sequences_alike(count: int, *, seed: int = 0, epoch: int = 0, whole_words: b
 
 
 def rows_of(masked: MaskedTokens, count: int) -> np.ndarray:
-    """Which of the 103 places are masked in each sequence."""
+    """Returns which of the 103 positions are masked in each sequence."""
     is_masked = np.zeros(103 * count, dtype=bool)
     is_masked[masked.positions] = True
     return is_masked.reshape(count, 103)
@@ -236,7 +236,7 @@ def test_masks_of_one_sequence_say_nothing_about_those_of_another(other: str) ->
 
 
 def test_masks_are_those_of_every_platform_and_version() -> None:
-    """A run that goes on with another version would see other masks without a word."""
+    """A run that resumes with another version would silently get other masks."""
     tokens = np.arange(10, 60)
     tokens[[0, 20, -1]] = CLS, SEP, SEP
     masked = mask([tokens], keys_of(1, 2, 3, np.array([3])), MaskingConfig())
@@ -245,7 +245,7 @@ def test_masks_are_those_of_every_platform_and_version() -> None:
 
 
 def words(tokens: np.ndarray) -> list[list[int]]:
-    """The places of each word, by a plain loop."""
+    """Returns the positions of each word, by a plain loop."""
     found: list[list[int]] = []
     before_is_ordinary = False
     for place, token in enumerate(tokens.tolist()):

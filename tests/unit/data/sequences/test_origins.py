@@ -1,4 +1,4 @@
-"""Where sequences come from: the parts that a view names hold its tokens, and documents lead back to them."""
+"""Origins of sequences: the parts that a view names hold its tokens, and documents lead back to them."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def view(request: pytest.FixtureRequest, token_file: TokenFile) -> ViewOfDocumen
 
 
 def named(view: ViewOfDocuments, sequence: int) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """The tokens that the named parts of a sequence hold, and these parts."""
+    """Returns the tokens in the named parts of a sequence, and these parts."""
     found = view.origins(np.array([sequence]))
     parts = list(zip(found.documents.tolist(), found.starts.tolist(), found.tokens.tolist(), strict=True))
     assert found.per_sequence.tolist() == [len(parts)]

@@ -1,4 +1,4 @@
-"""Pairs of sentences: arithmetic over all documents draws what a loop over each draws, with the shares it should."""
+"""Drawing sentence pairs for all documents at once agrees with a loop over documents, and with the set shares."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +23,7 @@ def recipe(longest: int, **changes: float | int) -> SentencePairsRecipe:
 
 
 def write(prefix: Path, documents: list[list[int]]) -> TokenFile:
-    """Documents of sentences of these lengths: each token of text has an id of its own, end-of-text is 0."""
+    """Writes documents with sentences of these lengths; each token of text has an id of its own, end-of-text is 0."""
     lengths = np.array([sum(document) + 1 for document in documents])
     ends = np.cumsum(lengths)
     tokens = np.arange(1, ends[-1] + 1)
@@ -36,7 +36,7 @@ def write(prefix: Path, documents: list[list[int]]) -> TokenFile:
 
 @pytest.fixture(scope="module")
 def any_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
-    """Where only places count."""
+    """Writes any token file, for tests that use positions only."""
     return write(tmp_path_factory.mktemp("any") / "tokens", [[1]])
 
 
@@ -66,7 +66,7 @@ def below(key: int, purpose: int, limit: int) -> int:
 
 
 def coins(key: int, purpose: int, count: int) -> int:
-    """Heads among `count` coins: the highest bits of as many words as it takes."""
+    """Returns the number of heads among `count` coins: the highest bits of as many words as needed."""
     heads = 0
     for number in range(-(-count // 64)):
         word = int(derive_key(key, purpose, number))
@@ -228,7 +228,7 @@ def test_the_longer_segment_is_cut(lengths: list[tuple[int, int]], most: int) ->
 
 
 def within(found: int, count: int, share: float) -> bool:
-    """Not one time in a million would a fair draw lie outside."""
+    """Returns bounds that a fair draw exceeds less than once in a million."""
     low, high = stats.binom.interval(1 - 1e-6, count, share)
     return bool(low <= found <= high)
 
@@ -239,7 +239,7 @@ MOST = 20
 
 
 def tiny_pairs(any_file: TokenFile, **changes: float | int) -> tuple[PairSpans, np.ndarray]:
-    """And the place of each A within its document."""
+    """Returns pairs, and the position of each A within its document."""
     spans = spans_of(TINY, recipe(MOST + 3, **changes), any_file)
     assert spans.tokens_cut == 0
     return spans, spans.first_starts % 101

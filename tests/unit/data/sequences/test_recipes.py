@@ -1,4 +1,4 @@
-"""Recipes: every token is in one place, and arithmetic gives what plain loops over lists would."""
+"""Recipes put every token in one place, and agree with plain loops over lists."""
 
 import pickle
 from collections import Counter
@@ -21,7 +21,7 @@ LENGTHS = [*range(1, 25), *[1, 8, 8, 1, 1, 1, 7, 9, 16, 17, 15, 24, 3, 3, 3, 40,
 
 
 def write(prefix: Path, lengths: list[int]) -> TokenFile:
-    """Documents of these lengths; each token of the file has an id of its own."""
+    """Writes documents of these lengths; each token of the file has an id of its own."""
     with TokenFileWriter(prefix, vocabulary_size=1_000_000) as writer:
         writer.append(
             np.arange(sum(lengths)), np.array(lengths), {"document_hashes": np.zeros(len(lengths), dtype=np.uint64)}
@@ -37,7 +37,7 @@ def token_file(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
 
 @dataclass
 class Expected:
-    """Sequences as lists of segments, segments as lists of tokens."""
+    """Expected sequences as lists of segments, segments as lists of tokens."""
 
     sequences: list[list[list[int]]]
     cut: int = 0

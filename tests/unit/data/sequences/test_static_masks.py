@@ -1,4 +1,4 @@
-"""Masks that are stored with the pairs, as many a pair as were stored: their batches, their losses, their refusals."""
+"""Masks that are stored with the pairs, any number per pair: their batches, losses and errors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -43,7 +43,7 @@ COUNTS = StepCounts(packs=1, sequences=1, tokens=1, targets=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Two sources and what was stored of each sequence."""
+    """Two sources, and the stored masks of each sequence."""
 
     sources: list[PackedSource]
     pairs: list[list[Pair]]
@@ -96,7 +96,7 @@ def masked_targets(batch: PackedBatch) -> MaskedTargets:
 
 
 def assert_holds(batch: PackedBatch, packs: PackSelection, data: Stored, reduction: str) -> None:
-    """Sequence by sequence what was stored of it, in the sequence's slots, and nothing else."""
+    """Checks that each sequence's slots hold its stored masks, and nothing else."""
     targets, expected = masked_targets(batch), []
     sources = np.repeat(packs.sources, np.diff(packs.offsets))
     for number, (source, sequence) in enumerate(zip(sources, packs.sequence_ids.tolist(), strict=True)):
@@ -133,7 +133,7 @@ def test_the_masks_of_these_tests_are_no_function_of_the_length() -> None:
 def test_every_batch_holds_what_is_stored_and_the_plan_counts_it(
     *, seed: int, layout: Layout, reduction: str, division: tuple[int, int], step: int
 ) -> None:
-    """Over epochs, however a step is divided and laid out."""
+    """It holds over epochs, however a step is divided and laid out."""
     data, (ranks, micro_batches) = stored(seed), division
     asked = objective(reduction)
     plan = planner(data.sources, asked, ranks=ranks, micro_batches=micro_batches).plan(step)
@@ -191,7 +191,7 @@ def bert(reduction: str) -> Bert:
 
 
 def loss_and_gradient(model: Bert, batches: Sequence[PackedBatch], counts: StepCounts) -> tuple[float, torch.Tensor]:
-    """Of a step, divided by its own counts."""
+    """Returns loss and gradient of a step, divided by its own counts."""
     model.zero_grad()
     loss = 0.0
     for batch in batches:
@@ -204,7 +204,7 @@ def loss_and_gradient(model: Bert, batches: Sequence[PackedBatch], counts: StepC
 
 
 def one_by_one(model: Bert, packs: PackSelection, data: Stored, reduction: str) -> tuple[float, torch.Tensor]:
-    """The mean loss by definition, each pair alone; one without a mask adds nothing and still counts."""
+    """Returns the mean loss by definition, pair by pair; one without a mask adds nothing and is still counted."""
     token_losses, pair_losses, counts = [], [], []
     sources = np.repeat(packs.sources, np.diff(packs.offsets))
     for source, sequence in zip(sources, packs.sequence_ids.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The evaluation set: evenly spaced samples, the same from each layout, and nothing half-written."""
+"""The evaluation set: evenly spaced samples, the same from each layout, and no half-written files."""
 
 from pathlib import Path
 

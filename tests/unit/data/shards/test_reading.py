@@ -1,4 +1,4 @@
-"""Every layout gives the same sequences, and each mistake is named with file and row."""
+"""Every layout gives the same sequences, and each error names its file and row."""
 
 import builtins
 from pathlib import Path
@@ -48,7 +48,7 @@ LIMITS = RowLimits(
 
 
 def as_rows(sequences: MaskedSequences) -> list[Row]:
-    """What was read, in the form in which it was written."""
+    """Converts what was read to the form in which it was written."""
     tokens = np.split(sequences.tokens, sequences.ends[:-1])
     bounds = np.cumsum(sequences.mask_counts)[:-1]
     return [
@@ -81,7 +81,7 @@ def refusal(*files: Path, limits: RowLimits | None = None) -> str:
 
 
 def write_all(folder: Path, layout: str) -> tuple[Path, ...]:
-    """Two shards of the layout; packed ones of one to three pairs per row."""
+    """Writes two shards of the layout; packed ones have one to three pairs per row."""
     parts = (ROWS[:20], ROWS[20:])
     if layout == "packed":
         packs = ([part[:1], part[1:3], *(part[at : at + 3] for at in range(3, len(part), 3))] for part in parts)
@@ -115,7 +115,7 @@ def test_reading_begins_at_any_row_without_touching_those_before(tmp_path: Path)
         read(files, 20)  # its header is looked at all the same
 
 
-def test_no_more_rows_than_asked_for_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_rows_than_requested_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "ROWS_AT_ONCE", 8)
     asked: list[int] = []
     own = h5py.Dataset.__getitem__

@@ -1,4 +1,4 @@
-"""The grid of a shuffle: what memory asks for, where each sequence goes, and parts of nearly equal tokens."""
+"""The grid of a shuffle: its size for a memory limit, the place of each sequence, and parts of nearly equal tokens."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_a_limit_that_no_grid_can_keep_is_refused_with_one_that_can(token_bytes:
 
 
 @pytest.mark.parametrize("asked", ["rows", "columns"])
-def test_a_grid_that_is_asked_for_and_breaks_the_limit_is_refused(asked: str) -> None:
+def test_a_grid_that_is_requested_and_breaks_the_limit_is_refused(asked: str) -> None:
     with pytest.raises(DataError, match=rf"data.shuffle.{asked} is 2: .* give \d+ or more"):
         choose_grid(token_bytes=40 * GIB, sequences=1 << 24, memory=4 * GIB, seed=1, **{asked: 2})
 

@@ -1,4 +1,4 @@
-"""Two passes over a grid: the same sequences in random order, whatever interrupted them."""
+"""Two passes over a grid give the same sequences in random order, after any interruption."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory) -> DocumentsView:
-    """All documents but each ninth, pieces of at most 16 tokens."""
+    """Returns a view of all documents but each ninth, in pieces of at most 16 tokens."""
     documents = make_documents(400, vocabulary_size=VOCABULARY)
     token_file = write(tmp_path_factory.mktemp("tokens") / "tokens", documents, vocabulary_size=VOCABULARY)
     recipe = DocumentsRecipe(kind="documents", max_sequence_length=16)
@@ -53,7 +53,9 @@ def shuffler(view: DocumentsView, folder: Path, *, grid: Grid = GRID, stop_after
 
     folder.mkdir(exist_ok=True)
     origin = {"seed": grid.seed, "rows": grid.rows, "columns": grid.columns}
-    return GridShuffler(view=view, grid=grid, folder=folder, vocabulary_size=VOCABULARY, origin=origin, told=told)
+    return GridShuffler(
+        view=view, grid=grid, folder=folder, vocabulary_size=VOCABULARY, origin=origin, report_progress=told
+    )
 
 
 def opened(view: DocumentsView, folder: Path) -> ShuffledView:
@@ -104,7 +106,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(view: Docume
     assert contents(tmp_path / "a")["shuffled.bin"] != contents(tmp_path / "c")["shuffled.bin"]
 
 
-def test_what_was_interrupted_anywhere_is_gone_on_with_to_the_same_bytes(view: DocumentsView, tmp_path: Path) -> None:
+def test_what_was_interrupted_anywhere_is_resumed_to_the_same_bytes(view: DocumentsView, tmp_path: Path) -> None:
     shuffler(view, tmp_path / "whole").run()
     interruptions = 0
     while interruptions < 100:
@@ -150,18 +152,18 @@ def test_damage_between_the_passes_is_found_and_named(view: DocumentsView, tmp_p
 
 
 def column_bounds(view: DocumentsView) -> list[int]:
-    """The first sequence of each column: equal in the memory that they take."""
+    """Returns the first sequence of each column; columns take equal memory."""
     sizes = view.lengths().astype(np.int64) * 2 + BYTES_PER_SEQUENCE
     return equal_parts([sizes], total=int(sizes.sum()), parts=GRID.columns)
 
 
 def reports_of_columns(view: DocumentsView) -> int:
-    """How often the first pass tells of itself."""
+    """Returns how often the first pass reports its progress."""
     bounds = column_bounds(view)
     return sum(len(list(sequences_module.chunks(view.lengths(a, b)))) for a, b in pairwise(bounds))
 
 
-def test_sequences_that_changed_on_the_way_are_told_from_those_that_were_read(
+def test_sequences_that_changed_on_the_way_are_distinguished_from_those_that_were_read(
     view: DocumentsView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = sequences_module.Sequences.in_order
@@ -180,7 +182,7 @@ def test_sequences_that_changed_on_the_way_are_told_from_those_that_were_read(
 def test_columns_are_equal_in_memory_where_short_sequences_lie_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By tokens alone the short half of this corpus would be one column."""
+    """By tokens alone, the short half of this corpus would be one column."""
     documents = [np.full(100, 7)] * 40 + [np.array([1, 2])] * 2000
     token_file = write(tmp_path / "tokens", documents, vocabulary_size=VOCABULARY)
     recipe = DocumentsRecipe(kind="documents", max_sequence_length=128)
@@ -205,7 +207,7 @@ def test_columns_are_equal_in_memory_where_short_sequences_lie_together(
         (lambda folder: (folder / "00001.tokens").unlink(), r"00001.tokens is missing: remove .* and prepare again"),
         (
             lambda folder: (folder / "00001.json").write_text('{"shards": [], "content": 1}'),
-            "00001.json is no record of a column .0 shards, expected 3.",
+            "00001.json is not a record of a column .0 shards, expected 3.",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Columns of text of Arrow files and of folders of `save_to_disk`, by the reader that reads parquet."""
+"""Columns of text in Arrow files and folders of `save_to_disk` are read by the reader of parquet."""
 
 import json
 import random
@@ -106,11 +106,11 @@ def test_a_null_and_invalid_utf8_are_named_by_their_rows(tmp_path: Path, format_
         pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
     )
     write(path, pa.table({"text": broken}), format_)
-    assert f"{path}, row 1 (from 0): 'text' is no valid UTF-8" in refusal(path)
+    assert f"{path}, row 1 (from 0): 'text' is not valid UTF-8" in refusal(path)
     if format_ == "parquet":
-        return  # Arrow refuses a dictionary that is no UTF-8 as a whole
+        return  # Arrow refuses a dictionary that is not UTF-8 as a whole
     write(path, pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0, 0, 1]), broken)}), format_)
-    assert f"{path}, row 2 (from 0): 'text' is no valid UTF-8" in refusal(path)
+    assert f"{path}, row 2 (from 0): 'text' is not valid UTF-8" in refusal(path)
 
 
 def test_offsets_that_lead_out_of_the_file_are_refused_and_not_followed(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_record_batches_that_are_passed_over_are_not_decoded(tmp_path: Path) -> 
         path = write(tmp_path / "a.arrow", texts_table([f"text {number:02}" for number in range(20)]), format_)
         path.write_bytes(path.read_bytes().replace(b"text 03", b"text \xff3"))
         assert [document.text for document in read(path, 7)] == [f"text {number:02}" for number in range(7, 20)]
-        assert "row 3 (from 0): 'text' is no valid UTF-8" in refusal(path)
+        assert "row 3 (from 0): 'text' is not valid UTF-8" in refusal(path)
 
 
 def test_a_row_group_takes_the_memory_of_a_part_of_it(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_folders_of_parquet_and_arrow_need_not_come_from_datasets(tmp_path: Path
     assert [document.text for document in read(tmp_path)] == ["a.arrow", "b.feather", "c.arrows"]
 
 
-def test_a_saved_dataset_as_hub_source_is_told_its_kind(tmp_path: Path) -> None:
+def test_a_saved_dataset_as_hub_source_is_refused_with_its_kind(tmp_path: Path) -> None:
     folder = save(datasets.Dataset(texts_table(list(TEXTS))), tmp_path / "set")
     with pytest.raises(DataError) as caught:
         open_corpus("wiki", HubSource(kind="hub", name=str(folder)))

@@ -1,4 +1,4 @@
-"""Documents of every kind of source, and what is said when a source is wrong."""
+"""Documents of every kind of source, and the messages for wrong sources."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ def write_jsonl(path: Path, values: list[str]) -> Path:
 
 
 def refusal(source: JsonlSource | TextSource | BuiltinSource | HubSource | MegatronSource) -> str:
-    """The message that reading the whole source ends in."""
+    """Returns the error message of reading the whole source."""
     with pytest.raises(DataError) as caught:
         list(open_corpus("wiki", source).documents())
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""Parquet files as sources: documents from any number on, mistakes by file and row, and one reader with `inspect`."""
+"""Parquet files as sources: documents from any number on, errors with file and row, and the reader of `inspect`."""
 
 from pathlib import Path
 from typing import get_args
@@ -65,7 +65,7 @@ def test_documents_from_a_number_on_are_the_tail_of_all(tmp_path: Path, start: i
     assert read(tmp_path, start) == read(tmp_path)[start:]
 
 
-def test_row_groups_before_the_first_row_asked_for_are_not_read(tmp_path: Path) -> None:
+def test_row_groups_before_the_first_requested_row_are_not_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", ["x" * 10_000 + str(number) for number in range(20)], rows_in_group=10)
     second = pa.parquet.ParquetFile(path).metadata.row_group(1).column(0)
     begin = min(offset for offset in (second.dictionary_page_offset, second.data_page_offset) if offset)
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_named_with_file_and_row(tmp_path: Path) -> None:
         pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
     )
     pa.parquet.write_table(pa.table({"text": broken}), tmp_path / "c.parquet")
-    assert "c.parquet, row 1 (from 0): 'text' is no valid UTF-8" in refusal(tmp_path / "c.parquet")
+    assert "c.parquet, row 1 (from 0): 'text' is not valid UTF-8" in refusal(tmp_path / "c.parquet")
 
 
 def test_a_table_without_rows_has_no_document(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_table_without_rows_has_no_document(tmp_path: Path) -> None:
     assert read(tmp_path) == []
 
 
-def test_prepare_reads_parquet_as_jsonl_and_goes_on_where_it_was(
+def test_prepare_reads_parquet_as_jsonl_and_resumes_where_it_was(
     tmp_path: Path, corpus: Path, small_batches: None
 ) -> None:
     write(tmp_path / "wiki.parquet", list(sentences(150, seed=2)), rows_in_group=40)

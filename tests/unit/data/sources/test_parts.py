@@ -1,4 +1,4 @@
-"""The parts of a corpus, one after the other, are the corpus: for every kind, wherever the bounds fall."""
+"""The concatenated parts of a corpus are the corpus, for every kind and any bounds."""
 
 import json
 import pickle
@@ -69,7 +69,7 @@ def check(corpus: Corpus, target_bytes: int) -> int:
 
 
 def write_tables(folder: Path) -> None:
-    """The texts as every columnar format, in files and blocks of several sizes."""
+    """Writes the texts in every columnar format, in files and blocks of several sizes."""
     table = pa.table({"id": list(range(60)), "text": TEXTS})
     pa.parquet.write_table(table[:20], folder / "a.parquet", row_group_size=7)
     pa.parquet.write_table(table[20:20], folder / "b.parquet")
@@ -86,7 +86,7 @@ def write_tables(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for each kind."""
+    """Writes one folder for each kind."""
     folder = tmp_path_factory.mktemp("parts")
     for name in ("jsonl", "text", "tables", "hub"):
         (folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""Rows of a source: how documents are cut, what is too short, and where each row and word went."""
+"""Rows of a source: how documents are cut, what is too short, and the accounting of rows and words."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def rows(found: Corpus, start: int = 0) -> list[str]:
 
 
 def accounting(found: Corpus) -> RowAccounting:
-    """After all rows were read."""
+    """Returns the accounting after all rows were read."""
     assert isinstance(found, RowCorpus)
     list(found.documents())
     assert found.accounting is not None

@@ -1,4 +1,4 @@
-"""Which files a source's path leads to: files, folders, patterns and lists of them, in one order."""
+"""The files of a source's path: files, folders, patterns and lists of them, in one order."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from evenpack.errors import ConfigError, DataError
 
 @pytest.fixture
 def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory of files whose one document is their name."""
+    """Writes a working directory of files whose one document is their name."""
     for name in ("b/2.jsonl", "b/10.jsonl", "a/x.jsonl", "a/sub/y.jsonl", "c.jsonl", ".hidden/h.jsonl", "a/.z.jsonl"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def test_a_file_named_twice_is_refused_with_both_of_its_names(shards: Path) -> N
 @pytest.mark.parametrize(("path", "expected"), [
     (["c.jsonl", "b/*.json"], "source 'wiki': b/*.json does not exist, and no file matches it"),
     (["c.jsonl", "d.jsonl"], "source 'wiki': d.jsonl does not exist"),
-    ("b/**.jsonl", "b/**.jsonl is no glob pattern"),
+    ("b/**.jsonl", "b/**.jsonl is not a glob pattern"),
     ("x" * 300, "cannot be read: File name too long"),
     ("pipe", "pipe is neither a file nor a folder"),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""GLUE's own files: every task of the table is read, and what is broken is named with file and line."""
+"""GLUE's own files: every task of the table is read, and errors name file and line."""
 
 import logging
 from pathlib import Path
@@ -30,7 +30,7 @@ def official_columns(name: str) -> tuple[str, ...]:
 
 
 def write_task(directory: Path, name: str, lines: list[str], *, split: str = "train") -> Path:
-    """A file of a task, below its header row if it has one."""
+    """Writes a file of a task, below its header row if it has one."""
     task = GLUE_TASKS[name]
     header = [] if task.columns else ["\t".join(official_columns(name))]
     path = directory / task.folder / f"{split}.tsv"
@@ -139,11 +139,13 @@ def test_a_missing_file_is_named_by_the_path_that_was_expected(tmp_path: Path) -
         (GLUE_TASKS["mnli"], "dev", "MNLI has no labelled split 'dev'; .*known: dev_matched, dev_mismatched, train"),
     ],
 )
-def test_an_unknown_split_is_told_with_the_known_ones(task: GlueTask, split: str, message: str, tmp_path: Path) -> None:
+def test_an_unknown_split_is_reported_with_the_known_ones(
+    task: GlueTask, split: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         glue_file(tmp_path, task, split)
 
 
-def test_an_unknown_task_is_told_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'sst-2' is no task of GLUE; did you mean 'sst2'\? known: cola, mnli, mrpc"):
+def test_an_unknown_task_is_reported_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'sst-2' is not a task of GLUE; did you mean 'sst2'\? known: cola, mnli"):
         find_glue_task("sst-2")

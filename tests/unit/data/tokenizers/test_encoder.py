@@ -1,4 +1,4 @@
-"""What a tokenizer makes of a text or a pair, special tokens included."""
+"""Tokenizers encode texts and pairs, special tokens included."""
 
 import json
 from pathlib import Path
@@ -80,8 +80,8 @@ def test_a_tokenizer_of_a_run_adds_nothing_around_a_text(tmp_path: Path) -> None
     ("files", "message"),
     [
         ({}, "holds no vocab.json"),
-        ({"vocab.txt": "the\ncat\n"}, r"is no BERT vocabulary: its 2 entries lack"),
-        ({"vocab.txt": "\udcff"}, "is no readable WordPiece vocabulary"),
+        ({"vocab.txt": "the\ncat\n"}, r"is not a BERT vocabulary: its 2 entries lack"),
+        ({"vocab.txt": "\udcff"}, "is not a readable WordPiece vocabulary"),
         ({"tokenizer.json": "{}"}, "holds no readable tokenizer"),
         ({"config.json": "{}"}, "AutoTokenizer.from_pretrained"),
     ],

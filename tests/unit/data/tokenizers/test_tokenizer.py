@@ -1,4 +1,4 @@
-"""Texts become tokens with their ends, and a vocabulary that is not whole is refused."""
+"""Texts become tokens with their ends, and an incomplete vocabulary is refused."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small vocabulary in the two files of GPT-2, end-of-text last as there."""
+    """Writes a small vocabulary in the two files of GPT-2, with end-of-text last."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -52,7 +52,7 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken_folder(gpt2_folder: Path, tmp_path: Path) -> Path:
-    """A copy to be broken."""
+    """Returns a copy for tests that damage it."""
     return Path(shutil.copytree(gpt2_folder, tmp_path / "broken"))
 
 
@@ -61,7 +61,7 @@ def from_files(folder: Path | None) -> Tokenizer:
 
 
 def documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """The tokens of each text, as `encode_batch` delimits them."""
+    """Returns the tokens of each text, as `encode_batch` delimits them."""
     encoded = tokenizer.encode_batch(texts)
     parts = np.split(encoded.tokens, np.cumsum(encoded.lengths))
     assert len(parts.pop()) == 0
@@ -180,7 +180,7 @@ def test_a_tokenizer_without_path_names_the_override() -> None:
 
 
 def _word_level(folder: Path, config: dict[str, str]) -> str:
-    """A vocabulary of whole words, with an unknown token, as a folder for AutoTokenizer."""
+    """Saves a vocabulary of whole words, with an unknown token, as a folder for AutoTokenizer."""
     words = {"[UNK]": 0, "cat": 1, "the": 2, "</s>": 3}
     backend = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -1,4 +1,4 @@
-"""BERT's vocabularies: read, trained, saved, and refused where they are not whole."""
+"""BERT's vocabularies are read, trained and saved, and incomplete ones are refused."""
 
 import logging
 import subprocess
@@ -26,7 +26,7 @@ TEXTS = ["The cats sat on the mat.", "", "Unknown, naïve [SEP] cat!", "字 the\
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small uncased vocabulary."""
+    """Writes a small uncased vocabulary."""
     (tmp_path / "bert").mkdir()
     write_vocabulary(tmp_path / "bert", [*SPECIAL, *PIECES])
     return tmp_path / "bert"
@@ -108,7 +108,7 @@ def test_abbreviations_do_not_end_a_sentence() -> None:
 @pytest.mark.parametrize("missing", SPECIAL)
 def test_a_vocabulary_that_lacks_a_special_token_is_refused(folder: Path, missing: str) -> None:
     write_vocabulary(folder, [entry for entry in [*SPECIAL, *PIECES] if entry != missing])
-    with pytest.raises(DataError, match=rf"is no BERT vocabulary: its 20 entries lack \[{missing[1:-1]}\]"):
+    with pytest.raises(DataError, match=rf"is not a BERT vocabulary: its 20 entries lack \[{missing[1:-1]}\]"):
         from_files(folder)
 
 
@@ -120,7 +120,7 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"give data\.tokenizer\.path=FOLDER"):
         from_files(None)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match=r"tokenizer\.json is no readable WordPiece vocabulary"):
+    with pytest.raises(DataError, match=r"tokenizer\.json is not a readable WordPiece vocabulary"):
         from_files(tmp_path)
     with pytest.raises(ValidationError, match="path and name exclude each other"):
         tokenizers_config.BertTokenizer(kind="bert", path=tmp_path, name="bert")

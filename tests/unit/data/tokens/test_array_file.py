@@ -1,4 +1,4 @@
-"""Arrays in files: whole or not there, and a full disk is an error that can be read, not a killed process."""
+"""Arrays in files are whole or absent, and a full disk is a readable error, not a killed process."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ OLD = np.array([7, 8, 9])
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where an older array lies already."""
+    """Returns the path of an older array."""
     write_array(tmp_path / "ids.npy", OLD)
     return tmp_path / "ids.npy"
 
@@ -45,7 +45,7 @@ def test_the_blocks_are_there_before_they_are_written(path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="has no posix_fallocate")
-def test_a_full_disk_is_told_before_anything_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_anything_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int, begin: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

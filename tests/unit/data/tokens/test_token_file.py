@@ -1,4 +1,4 @@
-"""Token files: the layout against DeepSpeed's own code, bad files, and bulk reads."""
+"""Token files: the layout compared with DeepSpeed's own code, bad files, and bulk reads."""
 
 import os
 import pickle
@@ -34,7 +34,7 @@ MEGATRON_CODES = {
 
 
 def write_with_deepspeed(prefix: Path, documents: list[list[np.ndarray]], dtype: type) -> None:
-    """Documents are lists of sentences."""
+    """Writes documents, given as lists of sentences, with DeepSpeed."""
     builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for sentences in documents:
         for sentence in sentences:
@@ -97,7 +97,7 @@ def test_a_reader_with_megatrons_table_reads_what_we_write(tmp_path: Path, dtype
 
 
 def test_no_code_stands_for_uint16_in_both_tables() -> None:
-    """Else we should write that one."""
+    """If there were one, we should write it."""
     in_deepspeed = {np.dtype(kind).name: code for code, (kind, _) in DEEPSPEED_TYPES.items()}
     assert in_deepspeed["uint16"] != MEGATRON_CODES["uint16"]
     assert in_deepspeed["int32"] == MEGATRON_CODES["int32"]
@@ -139,7 +139,9 @@ def test_we_read_what_deepspeed_writes_with_documents_of_several_sentences(tmp_p
     assert starts.tolist() == [tokens.document_offsets[index] for index in (5, 1, 1, 0)]
 
 
-def test_the_uint16_of_megatron_is_told_from_the_uint64_of_deepspeed_by_the_size_of_the_file(tmp_path: Path) -> None:
+def test_megatrons_uint16_is_distinguished_from_deepspeeds_uint64_by_the_size_of_the_file(
+    tmp_path: Path,
+) -> None:
     document = np.arange(5)
     write_with_deepspeed(tmp_path / "megatron", [[document]], np.uint16)
     patch(tmp_path / "megatron.idx", CODE_AT, bytes([8]))
@@ -207,10 +209,10 @@ def int64(value: int) -> bytes:
         (lambda index, data: data.unlink(), ["corpus.v1.bin does not exist"]),
         (lambda index, data: os.truncate(index, 20), ["corpus.v1.idx", "20 bytes", "34"]),
         (lambda index, data: os.truncate(index, 101), ["corpus.v1.idx", "101 bytes", "expected 102"]),
-        (lambda index, data: os.truncate(index, 0), ["corpus.v1.idx", "no index of a token file"]),
+        (lambda index, data: os.truncate(index, 0), ["corpus.v1.idx", "not an index of a token file"]),
         (lambda index, data: index.write_bytes(index.read_bytes() + b"\0"), ["103 bytes", "expected 102"]),
         (lambda index, data: index.write_bytes(index.read_bytes() + b"\0\0\0"), ["multimodal"]),
-        (lambda index, data: patch(index, 0, b"PK\3\4"), ["no index of a token file", "expected b'MMIDIDX"]),
+        (lambda index, data: patch(index, 0, b"PK\3\4"), ["not an index of a token file", "expected b'MMIDIDX"]),
         (lambda index, data: patch(index, 0, b"TNTIDX\0\0"), ["older", "'mmap'"]),
         (lambda index, data: patch(index, 9, int64(2)), ["version 2", "expected version 1"]),
         (lambda index, data: patch(index, CODE_AT, bytes([99])), ["token type code 99", "1 to 8"]),
@@ -281,7 +283,7 @@ def test_gather_outside_the_file_is_an_error_and_never_shorter(numbers: TokenFil
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
-    """Tokens 0 to 999, in ten documents."""
+    """Writes tokens 0 to 999, in ten documents."""
     return write(tmp_path_factory.mktemp("numbers") / "tokens", np.split(np.arange(1000), 10))
 
 
@@ -302,7 +304,7 @@ def test_tokens_cannot_be_written_through_a_read(numbers: TokenFile) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-def test_an_id_outside_the_vocabulary_of_a_ready_made_file_is_named(
+def test_an_id_outside_the_vocabulary_of_an_existing_file_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     documents = [np.array([1, 2, 3]), np.array([4, 9, 1]), np.array([9, 2])]

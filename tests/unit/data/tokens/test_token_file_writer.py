@@ -1,4 +1,4 @@
-"""Writing token files: what is refused, and that no kill, full disk or torn write changes a byte of the result."""
+"""Token files are written correctly across kills, full disks and torn writes, and wrong input is refused."""
 
 import io
 import os
@@ -79,7 +79,7 @@ DOCUMENTS = make_documents(30, vocabulary_size=50_257, seed=5)
 
 
 def write_in_batches(writer: TokenFileWriter) -> None:
-    """Ten documents per batch, from where the writer's state says."""
+    """Writes ten documents per batch, from the document in the writer's state on."""
     with writer:
         for start in range(writer.state.get("next", 0), len(DOCUMENTS), 10):
             batch = DOCUMENTS[start : start + 10]
@@ -100,7 +100,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 class Killed(BaseException):
-    """Nobody catches it."""
+    """An exception that no code catches."""
 
 
 @dataclass
@@ -160,7 +160,7 @@ def test_a_kill_between_any_two_file_operations_leaves_old_or_new_and_is_resumed
 
 
 def tear_what_is_not_committed(prefix: Path) -> None:
-    """What a write leaves behind that was cut in the middle."""
+    """Leaves the files in the state of an interrupted write."""
     journal = read_journal(prefix)
     if journal is None or not journal.complete:
         for path in prefix.parent.glob("*.partial"):
@@ -260,7 +260,7 @@ def test_a_process_killed_again_and_again_ends_with_the_same_bytes_as_one_that_w
     assert contents(tmp_path) == written_by_one_process
 
 
-def test_a_full_disk_is_an_error_of_the_run_and_the_write_goes_on_when_there_is_room(
+def test_a_full_disk_is_an_error_of_the_run_and_the_write_continues_when_there_is_room(
     tmp_path: Path, written_by_one_process: dict[str, bytes]
 ) -> None:
     process = start_writer(tmp_path / "tokens", most_bytes=500_000)
@@ -277,7 +277,7 @@ def test_a_full_disk_is_an_error_of_the_run_and_the_write_goes_on_when_there_is_
     assert contents(tmp_path) == written_by_one_process
 
 
-def test_a_write_that_takes_a_few_bytes_at_a_time_goes_on_until_all_are_written(
+def test_a_write_that_takes_a_few_bytes_at_a_time_continues_until_all_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hesitant(io.FileIO):
@@ -290,7 +290,7 @@ def test_a_write_that_takes_a_few_bytes_at_a_time_goes_on_until_all_are_written(
     assert all_documents(tokens) == [document.tolist() for document in DOCUMENTS]
 
 
-def test_a_new_writer_begins_anew_and_an_abandoned_one_leaves_nothing(tmp_path: Path) -> None:
+def test_a_new_writer_begins_again_and_an_abandoned_one_leaves_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         writer = TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257)
         assert (writer.documents, writer.state) == (0, {})
@@ -306,7 +306,7 @@ def test_a_new_writer_begins_anew_and_an_abandoned_one_leaves_nothing(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_goes_on_only_with_the_same_vocabulary_and_whole_partial_files(tmp_path: Path) -> None:
+def test_a_write_continues_only_with_the_same_vocabulary_and_whole_partial_files(tmp_path: Path) -> None:
     with TokenFileWriter(tmp_path / "tokens", vocabulary_size=50_257) as writer:
         writer.append_documents(DOCUMENTS, hashes_of(DOCUMENTS))
         writer.commit({})
@@ -329,7 +329,7 @@ def test_a_write_goes_on_only_with_the_same_vocabulary_and_whole_partial_files(t
 
     for text in ("{", "[]", '{"complete": true}'):
         (tmp_path / "tokens.journal.json").write_text(text)
-        with pytest.raises(DataError, match="is no journal of a token file"):
+        with pytest.raises(DataError, match="is not a journal of a token file"):
             TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
 
 

@@ -1,4 +1,4 @@
-"""Which steps are skipped may change for those to come, and for no step that is done."""
+"""Skipped steps may be changed for future steps only."""
 
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,12 @@ def test_a_checkpoint_from_before_there_were_any_has_skipped_none():
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
-        ([[6, 4]], r"\[6, 4\] is no step and no span of steps: give steps and \[first, last\], from 1 on"),
-        ([0], "0 is no step"),
-        ([True], "True is no step"),
-        (["x"], "'x' is no step"),
-        ([[1, 2, 3]], r"\[1, 2, 3\] is no step"),
-        ([[1, 1.5]], r"\[1, 1.5\] is no step"),
+        ([[6, 4]], r"\[6, 4\] is neither a step nor a span of steps: give steps and \[first, last\], from 1 on"),
+        ([0], "0 is neither a step"),
+        ([True], "True is neither a step"),
+        (["x"], "'x' is neither a step"),
+        ([[1, 2, 3]], r"\[1, 2, 3\] is neither a step"),
+        ([[1, 1.5]], r"\[1, 1.5\] is neither a step"),
         (5, "expected a list, found 5"),
         ([101], r"names step 101, above training.steps \(100\)"),
         ([[1, 100]], "leaves none of the 100 steps"),

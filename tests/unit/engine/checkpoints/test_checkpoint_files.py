@@ -1,4 +1,4 @@
-"""What makes a checkpoint whole, which one is taken, and which are kept; one rank, files only."""
+"""Checkpoints with one rank: which are whole, which one is loaded, and which are kept."""
 
 import errno
 import json
@@ -91,7 +91,7 @@ class RunsWhenRead:
 
 
 def forged(path: Path, name: str, content: object) -> Checkpoint:
-    """The checkpoint with another content of one file, and a manifest with the right checksums for it."""
+    """Replaces the content of one file in the checkpoint, and the manifest with matching checksums."""
     state = read_manifest(path).state
     if isinstance(content, bytes):
         (path / name).write_bytes(content)
@@ -270,7 +270,7 @@ class TestNewest:
             assert json.loads(bytes(changed)) == content  # white space only
             assert found.state == train_state(1)
 
-    def test_expected_and_found_are_both_told(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    def test_expected_and_found_are_both_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         store = save_steps(tmp_path, 1, 2, 3)
         short = read_manifest(tmp_path / "step_000003").files[0]
         flipped = read_manifest(tmp_path / "step_000002").files[0]
@@ -498,7 +498,7 @@ def test_keep_none_is_refused(tmp_path: Path):
         CheckpointStore(tmp_path, SOLO, keep=0)
 
 
-def test_steps_of_another_size_are_refused_and_other_changes_are_told_once(caplog: pytest.LogCaptureFixture):
+def test_steps_of_another_size_are_refused_and_other_changes_are_reported_once(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     state = replace(train_state(7), config={"training": {"packs_per_step": 64}, "optimizer": {"weight_decay": 0.1}})
     compare_run_files(state, state.config)

@@ -1,4 +1,4 @@
-"""A run that begins with a checkpoint of TensorFlow or of NVIDIA's code for PyTorch: what is taken and what refused."""
+"""A run starts with a checkpoint of TensorFlow or of NVIDIA's PyTorch code, or refuses it."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ from evenpack.models.foreign.table import read_table
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 TOLERANCE = 1e-5
-NO_HEADS = "no tensor tells how many heads there are, and no bert_config.json: 2, as here"
+NO_HEADS = "neither a tensor nor a bert_config.json gives the number of heads: 2, as here"
 THEIR_CONFIG = {
     "vocab_size": VOCABULARY,
     "hidden_size": 8,
@@ -48,7 +48,7 @@ def begin(model: Model, path: Path, folder: Path) -> None:
 
 
 def told_of(caplog: pytest.LogCaptureFixture) -> str:
-    """The one line of the log about the weights."""
+    """Returns the one log line about the weights."""
     (message,) = [message for message in caplog.messages if message.startswith("initialised from")]
     return message
 
@@ -64,7 +64,7 @@ def refusal(model: Model, path: Path, folder: Path) -> str:
 
 @torch.no_grad()
 def assert_outputs_are_transformers(model: Model) -> None:
-    """Of a model of transformers that was fed the same numbers by hand."""
+    """Compares the outputs with a model of transformers that was given the same numbers by hand."""
     theirs = BertForPreTraining(BertConfig(**THEIR_CONFIG)).eval()
     missing, surplus = theirs.load_state_dict(transformers_weights(), strict=False)
     assert (sorted(missing), surplus) == (["cls.predictions.decoder.bias", "cls.predictions.decoder.weight"], [])
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_tensorflow_fills_the_model_and_each_tensor_is_accounted
 
 
 def nvidia_weights(rows: int = VOCABULARY) -> dict[str, Tensor]:
-    """As DeepLearningExamples saves it: layers with an activation in them, the tied decoder, a filled-up vocabulary."""
+    """Returns weights in the form of DeepLearningExamples: layers with activations, tied decoder, padded vocabulary."""
     weights = {
         re.sub(r"(intermediate|pooler|transform)\.dense\.", r"\1.dense_act.", name): tensor
         for name, tensor in transformers_weights().items()
@@ -159,7 +159,7 @@ def test_rows_that_fill_the_vocabulary_up_to_a_multiple_of_8_are_named_and_left_
     ) in told_of(caplog)
 
 
-def test_real_entries_in_place_of_padding_are_told_by_the_vocabulary_beside_the_file(tmp_path: Path) -> None:
+def test_real_entries_in_place_of_padding_are_recognised_by_the_vocabulary_beside_the_file(tmp_path: Path) -> None:
     path = save(nvidia_weights(rows=208), tmp_path / "ckpt.pt")
     words = [f"word{number}" for number in range(208)]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
@@ -228,7 +228,7 @@ def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
         assert f"{path} is of a model with kind bert, this run has model.kind gpt2: make them alike" in message
 
 
-def test_a_configuration_beside_it_tells_the_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_configuration_beside_it_gives_the_heads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     prefix = copy_of(BERT, tmp_path / "theirs")
     config = prefix.parent / "bert_config.json"

@@ -1,4 +1,4 @@
-"""Weights to begin with: where they are looked for, what of them is taken, and what is refused by name."""
+"""Initial weights: where they are found, which of them are loaded, and which are refused by name."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ def write_words(folder: Path, words: list[str]) -> Path:
 
 
 def save_checkpoint(output_dir: Path, model: Model, step: int) -> Path:
-    """As DeepSpeed and `CheckpointStore` leave it, the optimizer's state left out."""
+    """Saves a checkpoint in the form of DeepSpeed and `CheckpointStore`, without the optimizer's state."""
     path = output_dir / CHECKPOINTS / checkpoint_name(step)
     path.mkdir(parents=True)
     torch.save({"module": model.state_dict()}, path / "mp_rank_00_model_states.pt")
@@ -64,7 +64,7 @@ def save_checkpoint(output_dir: Path, model: Model, step: int) -> Path:
 
 @pytest.fixture
 def phase1(tmp_path: Path) -> Path:
-    """A run with two checkpoints, of models of different seeds."""
+    """Returns a run with two checkpoints, of models of different seeds."""
     output_dir = tmp_path / "phase1"
     write_words(output_dir / "data" / "tokenizer", WORDS)
     save_checkpoint(output_dir, make_model(seed=100), 100)
@@ -118,7 +118,7 @@ def test_a_broken_newest_checkpoint_is_passed_over_and_a_broken_named_one_refuse
     assert "step_000200 is broken and skipped" in caplog.text
     assert "step_000200 is broken: mp_rank_00_model_states.pt has checksum" in refusal(model, newest)
     (newest / "manifest.json").write_text("{}")
-    assert "step_000200 is no readable checkpoint" in refusal(model, newest)
+    assert "step_000200 is not a readable checkpoint" in refusal(model, newest)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -241,7 +241,7 @@ def test_a_folder_of_transformers_without_weights_is_refused(tmp_path: Path) -> 
         begin(make_model(), theirs)
 
 
-def test_a_run_that_goes_on_says_that_other_initial_weights_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_resumes_says_that_other_initial_weights_are_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     began: dict[str, Any] = {"training": {"packs_per_step": 8, "initialize_from": "runs/phase1"}}
     state = TrainState(

@@ -1,4 +1,4 @@
-"""LAMB against a plain reference; PackedBERT's theorem on its betas."""
+"""LAMB agrees with a plain reference, and its betas with PackedBERT's theorem."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ STEPS = 10
 
 
 def make_parameters(dtype: torch.dtype) -> list[nn.Parameter]:
-    """Two matrices of very different scale, one of zeros, a batch of matrices, two vectors."""
+    """Returns two matrices of very different scale, one of zeros, a batch of matrices, two vectors."""
     generator = torch.Generator().manual_seed(0)
     shapes_and_scales = [((7, 5), 1.0), ((3, 9), 1e-3), ((4, 4), 0.0), ((2, 3, 4), 0.1), ((6,), 1.0), ((5,), 0.0)]
     return [
@@ -26,7 +26,7 @@ def make_parameters(dtype: torch.dtype) -> list[nn.Parameter]:
 
 
 def make_gradients(parameters: list[nn.Parameter], step: int) -> list[Tensor | None]:
-    """Of scales from 1e-4 to 1; the second parameter has none at every third step, the fourth's are zero at first."""
+    """Returns gradients of scales 1e-4 to 1; the second is missing at every third step, the fourth zero at first."""
     generator = torch.Generator().manual_seed(100 + step)
     gradients: list[Tensor | None] = [
         10.0**-index * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
@@ -60,7 +60,7 @@ def take_steps(optimizer: Lamb, parameters: list[nn.Parameter], steps: range) ->
 
 
 def largest_error(ours: list[nn.Parameter], theirs: list[Tensor]) -> float:
-    """Relative, tensor by tensor."""
+    """Returns the largest relative error of a tensor."""
     return max(((mine - other).norm() / other.norm()).item() for mine, other in zip(ours, theirs, strict=True))
 
 
@@ -164,7 +164,7 @@ def test_the_closure_is_called_with_gradients_on():
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_state_that_was_saved_goes_on_bit_for_bit(fused: bool):
+def test_a_state_that_was_saved_resumes_bit_for_bit(fused: bool):
     straight = make_parameters(torch.float32)
     stopped = make_parameters(torch.float32)
     take_steps(Lamb(groups_of(straight, 0.1), lr=1.0, fused=fused), straight, range(STEPS))
@@ -176,7 +176,7 @@ def test_a_state_that_was_saved_goes_on_bit_for_bit(fused: bool):
     assert all(torch.equal(one, other) for one, other in zip(straight, stopped, strict=True))
 
 
-def test_the_state_is_fp32_and_knows_each_parameters_own_updates():
+def test_the_state_is_fp32_and_counts_each_parameters_own_updates():
     parameters = make_parameters(torch.float32)
     optimizer = Lamb(groups_of(parameters, 0.1), lr=1.0)
     take_steps(optimizer, parameters, range(STEPS))
@@ -211,7 +211,7 @@ def test_packed_betas_give_the_moments_of_as_many_single_updates(factor: int, fu
 
 
 def moments_after(updates: int, *, betas: tuple[float, float], fused: bool) -> dict[str, Tensor]:
-    """The state after some unlike gradients at fixed betas, then `updates` of one gradient at `betas`; FP64."""
+    """Returns the FP64 state after different gradients at fixed betas, then `updates` of one gradient at `betas`."""
     parameter = nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
     optimizer = Lamb([parameter], lr=0.01, betas=(0.9, 0.99), fused=fused)
     generator = torch.Generator().manual_seed(5)

@@ -1,4 +1,4 @@
-"""Norms that clipping and trust ratios are taken from."""
+"""Norms for clipping and trust ratios."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which parameters decay, and that AdamW is torch's and LAMB ours."""
+"""Weight decay applies to the right parameters; AdamW is torch's and LAMB ours."""
 
 import pytest
 import torch

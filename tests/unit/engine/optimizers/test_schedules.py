@@ -60,7 +60,7 @@ def test_updates_are_counted_from_one():
 
 
 def mlperf_rates(*, steps: int, warmup_steps: int, degree: float, final_fraction: float, peak: float) -> list[float]:
-    """As NVIDIA's scheduler says it for updates counted from 1, a start of warm-up at 0 and an offset of 1."""
+    """Returns rates by NVIDIA's scheduler, for updates counted from 1, a start of warm-up at 0 and an offset of 1."""
     rates, end = [], peak * final_fraction
     for update in range(1, steps + 1):
         if update - 1 < warmup_steps:
@@ -87,5 +87,5 @@ def test_polynomial_to_zero_by_hand():
 
 
 def test_a_degree_that_nothing_reads_is_refused():
-    with pytest.raises(ValidationError, match=r"degree \(2\) is polynomial's, and kind is linear"):
+    with pytest.raises(ValidationError, match=r"degree \(2\) is for kind polynomial, found kind linear"):
         ScheduleSection(kind="linear", degree=2.0)

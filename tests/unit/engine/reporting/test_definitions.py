@@ -1,4 +1,4 @@
-"""The list of metrics, and what trackers get of a record."""
+"""The list of metrics, and the values of a record that trackers receive."""
 
 import re
 
@@ -33,7 +33,7 @@ def test_a_name_with_a_source_stands_for_each_source() -> None:
     "path", [("looss",), ("validation", "wiki"), ("validation", "wiki", "loss", "more"), ("tokens", "x")]
 )
 def test_a_name_that_is_not_defined_is_refused(path: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match=f"'{'/'.join(path)}' is no metric: add its line to"):
+    with pytest.raises(ValueError, match=f"'{'/'.join(path)}' is not a metric: add its line to"):
         find_metric(path)
 
 
@@ -56,5 +56,5 @@ def test_trackers_get_each_single_number_under_its_group() -> None:
 
 
 def test_a_record_with_an_undocumented_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="'validation/wiki/surprise' is no metric"):
+    with pytest.raises(ValueError, match="'validation/wiki/surprise' is not a metric"):
         scalars({"step": 1, "validation": {"wiki": {"surprise": 1.0}}})

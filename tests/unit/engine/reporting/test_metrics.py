@@ -10,8 +10,8 @@ import pytest
 
 from evenpack.engine.reporting.metrics import (
     MetricsLog,
-    cut_back,
     read_metrics,
+    truncate_log,
     write_summary,
 )
 from evenpack.errors import RunError
@@ -102,7 +102,7 @@ class TestCutBack:
     def test_only_records_up_to_the_step_remain_validation_included(self, tmp_path: Path):
         path = tmp_path / "metrics.jsonl"
         write_steps(path, range(1, 7))
-        assert cut_back(path, step=4) == 3
+        assert truncate_log(path, step=4) == 3
         assert [(record["step"], "validation" in record) for record in read_metrics(path)] == [
             (1, False),
             (2, False),
@@ -128,13 +128,13 @@ class TestCutBack:
         for end in range(start_of_last + 1, len(whole)):
             path.write_bytes(whole[:end])
             assert [record["step"] for record in read_metrics(path)] == [1, 2, 2]
-            assert cut_back(path, step=3) == 1
+            assert truncate_log(path, step=3) == 1
             assert path.read_bytes() == whole[:start_of_last]
 
     def test_an_unreadable_line_in_between_goes_with_a_warning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         path = tmp_path / "metrics.jsonl"
         path.write_text('{"step": 1}\n{"step": 2, "lo\n[3]\n{"loss": 1}\n{"step": 4}\n')
-        assert cut_back(path, step=9) == 3
+        assert truncate_log(path, step=9) == 3
         assert path.read_text() == '{"step": 1}\n{"step": 4}\n'
         assert "line 2" in caplog.text
 
@@ -142,7 +142,7 @@ class TestCutBack:
         path = tmp_path / "metrics.jsonl"
         write_steps(path, range(1, 4))
         before = path.stat()
-        assert cut_back(path, step=3) == 0
+        assert truncate_log(path, step=3) == 0
         assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
     def test_a_kill_while_cutting_leaves_the_log_as_it_was(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -155,7 +155,7 @@ class TestCutBack:
 
         monkeypatch.setattr("os.replace", die)
         with pytest.raises(KeyboardInterrupt):
-            cut_back(path, step=2)
+            truncate_log(path, step=2)
         assert path.read_bytes() == before
 
     def test_a_run_without_a_checkpoint_starts_a_new_log_and_keeps_the_earlier_ones(
@@ -168,7 +168,7 @@ class TestCutBack:
             assert path.read_bytes() == b""
         assert [read_metrics(tmp_path / f"metrics.kept_{n}.jsonl")[-1]["step"] for n in (1, 2)] == [3, 5]
         assert "there is no checkpoint" in caplog.messages[0]
-        assert "tells of steps up to 5: it is kept as metrics.kept_2.jsonl" in caplog.messages[1]
+        assert "has steps up to 5: it is kept as metrics.kept_2.jsonl" in caplog.messages[1]
 
     def test_a_new_run_has_nothing_to_keep(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         for text in (None, "", '{"step": 1, "torn'):
@@ -179,7 +179,7 @@ class TestCutBack:
             assert (tmp_path / "metrics.jsonl").read_bytes() == b""
         assert not caplog.records
 
-    def test_steps_that_a_log_lacks_are_told_and_what_would_be_cut_away_is_kept(
+    def test_steps_that_a_log_lacks_are_reported_and_what_would_be_cut_away_is_kept(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ):
         path = tmp_path / "metrics.jsonl"
@@ -188,16 +188,16 @@ class TestCutBack:
         before = path.read_bytes()
         MetricsLog.resume(path, step=10).close()
         (message,) = caplog.messages
-        assert "does not tell of 2 of the 10 steps before the checkpoint, the first of them step 4" in message
+        assert "lacks 2 of the 10 steps before the checkpoint, the first of them step 4" in message
         assert "kept as metrics.kept_1.jsonl" in message
         assert (tmp_path / "metrics.kept_1.jsonl").read_bytes() == before
         assert sorted({record["step"] for record in read_metrics(path)}) == [1, 2, 3, 6, 7, 8, 9, 10]
         MetricsLog.resume(path, step=10).close()  # nothing is cut away now, so nothing needs to be kept
         assert len(list(tmp_path.iterdir())) == 2
 
-    def test_a_log_that_is_gone_is_told_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    def test_a_log_that_is_gone_is_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         MetricsLog.resume(tmp_path / "metrics.jsonl", step=7).close()
-        assert "does not tell of 7 of the 7 steps" in caplog.text
+        assert "lacks 7 of the 7 steps" in caplog.text
 
     def test_a_whole_log_is_resumed_without_a_word(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
         write_steps(tmp_path / "metrics.jsonl", range(1, 9))
@@ -206,7 +206,7 @@ class TestCutBack:
         assert not caplog.records
 
     def test_without_a_log_there_is_nothing_to_cut(self, tmp_path: Path):
-        assert cut_back(tmp_path / "none.jsonl", step=3) == 0
+        assert truncate_log(tmp_path / "none.jsonl", step=3) == 0
 
 
 def test_a_summary_is_valid_json_whatever_it_holds(tmp_path: Path):

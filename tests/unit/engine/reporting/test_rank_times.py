@@ -1,4 +1,4 @@
-"""What a rank adds up by itself between two tellings."""
+"""A rank accumulates times and work until they are gathered."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""run.json: which starts have led to where a run goes on."""
+"""run.json holds the starts that have led to the step at which a run resumes."""
 
 from pathlib import Path
 
@@ -42,6 +42,6 @@ def test_a_start_that_went_back_takes_the_place_of_those_behind_it(
 
 def test_a_broken_record_is_named_to_readers_and_no_obstacle_to_training(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{broken")
-    with pytest.raises(DataError, match=r"run.json is not as `evenpack train` writes it \(the whole file\)"):
+    with pytest.raises(DataError, match=r"run.json is not in the form that `evenpack train` writes \(the whole file\)"):
         read_run_record(tmp_path)
     assert earlier_starts(tmp_path, 5) == ()

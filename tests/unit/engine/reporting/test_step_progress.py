@@ -1,4 +1,4 @@
-"""A run's progress, as it stands in a log file."""
+"""A run's progress, as shown in a log file."""
 
 import io
 import math
@@ -10,7 +10,7 @@ from evenpack.progress import Progress
 
 
 class Clock:
-    """A clock that stands until it is moved."""
+    """A clock that stands still until it is moved."""
 
     now = 1000.0
 

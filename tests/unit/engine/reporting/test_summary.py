@@ -1,4 +1,4 @@
-"""summary.json."""
+"""summary.json has the results of a run."""
 
 from evenpack.engine.reporting.summary import computed_alike
 

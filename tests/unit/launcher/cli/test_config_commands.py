@@ -62,7 +62,7 @@ def test_the_runs_of_a_shipped_study_are_found_beside_it() -> None:
         ("configs/gpt2_smal.yaml", "did you mean gpt2_small,"),
         ("bert_large_packed", "did you mean mlperf/bert_large_packed"),
         ("zzz.yaml", "evenpack; `evenpack config list` shows those that do"),
-        (".", "run file . is no file"),
+        (".", "run file . is not a file"),
     ],
 )
 def test_a_run_file_that_is_nowhere_is_refused_with_the_nearest_names(path: str, message: str) -> None:
@@ -83,7 +83,7 @@ def test_explain_shows_all_keys_a_section_or_a_key(evenpack: Evenpack) -> None:
     _, shown, _ = evenpack("config", "explain")
     assert len(shown.splitlines()) > 150
     _, shown, _ = evenpack("config", "explain", "data.recipe")
-    for words in ("All documents one after another", "sentence_pairs", "minimum_document_length", "required"):
+    for words in ("All documents are concatenated", "sentence_pairs", "minimum_document_length", "required"):
         assert words in shown
     assert "static_masks.share" not in shown
     _, shown, _ = evenpack("config", "explain", "training.packs_per_step")
@@ -92,7 +92,7 @@ def test_explain_shows_all_keys_a_section_or_a_key(evenpack: Evenpack) -> None:
     assert lines[1][1].strip() == "packs"
     value = json.loads(evenpack("config", "explain", "training.packs_per_step", "--json")[1])
     assert [(key["place"], key["unit"]) for key in value] == [("training.packs_per_step", "packs")]
-    assert "The largest difference" in evenpack("config", "explain", "equivalence.margin", "--file", "equivalence")[1]
+    assert "Margin of equivalence" in evenpack("config", "explain", "equivalence.margin", "--file", "equivalence")[1]
 
 
 def test_explain_of_an_unknown_key_ends_with_2_and_the_nearest_one(evenpack: Evenpack) -> None:

@@ -1,4 +1,4 @@
-"""`evenpack mlperf`: what it says of logs and how it ends."""
+"""`evenpack mlperf`: its output on logs, and its exit codes."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def test_ten_runs_have_a_score(
     assert len(document["runs"]) == 9
 
 
-def test_a_log_that_lacks_what_the_rules_ask_for_is_refused_with_the_checkers_words(
+def test_a_log_that_lacks_what_the_rules_ask_for_is_refused_with_the_checkers_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = write_log(tmp_path / "mlperf.log", minutes=5)
@@ -53,4 +53,4 @@ def test_what_is_no_log_ends_with_2(
 ) -> None:
     (tmp_path / "train.log").write_text("hello")
     assert run(monkeypatch, "check", tmp_path / "train.log") == 2
-    assert "it is no log of MLPerf" in capsys.readouterr().err
+    assert "it is not a log of MLPerf" in capsys.readouterr().err

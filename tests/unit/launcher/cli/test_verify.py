@@ -1,4 +1,4 @@
-"""`evenpack verify`: what it says and how it ends."""
+"""`evenpack verify`: its output and exit codes."""
 
 import json
 import shutil

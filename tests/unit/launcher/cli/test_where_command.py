@@ -1,4 +1,4 @@
-"""`evenpack where`: tables for people, one document for programs, and messages for what cannot be asked."""
+"""`evenpack where`: tables for people, one document for programs, and messages for invalid queries."""
 
 import json
 from pathlib import Path
@@ -65,6 +65,6 @@ def test_a_step_that_was_trained_on_other_data_ends_in_an_error(run_file: Path) 
         (["data.prepared_dir=nowhere", "--step", "1"], NotPreparedError, "has not been prepared"),
     ],
 )
-def test_what_cannot_be_asked_is_told(run_file: Path, arguments: list[str], error: type[Exception], told: str) -> None:
+def test_invalid_queries_are_reported(run_file: Path, arguments: list[str], error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         CliRunner().invoke(app, ["where", str(run_file), *arguments], catch_exceptions=False)

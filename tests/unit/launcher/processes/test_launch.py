@@ -1,4 +1,4 @@
-"""The `deepspeed` command that a run becomes."""
+"""The `deepspeed` command of a run."""
 
 import shlex
 import sys
@@ -37,7 +37,7 @@ def test_the_command_runs_the_worker_module_with_the_run_file_and_the_overrides(
 
 
 @pytest.mark.usefixtures("cpu_only")
-def test_a_cpu_gets_two_ranks_unless_another_number_is_asked_for_and_the_choice_is_said() -> None:
+def test_a_cpu_gets_two_ranks_unless_another_number_is_requested_and_the_choice_is_said() -> None:
     plan = plan_launch(RUN, [], num_gpus=None, hostfile=None)
     assert plan.devices.ranks == 2
     assert "--num_gpus=2" in plan.command
@@ -61,14 +61,14 @@ def test_ranks_on_the_cpu_do_not_wait_until_devices_are_counted(monkeypatch: pyt
     assert counted == [None]
 
 
-def test_gpus_that_are_asked_for_are_never_taken_for_cpu_ranks() -> None:
+def test_gpus_that_are_requested_are_never_mistaken_for_cpu_ranks() -> None:
     with pytest.raises(ConfigError, match=r"--num-gpus 8: PyTorch sees no CUDA device .* say --cpu-ranks 8"):
         local_devices(8, cuda_count=0, environment={})
     with pytest.raises(ConfigError, match="--num-gpus 2: DS_ACCELERATOR is cpu"):
         local_devices(2, cuda_count=2, environment={"DS_ACCELERATOR": "cpu"})
 
 
-def test_ranks_on_the_cpu_can_be_asked_for_where_there_are_gpus() -> None:
+def test_ranks_on_the_cpu_can_be_requested_where_there_are_gpus() -> None:
     devices = local_devices(None, 3, cuda_count=8, environment={})
     assert (devices.kind, devices.ranks) == ("cpu", 3)
 
@@ -102,7 +102,7 @@ def test_two_runs_on_one_machine_get_two_ports_unless_one_is_named() -> None:
     assert [part for part in named if "port" in part] == ["--master_port=1234"]
 
 
-def test_all_gpus_are_taken_or_as_many_as_asked_for() -> None:
+def test_all_gpus_are_taken_or_the_requested_number() -> None:
     assert local_devices(None, cuda_count=8, environment={}).options == ("--num_gpus=8",)
     assert local_devices(3, cuda_count=8, environment={}).options == ("--num_gpus=3",)
     assert local_devices(3, cuda_count=8, environment={}).kind == "cuda"
@@ -126,11 +126,11 @@ def test_more_gpus_than_there_are_is_an_error() -> None:
         local_devices(0, cuda_count=2, environment={})
 
 
-def test_gpus_are_left_alone_where_deepspeed_is_told_to_use_the_cpu() -> None:
+def test_gpus_are_left_alone_where_deepspeed_is_set_to_use_the_cpu() -> None:
     assert local_devices(None, cuda_count=2, environment={"DS_ACCELERATOR": "cpu"}).kind == "cpu"
 
 
-def test_a_hostfile_gives_its_slots_or_the_number_asked_for_on_each_machine(hostfile: Path) -> None:
+def test_a_hostfile_gives_its_slots_or_the_requested_number_on_each_machine(hostfile: Path) -> None:
     devices = hosts_of(hostfile, None)
     assert (devices.ranks, devices.options) == (12, (f"--hostfile={hostfile}",))
     assert hosts_of(hostfile, 2).ranks == 4

@@ -1,4 +1,4 @@
-"""This machine as studies of runs use it: groups of devices, commands on them, and requests to stop passed on."""
+"""This machine for studies of runs: groups of devices, commands on them, and forwarded stop requests."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from evenpack.studies.runs.machine import Machine, Place
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> ThisMachine:
-    """Of four cores, without a GPU."""
+    """Returns a machine of four cores, without a GPU."""
     monkeypatch.setattr(places, "cpu_cores", lambda: 4)
     monkeypatch.setattr(places, "cuda_devices", lambda: 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -55,7 +55,7 @@ def test_devices_that_are_not_there_are_refused(machine: ThisMachine, asked: int
         machine.places(asked)
 
 
-def test_a_command_gets_its_words_its_devices_and_a_log(
+def test_a_command_gets_its_arguments_its_devices_and_a_log(
     machine: ThisMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shows = "import os, sys; print(sys.argv[1:], os.environ['OMP_NUM_THREADS'], file=sys.stderr); sys.exit(3)"
@@ -89,10 +89,10 @@ def test_a_request_to_stop_reaches_each_run_once(
         process = machine.places(4)[0].start("train", Path("run.yaml"), [], log=log)
         while "ready" not in log.read_text():
             time.sleep(0.01)
-        assert not machine.is_asked_to_stop
+        assert not machine.is_stop_requested
         os.kill(os.getpid(), signal.SIGTERM)
         assert process.wait() == 75
-        assert machine.is_asked_to_stop
+        assert machine.is_stop_requested
     assert log.read_text().count("saved") == 1
     assert signal.getsignal(signal.SIGTERM) == before
 

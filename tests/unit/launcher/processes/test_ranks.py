@@ -1,4 +1,4 @@
-"""What ranks say about themselves, and who failed first."""
+"""Ranks record their status, and which one failed first."""
 
 import json
 import os

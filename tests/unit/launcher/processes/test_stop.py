@@ -1,4 +1,4 @@
-"""How a run is asked to stop."""
+"""A stop of a run is requested by a file."""
 
 import os
 import signal
@@ -69,6 +69,6 @@ def test_a_request_reaches_the_run_that_it_names_and_no_other(tmp_path: Path) ->
     remove_stop_request(tmp_path)
 
 
-def test_a_file_that_somebody_else_has_put_there_says_nothing(tmp_path: Path) -> None:
+def test_a_file_that_somebody_else_has_put_there_has_no_effect(tmp_path: Path) -> None:
     (tmp_path / ".stop").write_text("stop!")
     assert read_stop_request(tmp_path, "this") is None

@@ -1,4 +1,4 @@
-"""Standard output that goes on when the terminal is gone."""
+"""Standard output continues when the terminal is gone."""
 
 import os
 import pty
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evenpack.launcher.processes.streams import outlive_terminal
+from evenpack.launcher.processes.streams import survive_hang_up
 
 
 def test_what_is_written_to_a_terminal_that_is_gone_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +16,7 @@ def test_what_is_written_to_a_terminal_that_is_gone_is_dropped(monkeypatch: pyte
     with os.fdopen(there, "w", buffering=1) as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "stderr", stream)
-        outlive_terminal()
+        survive_hang_up()
         print("hello", flush=True)
         assert os.read(here, 100) == b"hello\r\n"
         assert sys.stdout.isatty()
@@ -33,6 +33,6 @@ def test_files_and_pipes_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
     with (tmp_path / "log").open("w") as file:
         monkeypatch.setattr(sys, "stdout", file)
         monkeypatch.setattr(sys, "stderr", file)
-        outlive_terminal()
+        survive_hang_up()
         assert sys.stdout is file
         assert sys.stderr is file

@@ -1,4 +1,4 @@
-"""How a run ended, judged from what its ranks have left."""
+"""The outcome of a run, determined from the statuses of its ranks."""
 
 import signal
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from evenpack.launcher.processes.ranks import Failure, RankPlace, RankStatus, State
-from evenpack.launcher.processes.verdict import LaunchResult, describe_exit, judge, killed
+from evenpack.launcher.processes.verdict import LaunchResult, describe_exit, killed, launch_result
 
 
 def rank(number: int, state: State, *, exit_code: int | None = None, error: str | None = None) -> RankStatus:
@@ -18,7 +18,7 @@ def rank(number: int, state: State, *, exit_code: int | None = None, error: str 
 
 def verdict(*statuses: RankStatus, failure: Failure | None = None, code: int = 0, ranks: int = 2) -> LaunchResult:
     by_rank = {status.rank: status for status in statuses}
-    return judge(by_rank, failure, ranks=ranks, launcher_code=code, folder=Path("out/ranks"))
+    return launch_result(by_rank, failure, ranks=ranks, launcher_code=code, folder=Path("out/ranks"))
 
 
 def test_a_run_whose_ranks_all_finish_has_finished() -> None:

@@ -1,4 +1,4 @@
-"""The reference of keys: what it says of a schema, that it is whole, and that its pages are those of today."""
+"""The reference of keys agrees with the schemas and is complete, and its pages are up to date."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -81,7 +81,7 @@ KEYS = {key.place: key for key in keys_of(Whole)}
 
 @pytest.fixture(scope="module", params=FILES)
 def keys(request: pytest.FixtureRequest) -> tuple[Key, ...]:
-    """Of each kind of file."""
+    """Returns the keys of each kind of file."""
     return keys_of(schema_of(request.param))
 
 

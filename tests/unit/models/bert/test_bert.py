@@ -159,8 +159,8 @@ def test_token_types_and_positions_are_read_from_the_batch():
         assert (model.masked_token_logits(changed) - expected).abs().max() > 1e-3
 
 
-def test_attention_looks_both_ways():
-    """The last token of a sequence is felt at its first."""
+def test_attention_is_bidirectional():
+    """The last token of a sequence affects its first one."""
     model, batch = tiny(), some_batch([[24]])
     with torch.no_grad():
         for block in model.blocks:

@@ -1,4 +1,4 @@
-"""Invariant 3 for BERT: how pairs are laid out changes neither of the losses nor the gradients."""
+"""The layout of pairs changes neither the losses of BERT nor the gradients (invariant 3)."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def batch_of(layout, mlm_reduction="token"):
 
 
 def losses_and_gradients(model, batch):
-    """Both mean losses, and the gradients of their sum."""
+    """Returns both mean losses, and the gradients of their sum."""
     model.zero_grad()
     denominators = exact_denominators(model.config, batch.step_counts)
     sums = model(batch)
@@ -80,7 +80,7 @@ def test_packed_unpadded_and_padded_give_the_same_losses_and_gradients(mlm_reduc
 
 
 def transformers_losses(model):
-    """Both losses and the gradients of transformers' BERT with the same weights, one sequence after another."""
+    """Returns both losses and the gradients of transformers' BERT with the same weights, sequence by sequence."""
     shape = model.config.shape
     theirs = BertForPreTraining(
         TheirConfig(
@@ -139,7 +139,7 @@ def test_both_reductions_differ_where_sequences_have_unequal_numbers_of_masked_t
 
 
 def test_a_model_that_mixes_segments_would_miss_the_tolerance_by_far():
-    """The control: isolation off, all else the same."""
+    """This is the control: isolation is off, everything else is the same."""
     model, batch = build_model(), batch_of("packed")
     rows = torch.arange(0, batch.slots + 1, LONGEST, dtype=torch.int32)
     expected, _ = losses_and_gradients(model, batch)

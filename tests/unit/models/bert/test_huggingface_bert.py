@@ -1,4 +1,4 @@
-"""BERT's weights to and from transformers, and its outputs beside those of `BertForPreTraining`."""
+"""BERT's weights to and from transformers, and its outputs compared with `BertForPreTraining`."""
 
 import json
 
@@ -32,7 +32,7 @@ def our_model(seed=4, **settings):
 
 
 def their_model(kind=BertForPreTraining, **settings):
-    """A random BERT of transformers, with weights large enough that each of them matters."""
+    """Returns a random BERT of transformers, with weights large enough to have an effect."""
     torch.manual_seed(8)
     defaults = {
         "hidden_size": 48,
@@ -56,7 +56,7 @@ def save_theirs(theirs, directory):
 
 @torch.no_grad()
 def their_outputs(theirs, pair):
-    """Scores of every token at each masked position, and of both classes, of one sequence alone."""
+    """Returns the scores of every token at each masked position, and of both classes, for one sequence."""
     outputs = theirs(
         input_ids=torch.tensor([pair.tokens]),
         token_type_ids=torch.tensor([pair.token_types]),
@@ -67,7 +67,7 @@ def their_outputs(theirs, pair):
 
 @torch.no_grad()
 def our_outputs(model, packs, layout="packed"):
-    """The same for each sequence of the packs."""
+    """Returns the same scores of our model for each sequence of the packs."""
     batch, _ = build_masked_batch(packs, layout, max_sequence_length=LONGEST, pack_length=LONGEST)
     pairs = [pair for pack in packs for pair in pack]
     rows = model.masked_token_logits(batch)[: batch.local_counts.targets]
@@ -135,7 +135,7 @@ def test_weights_survive_the_way_in_and_out_bit_for_bit(tmp_path):
 
 
 def of_tensorflow(weights):
-    """As the checkpoints that were converted from Google's have it, bert-base-uncased among them."""
+    """Renames weights as in checkpoints that were converted from Google's, such as bert-base-uncased."""
     renamed = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
         for name, tensor in weights.items()

@@ -1,4 +1,4 @@
-"""Invariant 2 for BERT: what happens in one sequence is not felt in any other, whichever way attention looks."""
+"""A change in one sequence of BERT has no effect on any other, in either direction of attention (invariant 2)."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ CPU_BACKENDS = ("auto", "reference", "sdpa")
 
 
 class Probe:
-    """A pack, a model, and what the losses of all but one sequence see of that one."""
+    """A pack, a model, and the effect of one sequence on the losses of all others."""
 
     def __init__(self, pack_lengths, backend):
         config = BertConfig(kind="bert", preset="tiny", layers=2, hidden_size=48, heads=3, dropout=0.0)
@@ -31,12 +31,12 @@ class Probe:
         )
 
     def merged(self):
-        """The control's batch: one segment over everything."""
+        """Returns the control's batch, with one segment over everything."""
         merged = torch.where(self.batch.cu_seqlens > 0, self.batch.slots, 0).to(torch.int32)
         return replace(self.batch, cu_seqlens=merged, max_sequence_length=self.batch.slots)
 
     def padding(self):
-        """The tails of the packs, which are segments like any other."""
+        """Returns the tails of the packs, which are segments like any other."""
         covered = torch.zeros(self.batch.slots, dtype=torch.bool)
         for span in self.spans:
             covered[span] = True
@@ -49,7 +49,7 @@ class Probe:
         return replace(batch, tokens=tokens, token_type_ids=types)
 
     def run(self, batch, excluded):
-        """Logits of all other sequences, and gradients of their losses by embedded tokens and by parameters."""
+        """Returns the logits of all other sequences, and their losses' gradients by embedded tokens and parameters."""
         targets = batch.targets
         masked = ~torch.isin(targets.positions, excluded) & (targets.weights > 0)
         pairs = ~torch.isin(targets.sequence_starts, excluded) & (targets.sequence_weights > 0)

@@ -1,4 +1,4 @@
-"""Invariant 6 for BERT: both losses are exact means over the whole step, each with its own denominator."""
+"""Both losses of BERT are exact means over the step, each with its own denominator (invariant 6)."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_sums_of_tokens_alone_have_no_next_sentence_loss():
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_split_gives_the_gradient_of_both_global_means(world_size, accumulation, mlm_reduction):
-    """The average over ranks of the average over micro-batches, as data parallelism and accumulation take it."""
+    """The result is the mean over ranks of the mean over micro-batches, as in data parallelism with accumulation."""
     config = bert_config(mlm_reduction=mlm_reduction)
     model = Bert(config, vocabulary_size=VOCABULARY, max_positions=32)
     roughen(model)
@@ -102,7 +102,7 @@ def batch_of(pairs, mlm_reduction):
 
 
 def mean_losses(model, pairs, mlm_reduction):
-    """By definition, one sequence after another, without denominators."""
+    """Computes the losses by definition, sequence by sequence, without denominators."""
     token_losses, pair_losses = [], []
     for pair in pairs:
         sums = model(batch_of([pair], "token"))

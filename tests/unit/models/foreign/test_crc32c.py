@@ -1,4 +1,4 @@
-"""CRC-32C against published values and against the division bit by bit."""
+"""CRC-32C agrees with published values and with the division bit by bit."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Our reader of TensorFlow's checkpoints beside TensorFlow's own, and what it says of damaged files."""
+"""Our reader of TensorFlow's checkpoints agrees with TensorFlow's own, and reports damaged files."""
 
 from pathlib import Path
 
@@ -100,13 +100,13 @@ def test_one_wrong_bit_of_a_tensor_is_found_and_others_are_still_read(tmp_path: 
 
 @pytest.mark.parametrize("place", [*range(0, 4621, 330), 4668])
 def test_each_damaged_byte_of_the_index_is_found(tmp_path: Path, place: int) -> None:
-    """The last 48 bytes are the footer, filled up with zeros that say nothing."""
+    """The last 48 bytes are the footer, padded with zeros that have no meaning."""
     prefix = copy_of(BERT, tmp_path)
     index = Path(f"{prefix}.index")
     content = bytearray(index.read_bytes())
     content[place] ^= 4
     index.write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{index} is no whole index .* copy it again"):
+    with pytest.raises(CheckpointError, match=rf"{index} is not a whole index .* copy it again"):
         TensorBundle(prefix)
 
 
@@ -115,7 +115,7 @@ def test_an_index_that_is_cut_off_is_named(tmp_path: Path, size: int) -> None:
     prefix = copy_of(BERT, tmp_path)
     index = Path(f"{prefix}.index")
     index.write_bytes(index.read_bytes()[:size])
-    with pytest.raises(CheckpointError, match=rf"{index} is no whole index of a TensorFlow checkpoint"):
+    with pytest.raises(CheckpointError, match=rf"{index} is not a whole index of a TensorFlow checkpoint"):
         TensorBundle(prefix)
 
 

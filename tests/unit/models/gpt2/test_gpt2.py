@@ -110,8 +110,8 @@ def test_alibi_has_no_position_parameters_and_no_longest_sequence():
 
 
 @pytest.mark.parametrize("has_slopes", [True, False])
-def test_alibi_tells_orders_apart(has_slopes, monkeypatch):
-    """One layer without positions sees a set: the order of earlier tokens would change nothing, as slopes 0 show."""
+def test_alibi_distinguishes_orders(has_slopes, monkeypatch):
+    """With one layer and no positions, the order of earlier tokens has no effect, as slopes of 0 show."""
     if not has_slopes:
         monkeypatch.setattr("evenpack.models.common.decoder.alibi_slopes", lambda heads, _: torch.zeros(heads))
     model = tiny(positions="alibi", layers=1)

@@ -31,7 +31,7 @@ def our_model(seed=4, **settings):
 
 
 def their_model(**settings):
-    """A random GPT-2 of transformers, with weights large enough that each of them matters."""
+    """Returns a random GPT-2 of transformers, with weights large enough to have an effect."""
     torch.manual_seed(8)
     defaults = {"n_embd": 48, "n_layer": 3, "n_head": 3, "n_positions": LONGEST, "vocab_size": VOCABULARY}
     theirs = GPT2LMHeadModel(GPT2Config(**(defaults | {"bos_token_id": 0, "eos_token_id": 0} | settings)))
@@ -250,7 +250,7 @@ def test_the_tokenizer_travels_along(tmp_path):
 
 
 def test_the_tokenizer_hands_over_what_the_model_takes(tmp_path):
-    """GPT-2 would add token types to its input, taken for tokens."""
+    """GPT-2 would interpret token types as tokens and add them to its input."""
     tokenizer_dir = save_tokenizer(tmp_path / "tokenizer")
     path = tokenizer_dir / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": ["input_ids", "token_type_ids"]}))

@@ -1,4 +1,4 @@
-"""Llama's weights to transformers and back, with equal logits."""
+"""Llama's weights are converted to transformers and back, with equal logits."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def our_model(**changes: Any) -> Model:
 
 
 def assert_equal_logits(model: Model, theirs: LlamaForCausalLM) -> None:
-    """On single sequences, and on all of them in one pack."""
+    """Compares logits on single sequences, and on all of them in one pack."""
     sequences = random_sequences([POSITIONS, 17, 1, 30], vocabulary_size=VOCABULARY, seed=9)
     batch, spans = build_batch([sequences], "packed", max_sequence_length=POSITIONS, pack_length=100)
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_a_llama_that_we_do_not_compute_is_refused(change: dict[str, Any], messa
 
 
 def test_a_checkpoint_of_an_older_release_is_read(tmp_path: Path) -> None:
-    """Those name the base `rope_theta`, leave key/value heads out where each head has its own, and carry constants."""
+    """Such releases name the base `rope_theta`, omit key/value heads if each head has its own, and store constants."""
     model = our_model(key_value_heads=4, rotary_base=123.0)
     to_huggingface(model, tmp_path / "out", tokenizer_dir=None, special_token_id=0)
     path, weights = tmp_path / "out" / "config.json", tmp_path / "out" / "model.safetensors"

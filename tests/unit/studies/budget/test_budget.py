@@ -1,4 +1,4 @@
-"""Budgets: from counts alone, as the paper has them, and exactly over prepared data."""
+"""Budgets from counts alone, as in the paper, and exact ones over prepared data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from evenpack.errors import ConfigError
 from evenpack.launcher.training import plan_training
 from evenpack.models.cost import Work, step_flops
 from evenpack.studies.budget.budget import Budget, budget_of
-from evenpack.studies.budget.command import draw_up
+from evenpack.studies.budget.command import compute_budget
 from evenpack.studies.budget.options import BudgetOptions
 from evenpack.testing import changed, prepared, run_config, run_values, text_sources
 
@@ -123,7 +123,7 @@ def test_the_operations_of_an_epoch_are_those_of_its_lengths(config: RunConfig) 
 
 
 def of_rows(folder: Path, **recipe: Any) -> RunConfig:
-    """A run over rows of 16 slots, and documents of up to three of them."""
+    """Returns a run over rows of 16 slots, and documents of up to three of them."""
     data = {
         "sources": text_sources(
             folder, {"one": ["abcdefgh"[: number % 8 + 1] * (number % 7 + 1) for number in range(90)]}
@@ -284,7 +284,7 @@ def test_what_no_budget_can_be_drawn_up_for_is_refused(
         run = load_run_file(CONFIGS / f"{name}.yaml", RunConfig, [f"data.prepared_dir={tmp_path}"])
         run = changed(run, training=training)
     with refused(message):
-        draw_up(run, BudgetOptions(**options))
+        compute_budget(run, BudgetOptions(**options))
 
 
 def test_a_prepared_vocabulary_is_not_to_be_given_again(config: RunConfig) -> None:
@@ -298,9 +298,9 @@ def test_counts_that_are_given_stand_in_place_of_prepared_data(config: RunConfig
     assert "as given" in budget.assumptions[0]
 
 
-def test_the_report_holds_the_budget_and_what_was_asked_for_beside_it(config: RunConfig) -> None:
+def test_the_report_holds_the_budget_and_what_was_requested_beside_it(config: RunConfig) -> None:
     options = BudgetOptions(device="h200", compute=1.2e20, served_tokens=1e11)
-    report = draw_up(config, options)
+    report = compute_budget(config, options)
     assert set(asdict(budget_of(config, options))) < set(report.value)
     assert report.value["compute_optimal"] == {"flops": 1.2e20, "parameters": 1e9, "tokens": 2e10}
     assert report.value["serving"].models[0].parameters == 1e9

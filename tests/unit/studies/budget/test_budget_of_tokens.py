@@ -1,4 +1,4 @@
-"""Budgets of a corpus that is tokenised and not prepared: those of the prepared data, to the last digit."""
+"""Budgets of a tokenised, unprepared corpus equal those of the prepared data, to the last digit."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ H100 = BudgetOptions(devices=2, device="h100")
 
 @pytest.fixture(scope="module")
 def tokenised(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """A run over two sources whose tokens another one has made; its own data is not prepared."""
+    """Returns a run over two sources whose tokens another run has written; its own data is not prepared."""
     folder = tmp_path_factory.mktemp("tokens")
     documents = {
         "one": ["abcdefgh"[: number % 8 + 1] * (number % 7 + 1) for number in range(120)],
@@ -96,7 +96,7 @@ def test_a_vocabulary_of_another_size_is_refused(tokenised: RunConfig) -> None:
         {"validation_fraction": 0.2},  # on whose other part the tokenizer would be trained
     ],
 )
-def test_other_tokens_are_not_taken_for_those_of_the_run(tokenised: RunConfig, data: dict[str, Any]) -> None:
+def test_other_tokens_are_not_mistaken_for_those_of_the_run(tokenised: RunConfig, data: dict[str, Any]) -> None:
     assert find_tokens(tokenised.data) is not None
     other = changed(tokenised, data=data)
     assert find_tokens(other.data) is None

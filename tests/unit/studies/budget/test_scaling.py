@@ -60,7 +60,7 @@ def test_a_model_that_is_too_small_never_reaches_the_loss() -> None:
     law = find_law("besiroglu")
     start = optimally_trained(1e9)
     loss = law.loss(start.parameters, start.tokens)
-    least = law.least_parameters(loss)
+    least = law.min_parameters(loss)
     assert law.tokens_for(loss, 0.999 * least) is None
     assert math.isfinite(law.tokens_for(loss, 1.001 * least) or math.inf)
     assert all(model.parameters > least for model in serve(start, 1e30, law).models)

@@ -1,4 +1,4 @@
-"""Ranks and differences of arms, and how they are shown."""
+"""Ranks and differences of arms, and their tables."""
 
 import io
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ ARMS = {
 
 
 def last_epoch(*quarters: float, steps: int = 400) -> list[float]:
-    """Perplexities of a run whose last epoch consists of equal parts."""
+    """Returns perplexities of a run whose last epoch consists of equal parts."""
     return [1000.0] * (steps // 2) + np.repeat(quarters, steps // 2 // len(quarters)).tolist()
 
 
 def runs(*ends: Sequence[float], documents: Sequence[float] | None = None) -> dict[int, Finished]:
-    """Seeds 1, 2, ..., each with these parts of its last epoch."""
+    """Returns runs with seeds 1, 2, ..., each with these parts of its last epoch."""
     alone = documents or [None] * len(ends)
     return {seed: finished(last_epoch(*end), documents=alone[seed - 1]) for seed, end in enumerate(ends, start=1)}
 
@@ -173,5 +173,5 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--plot takes a folder"):
         require_plots(tmp_path / "figure.png")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         require_plots(tmp_path / "file")

@@ -14,7 +14,7 @@ from evenpack.studies.chunking.curves import CURVE, read_curve, smoothed
 
 
 def write_metrics(folder: Path, losses: list[float | None], **last: Any) -> Path:
-    """A log with one record a step; `last` goes into the last one."""
+    """Writes a log with one record per step; `last` is added to the last one."""
     records = [
         {"step": step, "loss": loss, "tokens": 60, "slots": 64, "step_seconds": 0.5}
         for step, loss in enumerate(losses, start=1)

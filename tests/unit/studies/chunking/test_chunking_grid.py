@@ -1,4 +1,4 @@
-"""Grids become arms with names and settings; what could not be compared is refused."""
+"""Grids become arms with names and settings; arms that could not be compared are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,9 @@ def write(folder: Path, *, arms: Any = None, training: Any = None, model: Any = 
 
 
 def load(path: Path) -> tuple[ChunkingConfig, tuple[StudyRun, ...]]:
-    study, words = load_study(path, ChunkingConfig, ())
+    study, overrides = load_study(path, ChunkingConfig, ())
     study = study.with_arms_of_grid()
-    return study, expand(study, words)
+    return study, expand(study, overrides)
 
 
 def test_a_grid_stands_for_an_arm_with_each_atom_at_each_length() -> None:
@@ -100,10 +100,10 @@ def test_an_atom_that_neither_divides_nor_is_a_multiple_is_refused_with_what_wor
 @pytest.mark.parametrize(
     ("grid", "arms", "message"),
     [
-        ({"lengths": [SHORT | {"atoms": [16, 8, 16]}]}, {}, "atoms: two runs of one name: .* found 16, 8, 16"),
+        ({"lengths": [SHORT | {"atoms": [16, 8, 16]}]}, {}, "atoms: two runs would have the same name: .* 16, 8, 16"),
         ({"lengths": [SHORT | {"atoms": [0]}]}, {}, "lengths.* greater than or equal to 1, found 0"),
-        ({"lengths": [SHORT, SHORT]}, {}, "lengths: two runs of one name: .* found 16, 16"),
-        ({"recipes_without_atoms": {"concat_16_atom": CONCAT}}, {"concat_16_atom_8": {}}, "one name, concat_16_atom_8"),
+        ({"lengths": [SHORT, SHORT]}, {}, "lengths: two runs would have the same name: .* 16, 16"),
+        ({"recipes_without_atoms": {"concat_16_atom": CONCAT}}, {"concat_16_atom_8": {}}, "name, concat_16_atom_8"),
         ({"recipes": {"concat": {"data.recipe.atom": 8}}}, {}, "concat: data.recipe.atom is set by the grid itself"),
         ({"recipes": {"concat": {"data.recipe": {"atom": 8}}}}, {}, "concat: data.recipe.atom is set by the grid"),
         ({"recipes": {"concat": {"data.pack_length": 8}}}, {}, "data.pack_length is set by the grid itself"),
@@ -160,7 +160,7 @@ def test_arms_of_one_seed_begin_with_the_same_weights(tmp_path: Path) -> None:
 
 
 def model_of(run: StudyRun) -> Model:
-    """As training builds it, with a small vocabulary."""
+    """Returns the model as training builds it, with a small vocabulary."""
     return new_model(
         run.config.model,
         vocabulary_size=64,

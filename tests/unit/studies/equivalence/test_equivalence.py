@@ -1,4 +1,4 @@
-"""Curves from logs, arms beside the reference, and the figure."""
+"""Curves from logs, the comparison of arms with the reference, and the figure."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ SECTION = EquivalenceSection(reference="unpacked", margin=0.1)
 
 
 def curve(*losses: float, seconds: float = 1.0, slots: float = 100.0) -> Curve:
-    """Evaluated every ten samples, each of which takes `seconds`."""
+    """Returns a curve with an evaluation every ten samples, each of which takes `seconds`."""
     samples = tuple(10 * (index + 1) for index in range(len(losses)))
     return Curve(
         samples=samples,

@@ -1,4 +1,4 @@
-"""Arms beside the reference after fine-tuning."""
+"""The comparison of arms with the reference after fine-tuning."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ SECTION = EquivalenceSection(reference="unpacked", margin=0.1)
 
 
 def tuned(*values: float) -> Tuned:
-    """With seeds 0, 1, ..., an odd number of them."""
+    """Returns results with seeds 0, 1, ..., an odd number of them."""
     median = sorted(values)[len(values) // 2]
     return Tuned(
         title="SST-2",

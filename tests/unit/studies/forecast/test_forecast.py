@@ -1,4 +1,4 @@
-"""`study forecast`: expected maxima against what is known of them, and the study on ranks whose times are known."""
+"""`study forecast`: expected maxima in known cases, and the study on ranks whose times are known."""
 
 import io
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def known_cost(batch: PackedBatch) -> float:
 
 @pytest.fixture
 def by_known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Micro-batches take what a formula says instead of real time."""
+    """Replaces the time of micro-batches by that of a formula."""
     real = StepTimer.time_step
 
     def time_step(self: StepTimer, batches: list[PackedBatch], *, loader_seconds: float = 0.0) -> MeasuredStep:
@@ -68,7 +68,7 @@ def by_known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("by_known_cost")
-def test_ranks_whose_times_follow_the_lengths_are_foretold(world: World, config: RunConfig) -> None:
+def test_ranks_whose_times_follow_the_lengths_are_predicted(world: World, config: RunConfig) -> None:
     said: list[tuple[str, int, int]] = []
     study = study_forecast(config, world, options(), progress=lambda *state: said.append(state))
     (found,) = study.forms
@@ -96,7 +96,7 @@ def test_ranks_whose_times_follow_the_lengths_are_foretold(world: World, config:
 
 @pytest.mark.usefixtures("by_known_cost")
 def test_a_forecast_that_is_wrong_is_seen(world: World, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If two ranks were slow for another reason than their lengths, no forecast from one rank could know."""
+    """If two ranks were slow for a reason other than their lengths, no forecast from one rank could predict it."""
     monkeypatch.setattr(forecast, "expected_maximum", lambda law, draws: 2.0)
     study = study_forecast(config, world, options(steps=2, fit_steps=20), progress=lambda *_: None)
     error = study.forms[0].largest_error("fitted law")
@@ -105,7 +105,7 @@ def test_a_forecast_that_is_wrong_is_seen(world: World, config: RunConfig, monke
 
 
 def test_virtual_ranks_share_the_step_that_real_ones_would(world: World, config: RunConfig) -> None:
-    """All ranks together hold each sequence of the step once, and no rank's share is another's."""
+    """All ranks together hold each sequence of the step once, and no sequence is in two shares."""
     run = run_to_measure(config)
     virtual = VirtualRanks(resolve(formed(run.config, "unpadded/arrival"), run.prepared), world)
     shares = [virtual.share(4, 3, rank) for rank in range(4)]
@@ -152,7 +152,7 @@ def test_a_log_says_how_its_ranks_waited() -> None:
         ([{**LOG[0], **RANKS, "compute_seconds_max": 0.0}] * 2, "a compute_seconds_max above 0, found 0.0"),
     ],
 )
-def test_a_log_that_says_nothing_of_waiting_is_refused(records: list[dict[str, Any]], message: str) -> None:
+def test_a_log_without_waiting_times_is_refused(records: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_logged_ranks(records, warmup=1)
 
@@ -165,10 +165,10 @@ def test_a_log_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"ranks": "2,x"}, "'x' is no number of ranks"),
+        ({"ranks": "2,x"}, "'x' is not a number of ranks"),
         ({"ranks": "0,2"}, "numbers of 2 or more"),
         ({"ranks": "1"}, "numbers of 2 or more"),
-        ({"ranks": "-2"}, "'-2' is no number"),
+        ({"ranks": "-2"}, "'-2' is not a number"),
         ({"steps": 1}, "--steps must be 2 or more"),
         ({"fit_steps": 5}, "--fit-steps must be 20 or more, found 5"),
         ({"layouts": "unpadded/later"}, "no layout 'unpadded/later'"),

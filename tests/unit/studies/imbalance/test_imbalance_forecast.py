@@ -42,7 +42,7 @@ def _estimate(row: ForecastRow, method: str) -> Estimate:
 
 
 def _minima(devices: int, steps: int, seed: int = 0) -> np.ndarray:
-    """Speed-ups of a cluster whose devices are normal, so that a step is the minimum of `devices` normal draws."""
+    """Returns speed-ups of a cluster of normal devices, where a step is the minimum of `devices` normal draws."""
     return np.random.default_rng(seed).normal(1.9, 0.15, (steps, devices)).min(axis=1)
 
 

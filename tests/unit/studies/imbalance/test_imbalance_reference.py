@@ -1,4 +1,4 @@
-"""The published inference against independent integration, draws and the published figures."""
+"""The published inference agrees with independent integration, draws and the published figures."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ LAWS = [
 
 
 def _integral(function: Callable[[float], float], frozen: rv_frozen, devices: float | int) -> float:
-    """Over all of the line, cut where a minimum of so many draws has its mass."""
+    """Integrates over the whole line, divided where a minimum of so many draws has its mass."""
     shares = -np.expm1(np.log([1 - 1e-12, 0.999, 0.5, 1e-3, 1e-9, 1e-25]) / devices)
     cuts = np.where(shares < 0.9, frozen.ppf(shares), frozen.isf(1 - shares)).tolist()
     edges = [*cuts, min(cuts[-1] + 50.0, float(frozen.support()[1]))]
@@ -40,7 +40,7 @@ def _integral(function: Callable[[float], float], frozen: rv_frozen, devices: fl
 
 
 def _by_density(frozen: rv_frozen, devices: float | int) -> float:
-    """E[min] = integral of s n f(s) (1 - F(s))^(n - 1)."""
+    """Returns E[min] = integral of s n f(s) (1 - F(s))^(n - 1)."""
 
     def integrand(speed_up: float) -> float:
         log_density = math.log(devices) + frozen.logpdf(speed_up) + (devices - 1) * _log_survival(frozen, speed_up)
@@ -50,7 +50,7 @@ def _by_density(frozen: rv_frozen, devices: float | int) -> float:
 
 
 def _by_survival(frozen: rv_frozen, devices: float | int) -> float:
-    """E[min] = low + integral of (1 - F(s))^n from `low` on, below which there is next to nothing."""
+    """Returns E[min] = low + integral of (1 - F(s))^n from `low` on, below which there is almost no mass."""
     low = float(frozen.ppf(-math.expm1(math.log(1 - 1e-12) / devices)))
     return low + _integral(lambda speed_up: math.exp(devices * _log_survival(frozen, speed_up)), frozen, devices)
 

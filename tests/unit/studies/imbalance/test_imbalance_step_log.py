@@ -1,4 +1,4 @@
-"""Step logs in each format, what is cut of them, and what is refused."""
+"""Step logs in each format, the steps that are cut, and errors."""
 
 import json
 from pathlib import Path

@@ -34,7 +34,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """`evenpack study imbalance` in this process: exit code, standard output, standard error."""
+    """Runs `evenpack study imbalance` in this process; returns exit code, standard output, standard error."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["evenpack", "study", "imbalance", *map(str, arguments)])
@@ -47,13 +47,13 @@ def study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def steps(mean_seconds: float, *, spread: float = 0.0) -> StepTimes:
-    """100 steps that are one spread above and below their mean in turn; nothing to correct."""
+    """Returns 100 steps alternately one spread above and below their mean, without correction."""
     seconds = mean_seconds + spread * np.resize([1.0, -1.0], 100)
     return StepTimes(step=seconds, slowest=seconds, mean=seconds, excess_work=np.zeros((100, 2)), sequences=1.0)
 
 
 def crossing(arrival: list[float], packs: list[float], *, spread: float = 0.0) -> Crossing:
-    """Of un-padding by arrival against balanced packs, from seconds per step on DEVICES."""
+    """Returns the crossing of un-padding by arrival and balanced packs, from seconds per step on DEVICES."""
     times = {(scheme, devices): steps(1.0) for scheme in SCHEMES for devices in DEVICES}
     for devices, of_arrival, of_packs in zip(DEVICES, arrival, packs, strict=True):
         times[ARRIVAL, devices] = steps(of_arrival, spread=spread)
@@ -203,7 +203,7 @@ def test_one_number_of_devices_and_a_log_can_be_drawn(study: Command, tmp_path: 
 
 
 def heavy_tailed_log(path: Path) -> Path:
-    """Steps of 64 devices, generalised extreme values of shape 0.3: one device's mean is infinite."""
+    """Writes steps of 64 devices with generalised extreme values of shape 0.3: one device's mean is infinite."""
     uniform = np.random.default_rng(3).random(600)
     rates = 125 * (1 + 0.1 * ((-np.log(uniform)) ** -0.3 - 1) / 0.3)
     path.write_text("seq/s\n" + "\n".join(f"{rate:.3f}" for rate in rates))
@@ -253,8 +253,8 @@ def test_a_log_that_runs_off_to_infinity_leaves_the_rest_readable(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "0"], "'0' is no positive integer"),
-        (["--devices", "1,x"], "'x' is no positive integer"),
+        (["--devices", "0"], "'0' is not a positive integer"),
+        (["--devices", "1,x"], "'x' is not a positive integer"),
         (["--steps", "3"], "--steps must be 30 or more"),
         (["--pack-length", "256"], "do not fit into a pack of 256"),
         (["--cost-model", "h100"], "neither a file nor a shipped one"),

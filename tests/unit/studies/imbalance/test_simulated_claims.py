@@ -18,7 +18,7 @@ from evenpack.studies.lengths.published import published_histogram
 
 @pytest.fixture(scope="module")
 def wikipedia() -> Simulation:
-    """The study's own setting at fewer steps."""
+    """Returns the study's own setting with fewer steps."""
     histogram = published_histogram("wikipedia_512")
     return simulate(
         histogram,

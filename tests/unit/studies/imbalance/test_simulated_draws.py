@@ -1,4 +1,4 @@
-"""What is drawn for a simulated step, and that it is laid out as training would."""
+"""The draws of a simulated step, and that its layout is that of training."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ from evenpack.studies.lengths.published import published_histogram
 
 
 def test_expected_work_is_drawn_on_average() -> None:
-    """What the correction by control variates leans on: the means of draws are those of the kinds."""
+    """The correction by control variates assumes that the means of draws are those of the kinds."""
     histogram = published_histogram("squad_1_1_384")
     packing = pack(histogram, "longest_pack_first", pack_length=384)
     for kinds in (sequence_kinds(histogram), pack_kinds(packing, max_sequence_length=384)):
@@ -44,7 +44,7 @@ def test_expected_work_is_drawn_on_average() -> None:
 
 
 def test_the_corrected_rate_is_that_of_the_steps_themselves() -> None:
-    """It agrees with all sequences over all seconds, within the error of the latter, and is surer."""
+    """It agrees with all sequences over all seconds, within the error of the latter, and is more precise."""
     histogram = published_histogram("squad_1_1_384")
     packing = pack(histogram, "longest_pack_first", pack_length=384)
     options = ClusterOptions(batch=8, packs=4, steps=30)
@@ -66,7 +66,7 @@ def test_padding_of_a_pack_is_cut_into_segments_no_longer_than_a_sequence() -> N
 
 
 def selection(packs: list[list[int]]) -> PackSelection:
-    """Packs of sequences of these lengths."""
+    """Returns packs of sequences of these lengths."""
     sizes = [len(pack) for pack in packs]
     ids = np.arange(sum(sizes))
     return PackSelection(
@@ -81,7 +81,7 @@ def selection(packs: list[list[int]]) -> PackSelection:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scheme", [one for one in SCHEMES if not one.dense], ids=lambda one: one.label)
 def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(scheme: Scheme, causal: bool) -> None:
-    """Against `Placer`, share by share: slots in one cost model, squared lengths in another."""
+    """The comparison is with `Placer`, share by share: slots in one cost model, squared lengths in another."""
     histogram = histogram_of({3: 4, 17: 9, 30: 3, 61: 2, 90: 1})
     packing = pack(histogram, "longest_pack_first", pack_length=200)
     options = ClusterOptions(batch=5, packs=3, accumulation=2)
@@ -101,7 +101,7 @@ def test_micro_batches_hold_the_slots_and_segments_that_training_would_lay_out(s
             shape=replace(shape, items_per_micro_batch=packs.packs),
             pack_length=200,
             max_sequence_length=90,
-            looks_both_ways=not causal,
+            is_bidirectional=not causal,
         )
         placed = placer.place(packs, packs.lengths, np.ones_like(packs.lengths))
         segments = np.diff([*placed.segment_starts, placed.slots])

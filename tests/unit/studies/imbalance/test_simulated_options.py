@@ -1,4 +1,4 @@
-"""What may be simulated: numbers of devices, sizes of steps, options in their ranges."""
+"""Options of simulations: numbers of devices, sizes of steps, and their ranges."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_devices_are_a_range_of_powers_of_two_or_a_list(given: str, expected: li
 
 @pytest.mark.parametrize("given", ["0", "-1", "1..", "..8", "1.5", "", "a", "1,,2", "²", "1e3", "1...4"])
 def test_devices_that_are_no_positive_integers_are_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no positive integer; give 1\.\.2048"):
+    with pytest.raises(ConfigError, match=r"is not a positive integer; give 1\.\.2048"):
         parse_devices(given)
 
 

@@ -1,4 +1,4 @@
-"""Simulated clusters in cases that can be worked out by hand."""
+"""Simulated clusters in cases that can be computed by hand."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from evenpack.studies.imbalance.cluster import (
 )
 
 
-def test_sequences_of_one_length_give_exact_speed_ups_and_nobody_waits() -> None:
+def test_sequences_of_one_length_give_exact_speed_ups_and_no_rank_waits() -> None:
     """Two sequences of 64 fill a pack of 128; rows of 64 are as wide as the longest. 8 sequences: 512 slots."""
     found = run({64: 1000}, devices=(1, 4, 16), pack_length=128, batch=8, steps=30, model=cost(constant=10.0))
     assert found.packs_per_micro_batch == 4
@@ -79,7 +79,7 @@ def test_padding_by_arrival_is_constant_where_attention_is_causal() -> None:
     assert row.sequences_per_second > found.of(BASELINE)[1].sequences_per_second
 
 
-def test_a_padded_row_costs_its_sequence_and_its_padding_apart_where_the_model_looks_both_ways() -> None:
+def test_a_padded_row_costs_its_sequence_and_its_padding_apart_where_the_model_is_bidirectional() -> None:
     """One length that comes, 100, in rows of 512: 100² + 412²."""
     found = run({100: 10**12, 512: 1}, devices=(2,), model=cost(per_slot=0.0, per_squared_length=1.0), causal=False,
                 batch=3, steps=30)  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_padded_row_costs_its_sequence_and_its_padding_apart_where_the_model_l
 
 
 def test_the_seconds_are_linear_in_the_cost_model() -> None:
-    """With all four weights scaled, all seconds are; speed-ups stay."""
+    """If all four weights are scaled, all seconds are; speed-ups do not change."""
     weights = {"constant": 3.0, "per_slot": 1.0, "per_squared_length": 0.002, "per_segment": 5.0, "per_step": 7.0}
     setting = {"devices": (1, 8), "batch": 4, "accumulation": 2, "steps": 30}
     counts = {20: 5, 90: 3, 128: 2}

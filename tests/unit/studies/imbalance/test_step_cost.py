@@ -1,4 +1,4 @@
-"""The cost models that simulations take: estimates, measured ones, and what is none."""
+"""Cost models of simulations: estimates, measured ones, and invalid ones."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_cost_model_that_is_none_is_refused(tmp_path: Path) -> None:
         find_cost("bert_large")
     path = tmp_path / "cost.json"
     for text, message in (
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[1]", "must hold a JSON object"),
         ('{"model": "x"}', "flops_per_slot"),
     ):

@@ -1,4 +1,4 @@
-"""The speed-up of single steps beside its law: figure 6 of PackedBERT, for simulated clusters and for logs."""
+"""The speed-up of single steps compared with its law: figure 6 of PackedBERT, for simulated clusters and for logs."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which recipe `inspect` recommends, and the figures that decide it."""
+"""The recipe that `inspect` recommends, and the figures behind it."""
 
 from pathlib import Path
 

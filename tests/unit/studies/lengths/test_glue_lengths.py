@@ -1,4 +1,4 @@
-"""The lengths of GLUE's tasks: those that come with evenpack give the published table, others come from local files."""
+"""Shipped lengths of GLUE's tasks give the published table, and others are read from local files."""
 
 import dataclasses
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_the_lengths_that_come_along_give_table_6_to_the_digit(task: str, depth:
     assert (row.strategies, row.packs, slots, row.padding, *rounded) == TABLE_6[task, depth]
 
 
-def test_a_task_is_packed_at_128_and_cut_there_unless_told_otherwise() -> None:
+def test_a_task_is_packed_at_128_and_cut_there_by_default() -> None:
     subject = find_subject("glue:rte", [], SubjectOptions())
     assert (subject.pack_length, subject.histogram.longest) == (128, 128)
     assert subject.long_sequences() == {"policy": "truncate", "sequences": 304, "tokens_lost": 9_054}
@@ -88,7 +88,7 @@ def test_a_broken_row_and_a_missing_file_are_named(glue_dir: str, tokenizer: str
     ("source", "options", "message"),
     [
         ("glue:cola", {}, r"texts \(sentence\): they need --tokenizer .* training sets of glue:cola, glue:sst2,"),
-        ("glue:colla", {"tokenizer": "t"}, r"'colla' is no task of GLUE; did you mean 'cola'\?"),
+        ("glue:colla", {"tokenizer": "t"}, r"'colla' is not a task of GLUE; did you mean 'cola'\?"),
         ("glue:cola", {"tokenizer": "t", "split": "test"}, "CoLA has no labelled split 'test'"),
         ("glue:cola", {"tokenizer": "t", "column": "label"}, "--column does not apply to glue:cola, .*--glue-dir"),
         ("mnli.tsv", {"tokenizer": "t"}, "--glue-dir does not apply to mnli.tsv"),

@@ -44,7 +44,7 @@ def write_parquet(folder: Path, columns: dict[str, list[Any]]) -> str:
 
 
 def write_dictionaries(folder: Path, columns: dict[str, list[Any]]) -> str:
-    """Texts and numbers stored once and referred to, as pandas stores categories."""
+    """Writes texts and numbers stored once and referred to, as pandas stores categories."""
     table = pa.table({name: pa.array(values) for name, values in columns.items()})
     for index, name in enumerate(table.column_names):
         if not pa.types.is_list(table.schema.field(name).type):
@@ -137,7 +137,9 @@ def test_several_candidates_are_listed_with_their_types(write: Writer, tmp_path:
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_column_that_is_not_there_is_told_with_those_that_are(write: Writer, tmp_path: Path, tokenizer: str) -> None:
+def test_a_column_that_is_not_there_is_reported_with_those_that_are(
+    write: Writer, tmp_path: Path, tokenizer: str
+) -> None:
     source = write(tmp_path, ROWS)
     with pytest.raises(
         DataError, match=r"has no column 'shore'; did you mean 'share'\? known: .*n, other, share, text"
@@ -148,7 +150,7 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(write: Writer, t
 
 
 @pytest.mark.parametrize("write", WITH_LISTS)
-def test_text_wants_a_tokenizer_and_a_tokenizer_wants_text(write: Writer, tmp_path: Path, tokenizer: str) -> None:
+def test_text_needs_a_tokenizer_and_a_tokenizer_needs_text(write: Writer, tmp_path: Path, tokenizer: str) -> None:
     source = write(tmp_path, ROWS)
     with pytest.raises(ConfigError, match=r"column 'text' of .* is text .*need --tokenizer"):
         counts(source, column="text")
@@ -163,7 +165,7 @@ def test_text_wants_a_tokenizer_and_a_tokenizer_wants_text(write: Writer, tmp_pa
         counts(source, column="text,text", tokenizer=tokenizer)
 
 
-def test_text_without_types_is_told_by_its_first_cell(tmp_path: Path) -> None:
+def test_text_without_types_is_recognised_by_its_first_cell(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 0 \(from 0\): expected a whole number, found 'the cat'; .*--tokenizer"):
         counts(write_csv(tmp_path, ROWS), column="text")
 
@@ -308,7 +310,7 @@ def test_long_tables_are_read_in_parts_and_every_row_is_counted(
 
 
 class _Listener:
-    """A `Progress` that keeps what it hears."""
+    """A `Progress` that keeps its reports."""
 
     def __init__(self, heard: list[PrepareState]) -> None:
         self._heard = heard

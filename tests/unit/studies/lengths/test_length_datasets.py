@@ -1,4 +1,4 @@
-"""Datasets as inputs, on local folders in the shape of the hub's."""
+"""Datasets as inputs, in local folders with the form of the hub's."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def write_split(folder: Path, split: str, columns: dict[str, list[Any]]) -> None
 
 @pytest.fixture
 def glue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two tasks as nyu-mll/glue has them, without its README."""
+    """Writes two tasks in the form of nyu-mll/glue, without its README."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "nyu-mll" / "glue"
     write_split(folder / "cola", "train", COLA)
@@ -62,7 +62,7 @@ def counts(source: str, **options: str) -> list[int]:
 
 
 @pytest.mark.parametrize("with_readme", [False, True])
-def test_a_task_of_glue_knows_its_columns(with_readme: bool, glue: Path, tokenizer: str) -> None:
+def test_a_task_of_glue_has_its_columns(with_readme: bool, glue: Path, tokenizer: str) -> None:
     if with_readme:
         (glue / "README.md").write_text(README)
     assert counts(f"{glue}:cola", tokenizer=tokenizer) == [0, 0, 1, 1, 0, 1]
@@ -123,9 +123,9 @@ def test_a_task_of_glue_asks_for_a_tokenizer_before_it_is_loaded(
 def test_nine_tasks_are_known_and_three_others_are_not() -> None:
     assert len(GLUE_TASKS) == 9
     assert sum(len(task.hub_texts) == 2 for task in GLUE_TASKS.values()) == 7
-    with pytest.raises(ConfigError, match=r"'colla' is no task of GLUE; did you mean 'cola'\?"):
+    with pytest.raises(ConfigError, match=r"'colla' is not a task of GLUE; did you mean 'cola'\?"):
         counts("glue:colla", tokenizer="anything")
-    with pytest.raises(ConfigError, match="'' is no task of GLUE"):
+    with pytest.raises(ConfigError, match="'' is not a task of GLUE"):
         counts("glue", tokenizer="anything")
 
 

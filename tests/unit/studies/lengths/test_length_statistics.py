@@ -1,4 +1,4 @@
-"""What a histogram says of its lengths, and of padding."""
+"""Statistics of a histogram's lengths and padding."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Lists of lengths, as people have them."""
+"""Lists of lengths in the forms that users have."""
 
 import io
 import json
@@ -144,7 +144,7 @@ def test_only_numbers_can_be_called_a_histogram(source: str) -> None:
         ("wikipedia_512", InputOptions(tokenizer="bert")),
     ],
 )
-def test_an_option_that_says_nothing_about_the_input_is_refused(source: str, options: InputOptions) -> None:
+def test_an_option_that_does_not_concern_the_input_is_refused(source: str, options: InputOptions) -> None:
     with pytest.raises(ConfigError, match=f"does not apply to {source}, which is"):
         read_histogram(source, options)
 
@@ -173,11 +173,11 @@ def test_one_of_several_histograms_is_chosen_by_name(tmp_path: Path) -> None:
         ("a.txt", "3\n4-5\n", "line 2: expected whole numbers, found '4-5'"),
         ("a.txt", "3\n\x00\x01\n", r"line 2: expected whole numbers, found '\\x00\\x01'"),
         ("a.txt", "", "histogram is empty"),
-        ("a.json", "[1, 2", "is no JSON"),
+        ("a.json", "[1, 2", "is not JSON"),
         ("a.json", '"text"', "expected counts by length"),
         ("a.json", "{}", "expected counts by length"),
         ("a.json", "[-1]", "length 1 has -1"),
-        ("a.npy", "no array", "is no .npy file"),
+        ("a.npy", "no array", "is not an .npy file"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -213,7 +213,7 @@ WRONG_JSON = {
     "beyond int64": ("[1, 99999999999999999999]", f"from 0 to {MOST}; length 2 has 99999999999999999999"),
     "a count beyond int64": ('{"5": 99999999999999999999999}', "length 5 has 99999999999999999999999"),
     "just beyond int64": (f"[{MOST + 1}]", f"length 1 has {MOST + 1}"),
-    "more digits than are read": (f"[{'9' * 5000}]", "is no JSON"),
+    "more digits than are read": (f"[{'9' * 5000}]", "is not JSON"),
     "too many tokens": (f"[1, {MOST}]", r"up to 2\*\*62 tokens"),
     "a negative count": ('{"7": -1}', "length 7 has -1"),
     "a length beyond int64": (

@@ -1,4 +1,4 @@
-"""Logs of MLPerf runs, and what ten of them score."""
+"""Logs of MLPerf runs, and the score of ten of them."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The pictures of docs/packing.md are what the packers do today."""
+"""The pictures of docs/packing.md agree with the packers."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_nothing_is_drawn_beyond_the_edge(drawn: Path, name: str) -> None:
         assert float(words.attrib["y"]) < height
 
 
-def test_the_certified_table_can_be_drawn_anew(tmp_path: Path) -> None:
+def test_the_certified_table_can_be_drawn_again(tmp_path: Path) -> None:
     newest = max(RESULTS.glob("packing_cpu_*.json"))
     draw("certified", str(newest), str(tmp_path / "certified.png"), "--measured", "COMMIT")
     assert (tmp_path / "certified.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -38,7 +38,7 @@ def test_published_histograms_have_the_totals_of_the_paper(name, sequences, toke
     assert name in published_names()
 
 
-def test_a_file_that_is_not_there_is_told_with_the_published_names():
+def test_a_file_that_is_not_there_is_reported_with_the_published_names():
     with pytest.raises(DataError, match=r"nowhere cannot be read.*wikipedia_512"):
         read_histogram("nowhere")
 
@@ -111,13 +111,13 @@ def test_figure_10_is_a_sweep_over_depths():
 
 
 def _molecules(pack_length):
-    """As those of QM9 (section Q): about two thirds of the longest, so that two of them do not fit its length."""
+    """Returns lengths like those of QM9 (section Q): about two thirds of the longest, so that two exceed its length."""
     histogram = LengthHistogram(counts=np.array([0] * 14 + [5, 30, 200, 600, 200, 30, 5, 3, 2, 2, 1, 1, 1]))
     return recommended(histogram, pack_length, pack_lengths_to_try(pack_length))
 
 
 def recommended(histogram, pack_length, tried, depths=OVERVIEW_DEPTHS):
-    """As `inspect` does it."""
+    """Computes the recommendation as `inspect` does."""
     rows = study_packing(histogram, pack_length=pack_length, depths=depths, baselines=False)
     return recommend(
         rows,
@@ -214,7 +214,7 @@ def test_packs_are_tried_no_longer_than_they_can_be():
     assert pack_lengths_to_try(10_000_000) == (10_000_000, 11_666_672, 12_500_000, 13_333_336, 15_000_000)
 
 
-def test_what_an_algorithm_cannot_do_is_said_and_the_others_go_on():
+def test_what_an_algorithm_cannot_do_is_said_and_the_others_continue():
     refused = []
     choices = [PackerChoice(algorithm=name) for name in ("least_squares", "longest_pack_first")]
     histogram = LengthHistogram(counts=np.arange(1, 400))
@@ -239,5 +239,5 @@ def test_billions_of_sequences_are_studied_without_shuffling_them():
 
 def test_the_command_says_which_pack_length_is_no_number():
     assert parse_pack_lengths("27, 36") == (27, 36)
-    with pytest.raises(ConfigError, match="'0' is no number of 1 or more"):
+    with pytest.raises(ConfigError, match="'0' is not a number of 1 or more"):
         parse_pack_lengths("27,0")

@@ -1,4 +1,4 @@
-"""The benchmark of peers believes no packer: its check, its processes, and its command."""
+"""The benchmark of peers checks every packer: its check, its processes, and its command."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LENGTHS = [5, 3, 3, 2, 6]
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The benchmark's modules, which are not part of the package."""
+    """Imports the benchmark's modules, which are not part of the package."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(PEERS))
     import contenders

@@ -1,4 +1,4 @@
-"""What is said of runs that stand beside each other."""
+"""Notes on runs that are compared."""
 
 from pathlib import Path
 

@@ -16,7 +16,7 @@ PNG = b"\x89PNG\r\n"
 
 
 class Page(HTMLParser):
-    """Elements of a page, and the text of its cells and notes."""
+    """Collects the elements of a page, and the text of its cells and notes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def test_runs_that_are_unlike_young_or_without_validation_are_drawn_as_far_as_th
 def test_without_matplotlib_or_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "one")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="file is no folder"):
+    with pytest.raises(ConfigError, match="file is not a folder"):
         made(tmp_path / "file", run)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"evenpack\[plots\]"):

@@ -1,4 +1,4 @@
-"""What a report reads of a run: finished, stopped, still on, damaged."""
+"""A report reads runs that are finished, stopped, in progress, or damaged."""
 
 import json
 import logging
@@ -72,7 +72,7 @@ def test_the_state_of_a_run(tmp_path: Path, steps: int, planned: int | None, hel
     assert run.state == state
 
 
-def test_a_summary_of_an_earlier_start_is_not_taken_for_the_runs_state(tmp_path: Path) -> None:
+def test_a_summary_of_an_earlier_start_is_not_mistaken_for_the_runs_state(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "one", steps=20, planned=20)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(record(21)) + "\n")
@@ -87,10 +87,10 @@ def test_broken_lines_and_missing_steps_are_counted(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING, logger="evenpack"):
         (run,) = read(folder)
     assert (run.unread_lines, run.missing_steps) == (2, 3)
-    assert "metrics.jsonl, line 6 is no record" in caplog.text
+    assert "metrics.jsonl, line 6 is not a record" in caplog.text
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / place / "out") for place in ("a", "b")]
     assert [run.label for run in read(*folders)] == ["a/out", "b/out"]
 
@@ -106,5 +106,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         read(empty)
     assert len(read(one, empty)[1].course.steps) == 0, "beside another it is only not drawn"
     (one / "run.json").write_text('{"config": {}}')
-    with pytest.raises(DataError, match=r"one/run.json is not as `evenpack train` writes it \(data\): remove it"):
+    with pytest.raises(
+        DataError, match=r"one/run.json is not in the form that `evenpack train` writes \(data\): remove"
+    ):
         read(one)

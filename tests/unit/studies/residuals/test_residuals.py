@@ -1,4 +1,4 @@
-"""`study residuals`: the packing matrix, what each weight leaves over, and the published figures (F.4 and F.5)."""
+"""`study residuals`: the packing matrix, the residual of each weight, and the published figures (F.4 and F.5)."""
 
 import dataclasses
 import json
@@ -81,7 +81,7 @@ def test_a_weight_of_one_is_solved_once() -> None:
 
 @pytest.mark.slow
 def test_weights_of_squad_raise_its_efficiency_as_published() -> None:
-    """From 96.94 to 97.38 %."""
+    """The efficiency rises from 96.94 to 97.38 %."""
     rows = search("squad_1_1_384", (1.0, 8), (0.09, 8))
     assert 100 * rows[1.0, 8].efficiency == pytest.approx(96.94, abs=0.01)
     assert 100 * rows[0.09, 8].efficiency == pytest.approx(97.38, abs=0.015)
@@ -131,11 +131,11 @@ def command(**options: object) -> ResidualsCommand:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "1,much"}, "--weights 1,much: 'much' is no number of 0 or more; give 1,0.09,0"),
-        ({"weights": "-1"}, "'-1' is no number of 0 or more"),
-        ({"weights": "1,"}, "'' is no number of 0 or more"),
-        ({"up_to": "0"}, "--up-to 0: '0' is no length of 1 or more; give 8,16"),
-        ({"up_to": "8,x"}, "'x' is no length"),
+        ({"weights": "1,much"}, "--weights 1,much: 'much' is not a number of 0 or more; give 1,0.09,0"),
+        ({"weights": "-1"}, "'-1' is not a number of 0 or more"),
+        ({"weights": "1,"}, "'' is not a number of 0 or more"),
+        ({"up_to": "0"}, "--up-to 0: '0' is not a length of 1 or more; give 8,16"),
+        ({"up_to": "8,x"}, "'x' is not a length"),
         ({"depth": 0}, "--depth must be 1 sequence per pack or more, not 0"),
         ({"plot": Path("residuals.svg")}, "a plot is a PNG file"),
     ],

@@ -26,8 +26,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def jobs_of(path: Path) -> tuple[Job, ...]:
     """Runs, and evaluations of those of the second phase on cuts of 16 tokens."""
-    study, words = load_study(path, EquivalenceConfig, ())
-    runs = expand(study, words)
+    study, overrides = load_study(path, EquivalenceConfig, ())
+    runs = expand(study, overrides)
     place = study.study.output_dir
     second = [run for run in runs if run.phase == "second"]
     return interleaved(runs, [evaluation_of(run, "cuts", {"data.recipe": CUTS}, study_dir=place) for run in second])

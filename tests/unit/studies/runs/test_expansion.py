@@ -1,4 +1,4 @@
-"""A study file becomes runs: which there are, what they start from, and what is refused."""
+"""A study file is expanded to runs: their number and starting points, and errors."""
 
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from evenpack.studies.runs.config import load_study
 from evenpack.studies.runs.expansion import StudyRun, expand
 
 
-def runs_of(path: Path, *words: str) -> dict[str, StudyRun]:
-    study, run_words = load_study(path, EquivalenceConfig, words)
-    return {run.key: run for run in expand(study, run_words)}
+def runs_of(path: Path, *overrides: str) -> dict[str, StudyRun]:
+    study, run_overrides = load_study(path, EquivalenceConfig, overrides)
+    return {run.key: run for run in expand(study, run_overrides)}
 
 
 def phases(folder: Path) -> dict[str, Any]:
-    """Of the file that `write_study` writes, to be changed."""
+    """Returns the phases of the file that `write_study` writes, for changes."""
     values: dict[str, Any] = yaml.safe_load(write_study(folder).read_text())["phases"]
     return values
 
@@ -44,7 +44,7 @@ def test_a_study_becomes_runs_phase_by_phase_and_seed_by_seed(tmp_path: Path) ->
     assert runs["first/unpacked/seed_7"].config.training.steps != STEPS
 
 
-def test_the_words_of_a_run_make_it_again_from_the_run_file(tmp_path: Path) -> None:
+def test_the_overrides_of_a_run_reproduce_it_from_the_run_file(tmp_path: Path) -> None:
     for run in runs_of(write_study(tmp_path)).values():
         assert load_run_file(run.run_file, RunConfig, run.overrides) == run.config
 
@@ -83,9 +83,9 @@ def test_runs_of_all_recipes_share_the_tokens_of_their_corpus(tmp_path: Path) ->
     assert {run.prepared_dir for run in own.values()} == {run.prepared_dir for run in runs.values()}
 
 
-def test_words_change_the_study_or_all_of_its_runs(tmp_path: Path) -> None:
-    words = (f"study.output_dir={tmp_path}/other", "phases.second.seeds=[5]", "training.steps=9")
-    runs = runs_of(write_study(tmp_path), *words)
+def test_overrides_change_the_study_or_all_of_its_runs(tmp_path: Path) -> None:
+    overrides = (f"study.output_dir={tmp_path}/other", "phases.second.seeds=[5]", "training.steps=9")
+    runs = runs_of(write_study(tmp_path), *overrides)
     assert [run.seed for run in runs.values()] == [7, 5, 5]
     assert {run.config.training.steps for run in runs.values()} == {9}
     assert all(run.output_dir.is_relative_to(tmp_path / "other") for run in runs.values())

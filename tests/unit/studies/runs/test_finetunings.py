@@ -1,4 +1,4 @@
-"""Fine-tunings follow the runs of a study: which there are, when they start, what is refused beforehand."""
+"""Fine-tunings follow the runs of a study: their number, their start, and errors in advance."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_tuned_study(folder: Path, **finetune: Any) -> Path:
-    """`write_study` over a BERT, whose runs are fine-tuned for SST-2 with two seeds."""
+    """Writes a study over a BERT whose runs are fine-tuned for SST-2 with two seeds."""
     (folder / "tuning.yaml").write_text(
         "run: {name: sst2, output_dir: elsewhere}\n"
         "data: {task: sst2, max_sequence_length: 48}\n"
@@ -45,15 +45,15 @@ def write_tuned_study(folder: Path, **finetune: Any) -> Path:
     return path
 
 
-def finetunings_of(path: Path, *words: str) -> tuple[FinetuneRun, ...]:
-    study, run_words = load_study(path, EquivalenceConfig, words)
-    return expand_finetunings(study.finetune, expand(study, run_words), phase=study.last_phase)
+def finetunings_of(path: Path, *overrides: str) -> tuple[FinetuneRun, ...]:
+    study, run_overrides = load_study(path, EquivalenceConfig, overrides)
+    return expand_finetunings(study.finetune, expand(study, run_overrides), phase=study.last_phase)
 
 
 def train(path: Path, machine: FakeMachine) -> dict[str, EndedRun]:
     """Runs and what follows them, as a study does both."""
-    study, run_words = load_study(path, EquivalenceConfig, ())
-    runs = expand(study, run_words)
+    study, run_overrides = load_study(path, EquivalenceConfig, ())
+    runs = expand(study, run_overrides)
     finetunings = expand_finetunings(study.finetune, runs, phase=study.last_phase)
     with Progress(Console(file=io.StringIO()), silent=True) as progress:
         ended = train_runs(runs, machine, machine.places(None), progress)
@@ -75,7 +75,7 @@ def test_every_run_of_the_last_phase_is_fine_tuned_in_its_own_folder(tmp_path: P
     assert load_run_file(one.run_file, FinetuneConfig, one.overrides) == one.config
 
 
-def test_words_for_the_runs_leave_fine_tuning_alone_and_it_can_be_left_out(tmp_path: Path) -> None:
+def test_overrides_for_the_runs_leave_fine_tuning_alone_and_it_can_be_left_out(tmp_path: Path) -> None:
     path = write_tuned_study(tmp_path)
     assert [one.config.training.epochs for one in finetunings_of(path, "training.steps=9")] == [3] * 4
     assert finetunings_of(path, "finetune={}") == ()
@@ -95,7 +95,7 @@ def test_fine_tuning_follows_its_run_and_is_not_repeated(tmp_path: Path) -> None
     assert [describe_state(one) for one in finetunings_of(path)] == ["finished"] * 4
 
 
-def test_fine_tuning_of_a_run_that_failed_fails_with_it_and_the_others_go_on(tmp_path: Path) -> None:
+def test_fine_tuning_of_a_run_that_failed_fails_with_it_and_the_others_continue(tmp_path: Path) -> None:
     codes = {PAIRS[1]: 1, f"{PAIRS[2]}/finetune/feeling": 2}
     ended = train(write_tuned_study(tmp_path), FakeMachine(codes=codes))
     assert [ended[f"{key}/finetune/feeling"].state for key in PAIRS] == ["finished", "failed", "failed", "finished"]
@@ -104,7 +104,7 @@ def test_fine_tuning_of_a_run_that_failed_fails_with_it_and_the_others_go_on(tmp
     assert messages[1].startswith("there is no such\nthing")
 
 
-def test_a_study_that_is_stopped_goes_on_with_the_fine_tunings_that_are_left(tmp_path: Path) -> None:
+def test_a_study_that_is_stopped_resumes_with_the_fine_tunings_that_are_left(tmp_path: Path) -> None:
     path = write_tuned_study(tmp_path)
     stopped = train(path, FakeMachine(stops_after=3))
     assert {ended.state for key, ended in stopped.items() if "finetune" in key} == {"unfinished"}

@@ -26,10 +26,10 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_POLL_SECONDS", 0.0)
 
 
-def train(path: Path, machine: FakeMachine, *words: str) -> dict[str, EndedRun]:
-    study, run_words = load_study(path, EquivalenceConfig, words)
+def train(path: Path, machine: FakeMachine, *overrides: str) -> dict[str, EndedRun]:
+    study, run_overrides = load_study(path, EquivalenceConfig, overrides)
     with Progress(Console(file=io.StringIO()), silent=True) as progress:
-        ended = train_runs(expand(study, run_words), machine, machine.places(None), progress)
+        ended = train_runs(expand(study, run_overrides), machine, machine.places(None), progress)
     return {one.run.key: one for one in ended}
 
 
@@ -59,7 +59,7 @@ def test_a_finished_study_starts_nothing(tmp_path: Path) -> None:
     assert machine.calls == []
 
 
-def test_a_stopped_study_goes_on_with_what_is_left(tmp_path: Path) -> None:
+def test_a_stopped_study_resumes_with_what_is_left(tmp_path: Path) -> None:
     path = write_study(tmp_path)
     stopped = FakeMachine(stops_after=4, codes={"second/packed/seed_1": EXIT_STOPPED})
     assert states(train(path, stopped)) == ["finished"] * 2 + ["unfinished"] * 3

@@ -1,4 +1,4 @@
-"""Orders and their figures, against orders whose figures can be told beforehand."""
+"""Orders and their figures, in cases whose figures are known."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_the_order_of_the_corpus_has_neighbours_alone() -> None:
     assert found.window_distance == pytest.approx(0.75)
 
 
-def test_pack_mates_and_step_mates_are_told_apart() -> None:
+def test_pack_mates_and_step_mates_are_distinguished() -> None:
     """Packs of neighbours in random order; then packs of strangers whose steps are of neighbours."""
     packs = np.random.default_rng(0).permutation(N // 4)
     neighbours = Order(ranks=(packs[:, None] * 4 + np.arange(4)).ravel(), packs=np.arange(N) // 4)

@@ -1,4 +1,4 @@
-"""The report on laws that are known, and what is refused or warned of."""
+"""The report on known laws, and its errors and warnings."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Expected maxima against what is known of them."""
+"""Expected maxima in known cases."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ LAWS: tuple[Any, ...] = (
 
 
 class Uniform:
-    """Between 0 and 1."""
+    """The uniform law between 0 and 1."""
 
     def at_hazard(self, hazard: np.ndarray) -> np.ndarray:
         return -np.expm1(-hazard)

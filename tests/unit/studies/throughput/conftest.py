@@ -1,4 +1,4 @@
-"""A tiny prepared run and the one rank that measures it."""
+"""Provides a tiny prepared run and the one rank that measures it."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What is measured side by side: layouts, packing depths, samples for the cost model."""
+"""Forms that are compared: layouts, packing depths, samples for the cost model."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""A timed step: its phases, its amounts, its clock and its peak of memory."""
+"""The timing of a step: its phases, its amounts, its clock and its peak of memory."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def test_each_part_of_an_update_counts_in_its_phase(
 
 
 class FakeClock:
-    """Stands still until somebody moves it."""
+    """A clock that stands still until it is moved."""
 
     now = 100.0
 
@@ -76,7 +76,7 @@ class FakeClock:
 
 
 def delayed(function: Callable[..., Any], clock: FakeClock, seconds: float) -> Callable[..., Any]:
-    """Takes so long on that clock."""
+    """Takes the given time on that clock."""
 
     def run(*arguments: Any, **named: Any) -> Any:
         clock.now += seconds
@@ -119,7 +119,7 @@ def test_several_ranks_are_not_measured_by_the_cpu_clock(
 
 
 def test_peak_memory_rises_by_what_a_step_takes() -> None:
-    """In a process of its own: where the system cannot reset the peak, an earlier test may have set a higher one."""
+    """It runs in its own process: if the system cannot reset the peak, an earlier test may have set a higher one."""
     held = 200_000_000
     script = (
         "import numpy as np\n"

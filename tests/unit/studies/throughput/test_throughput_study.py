@@ -1,4 +1,4 @@
-"""`study throughput` on a tiny model in this process, and its parts on times that are known."""
+"""`study throughput` on a tiny model in this process, and its parts with known times."""
 
 import io
 import itertools
@@ -50,7 +50,7 @@ def options(**given: object) -> ThroughputOptions:
 
 @pytest.fixture(scope="module")
 def found(world: World, config: RunConfig) -> ThroughputStudy:
-    """On a clock that moves by a second whenever it is looked at: each phase of a micro-batch takes one."""
+    """Runs the study on a clock that advances by a second per reading: each phase of a micro-batch takes one."""
     said: list[tuple[str, int, int]] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(time, "process_time", itertools.count(0.0).__next__)
@@ -119,7 +119,7 @@ def test_a_study_can_be_shown_and_drawn(
 def test_no_text_of_a_figure_runs_into_another(
     found: ThroughputStudy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With the longest names there are, and with all of them."""
+    """The figure is drawn with the longest names, and with all of them."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     seen: list[int] = []

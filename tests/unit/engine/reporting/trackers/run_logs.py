@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl, for trackers to begin with."""
+"""Writes a run's metrics.jsonl, with which trackers begin."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ def record(step: int, **values: Any) -> dict[str, Any]:
 
 
 def run_log(folder: Path, *, steps: Iterable[int] = ()) -> RunLog:
-    """A run that goes on after the last of `steps`, or begins."""
+    """Returns a run that begins, or resumes after the last of `steps`."""
     told = list(steps)
     (folder / METRICS).unlink(missing_ok=True)
     with MetricsLog(folder / METRICS) as log:

@@ -1,4 +1,4 @@
-"""metrics.csv."""
+"""metrics.csv has a line for each step and a column for each number."""
 
 import csv
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_column_that_comes_later_is_empty_before(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_that_goes_on_has_each_step_once(tmp_path: Path) -> None:
+def test_a_run_that_resumes_has_each_step_once(tmp_path: Path) -> None:
     first = CsvTable(run_log(tmp_path))
     for step in range(1, 6):
         first.write(step, scalars(record(step)))

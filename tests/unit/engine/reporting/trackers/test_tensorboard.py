@@ -1,4 +1,4 @@
-"""Event files, as TensorBoard's own reader has them."""
+"""Event files are read with TensorBoard's own reader."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars("training/loss")]
 
 
-def test_a_run_that_goes_on_shows_no_step_twice(tmp_path: Path) -> None:
+def test_a_run_that_resumes_shows_no_step_twice(tmp_path: Path) -> None:
     killed = TensorBoardEvents(run_log(tmp_path))
     for step in range(1, 9):
         killed.write(step, scalars(record(step)))

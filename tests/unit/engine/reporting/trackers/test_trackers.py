@@ -1,4 +1,4 @@
-"""Trackers that are missing, that cannot be opened, and that fail while a run is on."""
+"""Trackers that are missing, cannot be opened, or fail during a run."""
 
 import importlib.util
 import logging
@@ -47,7 +47,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in packages else find(name))
 
 
-def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(
+def test_a_tracker_that_fails_is_warned_of_once_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, whole = Kept(fails_at=3), Kept()
@@ -64,7 +64,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(
     assert warnings[0].startswith("metrics.tensorboard failed (OSError: no space left) and gets no further steps")
 
 
-def test_trackers_are_told_that_the_run_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_are_notified_that_the_run_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     opening(monkeypatch, csv=kept)
     with pytest.raises(KeyError), Trackers.opened(BOTH, run_log(tmp_path)):
@@ -81,7 +81,7 @@ def test_only_what_the_run_file_names_is_opened(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == [tmp_path / "metrics.jsonl"]
 
 
-def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_go_on(
+def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(section: MetricsSection, run: object) -> Kept:
@@ -98,7 +98,7 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_unless_it_may_go_on(
     with Trackers.opened(BOTH.model_copy(update={"on_missing_tracker": "warn"}), run_log(tmp_path)) as opened:
         opened.write(record(1))
     assert kept.steps == [1]
-    assert "the run goes on without metrics.tensorboard: it cannot be opened" in caplog.text
+    assert "the run continues without metrics.tensorboard: it cannot be opened" in caplog.text
 
 
 def test_packages_that_are_missing_are_all_named_with_what_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_packages_that_are_missing_are_all_named_with_what_installs_them(monkeyp
 
 def test_nobody_logged_in_is_named_and_offline_needs_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
     class LoginError(Exception):
-        """As W&B's."""
+        """Imitates W&B's error."""
 
     def login(**options: object) -> bool:
         assert options == {"prompt": False, "verify": False}, "asks nobody"
@@ -135,5 +135,5 @@ def test_nobody_logged_in_is_named_and_offline_needs_no_login(monkeypatch: pytes
     assert found.startswith("nobody is logged in to Weights & Biases: run `wandb login`, set WANDB_API_KEY")
     key = "short"
     found = missing_trackers(MetricsSection(wandb=WandbSection()))["wandb"]
-    assert "is of no use (API key must have 40+ characters)" in found
+    assert "is invalid (API key must have 40+ characters)" in found
     assert missing_trackers(MetricsSection(wandb=WandbSection(mode="offline"))) == {}

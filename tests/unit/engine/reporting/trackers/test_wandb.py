@@ -23,7 +23,7 @@ _LAST_PARTS = (1, 4)
 
 
 def records(path: Path) -> Iterator[wandb_internal_pb2.Record]:
-    """W&B's file is a log as LevelDB has it: blocks of parts with a checksum, a length and a kind each."""
+    """Reads W&B's file, a log like LevelDB's: blocks of parts with a checksum, a length and a kind each."""
     data, at, whole = path.read_bytes(), _HEAD, b""
     while at + _HEAD <= len(data):
         if _BLOCK - at % _BLOCK < _HEAD:
@@ -38,7 +38,7 @@ def records(path: Path) -> Iterator[wandb_internal_pb2.Record]:
 
 
 def finished(folder: Path) -> list[list[Any]]:
-    """The records of each start, in the order of their files; W&B's own process may still be writing the last ones."""
+    """Returns the records of each start, in the order of their files, once W&B's own process has written them."""
     deadline = time.monotonic() + 60
     while True:
         found = [list(records(path)) for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb"))]
@@ -48,7 +48,7 @@ def finished(folder: Path) -> list[list[Any]]:
 
 
 def logged(start: list[Any]) -> list[tuple[int, float]]:
-    """Step and loss."""
+    """Returns step and loss."""
     found = []
     for one in start:
         if one.HasField("history"):
@@ -61,7 +61,7 @@ def known_id(folder: Path) -> str:
     return str(json.loads((folder / "wandb_run.json").read_text())["id"])
 
 
-def test_a_run_goes_on_under_its_id(tmp_path: Path) -> None:
+def test_a_run_resumes_under_its_id(tmp_path: Path) -> None:
     first = WandbRun(OFFLINE, run_log(tmp_path))
     for step in range(1, 5):
         first.write(step, scalars(record(step)))
@@ -95,7 +95,7 @@ def test_a_run_that_went_back_or_was_killed_is_a_new_one_with_all_its_steps(
 
 
 def test_online_the_server_says_which_steps_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a kill it may lack some before the checkpoint, or have some after it."""
+    """After a kill the server may lack some steps before the checkpoint, or have some after it."""
     for has_steps, expected in ((3, [4, 5, 6, 7]), (6, [7])):
         server = Server(has_steps)
         monkeypatch.setattr(wandb, "init", server.init)
@@ -110,7 +110,7 @@ def test_online_the_server_says_which_steps_it_lacks(tmp_path: Path, monkeypatch
 
 
 class Server:
-    """W&B's answers online, where a run of this id has steps."""
+    """A server of W&B that has steps of a run with this id."""
 
     id, project, url = "ofbefore", "packing", "https://wandb.example/run"
 

@@ -1,4 +1,4 @@
-"""A key's type, limits, unit and default, in words."""
+"""Describes a key's type, limits, unit and default in words."""
 
 import types
 import typing
@@ -31,16 +31,16 @@ _PLURAL = {
     "any value": "values",
 }
 _OR = ", or "
-"""Between the types of a union."""
+"""Separates the types of a union."""
 _BY_NAME = " by name"
 _LARGE = 1 << 20
-"""Powers of two from here on are written as such."""
+"""Powers of two from this number on are written as 2^N."""
 
 
 def type_of(annotation: Any) -> str:
-    """Returns what a YAML file may hold at a key: `whole number`, `one of packed, unpadded`, `path, or list of paths`.
+    """Returns the type of a key: `whole number`, `one of packed, unpadded`, or `path, or list of paths`.
 
-    Null is left out; the default says where it may stand.
+    Null is not mentioned; the default shows where it is allowed.
     """
     parts = list(dict.fromkeys(_type_of_one(one) for one in _choices(annotation)))
     return _OR.join(part for part in parts if part)
@@ -72,7 +72,7 @@ def limits_of(field: FieldInfo) -> str | None:
 
 
 def default_of(field: FieldInfo) -> str | None:
-    """Returns the default as YAML writes it; None if the key is required."""
+    """Returns the default in YAML's notation; None if the key is required."""
     if field.is_required():
         return None
     value = field.get_default(call_default_factory=True)
