@@ -85,6 +85,8 @@ class RanksRow:
     """Seconds by each method; a method that does not apply is missing."""
     intervals: dict[str, Interval]
     """95 % interval of each forecast; see `bands.py` for what it contains."""
+    mean_forecasts: dict[str, float]
+    """Seconds of the mean rank by the same methods."""
 
     @property
     def errors(self) -> dict[str, float]:
@@ -199,10 +201,13 @@ def _forecast_form(
             "fitted law": expected_maximum(law, ranks),
         }
         intervals = resampling.intervals(ranks)
+        means = dict.fromkeys(forecasts, float(alone.mean()))
         if model is not None:
-            slowest = _simulated(model, virtual, ranks, options)
+            simulated = _simulated(model, virtual, ranks, options)
+            slowest = simulated.max(axis=1)
             forecasts["cost model"], intervals["cost model"] = float(slowest.mean()), interval_of_mean(slowest)
-        rows.append(_ranks_row(ranks, seconds, forecasts, intervals))
+            means["cost model"] = float(simulated.mean())
+        rows.append(_ranks_row(ranks, seconds, forecasts, intervals, means))
     return FormForecast(
         form=form,
         one_rank_seconds=float(alone.mean()),
@@ -219,6 +224,7 @@ def _ranks_row(
     seconds: Float64[np.ndarray, "steps ranks"],
     forecasts: dict[str, float],
     intervals: dict[str, Interval],
+    means: dict[str, float],
 ) -> RanksRow:
     slowest = seconds.max(axis=1)
     return RanksRow(
@@ -228,6 +234,7 @@ def _ranks_row(
         measured_wait=float(slowest.mean() / seconds.mean()),
         forecasts=forecasts,
         intervals=intervals,
+        mean_forecasts=means,
     )
 
 
@@ -259,11 +266,11 @@ def _time_in_turn(
 
 def _simulated(
     model: CostModel, virtual: VirtualRanks, ranks: int, options: ForecastOptions
-) -> Float64[np.ndarray, " steps"]:
-    """Returns the seconds of the slowest rank in steps after all timed ones."""
+) -> Float64[np.ndarray, "steps ranks"]:
+    """Returns the seconds of each rank in steps after all timed ones."""
     random = np.random.default_rng(_SEED)
     first = -(-(options.steps * max(options.ranks) + options.fit_steps + options.warmup) // ranks)
-    slowest = []
+    seconds = []
     for step in range(first, first + options.simulated_steps):
         by_rank = []
         for rank in range(ranks):
@@ -276,5 +283,5 @@ def _simulated(
             )
             noise = 1.0 + model.noise * random.standard_normal(len(works))
             by_rank.append(float((expected * noise).sum()))
-        slowest.append(max(by_rank))
-    return np.array(slowest)
+        seconds.append(by_rank)
+    return np.array(seconds)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evenpack.studies.forecast.bands import NORMAL_95
 from evenpack.studies.forecast.forecast import METHODS, ForecastStudy, FormForecast
 from evenpack.studies.forecast.real_run import RealRun, form_of_run
@@ -14,6 +16,9 @@ from evenpack.studies.report.figures import origin_of
 _WIDTH_INCHES = 13.0
 _ROW_INCHES = 4.6
 _LINE_CHARACTERS = 165
+_TOP = 0.88
+"""Upper end of the axes, as a fraction of the figure's height."""
+_TITLE_INCHES = 0.45
 _REAL: dict[str, Any] = {
     "color": "#111111",
     "marker": "D",
@@ -40,22 +45,22 @@ def plot_forecast(study: ForecastStudy, path: Path, *, real: RealRun | None, war
     """
     forms = study.forms
     with figure_as_png(path, width=_WIDTH_INCHES, height=_ROW_INCHES * len(forms)) as figure:
-        grid = {"wspace": 0.22, "hspace": 0.45, "left": 0.07, "right": 1.0, "bottom": 0.12}
+        grid = {"wspace": 0.22, "hspace": 0.45, "left": 0.07, "right": 1.0, "bottom": 0.14 / len(forms), "top": _TOP}
         rows = figure.subplots(len(forms), 2, squeeze=False, gridspec_kw=grid)
         for (seconds, waiting), form in zip(rows, forms, strict=True):
             _draw(seconds, form, is_relative=False)
             seconds.axhline(form.one_rank_seconds, color=INK, linewidth=1.0, linestyle=(0, (1, 2)), label="_one rank")
-            seconds.set_ylabel("forward and backward of the slowest rank (s)")
+            seconds.set_ylabel("slowest rank of a step (s)")
             write_title(seconds, _finding(form))
             _draw(waiting, form, is_relative=True)
             if real is not None and form_of_run(real) in (None, form.form):
                 waiting.plot([real.logged.ranks], [real.logged.wait], label=_real_label(real), **_REAL)
-            waiting.set_ylabel("slowest rank / mean rank (1: no rank waits)")
+            waiting.set_ylabel("slowest / mean rank (1: no waiting)")
             write_title(waiting, f"{form.form}: how long ranks wait")
         figure.legend(
             handles=_handles(study, list(rows[:, 1])),
             loc="lower left",
-            bbox_to_anchor=(0.02, 1.0 - 0.1 / len(forms)),
+            bbox_to_anchor=(0.02, _TOP + _TITLE_INCHES / figure.get_figheight()),
             frameon=False,
             fontsize=9.5,
         )
@@ -65,22 +70,22 @@ def plot_forecast(study: ForecastStudy, path: Path, *, real: RealRun | None, war
 
 def _draw(axes: Any, form: FormForecast, *, is_relative: bool) -> None:
     """Draws forecasts with their bands, and what was measured; relative to the mean rank or in seconds."""
-    mean = form.one_rank_seconds if is_relative else 1.0
     for method, colour in zip(METHODS, COLOURS, strict=False):
         rows = [row for row in form.rows if method in row.forecasts]
         if not rows:
             continue
         ranks = [row.ranks for row in rows]
-        banded = [row for row in rows if method in row.intervals]
+        scales = [1.0 / row.mean_forecasts[method] if is_relative else 1.0 for row in rows]
+        reaches = [row.intervals.get(method) for row in rows]
         axes.fill_between(
-            [row.ranks for row in banded],
-            [row.intervals[method].low / mean for row in banded],
-            [row.intervals[method].high / mean for row in banded],
+            ranks,
+            [scale * reach.low if reach else np.nan for scale, reach in zip(scales, reaches, strict=True)],
+            [scale * reach.high if reach else np.nan for scale, reach in zip(scales, reaches, strict=True)],
             color=colour,
             alpha=0.14,
             linewidth=0,
         )
-        values = [row.forecasts[method] / mean for row in rows]
+        values = [scale * row.forecasts[method] for scale, row in zip(scales, rows, strict=True)]
         axes.plot(ranks, values, color=colour, linewidth=1.8, linestyle="--", marker="s", markersize=5, label=method)
     scales = [row.measured_wait / row.measured_seconds if is_relative else 1.0 for row in form.rows]
     axes.errorbar(

@@ -30,7 +30,7 @@ class ImbalanceArguments:
         int | None,
         typer.Option(
             help="Sequences per micro-batch. Default: the run's, or as many as its packs hold on average; 32 where "
-            "INPUT is no run.",
+            "INPUT is not a run.",
             show_default=False,
             rich_help_panel=_CLUSTER,
         ),
@@ -65,7 +65,7 @@ class ImbalanceArguments:
         typer.Option(
             metavar="NAME|FILE.json",
             help="Cost of a micro-batch: a file of `study throughput --cost-model`, or a shipped one. "
-            "Default: the run's training.cost_model, else an estimate of its model; where INPUT is no run, "
+            "Default: the run's training.cost_model, else an estimate of its model; where INPUT is not a run, "
             "bert_large_estimate.",
             show_default=False,
             rich_help_panel=_CLUSTER,

@@ -83,7 +83,7 @@ def read_steps(path: Path, column: str | None) -> LoggedSteps:
 def _read_metrics(path: Path, lines: list[str]) -> LoggedSteps:
     """Reads metrics.jsonl.
 
-    Records without both fields, such as validation, are no steps; nor is an incomplete last line.
+    Records without both fields, such as validation, are not steps; nor is an incomplete last line.
     """
     steps = []
     for number, line in enumerate(lines, start=1):

@@ -10,7 +10,7 @@ from evenpack.studies.imbalance.logged_run import LoggedRun
 from evenpack.studies.lengths.subject import Subject
 
 DEFAULT_BATCH = 32
-"""Sequences per micro-batch where INPUT is no run, as in PackedBERT."""
+"""Sequences per micro-batch where INPUT is not a run, as in PackedBERT."""
 
 
 @dataclass(frozen=True, kw_only=True)

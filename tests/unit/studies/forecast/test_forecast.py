@@ -86,6 +86,7 @@ def test_ranks_whose_times_follow_the_lengths_are_predicted(world: World, config
     for row in found.rows:
         for name, seconds in row.forecasts.items():
             assert row.intervals[name].low < seconds < row.intervals[name].high, (row.ranks, name)
+            assert row.mean_forecasts[name] == pytest.approx(found.one_rank_seconds, rel=0.1), (row.ranks, name)
 
     console = Console(width=200, record=True, file=io.StringIO())
     logged = read_logged_ranks(LOG, warmup=1)
@@ -132,6 +133,7 @@ def test_errors_are_forecast_over_measured() -> None:
         measured_wait=1.1,
         forecasts={"a": 2.2, "b": 1.0},
         intervals={},
+        mean_forecasts={"a": 1.0, "b": 1.0},
     )
     assert row.errors == pytest.approx({"a": 0.1, "b": -0.5})
 

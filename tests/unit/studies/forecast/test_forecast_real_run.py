@@ -113,6 +113,7 @@ def study_of(device: str) -> ForecastStudy:
             standard_error=0.02,
             measured_wait=1.0 + 0.05 * ranks,
             forecasts={"order statistics": 1.2, "fitted law": 1.3},
+            mean_forecasts={"order statistics": 1.0, "fitted law": 1.0},
             intervals={"order statistics": Interval(low=1.1, high=1.25), "fitted law": Interval(low=1.2, high=1.4)},
         )
         for ranks in (2, 4)
