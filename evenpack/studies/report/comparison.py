@@ -103,7 +103,7 @@ def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]
 def differing(one: Mapping[str, Any], other: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """Returns the values, as text, of the keys that begin with one of `keys` and differ between two run files.
 
-    A key that a run of an earlier version has not recorded is no difference.
+    A key that one of them has not recorded, because an earlier version wrote it, does not count.
     """
     ours, theirs = flattened(one), flattened(other)
     return {
