@@ -21,6 +21,7 @@ PER_SLOT = StepCost(
     name="slots",
     origin="a test",
     estimated=True,
+    device="a test",
     causal=True,
     constant=0.0,
     per_slot=1.0,

@@ -76,8 +76,8 @@ class TrainingEngine:
     def train_step(self, step: int, micro_batches: Sequence[PackedBatch]) -> LocalStep:
         """Runs update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
 
-        Nothing here waits for the device (at ZeRO 1 DeepSpeed does once, for the gradient norm). An update with a
-        gradient norm that is not finite is invalid: the caller must check it.
+        Nothing here waits for the device (at ZeRO 1 DeepSpeed does, to check the gradient norm: three reads and two
+        blocking copies). An update with a gradient norm that is not finite is invalid: the caller must check it.
         """
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
         gradient_norm = self.reduce_gradients()

@@ -67,8 +67,11 @@ def test_a_forecast_stands_beside_a_real_run(run_file: Path, tmp_path: Path) -> 
     ]
     log.write_text("".join(json.dumps(record) + "\n" for record in records))
     options = ["--ranks", "1,2", "--steps", "3", "--fit-steps", "20", "--simulated-steps", "10", "--warmup", "1"]
-    done = evenpack("study forecast", run_file, options=[*options, "--log", str(log), "--json"])
+    plot = tmp_path / "forecast.png"
+    done = evenpack("study forecast", run_file, options=[*options, "--log", str(log), "--plot", str(plot), "--json"])
     value = json.loads(done.stdout)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert "no run.json beside" in value["warnings"][0]
     (row,) = value["study"]["forms"][0]["rows"]
     assert row["ranks"] == 2
     assert {"order statistics", "fitted law"} <= row["forecasts"].keys()

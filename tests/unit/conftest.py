@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from drawn_figures import drawn  # noqa: F401  # a fixture
 from prepared_files import sentences, two_sources, write_jsonl
+from seen_figures import drawn  # noqa: F401  # a fixture
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepare.tokenising import batches, encoding

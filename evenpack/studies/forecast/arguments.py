@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from evenpack.studies.shared_options import Clock
+from evenpack.studies.shared_options import Clock, Plot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,9 @@ class ForecastArguments:
     log: Annotated[
         Path | None,
         typer.Option(
-            metavar="metrics.jsonl", help="Log of a real run on several ranks, for comparison.", show_default=False
+            metavar="metrics.jsonl",
+            help="Log of a real run on several ranks, with as many rows per rank in one of the layouts.",
+            show_default=False,
         ),
     ] = None
+    plot: Plot = None

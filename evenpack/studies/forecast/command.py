@@ -21,14 +21,14 @@ class ForecastCommand(ForecastArguments):
     Examples:
       evenpack study forecast RUN.yaml
       evenpack study forecast RUN.yaml --ranks 2,8 --layouts unpadded/arrival,unpadded/sorted_serpentine --clock cpu
-      evenpack study forecast RUN.yaml --log runs/two_ranks/metrics.jsonl
+      evenpack study forecast RUN.yaml --log runs/two_ranks/metrics.jsonl --plot forecast.png
     """
 
     def run(self, config: "RunConfig") -> Report:
-        """Runs the study on a single device. Raises: as `parse_options`, `read_log` and `study_forecast`."""
+        """Runs the study on a single device. Raises: as `parse_options`, `read_log` and `forecast_run`."""
         from evenpack.studies.forecast.measured import forecast_run
         from evenpack.studies.forecast.options import parse_options, read_log
 
         options = parse_options(self)
-        logged = None if self.log is None else read_log(self.log, warmup=self.warmup)
-        return forecast_run(config, options, logged=logged)
+        real = None if self.log is None else read_log(self.log, warmup=self.warmup)
+        return forecast_run(config, options, real=real, plot=self.plot)

@@ -26,7 +26,8 @@ from evenpack.engine.resolve import ResolvedRun, resolve
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
-from evenpack.studies.statistics.fits import best_law
+from evenpack.studies.forecast.bands import Resampling, interval_of_mean
+from evenpack.studies.statistics.fits import Interval, best_law
 from evenpack.studies.statistics.laws import expected_maximum, expected_maximum_of_draws
 from evenpack.studies.throughput.clock import ClockName
 from evenpack.studies.throughput.contenders import formed, run_to_measure
@@ -36,6 +37,8 @@ from evenpack.studies.throughput.provenance import measured_on
 METHODS = ("order statistics", "fitted law", "cost model")
 _FEWEST_FIT_STEPS = 20
 _SEED = 0
+_SHORT_NAME = 12
+"""Characters of a fingerprint that tell data apart for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,10 @@ class RanksRow:
     """Slowest rank / mean of the ranks: the cost of waiting."""
     forecasts: dict[str, float]
     """Seconds by each method; a method that does not apply is missing."""
+    intervals: dict[str, Interval]
+    """95 % interval of each forecast; see `bands.py` for what it contains."""
+    mean_forecasts: dict[str, float]
+    """Seconds of the mean rank by the same methods."""
 
     @property
     def errors(self) -> dict[str, float]:
@@ -114,6 +121,8 @@ class ForecastStudy:
     options: ForecastOptions
     rows_per_rank: int
     """Packs or sequences that a rank computes in a step."""
+    data: str
+    """Sources and fingerprint of the data, as figures show them."""
     forms: tuple[FormForecast, ...]
 
 
@@ -134,6 +143,7 @@ def study_forecast(config: RunConfig, world: World, options: ForecastOptions, *,
         measured_on=origin,
         options=options,
         rows_per_rank=run.shape.items_per_step,
+        data=f"{', '.join(run.prepared.source_names)} ({run.prepared.fingerprint(seed=0)[:_SHORT_NAME]})",
         forms=tuple(
             _forecast_form(
                 timer,
@@ -177,6 +187,7 @@ def _forecast_form(
     by_ranks, times = _time_in_turn(timer, virtual, form, options, progress)
     alone = by_ranks.pop(1)[:, 0]
     law_name, law = best_law(alone)
+    resampling = Resampling(alone, law_name)
     model, refusal = None, None
     origin = measured_on(timer.run, timer.world, layouts=(form,))
     try:
@@ -189,9 +200,14 @@ def _forecast_form(
             "order statistics": expected_maximum_of_draws(alone, ranks),
             "fitted law": expected_maximum(law, ranks),
         }
+        intervals = resampling.intervals(ranks)
+        means = dict.fromkeys(forecasts, float(alone.mean()))
         if model is not None:
-            forecasts["cost model"] = _simulated(model, virtual, ranks, options)
-        rows.append(_ranks_row(ranks, seconds, forecasts))
+            simulated = _simulated(model, virtual, ranks, options)
+            slowest = simulated.max(axis=1)
+            forecasts["cost model"], intervals["cost model"] = float(slowest.mean()), interval_of_mean(slowest)
+            means["cost model"] = float(simulated.mean())
+        rows.append(_ranks_row(ranks, seconds, forecasts, intervals, means))
     return FormForecast(
         form=form,
         one_rank_seconds=float(alone.mean()),
@@ -203,7 +219,13 @@ def _forecast_form(
     )
 
 
-def _ranks_row(ranks: int, seconds: Float64[np.ndarray, "steps ranks"], forecasts: dict[str, float]) -> RanksRow:
+def _ranks_row(
+    ranks: int,
+    seconds: Float64[np.ndarray, "steps ranks"],
+    forecasts: dict[str, float],
+    intervals: dict[str, Interval],
+    means: dict[str, float],
+) -> RanksRow:
     slowest = seconds.max(axis=1)
     return RanksRow(
         ranks=ranks,
@@ -211,6 +233,8 @@ def _ranks_row(ranks: int, seconds: Float64[np.ndarray, "steps ranks"], forecast
         standard_error=float(slowest.std(ddof=1) / len(slowest) ** 0.5),
         measured_wait=float(slowest.mean() / seconds.mean()),
         forecasts=forecasts,
+        intervals=intervals,
+        mean_forecasts=means,
     )
 
 
@@ -240,11 +264,13 @@ def _time_in_turn(
     return seconds, times
 
 
-def _simulated(model: CostModel, virtual: VirtualRanks, ranks: int, options: ForecastOptions) -> float:
-    """Returns the mean over steps after all timed ones of the slowest rank."""
+def _simulated(
+    model: CostModel, virtual: VirtualRanks, ranks: int, options: ForecastOptions
+) -> Float64[np.ndarray, "steps ranks"]:
+    """Returns the seconds of each rank in steps after all timed ones."""
     random = np.random.default_rng(_SEED)
     first = -(-(options.steps * max(options.ranks) + options.fit_steps + options.warmup) // ranks)
-    slowest = []
+    seconds = []
     for step in range(first, first + options.simulated_steps):
         by_rank = []
         for rank in range(ranks):
@@ -257,5 +283,5 @@ def _simulated(model: CostModel, virtual: VirtualRanks, ranks: int, options: For
             )
             noise = 1.0 + model.noise * random.standard_normal(len(works))
             by_rank.append(float((expected * noise).sum()))
-        slowest.append(max(by_rank))
-    return float(np.mean(slowest))
+        seconds.append(by_rank)
+    return np.array(seconds)

@@ -3,16 +3,21 @@
 from pathlib import Path
 
 from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.reporting.run_record import read_run_record
 from evenpack.errors import ConfigError
 from evenpack.studies.forecast.arguments import ForecastArguments
 from evenpack.studies.forecast.forecast import ForecastOptions
-from evenpack.studies.forecast.logged_ranks import LoggedRanks, read_logged_ranks
+from evenpack.studies.forecast.logged_ranks import read_logged_ranks
+from evenpack.studies.forecast.real_run import RealRun
+from evenpack.studies.plotting import require_plot
 from evenpack.studies.throughput.contenders import parse_forms
 from evenpack.studies.throughput.options import parse_clock
 
 
 def parse_options(command: ForecastArguments) -> ForecastOptions:
     """Parses the options. Raises: ConfigError for values that cannot be timed, before anything is read."""
+    if command.plot is not None:
+        require_plot(command.plot)
     words = [word.strip() for word in command.ranks.split(",")]
     wrong = [word for word in words if not word.isdecimal()]
     if wrong:
@@ -28,12 +33,18 @@ def parse_options(command: ForecastArguments) -> ForecastOptions:
     )
 
 
-def read_log(path: Path, *, warmup: int) -> LoggedRanks:
-    """Reads the log.
+def read_log(path: Path, *, warmup: int) -> RealRun:
+    """Reads the log, and the run.json beside it.
 
     Raises: ConfigError if there is no such file; DataError or RunError for one without times of ranks.
     """
     if not path.is_file():
         raise ConfigError(f"--log {path}: there is no such file; give the metrics.jsonl of a run")
     records = [record for record in read_metrics(path) if "skipped" not in record]
-    return read_logged_ranks(records, warmup=warmup)
+    record = read_run_record(path.parent)
+    return RealRun(
+        label=path.name if record is None else str(record.config["run"]["name"]),
+        path=path,
+        logged=read_logged_ranks(records, warmup=warmup),
+        record=record,
+    )

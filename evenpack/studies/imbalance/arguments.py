@@ -10,7 +10,7 @@ from evenpack.studies.shared_options import Plot
 
 _CLUSTER = "Simulated clusters"
 _REFERENCE = "Published reference"
-_LOG = "Measured log"
+_LOG = "Measured steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,28 +18,55 @@ class ImbalanceArguments:
     """Fields are options of the command line; nothing is checked yet."""
 
     devices: Annotated[
-        str, typer.Option(metavar="LIST", help="1..2048: powers of two; or a list: 1,8,24.", rich_help_panel=_CLUSTER)
-    ] = "1..2048"
-    batch: Annotated[int, typer.Option(help="Sequences per micro-batch.", rich_help_panel=_CLUSTER)] = 32
-    packs: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="Packs per micro-batch. Default: as many as hold --batch sequences on average.",
+            metavar="LIST",
+            help="1..2048: powers of two; or a list: 1,8,24. Default: 1..2048, and the ranks of the run.",
             show_default=False,
             rich_help_panel=_CLUSTER,
         ),
     ] = None
-    accumulation: Annotated[int, typer.Option(help="Micro-batches per step and device.", rich_help_panel=_CLUSTER)] = 1
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            help="Sequences per micro-batch. Default: the run's, or as many as its packs hold on average; 32 where "
+            "INPUT is not a run.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None
+    packs: Annotated[
+        int | None,
+        typer.Option(
+            help="Packs per micro-batch. Default: the run's, or as many as hold --batch sequences on average.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None
+    accumulation: Annotated[
+        int | None,
+        typer.Option(
+            help="Micro-batches per step and device. Default: the run's on the ranks that it had, else 1.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None
     zero_stage: Annotated[
-        int, typer.Option(help="ZeRO stage; at 2 and 3 devices wait in every micro-batch.", rich_help_panel=_CLUSTER)
-    ] = 0
+        int | None,
+        typer.Option(
+            help="ZeRO stage; at 2 and 3 devices wait in every micro-batch. Default: the run's, else 0.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None
     steps: Annotated[int, typer.Option(help="Simulated steps per cluster.", rich_help_panel=_CLUSTER)] = 1000
     cost_model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.json",
             help="Cost of a micro-batch: a file of `study throughput --cost-model`, or a shipped one. "
-            "Default: an estimate of the run's model, or bert_large_estimate where INPUT is not a run.",
+            "Default: the run's training.cost_model, else an estimate of its model; where INPUT is not a run, "
+            "bert_large_estimate.",
             show_default=False,
             rich_help_panel=_CLUSTER,
         ),
@@ -67,6 +94,15 @@ class ImbalanceArguments:
         typer.Option(metavar="GB/S", help="Bandwidth of a link.", show_default=False, rich_help_panel=_CLUSTER),
     ] = None
     seed: Annotated[int, typer.Option(help="Seed of the draws.", rich_help_panel=_CLUSTER)] = 0
+    published: Annotated[
+        bool | None,
+        typer.Option(
+            "--published/--no-published",
+            help="Show the published curve of BERT-large. Default: beside the lengths that it is of (wikipedia_512).",
+            show_default=False,
+            rich_help_panel=_REFERENCE,
+        ),
+    ] = None
     reference_location: Annotated[
         float, typer.Option(help="Location of the Gumbel law of a cluster's speed-up.", rich_help_panel=_REFERENCE)
     ] = 1.6038
@@ -76,12 +112,29 @@ class ImbalanceArguments:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Steps of un-padded training: metrics.jsonl, an MLPerf log with 'seq/s', or a CSV.",
+            help="Steps of un-padded training: metrics.jsonl, an MLPerf log with 'seq/s', or a CSV. Default: the "
+            "run's own metrics.jsonl.",
             show_default=False,
             rich_help_panel=_LOG,
         ),
     ] = None
-    log_devices: Annotated[int, typer.Option(help="Devices of the log's run.", rich_help_panel=_LOG)] = 8
+    log_devices: Annotated[
+        int | None,
+        typer.Option(
+            help="Devices of the log's run, if the log does not say. Default: 8.",
+            show_default=False,
+            rich_help_panel=_LOG,
+        ),
+    ] = None
+    baseline_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run over which the speed-up of the measured steps is: a run file or an output directory.",
+            show_default=False,
+            rich_help_panel=_LOG,
+        ),
+    ] = None
     padded_baseline: Annotated[
         float | None,
         typer.Option(

@@ -11,7 +11,6 @@ from jaxtyping import Float64
 
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.reference import device_counts, single_device_gumbel
-from evenpack.studies.imbalance.step_histogram import StepHistogram, step_histogram
 from evenpack.studies.imbalance.step_log import Cut, StepLog
 from evenpack.studies.statistics.fits import ROUNDS, FitReport, FittedLaws, Interval, fit_laws, interval
 from evenpack.studies.statistics.laws import Gumbel, Law, expected_minima, minimum_weights
@@ -64,8 +63,6 @@ class LogForecast:
     log_devices: int
     padded_baseline: float
     """Sequences/s with padding, on `log_devices` devices of the same system."""
-    step_histogram: StepHistogram
-    """Histogram of the speed-up of each step used."""
     fits: FitReport
     """Fits to the speed-up of each step used."""
     reference_single: Gumbel | None
@@ -119,7 +116,6 @@ def forecast_from_log(
         cuts=log.cuts,
         log_devices=log_devices,
         padded_baseline=padded_baseline,
-        step_histogram=step_histogram(speed_ups, devices=log_devices),
         fits=fitted.report,
         reference_single=None if gumbel is None else single_device_gumbel(gumbel, log_devices),
         rows=rows,

@@ -1,12 +1,16 @@
-"""Figure 5 of PackedBERT for any lengths: speed-up over padding by number of devices, and the time spent waiting."""
+"""Figure 5 of PackedBERT for any lengths: speed-up over padding by number of devices, and the time spent waiting.
+
+Marks tell apart what was measured (filled diamonds), what is simulated (circles, hollow where the cost model is an
+estimate), what is estimated from measured steps (squares), and what is published (dots without marks).
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from evenpack.studies.imbalance.captions import caption, legend
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
@@ -16,18 +20,14 @@ from evenpack.studies.imbalance.cluster import (
     Scheme,
 )
 from evenpack.studies.imbalance.forecast import LogForecast
-from evenpack.studies.imbalance.reference import PUBLISHED_CLUSTER, PUBLISHED_DEVICES, ReferenceCurve
+from evenpack.studies.imbalance.measured import Measured
+from evenpack.studies.imbalance.reference import ReferenceCurve
+from evenpack.studies.imbalance.results import ImbalanceStudy
 from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.step_times import STEPS_WITHIN, SimulationRow
-from evenpack.studies.plotting import figure_as_png, label_ends, write_title
+from evenpack.studies.imbalance.styles import LOG, LOG_STYLE, MEASURED, PUBLISHED, PUBLISHED_STYLE, colour
+from evenpack.studies.plotting import figure_as_png, label_ends, write_footer, write_title
 
-_SHADES = {
-    "packed": ("#93b5f7", "#5b8def", "#1d4ed8"),
-    "unpadded": ("#c2410c", "#f59e0b", "#a16207", "#fb923c"),
-    "padded": ("#9aa5b1", "#0f9d76", "#5fbf9f"),
-}
-_PUBLISHED = "#1f2933"
-_LOG = "#c2255c"
 _BANDS = (BALANCED_PACKS, UNPADDED_ARRIVAL)
 """Schemes whose single steps are shown; more bands would hide one another."""
 _BEYOND = 1e6
@@ -36,34 +36,18 @@ _LEAST_SHARE = 0.01
 """Least percentage on a logarithmic axis; one device waits for nobody."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImbalanceStudy:
-    """The results of three sources."""
-
-    origin: str
-    """Origin of the lengths."""
-    reference: ReferenceCurve
-    forecast: LogForecast | None
-    """Forecast of a log, if there is one."""
-    simulation: Simulation
-
-
 def plot_imbalance(study: ImbalanceStudy, path: Path) -> None:
     """Draws the speed-up over padding on the left, and the fraction of time spent waiting on the right.
 
     Raises: ConfigError without matplotlib.
     """
-    with figure_as_png(path, width=19.0, height=6.4) as figure:
-        left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [1.15, 1.0], "wspace": 0.76})
+    with figure_as_png(path, width=19.5, height=6.4) as figure:
+        grid = {"width_ratios": [1.15, 1.0], "wspace": 0.85, "left": 0.06, "right": 0.86}
+        left, right = figure.subplots(1, 2, gridspec_kw=grid)
         _draw_speed_ups(left, study)
-        _draw_waiting(right, study.simulation)
-        figure.text(0.125, 0.01, _caption(study), fontsize=9, va="top", linespacing=1.5)
-
-
-def colour(scheme: Scheme) -> str:
-    """Returns one hue per layout."""
-    same = [one for one in SCHEMES if one.layout == scheme.layout]
-    return _SHADES[scheme.layout][same.index(scheme)]
+        _draw_waiting(right, study)
+        figure.legend(handles=legend(study), loc="lower left", bbox_to_anchor=(0.02, 0.98), frameon=False, fontsize=9.5)
+        write_footer(figure, [*caption(study), *study.footer])
 
 
 def _draw_speed_ups(axes: Any, study: ImbalanceStudy) -> None:
@@ -80,41 +64,47 @@ def _draw_speed_ups(axes: Any, study: ImbalanceStudy) -> None:
                 alpha=0.13,
                 linewidth=0,
             )
-        _draw_line(axes, devices, values, scheme)
+        _draw_line(axes, devices, values, scheme, is_hollow=study.simulation.cost.estimated)
         ends.append((f"{_name(scheme)} {values[-1]:.2f}", values[-1], colour(scheme)))
-    ends.append(_draw_reference(axes, study.reference))
+    if study.reference is not None:
+        ends.append(_draw_reference(axes, study.reference))
     if study.forecast is not None:
         ends.append(_draw_forecast(axes, study.forecast))
-    _device_axis(axes, [row.devices for row in study.simulation.of(BASELINE)])
-    axes.set_ylabel("speed-up over padding (sequences/s, on as many devices)")
+    _draw_measured_speed_up(axes, study.measured)
+    _device_axis(axes, study)
+    axes.set_ylabel("speed-up over padding by arrival (ratio of sequences/s)")
     label_ends(axes, ends)
     write_title(axes, _finding(study.simulation))
 
 
-def _draw_waiting(axes: Any, simulation: Simulation) -> None:
+def _draw_waiting(axes: Any, study: ImbalanceStudy) -> None:
     ends = []
+    simulation = study.simulation
     schemes = [scheme for scheme in SCHEMES if scheme != DENSE_PACKS]
     for scheme in schemes:
         rows = simulation.of(scheme)
         shares = [max(100 * row.wait_share, _LEAST_SHARE) for row in rows]
-        _draw_line(axes, [row.devices for row in rows], shares, scheme)
+        _draw_line(axes, [row.devices for row in rows], shares, scheme, is_hollow=simulation.cost.estimated)
         ends.append((f"{_name(scheme)} {100 * rows[-1].wait_share:.2g} %", shares[-1], colour(scheme)))
-    _device_axis(axes, [row.devices for row in simulation.of(BASELINE)])
+    if study.measured is not None and study.measured.run.wait_share is not None:
+        measured = study.measured.run
+        axes.plot([measured.ranks], [max(100 * (measured.wait_share or 0.0), _LEAST_SHARE)], **MEASURED)
+    _device_axis(axes, study)
     axes.set_yscale("log")
     axes.set_ylim(_LEAST_SHARE, 100)
     axes.set_yticks([0.01, 0.1, 1, 10, 100], ["0.01 or less", "0.1", "1", "10", "100"])
     axes.minorticks_off()
-    axes.set_ylabel("time spent waiting for the slowest device (%, logarithmic)")
+    axes.set_ylabel("waiting for the slowest device (% of time, logarithmic)")
     label_ends(axes, ends)
     arrival, packs = (_last(simulation, scheme) for scheme in (UNPADDED_ARRIVAL, BALANCED_PACKS))
     write_title(
         axes,
-        f"{_counted(arrival.devices)} wait {100 * arrival.wait_share:.2g} % of their time un-padded by arrival,\n"
-        f"{100 * packs.wait_share:.2g} % on packs assigned by cost",
+        f"{_kind(simulation)}: {_counted(arrival.devices)} wait {100 * arrival.wait_share:.2g} % of their time\n"
+        f"un-padded by arrival, {100 * packs.wait_share:.2g} % on packs assigned by cost",
     )
 
 
-def _draw_line(axes: Any, devices: Sequence[int], values: Sequence[float], scheme: Scheme) -> None:
+def _draw_line(axes: Any, devices: Sequence[int], values: Sequence[float], scheme: Scheme, *, is_hollow: bool) -> None:
     thick = scheme in (BALANCED_PACKS, UNPADDED_ARRIVAL)
     axes.plot(
         devices,
@@ -123,7 +113,8 @@ def _draw_line(axes: Any, devices: Sequence[int], values: Sequence[float], schem
         linewidth=2.6 if thick else 1.5,
         linestyle=(0, (5, 2)) if scheme == DENSE_PACKS else "-",
         marker="o",
-        markersize=5 if thick else 3.5,
+        markersize=6 if thick else 4,
+        markerfacecolor="white" if is_hollow else colour(scheme),
         zorder=3 if thick else 2,
     )
 
@@ -135,19 +126,12 @@ def _draw_reference(axes: Any, reference: ReferenceCurve) -> tuple[str, float, s
     axes.fill_between(
         devices,
         *(reference.single.at_hazard(-np.log1p(-percentile / 100) / devices) for percentile in STEPS_WITHIN),
-        color=_PUBLISHED,
+        color=PUBLISHED,
         alpha=0.07,
         linewidth=0,
     )
-    axes.plot(devices, expected, color=_PUBLISHED, linewidth=1.6, linestyle=(0, (1, 1.5)))
-    return f"{reference_name(reference)} {expected[-1]:.2f}", expected[-1], _PUBLISHED
-
-
-def reference_name(reference: ReferenceCurve) -> str:
-    """Returns a name of the reference for people."""
-    if (reference.fitted, reference.devices) == (PUBLISHED_CLUSTER, PUBLISHED_DEVICES):
-        return "published (BERT, 512)"
-    return "reference"
+    axes.plot(devices, expected, **PUBLISHED_STYLE)
+    return f"{reference.name} {expected[-1]:.2f}", expected[-1], PUBLISHED
 
 
 def _draw_forecast(axes: Any, forecast: LogForecast) -> tuple[str, float, str]:
@@ -162,16 +146,27 @@ def _draw_forecast(axes: Any, forecast: LogForecast) -> tuple[str, float, str]:
     bottom, top = axes.get_ylim()
     own = high[devices >= forecast.log_devices]
     top = max(top, 1.03 * own[own < _BEYOND].max(initial=0.0))
-    axes.fill_between(devices, low, high, color=_LOG, alpha=0.12, linewidth=0)
+    axes.fill_between(devices, low, high, color=LOG, alpha=0.12, linewidth=0)
     drawn = np.where(expected < _BEYOND, expected, np.nan)
-    axes.plot(devices, drawn, color=_LOG, linewidth=1.8, linestyle=(0, (3, 1)), marker="s", markersize=4)
+    axes.plot(devices, drawn, **LOG_STYLE)
     axes.set_ylim(min(bottom, 0.97 * low.min()), top)
-    if expected[-1] >= top:
-        return f"log {forecast.rows[-1].best.expected:.2f}", top, _LOG
-    return f"log {expected[-1]:.2f}", expected[-1], _LOG
+    last = float(forecast.rows[-1].best.expected)
+    return f"from measured steps {last:.2f}", top if expected[-1] >= top else last, LOG
 
 
-def _device_axis(axes: Any, devices: Sequence[int]) -> None:
+def _draw_measured_speed_up(axes: Any, measured: Measured | None) -> None:
+    if measured is None or not measured.is_over_padding:
+        return
+    speed_up, reach = measured.speed_up, measured.speed_up_interval
+    assert speed_up is not None, "there is a baseline"
+    assert reach is not None, "there is a baseline"
+    bar = [[speed_up - reach.low], [reach.high - speed_up]]
+    axes.errorbar([measured.run.ranks], [speed_up], yerr=bar, capsize=5, elinewidth=1.8, **MEASURED)
+
+
+def _device_axis(axes: Any, study: ImbalanceStudy) -> None:
+    counts = {row.devices for row in study.simulation.of(BASELINE)}
+    devices = sorted(counts if study.measured is None else counts | {study.measured.run.ranks})
     axes.set_xscale("log", base=2)
     axes.set_xticks(devices, [f"{count:,}" for count in devices], fontsize=10 if len(devices) < 10 else 8.5)
     axes.minorticks_off()
@@ -189,43 +184,22 @@ def _last(simulation: Simulation, scheme: Scheme) -> SimulationRow:
     return simulation.of(scheme)[-1]
 
 
+def _kind(simulation: Simulation) -> str:
+    return "Estimate" if simulation.cost.estimated else "Simulation"
+
+
 def _finding(simulation: Simulation) -> str:
     arrival, packs = simulation.of(UNPADDED_ARRIVAL), _last(simulation, BALANCED_PACKS)
     first, last = arrival[0], arrival[-1]
+    begin = f"{_kind(simulation)}: un-padding by arrival has {first.speed_up:.2f} times padding's speed on"
     if first is last:
-        return (
-            f"On {_counted(last.devices)} un-padding by arrival has {last.speed_up:.2f} times padding's speed,\n"
-            f"packs assigned by cost {packs.speed_up:.2f} times"
-        )
+        return f"{begin} {_counted(last.devices)},\npacks assigned by cost {packs.speed_up:.2f} times"
     return (
-        f"Un-padding by arrival falls from {first.speed_up:.2f} times padding's speed on {_counted(first.devices)}\n"
-        f"to {last.speed_up:.2f} on {_counted(last.devices)}; packs assigned by cost reach {packs.speed_up:.2f} there"
+        f"{begin} {_counted(first.devices)}\n"
+        f"and {last.speed_up:.2f} times on {_counted(last.devices)}, packs assigned by cost {packs.speed_up:.2f} times "
+        "there"
     )
 
 
 def _counted(devices: int) -> str:
     return f"{devices:,} device{'s' if devices > 1 else ''}"
-
-
-def _widest(simulation: Simulation) -> float:
-    return max((row.speed_up_high - row.speed_up_low) / 2 for row in simulation.rows)
-
-
-def _caption(study: ImbalanceStudy) -> str:
-    simulation = study.simulation
-    options = simulation.options
-    lines = [
-        f"Lengths: {study.origin}. {options.batch} sequences or {simulation.packs_per_micro_batch} packs of "
-        f"{simulation.pack_length:,} slots per micro-batch, {options.accumulation} per step and device; "
-        f"{options.steps:,} simulated steps: means have an error of ± {_widest(simulation):.3f} (95 %).",
-        f"Cost model: {simulation.cost.origin}.",
-        f"Bands: nine of ten steps. Dotted, {reference_name(study.reference)}: un-padding by arrival as inferred from "
-        f"{study.reference.devices} GPUs; the published one is of BERT-large at 512 tokens (PackedBERT, section E).",
-    ]
-    if study.forecast is not None:
-        lines.append(
-            f"Log: {study.forecast.path.name}, {study.forecast.steps_used:,} steps on {study.forecast.log_devices} "
-            "devices; line: the law of lowest AIC, band: all laws with their intervals, "
-            "cut off where it leaves the axes."
-        )
-    return "\n".join(lines)

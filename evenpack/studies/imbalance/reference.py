@@ -15,6 +15,8 @@ from evenpack.studies.statistics.laws import Gumbel, expected_minima
 PUBLISHED_CLUSTER = Gumbel(location=1.6038, scale=0.1288)
 """Speed-up of un-padding over padding, BERT-large, batch 32 per device (section E, listing 1)."""
 PUBLISHED_DEVICES = 8
+PUBLISHED_LENGTHS = "wikipedia_512"
+"""Name of the lengths on which it was measured."""
 PUBLISHED_PACKING = 1.913
 """Speed-up of packing over padding, at every device count (section 4.4)."""
 
@@ -67,6 +69,12 @@ class ReferenceCurve:
     """Mean of the cluster's Gumbel."""
     model_error_at_fitted: float
     """Error of the inference: the first minus the second."""
+
+    @property
+    def name(self) -> str:
+        """Returns a name for people."""
+        is_published = (self.fitted, self.devices) == (PUBLISHED_CLUSTER, PUBLISHED_DEVICES)
+        return "published (BERT, 512)" if is_published else "reference"
 
 
 def single_device_gumbel(cluster: Gumbel, devices: int) -> Gumbel:

@@ -114,7 +114,7 @@ def simulate(
     cost: StepCost,
     options: ClusterOptions,
     causal: bool | None = None,
-    laws: Mapping[int, Gumbel] = MappingProxyType({}),
+    laws: Mapping[int, Gumbel | None] = MappingProxyType({}),
     processes: int | None = None,
     progress: Callable[[SimulationProgress], None] = lambda state: None,
 ) -> Simulation:
@@ -123,8 +123,8 @@ def simulate(
     Args:
         packing: of `histogram`; packs are drawn by how often each strategy is used.
         causal: None: as the cost model's model is.
-        laws: by device count, laws of the speed-up of an un-padded step: the steps of these counts are compared with
-            them in `step_histograms`, whether or not `devices` has them.
+        laws: by device count, laws of the speed-up of an un-padded step: the steps of these counts are kept in
+            `step_histograms`, whether or not `devices` has them, and compared with the law unless it is None.
         processes: None: one for each core, where there is enough work. The result does not depend on it.
 
     Raises: ConfigError for device counts that are not positive integers, and for steps of too many sequences.

@@ -48,6 +48,8 @@ class StepCost:
     origin: str
     """Description for people: device, model, and whether it was measured."""
     estimated: bool
+    device: str
+    """Device that it was measured on, or estimated for."""
     causal: bool
     """Whether the model's attention is causal: a padded row then costs its whole width squared (`placement.py`)."""
     constant: float
@@ -123,6 +125,7 @@ def _estimated(name: str, cost: EstimatedCost) -> StepCost:
         origin=f"ESTIMATE, not measured: {cost.model} on {cost.device} at {100 * cost.utilisation:.0f} % of "
         f"{cost.peak_flops / 1e12:.0f} TFLOP/s, attention at {100 * cost.attention_utilisation:.0f} %; no optimizer",
         estimated=True,
+        device=cost.device,
         causal=cost.causal,
         constant=0.0,
         per_slot=cost.flops_per_slot / (cost.peak_flops * cost.utilisation),
@@ -142,6 +145,7 @@ def _measured(name: str, model: CostModel) -> StepCost:
         f"micro-batch), {on.precision}, on {on.device}, "
         f"{on.date[:10]}{commit}; error on held-out micro-batches {100 * model.held_out_median_error:.1f} % (median)",
         estimated=False,
+        device=on.device,
         causal=on.causal,
         constant=model.constant,
         per_slot=model.per_token,

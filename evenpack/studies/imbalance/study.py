@@ -1,146 +1,164 @@
-"""The study of waiting: the published curve, a log and simulated clusters side by side."""
+"""The study of waiting: simulated clusters, a run that was measured, and the published curve side by side."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
 
 from evenpack import console
-from evenpack.data.packing import pack
-from evenpack.errors import ConfigError
+from evenpack.data.packing import Packing, pack
+from evenpack.engine.provenance import commit_of_source
+from evenpack.engine.resolve import ResolvedRun
 from evenpack.progress import Progress
-from evenpack.studies.imbalance.arguments import ImbalanceArguments
-from evenpack.studies.imbalance.cluster import ClusterOptions
 from evenpack.studies.imbalance.forecast import LogForecast, forecast_from_log
-from evenpack.studies.imbalance.plots import ImbalanceStudy, plot_imbalance
-from evenpack.studies.imbalance.reference import reference_curve
-from evenpack.studies.imbalance.simulation import Simulation, parse_devices, simulate
+from evenpack.studies.imbalance.logged_run import LoggedRun
+from evenpack.studies.imbalance.measured import Measured, measure
+from evenpack.studies.imbalance.own_log import find_log
+from evenpack.studies.imbalance.plots import plot_imbalance
+from evenpack.studies.imbalance.reference import ReferenceCurve, reference_curve
+from evenpack.studies.imbalance.request import ImbalanceRequest
+from evenpack.studies.imbalance.results import ImbalanceStudy
+from evenpack.studies.imbalance.run_settings import (
+    baseline_warnings,
+    cluster_options,
+    require_ranks,
+    resolved_subject,
+    step_of,
+)
+from evenpack.studies.imbalance.simulation import Simulation, simulate
 from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
-from evenpack.studies.imbalance.step_log import read_step_log
 from evenpack.studies.imbalance.step_plots import plot_step_speed_ups
 from evenpack.studies.imbalance.tables import imbalance_tables
 from evenpack.studies.lengths.subject import Subject, long_lines
-from evenpack.studies.plotting import require_plot
+from evenpack.studies.report.figures import origin_of
 from evenpack.studies.statistics.laws import Gumbel
+from evenpack.version import VERSION
 
 _LINE_SECONDS = 5.0
-
-
-class ImbalanceRequest:
-    """The options, checked before anything is read.
-
-    Raises: ConfigError for an invalid one.
-    """
-
-    def __init__(self, options: ImbalanceArguments) -> None:
-        for path in (options.plot, options.plot_steps):
-            if path is not None:
-                require_plot(path)
-        self.devices = parse_devices(options.devices)
-        for name, count in (("--reference-devices", options.reference_devices), ("--log-devices", options.log_devices)):
-            if count < 1:
-                raise ConfigError(f"{name} must be 1 or more, not {count}")
-        self.cluster = cluster_options(options)
-        self.cost: StepCost | None = None if options.cost_model is None else find_cost(options.cost_model)
-        """None: by the subject's model."""
-        self.causal = options.causal
-        self.plot = options.plot
-        self.plot_steps = options.plot_steps
-        self.reference = reference_curve(
-            Gumbel(location=options.reference_location, scale=options.reference_scale),
-            options.reference_devices,
-            self.devices,
-        )
-        self.forecast = _forecast(options, self.devices)
-
-
-def cluster_options(options: ImbalanceArguments) -> ClusterOptions:
-    """Returns the cluster's options. Raises: ConfigError for a number that is out of range."""
-    return ClusterOptions(
-        batch=options.batch,
-        packs=options.packs,
-        accumulation=options.accumulation,
-        zero_stage=options.zero_stage,
-        steps=options.steps,
-        all_reduce_bytes=options.all_reduce_bytes,
-        bandwidth=None if options.bandwidth is None else 1e9 * options.bandwidth,
-        noise=options.noise,
-        seed=options.seed,
-    )
+_SHORT_NAME = 12
+"""Characters of a fingerprint that tell data apart for people."""
 
 
 def study_imbalance(subject: Subject, request: ImbalanceRequest) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Returns the study as a value for JSON and as rich tables; draws it if requested."""
-    study = ImbalanceStudy(
-        origin=subject.origin,
-        reference=request.reference,
-        forecast=request.forecast,
-        simulation=_simulate(subject, request),
-    )
+    """Returns the study as a value for JSON and as rich tables; draws it if requested.
+
+    Raises: ConfigError if a baseline is none for the run; DataError for a log that cannot be used.
+    """
+    study = run_study(subject, request)
     shown = [*long_lines(subject), *imbalance_tables(study)]
-    if request.plot is not None:
-        plot_imbalance(study, request.plot)
-        shown.append(console.text(f"Drew {request.plot}"))
-    if request.plot_steps is not None:
-        plot_step_speed_ups(study, request.plot_steps)
-        shown.append(console.text(f"Drew {request.plot_steps}"))
+    given = request.given
+    for path, plot in ((given.plot, plot_imbalance), (given.plot_steps, plot_step_speed_ups)):
+        if path is not None:
+            plot(study, path)
+            shown.append(console.text(f"Drew {path}"))
     value = {
         "origin": study.origin,
         "long_sequences": subject.long_sequences(),
-        "devices": request.devices,
+        "devices": sorted({row.devices for row in study.simulation.rows}),
+        "run": study.step,
         "reference": study.reference,
+        "measured": study.measured,
         "log": study.forecast,
         "simulation": study.simulation,
+        "notes": study.notes,
+        "warnings": study.warnings,
     }
     return value, shown
 
 
-def _simulate(subject: Subject, request: ImbalanceRequest) -> Simulation:
+def run_study(subject: Subject, request: ImbalanceRequest) -> ImbalanceStudy:
+    """Reads what was measured, checks that it compares, and simulates. Raises: as `study_imbalance`."""
+    run = resolved_subject(subject)
+    found = find_log(request, run)
+    step = None if run is None else step_of(run, found.ranks, given=request.given)
+    cost = request.cost or _cost_of(run)
     packing = pack(subject.histogram, pack_length=subject.pack_length)
-    cost = request.cost or (find_cost(DEFAULT_COST) if subject.model is None else estimate_for(subject.model))
+    options = cluster_options(request.given, step, baseline=request.baseline, packing_factor=packing.packing_factor)
+    devices = request.simulated_devices(found.ranks)
+    measured = None if found.log is None else _measured(found.log, request, cost)
+    forecast, why_not = (None, ()) if found.log is None or measured is None else _forecast(found.log, measured, devices)
+    reference = None
+    if request.shows_reference(subject.origin):
+        reference = reference_curve(request.reference_law, request.given.reference_devices, devices)
+    laws = _laws_beside(reference, devices, measured)
+    warnings = [] if measured is None else [*measured.warnings, *baseline_warnings(options, request.baseline)]
+    return ImbalanceStudy(
+        origin=subject.origin,
+        footer=_footer(subject, [one for one in (found.log, request.baseline) if one is not None]),
+        step=step,
+        simulation=_simulate(
+            subject, packing, devices=devices, cost=cost, options=options, causal=request.given.causal, laws=laws
+        ),
+        measured=measured,
+        forecast=forecast,
+        reference=reference,
+        notes=(*found.notes, *why_not),
+        warnings=tuple(warnings),
+    )
+
+
+def _measured(log: LoggedRun, request: ImbalanceRequest, cost: StepCost) -> Measured:
+    return measure(
+        log,
+        ranks=require_ranks(request.given.log_devices, log),
+        baseline=request.baseline,
+        padded_baseline=request.given.padded_baseline,
+        cost=cost,
+    )
+
+
+def _simulate(subject: Subject, packing: Packing, **settings: Any) -> Simulation:
     with Progress(console.messages(), interval_seconds=_LINE_SECONDS) as progress:
         steps = progress.begin("simulating", unit="sequences")
         return simulate(
             subject.histogram,
             packing,
-            devices=request.devices,
-            cost=cost,
-            options=request.cluster,
-            causal=request.causal,
-            laws=_laws_beside(request),
             progress=lambda state: steps.update(state.share, 1.0, amount=state.sequences),
+            **settings,
         )
 
 
-def _laws_beside(request: ImbalanceRequest) -> dict[int, Gumbel]:
-    """Returns the reference's laws of a step on one device and, if as many are simulated, on its own cluster."""
-    reference = request.reference
-    cluster = {reference.devices: reference.fitted} if reference.devices <= max(request.devices) else {}
-    return {1: reference.single} | cluster
+def _cost_of(run: ResolvedRun | None) -> StepCost:
+    """Returns the cost model of the run, else an estimate of its model."""
+    if run is None:
+        return find_cost(DEFAULT_COST)
+    path = run.config.training.cost_model
+    return estimate_for(run.config.model) if path is None else find_cost(str(path))
 
 
-def _forecast(options: ImbalanceArguments, devices: Sequence[int]) -> LogForecast | None:
-    if options.log is None:
-        given = [
-            name
-            for name, value in (
-                ("--padded-baseline", options.padded_baseline),
-                ("--log-column", options.log_column),
-                ("--log-warmup", options.log_warmup),
-            )
-            if value is not None
-        ]
-        if given:
-            raise ConfigError(f"{given[0]} is an option for a log: give it with --log FILE")
-        return None
-    if options.log_warmup is not None and options.log_warmup < 0:
-        raise ConfigError(f"--log-warmup must be 0 steps or more, not {options.log_warmup}")
-    if options.padded_baseline is None or not options.padded_baseline > 0:
-        raise ConfigError(
-            f"--log {options.log} gives rates; a speed-up needs those of padded training on the same "
-            f"{options.log_devices} devices too: give them as --padded-baseline SEQ/S, above 0"
+def _forecast(
+    log: LoggedRun, measured: Measured, devices: tuple[int, ...]
+) -> tuple[LogForecast | None, tuple[str, ...]]:
+    """Returns the forecast for other numbers of devices, or why there is none."""
+    if measured.padded_baseline is None:
+        why = "a speed-up over padding needs a padded run: name it by --baseline-run, or give --padded-baseline SEQ/S"
+    elif log.config is not None and log.config.training.policy != "arrival":
+        why = f"{log.label} is {log.layout}, so its ranks are not independent draws, which a forecast assumes"
+    else:
+        forecast = forecast_from_log(
+            log.log, log_devices=measured.run.ranks, padded_baseline=measured.padded_baseline, counts=devices
         )
-    log = read_step_log(options.log, column=options.log_column, warm_up_steps=options.log_warmup)
-    return forecast_from_log(
-        log, log_devices=options.log_devices, padded_baseline=options.padded_baseline, counts=devices
+        return forecast, ()
+    return None, (f"No forecast from the measured steps for other numbers of devices: {why}.",)
+
+
+def _laws_beside(
+    reference: ReferenceCurve | None, devices: tuple[int, ...], measured: Measured | None
+) -> dict[int, Gumbel | None]:
+    """Returns the clusters whose single steps are kept, with the law that each is compared with.
+
+    These are one device and the reference's cluster, or, without a reference, the measured or the largest cluster.
+    """
+    if reference is None:
+        return {1: None, (max(devices) if measured is None else measured.run.ranks): None}
+    laws: dict[int, Gumbel | None] = {1: reference.single}
+    return laws | ({reference.devices: reference.fitted} if reference.devices <= max(devices) else {})
+
+
+def _footer(subject: Subject, logs: list[LoggedRun]) -> tuple[str, ...]:
+    commit = commit_of_source()
+    data = "" if subject.prepared is None else f", data {subject.prepared.fingerprint(seed=0)[:_SHORT_NAME]}"
+    made = f"evenpack {VERSION}, {'no checkout' if commit is None else f'commit {commit}'}"
+    return (
+        f"Simulated: lengths of {subject.origin}{data}; {made}; no device",
+        *(f"Measured: {origin_of(log.label, log.record)}" for log in logs),
     )

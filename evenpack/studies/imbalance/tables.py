@@ -9,9 +9,10 @@ from evenpack import console
 from evenpack.console import WideTable, pairs, percent, table
 from evenpack.studies.imbalance.cluster import SCHEMES
 from evenpack.studies.imbalance.crossings import Crossing
-from evenpack.studies.imbalance.forecast import LogForecast
-from evenpack.studies.imbalance.plots import ImbalanceStudy, reference_name
+from evenpack.studies.imbalance.measured_tables import forecast_tables, measured_tables
 from evenpack.studies.imbalance.reference import ReferenceCurve
+from evenpack.studies.imbalance.results import ImbalanceStudy
+from evenpack.studies.imbalance.run_settings import StepOfRun
 from evenpack.studies.imbalance.simulation import Simulation
 from evenpack.studies.imbalance.step_times import SimulationRow
 
@@ -25,10 +26,16 @@ def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:
         ("Efficiency: sequences/s per device, divided by that of one device", lambda row: f"{row.efficiency:.4f}"),
     ):
         shown.append(_scheme_table(study.simulation, value, title=title))
-    shown += [_crossing_table(study.simulation.crossings), *_reference_tables(study.reference)]
+    shown.append(_crossing_table(study.simulation.crossings))
+    if study.reference is not None:
+        shown += _reference_tables(study.reference)
+    if study.measured is not None:
+        shown += measured_tables(study.measured, study.simulation)
     if study.forecast is not None:
-        shown += _log_tables(study.forecast)
-    return shown
+        shown += forecast_tables(study.forecast)
+    warnings = [*study.warnings, *(() if study.forecast is None else study.forecast.warnings)]
+    lines = [*study.notes, *(f"warning: {warning}" for warning in dict.fromkeys(warnings))]
+    return [*shown, console.text("\n".join(lines))] if lines else shown
 
 
 def _setting_table(study: ImbalanceStudy) -> RenderableType:
@@ -44,8 +51,10 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
             "micro-batch": f"{options.batch:,} sequences, or {simulation.packs_per_micro_batch:,} packs of "
             f"{simulation.pack_length:,} slots (by {simulation.packing_algorithm}, "
             f"{simulation.packing_factor:.3f} sequences per pack)",
-            "step": f"{options.accumulation} micro-batches per device, ZeRO {options.zero_stage}: devices wait "
+            "step": f"{options.accumulation} micro-batch{'es' if options.accumulation > 1 else ''} per device, ZeRO "
+            f"{options.zero_stage}: devices wait "
             + ("in every micro-batch" if options.zero_stage >= 2 else "once a step"),
+            **({} if study.step is None else {"of the run": _of_run(study.step)}),
             "cost model": f"{simulation.cost.name}: {simulation.cost.origin}",
             "attention": "causal: a padded row costs its width squared"
             if simulation.causal
@@ -58,21 +67,32 @@ def _setting_table(study: ImbalanceStudy) -> RenderableType:
     )
 
 
+def _of_run(step: StepOfRun) -> str:
+    items = f"{step.packs} packs" if step.packs is not None else f"{step.batch} sequences"
+    if step.ranks is None:
+        return f"{items} per micro-batch; it has not trained, so its ranks and its accumulation are not known"
+    accumulation = "" if step.accumulation is None else f", {step.accumulation} to a step,"
+    return f"{items} per micro-batch{accumulation} on its {step.ranks} ranks; ZeRO {step.zero_stage}"
+
+
 def _speed_up_table(study: ImbalanceStudy) -> RenderableType:
-    """Returns the speed-ups: simulated lines first, then the published one and the log's."""
+    """Returns the speed-ups: simulated lines first, then what is published and what follows from measured steps."""
     rows = _scheme_rows(study.simulation, lambda row: f"{row.speed_up:.3f}")
     for scheme, cells in zip(SCHEMES, rows, strict=True):
         of_scheme = study.simulation.of(scheme)
         cells["95 %, widest"] = f"± {max((row.speed_up_high - row.speed_up_low) / 2 for row in of_scheme):.4f}"
-    published = {f"{row.devices:,}": f"{row.expected:.3f}" for row in study.reference.rows}
-    spread = max(row.spread for row in study.reference.rows)
-    name = f"{reference_name(study.reference)}: unpadded arrival"
-    rows.append({"": name, **published, "95 %, widest": f"laws differ by {spread:.2f}"})
-    if study.forecast is not None:
+    if study.reference is not None:
+        published = {f"{row.devices:,}": f"{row.expected:.3f}" for row in study.reference.rows}
+        spread = max(row.spread for row in study.reference.rows)
+        name = f"{study.reference.name}: unpadded arrival"
+        rows.append({"": name, **published, "95 %, widest": f"laws differ by {spread:.2f}"})
+    if study.forecast is not None and study.measured is not None:
         logged = {f"{row.devices:,}": f"{row.best.expected:.3f}" for row in study.forecast.rows}
         width = max((row.highest - row.lowest) / 2 for row in study.forecast.rows)
-        rows.append({"": "log", **logged, "95 %, widest": f"± {width:.2f}, all laws"})
-    return WideTable(rows=rows, title="Speed-up over padding by arrival (sequences/s), by number of devices")
+        name = f"estimated from {study.measured.run.label}"
+        rows.append({"": name, **logged, "95 %, widest": f"± {width:.2f}, all laws"})
+    simulated = "ESTIMATED" if study.simulation.cost.estimated else "simulated"
+    return WideTable(rows=rows, title=f"Speed-up over padding by arrival (sequences/s), {simulated}, by devices")
 
 
 def _scheme_table(simulation: Simulation, value: Callable[[SimulationRow], str], *, title: str) -> RenderableType:
@@ -118,44 +138,6 @@ def _reference_tables(reference: ReferenceCurve) -> list[RenderableType]:
             "error of the inference": f"predicts {reference.expected_at_fitted:.4f} at {reference.devices} devices: "
             f"{reference.model_error_at_fitted:+.4f}",
         },
-        title=f"Inferred from a cluster, {reference_name(reference)}: un-padding by arrival (PackedBERT, section E)",
+        title=f"Inferred from a cluster, {reference.name}: un-padding by arrival (PackedBERT, section E)",
     )
     return [facts, WideTable(rows=rows, title="One device's law by")]
-
-
-def _log_tables(forecast: LogForecast) -> list[RenderableType]:
-    fits = [
-        {
-            "law": fit.name.replace("_", " "),
-            "parameters": ", ".join(f"{name} {value:.4g}" for name, value in vars(fit.law).items()),
-            "95 %": "; ".join(f"{each.low:.4g} to {each.high:.4g}" for each in fit.intervals.values()) or None,
-            "AIC": f"{fit.aic:.1f}",
-            "KS distance": f"{fit.ks_distance:.4f}",
-            "p": None if fit.ks_p_value is None else f"{fit.ks_p_value:.3f}",
-        }
-        for fit in forecast.fits.fits
-    ]
-    lines = [f"{forecast.path}: {forecast.format}; {forecast.steps_used:,} of {forecast.steps_read:,} steps used"]
-    lines += [
-        f"cut {cut.steps:,} steps, lines {cut.first_line} to {cut.last_line}: {cut.reason}" for cut in forecast.cuts
-    ]
-    lines += [f"warning: {warning}" for warning in forecast.warnings]
-    title = f"Log: speed-up over {forecast.padded_baseline:,.4g} sequences/s on {forecast.log_devices} devices"
-    return [table(fits, title=title), _forecast_table(forecast), console.text("\n".join(lines))]
-
-
-def _forecast_table(forecast: LogForecast) -> RenderableType:
-    """Returns every method, and the range over all of them with their intervals."""
-    best = forecast.fits.best.name
-    cells: dict[str, dict[str, Any]] = {}
-    for row in forecast.rows:
-        devices = f"{row.devices:,}"
-        for estimate in row.estimates:
-            name = f"{estimate.method.replace('_', ' ')}{' (lowest AIC)' if estimate.method == best else ''}"
-            cells.setdefault(name, {"": name})[devices] = f"{estimate.expected:.3f}"
-    for name in ("lowest", "highest"):
-        limits = {f"{row.devices:,}": f"{getattr(row, name):.3f}" for row in forecast.rows}
-        cells[name] = {"": f"{name}, with 95 % intervals", **limits}
-    told = {f"{row.devices:,}": row.extrapolated for row in forecast.rows}
-    cells["extrapolated"] = {"": "extrapolated", **told}
-    return WideTable(rows=list(cells.values()), title="From the log: expected speed-up by each law and method")

@@ -15,7 +15,6 @@ from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import ViewOfDocuments, length_chunks
 from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError, DataError, PackingError
-from evenpack.models.common.section import TransformerConfig
 from evenpack.studies.lengths.options import SubjectOptions
 from evenpack.studies.lengths.reading import GLUE, merge_histograms, read_histogram
 from evenpack.studies.origins import COMPUTED, name_of_lengths, name_of_prepared, origin_line
@@ -38,8 +37,10 @@ class Subject:
     """`Manifest.summary` of a run; empty for a plain list of lengths."""
     source_rows: tuple[dict[str, Any], ...]
     """`Manifest.row_summary` of a run; empty for a plain list of lengths."""
-    model: TransformerConfig | None
-    """Model of the run; None for a plain list of lengths."""
+    config: RunConfig | None
+    """The run; None for a plain list of lengths."""
+    prepared: PreparedData | None
+    """The run's data; None for a plain list of lengths."""
     documents: LengthHistogram | None
     """Whole training documents of a run that could have another recipe."""
     max_sequence_length: int | None
@@ -124,7 +125,8 @@ def _of_run(run_file: Path, overrides: Sequence[str], options: SubjectOptions) -
         else f"{name_of_prepared(prepared, source)} of {config.run.name}",
         splits=tuple(prepared.manifest.summary()),
         source_rows=tuple(prepared.manifest.row_summary()),
-        model=config.model,
+        config=config,
+        prepared=prepared,
         documents=_document_lengths(prepared, source),
         max_sequence_length=config.data.recipe.max_sequence_length,
         keeps_order=config.data.keeps_order,
@@ -164,7 +166,8 @@ def _fit(
         fitted=fitted,
         splits=(),
         source_rows=(),
-        model=None,
+        config=None,
+        prepared=None,
         documents=None,
         max_sequence_length=None,
         keeps_order=False,

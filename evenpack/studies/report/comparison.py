@@ -100,6 +100,19 @@ def different_settings(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, ...]
     }
 
 
+def differing(one: Mapping[str, Any], other: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """Returns the values, as text, of the keys that begin with one of `keys` and differ between two run files.
+
+    A key that one of them has not recorded, because an earlier version wrote it, does not count.
+    """
+    ours, theirs = flattened(one), flattened(other)
+    return {
+        key: (value, theirs[key])
+        for key, value in ours.items()
+        if key.startswith(keys) and key in theirs and value != theirs[key]
+    }
+
+
 def flattened(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
     """Returns each single value by its dotted key, as text."""
     found: dict[str, str] = {}

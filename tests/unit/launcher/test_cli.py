@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from drawn_figures import DrawnFigure
+from seen_figures import DrawnFigure
 
 from evenpack.errors import CheckpointError
 from evenpack.launcher.cli import app as cli

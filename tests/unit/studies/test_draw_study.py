@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from drawn_figures import DrawnFigure
+from seen_figures import DrawnFigure
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"

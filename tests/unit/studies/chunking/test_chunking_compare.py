@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chunked_runs import arm, finished, study
-from drawn_figures import DrawnFigure
 from rich.console import Console
+from seen_figures import DrawnFigure
 
 from evenpack.errors import ConfigError
 from evenpack.studies.chunking.compare import ArmRow, Finished, compare

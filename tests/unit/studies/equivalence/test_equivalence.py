@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 import pytest
-from drawn_figures import DrawnFigure
 from rich.console import Console
+from seen_figures import DrawnFigure
 from study_files import write_log, write_study
 
 from evenpack.errors import DataError

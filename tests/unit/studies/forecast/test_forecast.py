@@ -83,6 +83,10 @@ def test_ranks_whose_times_follow_the_lengths_are_predicted(world: World, config
     assert found.cost_model is not None
     assert found.cost_model.held_out_95_percent_error < 0.01
     assert study.rows_per_rank == 8
+    for row in found.rows:
+        for name, seconds in row.forecasts.items():
+            assert row.intervals[name].low < seconds < row.intervals[name].high, (row.ranks, name)
+            assert row.mean_forecasts[name] == pytest.approx(found.one_rank_seconds, rel=0.1), (row.ranks, name)
 
     console = Console(width=200, record=True, file=io.StringIO())
     logged = read_logged_ranks(LOG, warmup=1)
@@ -122,7 +126,15 @@ def test_virtual_ranks_share_the_step_that_real_ones_would(world: World, config:
 
 
 def test_errors_are_forecast_over_measured() -> None:
-    row = RanksRow(ranks=2, measured_seconds=2.0, standard_error=0.1, measured_wait=1.1, forecasts={"a": 2.2, "b": 1.0})
+    row = RanksRow(
+        ranks=2,
+        measured_seconds=2.0,
+        standard_error=0.1,
+        measured_wait=1.1,
+        forecasts={"a": 2.2, "b": 1.0},
+        intervals={},
+        mean_forecasts={"a": 1.0, "b": 1.0},
+    )
     assert row.errors == pytest.approx({"a": 0.1, "b": -0.5})
 
 

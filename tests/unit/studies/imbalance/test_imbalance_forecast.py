@@ -28,6 +28,8 @@ def _log(speed_ups: np.ndarray, *, devices: int | None = None) -> StepLog:
         cuts=(),
         warnings=("said by the reader",),
         devices=devices,
+        sequences_per_step=None,
+        wait_share=None,
     )
 
 

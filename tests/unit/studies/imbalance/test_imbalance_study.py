@@ -113,9 +113,8 @@ def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> N
     log = tmp_path / "log.csv"
     random = np.random.default_rng(0)
     log.write_text("seq/s\n" + "\n".join(f"{100 * rate:.3f}" for rate in random.gumbel(1.6, 0.12, 200)))
-    code, out, _ = study(
-        "squad_1_1_384", "--devices", "1,8", *QUICK, "--log", log, "--padded-baseline", "100", "--json"
-    )  # fmt: skip
+    options = ("--log", log, "--padded-baseline", "100", "--published", "--json")
+    code, out, _ = study("squad_1_1_384", "--devices", "1,8", *QUICK, *options)
     assert code == 0
     values: dict[str, Any] = json.loads(out)
     simulation = values["simulation"]
@@ -133,7 +132,7 @@ def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> N
     one, cluster = simulation["step_histograms"]
     assert (one["devices"], cluster["devices"], sum(cluster["counts"])) == (1, 8, 30)
     assert cluster["beside"] == {"location": 1.6038, "scale": 0.1288}
-    assert values["log"]["steps_used"] == sum(values["log"]["step_histogram"]["counts"]) == 190
+    assert values["log"]["steps_used"] == sum(values["measured"]["step_histogram"]["counts"]) == 190
     assert values["log"]["rows"][1]["best"]["expected"] == pytest.approx(1.6 + 0.12 * np.euler_gamma, abs=0.04)
 
 
@@ -170,7 +169,9 @@ def test_a_run_is_simulated_with_its_own_model(study: Command, tmp_path: Path) -
 def test_tables_name_the_estimate_every_scheme_and_what_crosses(study: Command, tmp_path: Path) -> None:
     plot = tmp_path / "new" / "figure.png"
     arguments = ("squad_1_1_384", "--devices", "1..4", *QUICK, "--all-reduce-bytes", "1e9", "--bandwidth", "50")
-    code, out, err = study(*arguments, "--noise", "--accumulation", "2", "--zero-stage", "2", "--plot", plot)
+    code, out, err = study(
+        *arguments, "--noise", "--accumulation", "2", "--zero-stage", "2", "--published", "--plot", plot
+    )
     assert code == 0, err
     for words in (
         "ESTIMATE, not measured: bert large",
@@ -216,7 +217,7 @@ def test_the_log_is_shown_by_every_method_with_its_range(study: Command, tmp_pat
     saved = tmp_path / "study.json"
     _, out, _ = study(*arguments, "--log-devices", "64", "--padded-baseline", "100", "--save", saved)
     rows = json.loads(saved.read_text())["log"]["rows"]
-    shown = out.split("From the log: expected speed-up by each law and method")[1].split("\n\n")[0]
+    shown = out.split("Estimated from measured steps: speed-up by each method")[1].split("\n\n")[0]
     lines = {line[:39].strip(): line[39:].split() for line in shown.splitlines()}
     assert lines["generalised extreme value (lowest AIC)"][0] == "inf"
     assert rows[0]["best"]["expected"] is None

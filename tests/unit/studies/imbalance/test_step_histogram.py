@@ -76,9 +76,9 @@ def test_the_area_of_the_bars_is_that_of_the_curves(law: Gumbel | None) -> None:
 
     axes: Axes = Figure().add_subplot()
     values = np.random.default_rng(0).gumbel(1.6038, 0.1288, 1_000)
-    _draw(axes, step_histogram(values, devices=8, beside=law), origin="simulated", law="published")
+    _draw(axes, step_histogram(values, devices=8, beside=law), of="Measured", is_measured=True, law="published")
     assert sum(bar.get_width() * bar.get_height() for bar in axes.patches) == pytest.approx(1)
     areas = [np.trapezoid(line.get_ydata(), line.get_xdata()) for line in axes.lines]
     assert areas == pytest.approx([1] * (1 if law is None else 2), abs=0.01)
-    assert axes.get_title(loc="left").startswith("On 8 devices un-padded steps have 1.6")
+    assert axes.get_title(loc="left").startswith("Measured, 8 devices\nMean step 1.6")
     assert "location 1.604, scale 0.129" in axes.get_legend().get_texts()[-2 if law else 0].get_text() or law is None

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from drawn_figures import DrawnFigure
+from seen_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram
 from evenpack.studies.packing.packing import PackingRow, study_packing, sweep_pack_lengths

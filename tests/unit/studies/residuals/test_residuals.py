@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drawn_figures import DrawnFigure
+from seen_figures import DrawnFigure
 
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.errors import ConfigError, PackingError

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from drawn_figures import DrawnFigure
+from seen_figures import DrawnFigure
 
 from evenpack.studies.plotting import COLOURS
 from evenpack.studies.shuffle.config import ShuffleStudyConfig

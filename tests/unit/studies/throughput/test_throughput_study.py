@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn_figures import DrawnFigure
 from pair_sources import pair_run
 from rich.console import Console
+from seen_figures import DrawnFigure
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData

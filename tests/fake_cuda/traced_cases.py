@@ -1,0 +1,145 @@
+"""The steps that are traced: as few as hold every pair of two settings that go together. Needs no torch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import combinations, product
+from typing import Any, get_args
+
+from evenpack.models.families import find_family, known_families
+
+PRECISIONS = ("fp32", "bf16_autocast")
+LAYOUTS = ("packed", "unpadded", "padded")
+UPDATES = ("adamw", "lamb", "adamw_zero1")
+BACKENDS = ("reference", "sdpa", "varlen", "flash", "flex")
+
+EXPECTED_WAITS = {
+    "evenpack.kernels.sdpa.attend": 1.0,
+    "evenpack.kernels.sdpa._window_mask": 1.0,
+    "evenpack.kernels.sdpa._alibi_bias": 1.0,
+    "deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace": 0.0,
+    "deepspeed.runtime.utils.is_invalid_grad_norm": 0.0,
+}
+"""Functions that may wait for the device, and what they read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One traced step; `positions` is the family's way to tell them."""
+
+    family: str
+    positions: str
+    backend: str
+    layout: str
+    precision: str
+    update: str
+    dropout: float
+    checkpointing: bool
+    micro_batches: int
+    layers: int | None = 2
+    preset: str | None = None
+
+    @property
+    def name(self) -> str:
+        words = [self.family, self.positions, self.backend, self.layout, self.precision, self.update]
+        words += ["dropout"] if self.dropout else []
+        words += ["checkpointing"] if self.checkpointing else []
+        words += [f"{self.micro_batches}_micro_batches"] if self.micro_batches > 1 else []
+        return "-".join(words)
+
+    @property
+    def can_be(self) -> bool:
+        """Whether the backend serves it, by the table of `kernels/capabilities.py`."""
+        return can_serve(self.backend, precision=self.precision, positions=self.positions, dropout=self.dropout)
+
+
+def can_serve(backend: str, *, precision: str, positions: str, dropout: float) -> bool:
+    if backend == "varlen" and (positions == "alibi" or dropout):
+        return False
+    if backend == "flex" and dropout:
+        return False
+    return backend not in ("varlen", "flash") or precision == "bf16_autocast"
+
+
+def is_estimated(case):
+    """Whether the formula of `models/memory.py` is for such a step."""
+    has_kernel = case.backend in ("varlen", "flash", "flex")
+    return has_kernel and case.precision == "bf16_autocast" and case.update != "adamw_zero1"
+
+
+def has_estimated_blocks(case):
+    """Whether each block keeps its activations, by the formula of its family."""
+    return case.backend in ("varlen", "flash", "flex") and case.precision == "bf16_autocast" and not case.checkpointing
+
+
+def whole_presets():
+    """The names of all models of all families."""
+    return [f"{name}:{preset}" for name in known_families() for preset in find_family(name).config.presets]
+
+
+def families() -> list[tuple[str, str]]:
+    """Each family with each kind of its positions."""
+    return [
+        (name, positions)
+        for name in known_families()
+        for positions in get_args(find_family(name).config.model_fields["positions"].annotation)
+    ]
+
+
+def all_cases() -> list[Case]:
+    choices = product(families(), BACKENDS, LAYOUTS, PRECISIONS, UPDATES, (0.0, 0.1), (False, True), (1, 2))
+    cases = [
+        Case(
+            family=family,
+            positions=positions,
+            backend=backend,
+            layout=layout,
+            precision=precision,
+            update=update,
+            dropout=dropout,
+            checkpointing=checkpointing,
+            micro_batches=micro_batches,
+        )
+        for (family, positions), backend, layout, precision, update, dropout, checkpointing, micro_batches in choices
+    ]
+    return [case for case in cases if case.can_be]
+
+
+def pairwise(cases: Sequence[Case]) -> list[Case]:
+    """Returns cases that hold every pair of settings that any of `cases` holds: each time the one with most new."""
+    pairs = {case: frozenset(_pairs(case)) for case in cases}
+    missing = frozenset().union(*pairs.values())
+    chosen = []
+    while missing:
+        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        chosen.append(best)
+        missing -= pairs[best]
+    return chosen
+
+
+def _pairs(case: Case) -> Iterator[tuple[Any, ...]]:
+    values = asdict(case)
+    settings = [(field.name, values[field.name]) for field in fields(case)[2:-2]]
+    settings.append(("family", (case.family, case.positions)))
+    yield from combinations(settings, 2)
+
+
+CASES = {case.name: case for case in pairwise(all_cases())}
+
+
+def whole_preset(name):
+    """Returns the step of a whole model, `FAMILY:PRESET`."""
+    family, preset = name.split(":")
+    positions = find_family(family).config.model_fields["positions"].default
+    return Case(
+        family=family,
+        positions=positions,
+        backend="varlen",
+        layout="packed",
+        precision="bf16_autocast",
+        update="adamw",
+        dropout=0.0,
+        checkpointing=False,
+        micro_batches=1,
+        layers=None,
+        preset=preset,
+    )

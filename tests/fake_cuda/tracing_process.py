@@ -1,0 +1,168 @@
+"""Traces steps in a process of its own: `tracing_process.py LIBRARY JOB ...` writes a line of JSON for each job.
+
+A job is the name of a case, `FAMILY:PRESET` for a whole model, `SPOILER:CASE` for a case with a fault put into it, or
+`torch:CASE` for a case whose memory torch's own tracker measures beside ours.
+"""
+
+import gc
+import json
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from evenpack.testing.fake_cuda.device import pretend_cuda
+
+pretend_cuda(Path(sys.argv[1]))
+
+import torch  # noqa: E402 - after the device
+from batches import build_batch, random_sequences  # noqa: E402
+from masked_batches import build_masked_batch, random_pairs  # noqa: E402
+from spoilers import SPOILERS  # noqa: E402
+from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
+from traced_cases import CASES, EXPECTED_WAITS, Case, whole_preset  # noqa: E402
+
+from evenpack.kernels.sdpa import WINDOW_TOKENS, plan_windows  # noqa: E402
+from evenpack.models.common.batch_work import performed_work  # noqa: E402
+from evenpack.models.families import find_family  # noqa: E402
+from evenpack.models.memory import estimate_training_memory  # noqa: E402
+from evenpack.testing.fake_cuda.trace import trace_steps  # noqa: E402
+from evenpack.testing.runs import run_config, run_values  # noqa: E402
+
+VOCABULARY = 32_000
+LONGEST = 512
+RANKS = 2
+PACKS = ([512], [300, 150], [200, 40, 20])
+
+
+def batch_of(case):
+    """Four packs in the case's layout."""
+    make = random_sequences if find_family(case.family).objective == "next_tokens" else random_pairs
+    packs = [make(lengths, vocabulary_size=VOCABULARY) for lengths in PACKS]
+    build = build_batch if make is random_sequences else build_masked_batch
+    return build(packs, case.layout, max_sequence_length=LONGEST, pack_length=LONGEST)[0]
+
+
+def config_of(case):
+    """Two layers, or all, of a preset."""
+    family = find_family(case.family)
+    recipe = {"kind": family.recipes[0], "max_sequence_length": LONGEST}
+    model = {
+        "preset": case.preset or list(family.config.presets)[-1],
+        "hidden_size": None,
+        "heads": None,
+        "layers": case.layers,
+        "positions": case.positions,
+        "dropout": case.dropout,
+        "activation_checkpointing": case.checkpointing,
+    }
+    training = {
+        "layout": case.layout,
+        "packs_per_step": RANKS * case.micro_batches * len(PACKS),
+        "packs_per_micro_batch": len(PACKS),
+        "precision": case.precision,
+    }
+    values = run_values(
+        case.family,
+        Path("never_written"),
+        data={"recipe": recipe, "pack_length": LONGEST},
+        model={"kind": case.family, **model},
+        attention={"backend": case.backend},
+        training=training,
+        optimizer={"kind": case.update.partition("_")[0]},
+        deepspeed={"zero_stage": int(case.update.endswith("zero1"))},
+    )
+    return run_config(values)
+
+
+def attended_squares(case, batch):
+    """Scores that the backend computes for each head as plain matrix products; None where it is an operator."""
+    if case.backend == "reference":
+        return batch.slots**2
+    if case.backend == "sdpa":
+        lengths = tuple(batch.cu_seqlens.diff().tolist())
+        windows = plan_windows(
+            lengths,
+            window_tokens=WINDOW_TOKENS,
+            causal=False,
+            slopes=None,
+            mask_dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        return sum(window.tokens**2 for window in windows)
+    return None
+
+
+def measured_by_torch(engine, peaks):
+    """Torch's own tracker of memory, whose peak is added to `peaks` at the end of each backward pass."""
+    tracker = MemTracker()
+    optimizer = engine.deepspeed.optimizer
+    tracker.track_external(engine.model, optimizer)
+
+    def note(phase):
+        if phase == "update":
+            peaks.append(tracker.get_tracker_snapshot("peak")[torch.device("cuda:0")]["Total"])
+
+    engine.observer = note
+    return tracker
+
+
+def traced(job):
+    prefix, _, name = job.partition(":")
+    if prefix != "torch" and prefix not in SPOILERS:
+        prefix, name = "", job
+    case: Case = CASES.get(name) or whole_preset(name)
+    peaks = []
+    batch, config = batch_of(case), config_of(case)
+    sizes = {"vocabulary_size": VOCABULARY, "max_positions": LONGEST}
+    trace = trace_steps(
+        config,
+        [batch] * case.micro_batches,
+        **sizes,
+        world_size=RANKS,
+        expected_waits=EXPECTED_WAITS,
+        spoil=SPOILERS.get(prefix),
+        beside=partial(measured_by_torch, peaks=peaks) if prefix == "torch" else None,
+    )
+    work = performed_work(batch)
+    memory = estimate_training_memory(
+        config.model,
+        **sizes,
+        slots=work.slots,
+        head_rows=work.head_slots,
+        optimizer_states=config.optimizer.fp32_states,
+    )
+    one_layer = config.model.model_copy(update={"layers": config.model.shape["layers"] - 1})
+    activation_bytes = find_family(case.family).cost.activation_bytes
+    sizes_of_work = {"slots": work.slots, "head_rows": work.head_slots}
+    blocks = [activation_bytes(model, **sizes_of_work) for model in (config.model, one_layer)]
+    return {
+        **asdict(trace),
+        "estimated_block_bytes": blocks[0] - blocks[1],
+        "peak_by_torch": max(peaks, default=None),
+        "faults": [str(fault) for fault in trace.faults],
+        "model": config.model.model_dump(mode="json"),
+        "vocabulary_size": VOCABULARY,
+        "work": asdict(work),
+        "attended_squares": attended_squares(case, batch),
+        "estimate": asdict(memory),
+    }
+
+
+def main():
+    gc.freeze()  # else each collection would scan all that was imported, half a second a step
+    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # DeepSpeed's alignment check
+    for job in sys.argv[2:]:
+        started = time.process_time()
+        try:
+            result = traced(job)
+        except Exception as error:
+            result = {"error": "".join(traceback.format_exception(error))}
+        seconds = time.process_time() - started
+        print(json.dumps({"job": job, "cpu_seconds": round(seconds, 2), **result}), flush=True)
+
+
+main()

@@ -1,0 +1,22 @@
+"""The study of waiting on a run's file, in this process."""
+
+from typing import Any
+
+from evenpack.engine.config import RunConfig
+from evenpack.studies.imbalance.arguments import ImbalanceArguments
+from evenpack.studies.imbalance.request import ImbalanceRequest
+from evenpack.studies.imbalance.results import ImbalanceStudy
+from evenpack.studies.imbalance.study import run_study
+from evenpack.studies.lengths.options import SubjectOptions
+from evenpack.studies.lengths.subject import find_subject
+from evenpack.testing import write_run_file
+
+QUICK: dict[str, Any] = {"steps": 30, "devices": "1,2"}
+
+
+def studied(config: RunConfig, *overrides: str, **given: Any) -> ImbalanceStudy:
+    """The study of a run's file."""
+    path = config.run.output_dir.with_suffix(".yaml")
+    write_run_file(path, config.model_dump(mode="json"))
+    subject = find_subject(str(path), overrides, SubjectOptions())
+    return run_study(subject, ImbalanceRequest(ImbalanceArguments(**QUICK | given)))

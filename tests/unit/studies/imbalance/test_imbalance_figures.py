@@ -1,0 +1,106 @@
+"""Figures of `study imbalance`: what is measured, estimated and published is told apart, with its origin."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drawn_figures import keep_figures, texts_of
+from logged_runs import CPU, log_run
+from matplotlib.figure import Figure
+from studied_runs import studied
+
+from evenpack.engine.config import RunConfig
+from evenpack.studies.imbalance import plots, step_plots
+from evenpack.studies.imbalance.arguments import ImbalanceArguments
+from evenpack.studies.imbalance.logged_run import is_same_device
+from evenpack.studies.imbalance.request import ImbalanceRequest
+
+pytestmark = pytest.mark.usefixtures("simulated_once")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 SXM, 16-bit", True),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 SXM, 16-bit", False),
+        (CPU, "NVIDIA H100 SXM, 16-bit", False),
+        (CPU, CPU, True),
+        ("CPU (EPYC 7B13), 1 thread a rank", "CPU (EPYC 7B13), 2 threads a rank", False),
+    ],
+)
+def test_devices_are_told_apart_by_their_model(one: str, other: str, same: bool) -> None:
+    assert is_same_device(one, other) == same
+
+
+def test_a_log_of_another_device_than_the_cost_models_is_warned_of(packed: RunConfig) -> None:
+    log_run(packed)
+    (warning,) = studied(packed).warnings
+    assert f"packed was measured on {CPU}, and the simulated lines are an ESTIMATE for NVIDIA H100 SXM" in warning
+    log_run(packed, device="NVIDIA H100 80GB HBM3")
+    assert studied(packed).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "origin", "shown"),
+    [
+        ({}, "wikipedia_512", True),
+        ({}, "my_run", False),
+        ({"published": True}, "my_run", True),
+        ({"published": False}, "wikipedia_512", False),
+        ({"reference_location": 1.5}, "my_run", True),
+    ],
+)
+def test_the_published_curve_stands_beside_its_own_lengths_or_where_it_is_wanted(
+    given: dict[str, Any], origin: str, shown: bool
+) -> None:
+    assert ImbalanceRequest(ImbalanceArguments(**given)).shows_reference(origin) == shown
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are drawn while a test runs."""
+    return keep_figures(monkeypatch, plots, step_plots)
+
+
+def test_figures_tell_what_was_measured_from_what_was_estimated(
+    packed: RunConfig, padded: RunConfig, tmp_path: Path, figures: list[Figure]
+) -> None:
+    log_run(packed)
+    study = studied(packed, baseline_run=log_run(padded, seconds=1.0))
+    plots.plot_imbalance(study, tmp_path / "figure.png")
+    step_plots.plot_step_speed_ups(study, tmp_path / "steps.png")
+    speed_ups, of_steps = figures
+    for words in (
+        "SIMULATED with an ESTIMATED cost model, nothing measured: NVIDIA H100 SXM, 16-bit",
+        f"MEASURED: packed (packs, assigned by cost) on 2 x {CPU}",
+        f"WARNING: packed was measured on {CPU}",
+        "Simulated: lengths of packed, data ",
+        f"Measured: padded: data one ({read_fingerprint(padded)}); evenpack 0.0, commit abc123; 2 x {CPU}",
+    ):
+        assert words in texts_of(speed_ups), words
+        assert words in texts_of(of_steps), words
+    assert "published" not in texts_of(speed_ups)
+    left, right = speed_ups.axes
+    simulated = [line for line in left.lines if line.get_marker() == "o"]
+    assert {line.get_markerfacecolor() for line in simulated} == {"white"}
+    for axes, height in ((left, 2.0), (right, 10.0)):
+        (point,) = [line for line in axes.lines if line.get_marker() == "D"]
+        assert point.get_xydata()[0] == pytest.approx([2.0, height])
+    assert [axes.get_title(loc="left").split(",")[0] for axes in of_steps.axes] == ["Estimated"] * 2 + ["Measured"]
+
+
+def test_marks_are_filled_where_the_cost_model_was_measured(
+    packed: RunConfig, tmp_path: Path, figures: list[Figure]
+) -> None:
+    study = studied(packed, cost_model="gpt2_xl_width_cpu")
+    plots.plot_imbalance(study, tmp_path / "figure.png")
+    (figure,) = figures
+    assert "SIMULATED with a cost model measured on CPU" in texts_of(figure)
+    assert "white" not in {line.get_markerfacecolor() for line in figure.axes[0].lines}
+
+
+def read_fingerprint(config: RunConfig) -> str:
+    """As a footer shows it."""
+    fingerprint: str = json.loads((config.run.output_dir / "run.json").read_text())["data"]["fingerprint"]
+    return fingerprint[:12]

@@ -1,0 +1,238 @@
+"""`study imbalance RUN.yaml`: what is taken from the run, and its steps beside those of a baseline run."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logged_runs import CPU, log_run
+from studied_runs import studied
+
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.launcher.cli import app as cli
+from evenpack.studies.imbalance.arguments import ImbalanceArguments
+from evenpack.studies.imbalance.comparable import require_comparable
+from evenpack.studies.imbalance.logged_run import read_logged_run
+from evenpack.studies.imbalance.measured_tables import cut_lines
+from evenpack.studies.imbalance.request import ImbalanceRequest
+from evenpack.studies.imbalance.step_cost import SHIPPED
+from evenpack.studies.imbalance.step_log import Cut, read_step_log
+from evenpack.testing import changed, write_run_file
+
+pytestmark = pytest.mark.usefixtures("simulated_once")
+
+
+def test_step_ranks_and_model_are_those_of_the_run(packed: RunConfig) -> None:
+    """Eight packs a step, four a micro-batch: two micro-batches on one rank, one on two."""
+    log_run(packed, ranks=1)
+    study = studied(packed, "deepspeed.zero_stage=1")
+    options = study.simulation.options
+    assert (options.packs, options.accumulation, options.zero_stage) == (4, 2, 1)
+    assert options.batch == round(4 * study.simulation.packing_factor)
+    assert "gpt2 tiny" in study.simulation.cost.origin
+    log_run(packed, ranks=2)
+    assert studied(packed).simulation.options.accumulation == 1
+
+
+def test_an_option_takes_the_place_of_what_the_run_says(packed: RunConfig) -> None:
+    log_run(packed, ranks=1)
+    study = studied(packed, batch=3, accumulation=5, zero_stage=2, cost_model="gpt2_xl_estimate")
+    options = study.simulation.options
+    assert (options.batch, options.accumulation, options.zero_stage) == (3, 5, 2)
+    assert study.simulation.packs_per_micro_batch == max(1, round(3 / study.simulation.packing_factor))
+    assert study.simulation.cost.name == "gpt2_xl_estimate"
+    assert studied(packed, packs=7).simulation.options.packs == 7
+
+
+def test_the_ranks_of_a_run_are_simulated_unless_devices_are_named(packed: RunConfig) -> None:
+    log_run(packed, ranks=8)
+    request = ImbalanceRequest(ImbalanceArguments())
+    assert request.simulated_devices(24) == (1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 2048)
+    assert ImbalanceRequest(ImbalanceArguments(devices="1,4")).simulated_devices(24) == (1, 4)
+
+
+def test_the_cost_model_of_the_run_is_used(packed: RunConfig) -> None:
+    with_model = changed(
+        packed, training={"cost_model": SHIPPED / "gpt2_xl_width_cpu.json", "cost_model_of_another": "use"}
+    )
+    cost = studied(with_model).simulation.cost
+    assert (cost.name, cost.estimated) == ("gpt2_xl_width_cpu", False)
+
+
+def test_a_run_that_has_not_trained_says_so(packed: RunConfig, padded: RunConfig) -> None:
+    study = studied(packed)
+    assert study.measured is None
+    assert study.step is not None
+    assert (study.step.ranks, study.step.accumulation, study.simulation.options.accumulation) == (None, None, 1)
+    (note,) = study.notes
+    assert f"there is no {packed.run.output_dir / 'metrics.jsonl'}; train it first" in note
+    with pytest.raises(ConfigError, match="train it first"):
+        studied(packed, baseline_run=log_run(padded))
+
+
+def test_a_run_is_compared_with_its_baseline(packed: RunConfig, padded: RunConfig) -> None:
+    """Equal jitter on both sides: twice as fast in every step."""
+    log_run(packed, seconds=0.5)
+    log_run(padded, seconds=1.0)
+    path = write_run_file(padded.run.output_dir.with_suffix(".yaml"), padded.model_dump(mode="json"))
+    for baseline in (padded.run.output_dir, path):
+        measured = studied(packed, baseline_run=baseline).measured
+        assert measured is not None
+        assert measured.speed_up == pytest.approx(2.0)
+        reach = measured.speed_up_interval
+        assert reach is not None
+        assert 1.97 < reach.low < 2.0 < reach.high < 2.03
+        assert measured.run.wait_share == pytest.approx(0.1)
+        assert measured.is_over_padding
+        assert (measured.run.ranks, measured.run.device, measured.run.commit) == (2, CPU, "abc123")
+    assert studied(packed, baseline_run=padded.run.output_dir).simulation.options.batch == 8  # of the baseline
+
+
+def test_without_a_baseline_rates_and_waiting_are_shown(packed: RunConfig) -> None:
+    log_run(packed)
+    study = studied(packed)
+    assert study.measured is not None
+    assert study.measured.speed_up is None
+    assert study.measured.run.sequences_per_second == pytest.approx(32.0, rel=0.01)
+    assert any("name it by --baseline-run" in note for note in study.notes)
+    given = studied(packed, padded_baseline=16.0).measured
+    assert given is not None
+    assert given.speed_up == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_log_of_other_settings_is_left_out_by_name(packed: RunConfig, padded: RunConfig) -> None:
+    log_run(packed)
+    study = studied(packed, "training.packs_per_step=16")
+    assert study.measured is None
+    assert study.simulation.options.accumulation == 2  # on the ranks that it had
+    (note,) = study.notes
+    assert "other settings (there and here: training.packs_per_step 8 and 16)" in note
+    with pytest.raises(ConfigError, match="other settings"):
+        studied(packed, "training.packs_per_step=16", baseline_run=log_run(padded))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"ranks": 4}, "packed ran on 2 ranks and its baseline padded on 4"),
+        ({"device": "NVIDIA H100"}, "was measured on CPU .* and its baseline padded on NVIDIA H100"),
+    ],
+)
+def test_a_baseline_on_other_devices_is_refused(
+    other: dict[str, Any], message: str, packed: RunConfig, padded: RunConfig
+) -> None:
+    log_run(packed)
+    with pytest.raises(ConfigError, match=message):
+        studied(packed, baseline_run=log_run(padded, **other))
+
+
+def test_a_baseline_of_another_model_or_other_data_is_refused(packed: RunConfig, padded: RunConfig) -> None:
+    log_run(packed)
+    deeper = changed(padded, model={"layers": 3})
+    with pytest.raises(ConfigError, match=r"another model than packed .*model.layers .* and 3"):
+        studied(packed, baseline_run=log_run(deeper))
+    output_dir = log_run(padded)
+    record = json.loads((output_dir / "run.json").read_text())
+    record["data"] |= {"fingerprint": "other", "pack_length": 128}
+    (output_dir / "run.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=r"other data than packed .pack length 128, not 64"):
+        studied(packed, baseline_run=output_dir)
+
+
+def test_other_differences_of_a_baseline_are_warnings(packed: RunConfig, padded: RunConfig, tmp_path: Path) -> None:
+    run = read_logged_run(log_run(packed) / "metrics.jsonl")
+    same = log_run(padded) / "metrics.jsonl"
+    assert require_comparable(run, read_logged_run(same)) == []
+    bare = tmp_path / "bare" / "metrics.jsonl"
+    bare.parent.mkdir()
+    bare.write_bytes(same.read_bytes())
+    other = log_run(changed(padded, deepspeed={"zero_stage": 1}), commit="def456", sequences=32)
+    settings, commit, step = require_comparable(run, read_logged_run(other / "metrics.jsonl"))
+    assert "deepspeed.zero_stage 0 and 1" in settings
+    assert "abc123 and def456" in commit
+    assert "a step of packed holds 16 sequences on average and one of its baseline 32" in step
+    (warning,) = require_comparable(run, read_logged_run(bare))
+    assert "no run.json beside the log of metrics.jsonl" in warning
+
+
+def test_a_baseline_that_is_no_padding_is_not_drawn_as_one(packed: RunConfig, padded: RunConfig) -> None:
+    log_run(packed)
+    unpadded = changed(padded, training={"layout": "unpadded", "assignment": "arrival"})
+    measured = studied(packed, baseline_run=log_run(unpadded, seconds=1.0)).measured
+    assert measured is not None
+    assert measured.speed_up == pytest.approx(2.0)
+    assert not measured.is_over_padding
+    assert any("the baseline is unpadded sequences, assigned by arrival" in one for one in measured.warnings)
+
+
+def test_steps_on_other_ranks_are_cut(packed: RunConfig, tmp_path: Path) -> None:
+    """A run that went on with another number of ranks: the rates of the two do not mix."""
+    first = (log_run(packed, ranks=1, seconds=1.0) / "metrics.jsonl").read_text()
+    second = (log_run(packed, ranks=2, seconds=0.5) / "metrics.jsonl").read_text()
+    path = tmp_path / "both" / "metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text(first + second)
+    log = read_step_log(path)
+    assert log.devices == 2
+    assert log.sequences_per_second == pytest.approx(32.0, rel=0.01)
+    assert [(cut.steps, cut.first_line, cut.last_line) for cut in log.cuts] == [(80, 1, 80), (10, 81, 90)]
+    assert log.cuts[0].reason == "other ranks: the last steps are of 2"
+
+
+def test_many_cuts_are_one_line_and_all_of_them_in_json(packed: RunConfig, padded: RunConfig) -> None:
+    slow = range(12, 400, 10)
+    log_run(packed, steps=400, slow_steps=slow)
+    measured = studied(packed, baseline_run=log_run(padded)).measured
+    assert measured is not None
+    dips = [cut for cut in measured.run.cuts if cut.reason.startswith("dip")]
+    assert [cut.first_line for cut in dips] == list(slow)
+    warm_up, dip = cut_lines(measured.run.cuts)
+    assert warm_up.startswith("cut 10 steps, lines 1 to 10: warm-up")
+    assert dip.startswith("cut 39 steps in 39 places, lines 12 to 392: dip: below")
+
+
+def test_a_single_step_that_is_cut_is_in_the_singular() -> None:
+    assert cut_lines([Cut(reason="dip", steps=1, first_line=7, last_line=7)]) == ["cut 1 step, line 7: dip"]
+
+
+def test_the_command_line_takes_a_run_and_its_baseline(
+    packed: RunConfig, padded: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_run(packed)
+    run_file = write_run_file(packed.run.output_dir.with_suffix(".yaml"), packed.model_dump(mode="json"))
+    words = [str(run_file), "--baseline-run", str(log_run(padded, seconds=1.0)), "--devices", "1,2", "--steps", "30"]
+    monkeypatch.setattr(sys, "argv", ["evenpack", "study", "imbalance", *words])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    out = capsys.readouterr().out
+    assert not exit_.value.code
+    assert "of the run   4 packs per micro-batch, 1 to a step, on its 2 ranks; ZeRO 0" in out
+    assert "2.000 (95 %: " in out
+    assert "simulated, ESTIMATED cost model" in out
+    assert f"warning: packed was measured on {CPU}" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"baseline_run": Path("nowhere")}, "--baseline-run nowhere: there is no nowhere/metrics.jsonl"),
+        ({"baseline_run": Path("nowhere.yaml")}, "nowhere.yaml"),
+        ({"baseline_run": Path("x"), "padded_baseline": 3.0}, "give one of them"),
+        ({"padded_baseline": -1.0}, "sequences/s above 0, not -1.0"),
+        ({"accumulation": 0}, "--accumulation must be 1 or more, not 0"),
+        ({"zero_stage": 5}, "--zero-stage is 0, 1, 2 or 3, not 5"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ImbalanceRequest(ImbalanceArguments(**given))
+
+
+def test_log_options_without_a_log_are_refused() -> None:
+    for name, value in (("padded_baseline", 3.0), ("log_column", "a"), ("log_warmup", 1), ("log_devices", 2)):
+        request = ImbalanceRequest(dataclasses.replace(ImbalanceArguments(), **{name: value}))
+        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is an option for a log"):
+            request.refuse_log_options()
