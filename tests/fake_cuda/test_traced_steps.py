@@ -30,7 +30,7 @@ FAULTS = {
 }
 """What `spoilers.py` does to a model, and the fault that it makes."""
 
-SPOILED = "bert-learned-varlen-packed-bf16_autocast-adamw"
+SPOILED = "bert-learned-varlen-unpadded-bf16_autocast-adamw"
 
 of_each_case = pytest.mark.parametrize("job", CASES)
 of_each_model = pytest.mark.parametrize("job", [pytest.param(name, marks=pytest.mark.slow) for name in whole_presets()])
