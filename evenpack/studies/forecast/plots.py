@@ -10,8 +10,8 @@ import numpy as np
 from evenpack.studies.forecast.bands import NORMAL_95
 from evenpack.studies.forecast.forecast import METHODS, ForecastStudy, FormForecast
 from evenpack.studies.forecast.real_run import RealRun, form_of_run
+from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
-from evenpack.studies.report.figures import origin_of
 
 _WIDTH_INCHES = 13.0
 _ROW_INCHES = 4.6
@@ -140,4 +140,4 @@ def _origins(study: ForecastStudy, real: RealRun | None) -> list[str]:
     origin = study.measured_on
     commit = "no checkout" if origin.commit is None else f"commit {origin.commit}"
     own = f"{study.run}: data {study.data}; evenpack {origin.evenpack}, {commit}; 1 x {origin.device}"
-    return [own, *([] if real is None else [f"Real run {origin_of(real.label, real.record)}"])]
+    return [own, *([] if real is None else [f"Real run {origin_of_runs(real.label, [real.record])}"])]

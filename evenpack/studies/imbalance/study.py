@@ -29,7 +29,7 @@ from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimat
 from evenpack.studies.imbalance.step_plots import plot_step_speed_ups
 from evenpack.studies.imbalance.tables import imbalance_tables
 from evenpack.studies.lengths.subject import Subject, long_lines
-from evenpack.studies.report.figures import origin_of
+from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.statistics.laws import Gumbel
 from evenpack.version import VERSION
 
@@ -160,5 +160,5 @@ def _footer(subject: Subject, logs: list[LoggedRun]) -> tuple[str, ...]:
     made = f"evenpack {VERSION}, {'no checkout' if commit is None else f'commit {commit}'}"
     return (
         f"Simulated: lengths of {subject.origin}{data}; {made}; no device",
-        *(f"Measured: {origin_of(log.label, log.record)}" for log in logs),
+        *(f"Measured: {origin_of_runs(log.label, [log.record])}" for log in logs),
     )
