@@ -29,7 +29,7 @@ def origin_line(
     Args:
         data: as `name_of_prepared` and `name_of_lengths` return it.
         device: number of ranks and name, or `COMPUTED`.
-        commits: those that trained or measured, None for code that is no checkout; without one, the commit of the code
+        commits: those that trained or measured, None for code that is not a checkout; without one, the commit of the code
             that runs.
     """
     return f"{name}: data {data}; {made_by(evenpack, commits)}; {device}"

@@ -581,5 +581,5 @@ def _prepared_tokenizer(corpus: Path, tmp_path: Path) -> Path:
 
 def _loaded(config: DataConfig, prepared: Path) -> DataConfig:
     """Returns the config with the tokenizer that another directory has trained."""
-    changes = {"kind": "hub", "name": str(prepared / "tokenizer")}
+    changes = {"kind": "bert", "path": str(prepared / "tokenizer")}
     return DataConfig.model_validate({**config.model_dump(), "tokenizer": changes})
