@@ -338,7 +338,7 @@ def test_text_of_another_script_in_a_part_is_counted_and_not_refused(tmp_path: P
     prepare(
         data_config({"a": {"kind": "jsonl", "path": known}}, tokenizer=vocabulary, recipe=pairs), tmp_path / "first"
     )
-    config = _loaded(data_config({"a": {"kind": "jsonl", "path": path}}), tmp_path / "first")
+    config = _loaded(data_config({"a": {"kind": "jsonl", "path": path}}), tmp_path / "first", has_pieces=True)
     manifests = [
         prepare(config, tmp_path / name, workers=workers, part_bytes=4000)
         for name, workers in (("alone", None), ("together", HereWorkers()))
@@ -355,7 +355,7 @@ def test_a_source_of_unknown_tokens_alone_is_refused_with_workers_too(corpus: Pa
     config = two_sources(corpus, tokenizer={"kind": "train_word_pieces", "vocabulary_size": 300})
     prepare(config.model_copy(update={"sources": {"code": config.sources["code"]}}), tmp_path / "first")
     path = write_jsonl(tmp_path / "other_script.jsonl", ["\u6f22\u5b57 \u6f22"] * 400)
-    config = _loaded(data_config({"a": {"kind": "jsonl", "path": path}}), tmp_path / "first")
+    config = _loaded(data_config({"a": {"kind": "jsonl", "path": path}}), tmp_path / "first", has_pieces=True)
     with pytest.raises(DataError, match="encodes to nothing but unknown tokens"):
         prepare(config, tmp_path / "data", workers=HereWorkers(), part_bytes=4000)
 
@@ -579,7 +579,8 @@ def _prepared_tokenizer(corpus: Path, tmp_path: Path) -> Path:
     return directory
 
 
-def _loaded(config: DataConfig, prepared: Path) -> DataConfig:
+def _loaded(config: DataConfig, prepared: Path, *, has_pieces: bool = False) -> DataConfig:
     """Returns the config with the tokenizer that another directory has trained."""
-    changes = {"kind": "bert", "path": str(prepared / "tokenizer")}
+    folder = prepared / "tokenizer"
+    changes = {"kind": "bert", "path": folder} if has_pieces else {"kind": "hub", "name": str(folder)}
     return DataConfig.model_validate({**config.model_dump(), "tokenizer": changes})
