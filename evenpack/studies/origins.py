@@ -29,8 +29,8 @@ def origin_line(
     Args:
         data: as `name_of_prepared` and `name_of_lengths` return it.
         device: number of ranks and name, or `COMPUTED`.
-        commits: those that trained or measured, None for code that is not a checkout; without one, the commit of the code
-            that runs.
+        commits: those that trained or measured, None for code that is not a checkout; without one, the commit of the
+            code that runs.
     """
     return f"{name}: data {data}; {made_by(evenpack, commits)}; {device}"
 

@@ -43,9 +43,10 @@ class RecipeAdvice:
 def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> RecipeAdvice:
     """Compares `documents`, `concat` and `padding` at rows of `max_sequence_length`, where an atom is a row.
 
-    Padding ends at a lower loss where documents are longer than rows, and loses that advantage where they are shorter,
-    according to "Optimizing Packing and Shuffling Strategies for Enhanced Performance in Generative Language Models",
-    sections 3.3 and 3.4.
+    By the study `atom_size_mini` (docs/chunking.md), isolated documents have the lowest perplexity on held-out
+    documents, with rows shorter and longer than documents, and padding has no advantage there in spite of its
+    additional steps. Its lower training perplexity in "Optimizing Packing and Shuffling Strategies for Enhanced
+    Performance in Generative Language Models", section 3.3, counts its padding.
 
     Args:
         documents: lengths in tokens of whole documents, including end-of-text.
@@ -55,15 +56,13 @@ def advise_recipe(documents: LengthHistogram, *, max_sequence_length: int) -> Re
     lengths = np.arange(1, documents.longest + 1)
     cut = float(documents.counts[: documents.longest][lengths > max_sequence_length].sum() / documents.sequences)
     padding, packed = costs["padding"], costs["documents"]
-    more = f"{100 * (padding.steps_over_concat - 1):.0f} % more steps than concat"
-    if mean > max_sequence_length:
-        data = ("padding", f"documents are longer than rows on average: it ended at the lowest loss there, for {more}")
-    else:
-        data = (
-            "documents",
-            f"documents are shorter than rows on average, where padding loses its advantage, for {more}; these are "
-            f"packed with {100 * packed.padding_share:.1f} % of padding, and stay isolated",
-        )
+    position = "longer" if mean > max_sequence_length else "shorter"
+    data = (
+        "documents",
+        f"documents are {position} than rows on average; isolated ones had the lowest held-out perplexity in either "
+        f"case (docs/chunking.md), for {100 * packed.padding_share:.1f} % of padding; padding had no advantage there, "
+        f"for {100 * (padding.steps_over_concat - 1):.0f} % more steps than concat",
+    )
     extra = packed.steps_over_concat - 1
     if extra <= _AS_GOOD:
         time = ("documents", f"only {100 * extra:.1f} % more steps than concat, and documents stay isolated")

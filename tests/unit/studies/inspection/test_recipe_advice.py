@@ -40,7 +40,7 @@ def test_rows_and_padding_are_those_that_the_recipes_make(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("lengths", "data", "time"),
     [
-        ([*range(40, 140)] * 3, "padding", "documents"),
+        ([*range(40, 140)] * 3, "documents", "documents"),
         ([20] * 200, "documents", "concat"),  # packs of whole documents of 20 in rows of 32 leave 12 slots each
         ([16] * 200, "documents", "documents"),
     ],
@@ -50,3 +50,4 @@ def test_the_advice_goes_by_what_is_scarce(lengths: list[int], data: str, time: 
 
     assert (advice.scarce_data, advice.scarce_time) == (data, time)
     assert advice.mean_document_length == np.mean(lengths)
+    assert f"documents are {'longer' if np.mean(lengths) > ROW else 'shorter'} than rows" in advice.scarce_data_reason
