@@ -14,8 +14,9 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli import app as cli
 from evenpack.studies.imbalance.arguments import ImbalanceArguments
+from evenpack.studies.imbalance.cluster import Scheme
 from evenpack.studies.imbalance.comparable import require_comparable
-from evenpack.studies.imbalance.logged_run import read_logged_run
+from evenpack.studies.imbalance.logged_run import read_logged_run, scheme_of
 from evenpack.studies.imbalance.measured_tables import cut_lines
 from evenpack.studies.imbalance.request import ImbalanceRequest
 from evenpack.studies.imbalance.step_cost import SHIPPED
@@ -166,6 +167,22 @@ def test_a_baseline_that_is_no_padding_is_not_drawn_as_one(packed: RunConfig, pa
     assert measured.speed_up == pytest.approx(2.0)
     assert not measured.is_over_padding
     assert any("the baseline is unpadded sequences, assigned by arrival" in one for one in measured.warnings)
+
+
+def test_a_log_without_ranks_has_those_of_the_run(packed: RunConfig) -> None:
+    path = log_run(packed, ranks=4) / "metrics.jsonl"
+    rates = [{"step": step, "sequences": 16, "step_seconds": 0.5} for step in range(1, 81)]
+    path.write_text("".join(json.dumps(rate) + "\n" for rate in rates))
+    assert read_logged_run(path).ranks == 4
+    (path.parent / "run.json").unlink()
+    assert read_logged_run(path).ranks is None
+
+
+def test_a_run_is_simulated_by_the_scheme_that_forms_its_steps(packed: RunConfig, padded: RunConfig) -> None:
+    assert scheme_of(packed) == Scheme(layout="packed", policy="cost_balanced")
+    assert scheme_of(padded) == Scheme(layout="padded", policy=padded.training.policy)
+    packs_in_padded_rows = changed(packed, training={"layout": "padded"})
+    assert scheme_of(packs_in_padded_rows) is None
 
 
 def test_steps_on_other_ranks_are_cut(packed: RunConfig, tmp_path: Path) -> None:
