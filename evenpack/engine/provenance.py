@@ -3,12 +3,10 @@
 import subprocess
 from pathlib import Path
 
-from evenpack import __file__ as package
-
 _COMMIT_CHARACTERS = 12
 
 
-def commit_of_source(package_dir: Path = Path(package).parent) -> str | None:
+def commit_of_source(package_dir: Path = Path(__file__).parents[1]) -> str | None:
     """Returns the commit of a package, marked `-dirty` if its files were changed since; None if it is not a checkout.
 
     Files outside the package, such as a figure that has just been drawn, do not change what its numbers come from.

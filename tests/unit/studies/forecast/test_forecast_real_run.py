@@ -16,7 +16,7 @@ from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.forecast.forecast import ForecastOptions, ForecastStudy, FormForecast, RanksRow
 from evenpack.studies.forecast.measured import _device_warnings
 from evenpack.studies.forecast.options import parse_options, read_log
-from evenpack.studies.forecast.real_run import RealRun, require_same_steps
+from evenpack.studies.forecast.real_run import RealRun, form_of, require_same_steps
 from evenpack.studies.statistics.fits import Interval
 from evenpack.studies.throughput.contenders import run_to_measure
 from evenpack.testing import changed
@@ -78,6 +78,12 @@ def test_a_run_with_other_steps_is_refused_by_name(
     real = real_run(timed, tmp_path, sections=sections)
     with pytest.raises(ConfigError, match=message):
         require_same_steps(real, run_to_measure(changed(timed, model={"layers": 2})), OPTIONS)
+
+
+def test_the_study_times_packs_in_the_default_assignment_alone(timed: RunConfig) -> None:
+    assert form_of(timed.training) == "packed"
+    assert form_of(changed(timed, training={"assignment": timed.training.policy}).training) == "packed"
+    assert form_of(changed(timed, training={"assignment": "arrival"}).training) is None
 
 
 def test_ranks_that_are_not_predicted_and_other_data_are_refused(timed: RunConfig, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def test_an_option_takes_the_place_of_what_the_run_says(packed: RunConfig) -> No
     assert study.simulation.packs_per_micro_batch == max(1, round(3 / study.simulation.packing_factor))
     assert study.simulation.cost.name == "gpt2_xl_estimate"
     assert studied(packed, packs=7).simulation.options.packs == 7
+    with_network = studied(packed, all_reduce_bytes=1e6, bandwidth=2.5)  # GB/s
+    assert with_network.simulation.options.bandwidth == 2.5e9
 
 
 def test_the_ranks_of_a_run_are_simulated_unless_devices_are_named(packed: RunConfig) -> None:
@@ -113,6 +115,27 @@ def test_a_log_of_other_settings_is_left_out_by_name(packed: RunConfig, padded: 
     assert "other settings (there and here: training.packs_per_step 8 and 16)" in note
     with pytest.raises(ConfigError, match="other settings"):
         studied(packed, "training.packs_per_step=16", baseline_run=log_run(padded))
+
+
+def test_a_log_over_other_data_is_left_out_by_name(packed: RunConfig) -> None:
+    record_file = log_run(packed) / "run.json"
+    record = json.loads(record_file.read_text())
+    record["data"]["fingerprint"] = "other"
+    record_file.write_text(json.dumps(record))
+    study = studied(packed)
+    assert study.measured is None
+    (note,) = study.notes
+    assert "is of a run over other data than" in note
+
+
+def test_a_baseline_that_divides_its_step_otherwise_is_a_warning(packed: RunConfig, padded: RunConfig) -> None:
+    log_run(packed)
+    halved = changed(padded, training={"sequences_per_micro_batch": 4})
+    same = studied(packed, baseline_run=log_run(padded)).warnings
+    more = studied(packed, baseline_run=log_run(halved)).warnings
+    said = "padded has 2 micro-batches per step and rank; its steps are simulated with 1"
+    assert said in more
+    assert not [warning for warning in same if "micro-batches per step and rank" in warning]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from evenpack.studies.statistics.winners import clearly_lowest
     ("intervals", "lowest"),
     [
         ([(3.0, 4.0), (1.0, 2.0), (2.5, 9.0)], 1),
+        ([(1.0, 2.0), (2.1, 3.0)], 0),
         ([(1.0, 2.0), (2.0, 3.0)], None),
         ([(1.0, 5.0), (2.0, 3.0)], None),
         ([(1.0, 2.0), (1.0, 2.0)], None),
