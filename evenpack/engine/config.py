@@ -29,6 +29,9 @@ class RunSection(Section):
     """Folder for metrics, summary and checkpoints; on several nodes, a folder that all of them share."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
     """Seed of the order of packs, the initial weights and dropout."""
+    hang_timeout_seconds: float | None = Field(default=900.0, ge=2.0)
+    """Seconds without progress on any rank after which the run is ended, naming the rank that holds it up; half of it
+    is a warning. It must exceed the longest evaluation and the longest save. Null: a run may hang for ever."""
 
 
 class DeepSpeedSection(Section):

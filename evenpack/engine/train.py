@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Literal, Protocol
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
+from evenpack.engine.activity import OnActivity, StepActivities, ignore_activity
 from evenpack.engine.build import Run, build
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
@@ -51,21 +52,29 @@ class TrainOutcome:
     """The accuracy that reached the run's target; None if none did."""
 
 
-def train(config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
+def train(
+    config: RunConfig, *, stop_requested: Callable[[], bool], on_activity: OnActivity = ignore_activity
+) -> TrainOutcome:
     """Trains from the newest complete checkpoint, or from the start, to the step that the run file names.
 
     Every rank of the run calls it. `stop_requested` is called once per step; if it is true on any rank, all save at the
-    end of the step and return.
+    end of the step and return. `on_activity` is told what this rank begins to do.
 
     Raises: ConfigError, DataError, CheckpointError or BackendError if the run cannot start; RunError for a loss that
     is not finite (nothing is saved then), a full disk, or ranks that do not see the same files.
     """
     with joined_world() as world:
         configure_logging(world)
-        return train_in(world, config, stop_requested=stop_requested)
+        return train_in(world, config, stop_requested=stop_requested, on_activity=on_activity)
 
 
-def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bool]) -> TrainOutcome:
+def train_in(
+    world: World,
+    config: RunConfig,
+    *,
+    stop_requested: Callable[[], bool],
+    on_activity: OnActivity = ignore_activity,
+) -> TrainOutcome:
     """Does the work of `train`, with ranks that have already met."""
     started = time.time()
     require_shared_directory(config.run.output_dir, world)
@@ -91,6 +100,7 @@ def train_in(world: World, config: RunConfig, *, stop_requested: Callable[[], bo
                 chain([first], batches),
                 lambda: stop_requested() or verification.has_found_damage,
                 before_saving=verification.finish,
+                on_activity=on_activity,
             )
             journal.summarise(outcome.state, outcome.step, reached_accuracy=outcome.reached_accuracy)
     return outcome
@@ -116,10 +126,13 @@ def _loop(
     stop_requested: Callable[[], bool],
     *,
     before_saving: Callable[[], None],
+    on_activity: OnActivity,
 ) -> TrainOutcome:
     training = run.config.training
     rank_times = RankTimes(run.world)
-    for batches, loader_seconds in _timed(batches_of_steps):
+    activities = StepActivities(on_activity, micro_batches=run.engine.micro_batches)
+    run.engine.observer = activities.end_of
+    for batches, loader_seconds in _timed(batches_of_steps, on_activity, first_step=run.first_step + 1):
         step = batches.step + 1
         note: _Note
         if isinstance(batches, SkippedStep):
@@ -127,6 +140,7 @@ def _loop(
             note = partial(journal.skip, batches, learning_rate=run.engine.learning_rate(batches.step))
         else:
             started = time.perf_counter()
+            activities.begin(step)
             local, totals = _update(run, batches, stop_requested, loader_seconds=loader_seconds)
             step_seconds = loader_seconds + time.perf_counter() - started
             _require_finite(run.world, batches, local, totals)
@@ -136,6 +150,7 @@ def _loop(
             note = partial(journal.add, step, totals, learning_rate=local.learning_rate, step_seconds=step_seconds)
         evaluations = None
         if run.resolved.is_evaluation_due(step):
+            on_activity("evaluating", step)
             evaluations = journal.evaluated(lambda: evaluate_model(run.engine.model, run.resolved, run.world))
         reached = _reached_accuracy(training, evaluations)
         is_last = step == training.last_step or reached is not None
@@ -143,8 +158,10 @@ def _loop(
         stopped = time.time()
         is_stopped = stop and not is_last
         are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
+        on_activity("recording the step", step)
         note(evaluations=evaluations, ranks=rank_times.gather() if are_times_due and not rank_times.is_empty else None)
         if is_last or is_stopped or _is_due(step, training.checkpoint_every_steps, is_last=False):
+            on_activity("saving a checkpoint", step)
             with journal.paused():
                 before_saving()
                 if is_over:
@@ -185,13 +202,16 @@ def _update(
 
 
 def _timed(
-    batches_of_steps: Iterator[StepBatches | SkippedStep],
+    batches_of_steps: Iterator[StepBatches | SkippedStep], on_activity: OnActivity, *, first_step: int
 ) -> Iterator[tuple[StepBatches | SkippedStep, float]]:
     """Yields each step's batches, and the seconds that the rank waited for them."""
-    started = time.perf_counter()
-    for batches in batches_of_steps:
-        yield batches, time.perf_counter() - started
+    for step in count(first_step):
+        on_activity("waiting for a batch", step)
         started = time.perf_counter()
+        batches = next(batches_of_steps, None)
+        if batches is None:
+            return
+        yield batches, time.perf_counter() - started
 
 
 def _is_due(step: int, every_steps: int | None, *, is_last: bool) -> bool:

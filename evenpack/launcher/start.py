@@ -59,7 +59,9 @@ def run_training(run: RunSection, launch: LaunchPlan, plan: TrainingPlan) -> Tra
     Raises: RunError if the output directory cannot be locked or written.
     """
     say(f"starting {launch.devices.choice}")
-    result = supervise(launch, run.output_dir, say=say, output=_standard_error())
+    result = supervise(
+        launch, run.output_dir, say=say, output=_standard_error(), hang_timeout_seconds=run.hang_timeout_seconds
+    )
     report = report_training(plan, run.output_dir) if result.state != "failed" else None
     return TrainingResult(
         state=result.state,

@@ -20,16 +20,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
+from evenpack.engine.activity import OnActivity
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError
 from evenpack.launcher.processes.devices import cpu_cores, settle_accelerator
 from evenpack.launcher.processes.guard import Guard, end_process
+from evenpack.launcher.processes.heartbeat import Heartbeat
+from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
     RankFolder,
     RankPlace,
     RankStatus,
-    held_output_dir,
     plain_run_id,
 )
 from evenpack.launcher.processes.stop import StopFlag, remove_stop_request
@@ -58,9 +60,14 @@ class Outcome(Protocol):
 
 @runtime_checkable
 class TrainFunction(Protocol):
-    """The training loop; it calls `stop_requested` at the end of each step."""
+    """The training loop.
 
-    def __call__(self, config: "RunConfig", *, stop_requested: Callable[[], bool]) -> Outcome: ...
+    It calls `stop_requested` at the end of each step, and `on_activity` with what it begins to do.
+    """
+
+    def __call__(
+        self, config: "RunConfig", *, stop_requested: Callable[[], bool], on_activity: OnActivity
+    ) -> Outcome: ...
 
 
 def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None = None) -> int:
@@ -89,14 +96,25 @@ class Rank:
         self._folder = RankFolder(config.run.output_dir, run_id)
         self._status = RankStatus.starting(run_id, place)
         self._stop = StopFlag()
-        self._guard = Guard(self._status, place, folder=self._folder, token=token, stop=self._stop, say=say)
+        timeout = config.run.hang_timeout_seconds
+        self._heartbeat = Heartbeat(self._folder.path, run_id=run_id, rank=place.rank, timeout_seconds=timeout)
+        self._guard = Guard(
+            self._status,
+            place,
+            folder=self._folder,
+            token=token,
+            stop=self._stop,
+            heartbeat=self._heartbeat,
+            hang_timeout_seconds=timeout,
+            say=say,
+        )
 
     def run(self, train: TrainFunction) -> int:
         """Trains and returns the exit code; after an error it ends the process, so that nothing waits at exit."""
         with ExitStack() as held:
             try:
                 self._begin(held)
-                outcome = train(self._config, stop_requested=self._stop.is_set)
+                outcome = train(self._config, stop_requested=self._stop.is_set, on_activity=self._heartbeat.enter)
             except EvenpackError as error:
                 self._fail(str(error))
             except BaseException as error:
@@ -112,6 +130,7 @@ class Rank:
         try:
             self._folder.path.mkdir(parents=True, exist_ok=True)
             self._folder.write_status(self._status)
+            self._heartbeat.keep_up()  # so that a rank which never goes on from here is known by its machine
         except OSError as error:
             raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
         if self._token is None and self._place.rank == 0:  # otherwise `evenpack train` has done it
@@ -188,11 +207,11 @@ def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":
     return load_run_file(path, RunConfig, overrides)
 
 
-def _train(config: "RunConfig", *, stop_requested: Callable[[], bool]) -> Outcome:
+def _train(config: "RunConfig", *, stop_requested: Callable[[], bool], on_activity: OnActivity) -> Outcome:
     settle_accelerator()
     from evenpack.engine.train import train
 
-    return train(config, stop_requested=stop_requested)
+    return train(config, stop_requested=stop_requested, on_activity=on_activity)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -73,12 +74,12 @@ class FakeRun:
         self.started.append(process)
         return process
 
-    def launch(self, *, ranks: int = 2, steps: int = 10000, **options: Any) -> Any:
+    def launch(self, *overrides: str, ranks: int = 2, steps: int = 10000, **options: Any) -> Any:
         """Starts the run as `evenpack train` does."""
-        arguments = [str(self.run_file), str(self.output_dir), str(ranks), f"training.steps={steps}"]
+        arguments = [str(self.run_file), str(self.output_dir), str(ranks), f"training.steps={steps}", *overrides]
         return self.start([str(HERE / "start_fake_run.py"), *arguments], **options)
 
-    def start_ranks(self, ranks: int) -> list[Any]:
+    def start_ranks(self, ranks: int, *overrides: str) -> list[Any]:
         """Starts ranks as children of this process, with the environment of a launcher."""
         place = {
             "WORLD_SIZE": str(ranks),
@@ -88,7 +89,7 @@ class FakeRun:
         }
         return [
             self.start(
-                [str(HERE / "fake_worker.py"), str(self.run_file)],
+                [str(HERE / "fake_worker.py"), str(self.run_file), *overrides],
                 environment=self.environment(**place, RANK=str(rank), LOCAL_RANK=str(rank)),
             )
             for rank in range(ranks)
@@ -102,6 +103,10 @@ class FakeRun:
 
     def pid(self, rank: int) -> int:
         return int((self.pids_dir / str(rank)).read_text())
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Sends a signal to a rank."""
+        os.kill(self.pid(rank), number)
 
     def result(self) -> dict[str, Any]:
         values: dict[str, Any] = json.loads((self.output_dir / "result.json").read_text())

@@ -59,13 +59,15 @@ class Meeting:
         return bool(byte[0])
 
 
-def loop(config, *, stop_requested):
+def loop(config, *, stop_requested, on_activity):
     """Runs steps with a barrier until a stop is requested on any rank; then rank 0 saves."""
     meeting = Meeting()
     step = 0
     while step < config.training.steps:
         step += 1
+        on_activity("computing gradients", step)
         time.sleep(STEP_SECONDS)
+        on_activity("summing over the ranks", step)
         asked = meeting.any(stop_requested())
         if meeting.rank == 0:
             (config.run.output_dir / "step").write_text(str(step))
@@ -80,7 +82,7 @@ def loop(config, *, stop_requested):
     return Outcome("finished", step)
 
 
-def loop_alone(config, *, stop_requested):
+def loop_alone(config, *, stop_requested, on_activity):
     """Runs steps of one rank until a stop is requested."""
     step = 0
     while not stop_requested():
@@ -90,41 +92,63 @@ def loop_alone(config, *, stop_requested):
     return Outcome("stopped", step)
 
 
-def finish(config, *, stop_requested):
+def finish(config, *, stop_requested, on_activity):
     return Outcome("finished", config.training.steps)
 
 
-def refuse(config, *, stop_requested):
+def refuse(config, *, stop_requested, on_activity):
     raise CheckpointError("the checkpoint is of another run")
 
 
-def refuse_on_rank_1(config, *, stop_requested):
+def refuse_on_rank_1(config, *, stop_requested, on_activity):
     if os.environ["RANK"] == "1":
         raise CheckpointError("the checkpoint is truncated here")
-    return hang(config, stop_requested=stop_requested)
+    return hang(config, stop_requested=stop_requested, on_activity=on_activity)
 
 
-def crash_on_rank_1(config, *, stop_requested):
+def crash_on_rank_1(config, *, stop_requested, on_activity):
     if os.environ["RANK"] == "1":
         raise ZeroDivisionError("one by zero")
-    return loop(config, stop_requested=stop_requested)
+    return loop(config, stop_requested=stop_requested, on_activity=on_activity)
 
 
-def die_on_rank_1(config, *, stop_requested):
+def crash_in_first_life(config, *, stop_requested, on_activity):
+    """Works only after torchrun has started the ranks again."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ZeroDivisionError("one by zero")
+    return finish(config, stop_requested=stop_requested, on_activity=on_activity)
+
+
+def die_on_rank_1(config, *, stop_requested, on_activity):
     if os.environ["RANK"] == "1":
         time.sleep(1.0)
         os.kill(os.getpid(), signal.SIGKILL)
-    return hang(config, stop_requested=stop_requested)
+    return hang(config, stop_requested=stop_requested, on_activity=on_activity)
 
 
-def hang(config, *, stop_requested):
+def hang(config, *, stop_requested, on_activity):
     """Hangs as in a collective that the others never join: it notices no stop and handles no signal."""
     (config.run.output_dir / "step").write_text("hangs")
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     time.sleep(1000)
 
 
-def hang_holding_everything(config, *, stop_requested):
+def wait_on_rank_1(config, *, stop_requested, on_activity):
+    """Steps, until rank 1 waits for something in its third step."""
+
+    def on_activity_of_rank(activity, step):
+        on_activity(activity, step)
+        if (os.environ["RANK"], activity, step) == ("1", "computing gradients", 3):
+            wait_for_a_broken_disk()
+
+    return loop(config, stop_requested=stop_requested, on_activity=on_activity_of_rank)
+
+
+def wait_for_a_broken_disk():
+    time.sleep(1000)
+
+
+def hang_holding_everything(config, *, stop_requested, on_activity):
     """Hangs in C, without letting any other thread of this process run."""
     import ctypes
 
@@ -132,19 +156,19 @@ def hang_holding_everything(config, *, stop_requested):
     ctypes.PyDLL(None).sleep(1000)
 
 
-def hang_in_python(config, *, stop_requested):
+def hang_in_python(config, *, stop_requested, on_activity):
     """Handles signals, but never completes its step."""
     (config.run.output_dir / "step").write_text("hangs")
     time.sleep(1000)
 
 
-def loop_with_helper(config, *, stop_requested):
+def loop_with_helper(config, *, stop_requested, on_activity):
     """Runs with a child process, like a loader."""
     import subprocess
 
     helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     (config.run.output_dir / f"helper_{os.environ['RANK']}").write_text(str(helper.pid))
-    return loop(config, stop_requested=stop_requested)
+    return loop(config, stop_requested=stop_requested, on_activity=on_activity)
 
 
 TRAININGS = {
@@ -156,11 +180,13 @@ TRAININGS = {
         loop_with_helper,
         refuse,
         refuse_on_rank_1,
+        crash_in_first_life,
         crash_on_rank_1,
         die_on_rank_1,
         hang,
         hang_holding_everything,
         hang_in_python,
+        wait_on_rank_1,
     )
 }
 

@@ -5,6 +5,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from evenpack.config import load_run_file
+from evenpack.engine.config import RunConfig
 from evenpack.launcher.processes.launch import plan_launch
 from evenpack.launcher.processes.streams import say, survive_hang_up
 from evenpack.launcher.processes.supervise import supervise
@@ -15,7 +17,8 @@ def main(run_file: str, output_dir: str, ranks: str, *overrides: str) -> int:
     plan = plan_launch(
         Path(run_file), overrides, num_gpus=None, cpu_ranks=int(ranks), hostfile=None, module="fake_worker"
     )
-    result = supervise(plan, Path(output_dir), say=say)
+    timeout = load_run_file(Path(run_file), RunConfig, overrides).run.hang_timeout_seconds
+    result = supervise(plan, Path(output_dir), say=say, hang_timeout_seconds=timeout)
     (Path(output_dir) / "result.json").write_text(json.dumps(asdict(result)))
     say(result.message)
     return result.exit_code

@@ -13,7 +13,7 @@ import pytest
 from fake_runs import HANGS_SECONDS, FakeRun, wait_until
 
 from evenpack.errors import EXIT_STOPPED, RunError
-from evenpack.launcher.processes.ranks import held_output_dir
+from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
 
 

@@ -181,3 +181,12 @@ def test_torchrun_starts_ranks_too(fake_run: FakeRun) -> None:
     agent = fake_run.start([*command, str(fake_run.run_file)])
     assert exit_codes([agent]) == [0]
     assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["finished", "finished"]
+
+
+@pytest.mark.slow
+@training("crash_in_first_life")
+def test_torchrun_starts_ranks_again_that_have_failed(fake_run: FakeRun) -> None:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    process = fake_run.start([*command, str(HERE / "fake_worker.py"), str(fake_run.run_file)])
+    assert exit_codes([process]) == [0]
+    assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["finished", "finished"]

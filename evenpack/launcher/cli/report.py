@@ -34,7 +34,7 @@ def report(
     """
     output_dirs = [_output_dir(run) for run in runs]
     with reporting(as_json, save=save) as shown:
-        from evenpack.launcher.processes.ranks import is_held
+        from evenpack.launcher.processes.output_lock import is_held
         from evenpack.studies.report.report import make_report
 
         shown.take(make_report(output_dirs, output, is_held=is_held))

@@ -14,6 +14,8 @@ from typing import NoReturn
 
 import psutil
 
+from evenpack.launcher.processes.hangs import HangMonitor
+from evenpack.launcher.processes.heartbeat import Heartbeat
 from evenpack.launcher.processes.ranks import Failure, LaunchToken, ProcessIdentity, RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.stop import StopFlag, read_stop_request
 
@@ -42,6 +44,8 @@ class Guard(threading.Thread):
         folder: RankFolder,
         token: LaunchToken | None,
         stop: StopFlag,
+        heartbeat: Heartbeat,
+        hang_timeout_seconds: float | None,
         say: Callable[[str], None],
     ) -> None:
         super().__init__(name="evenpack guard", daemon=True)
@@ -53,6 +57,8 @@ class Guard(threading.Thread):
         self._launcher = token.process if token is not None and token.host == status.host else None
         self._ancestors = Ancestors() if place.launched else None
         self._neighbours = Neighbours(status, place, folder)
+        self._heartbeat = heartbeat
+        self._hangs = None if hang_timeout_seconds is None else self._monitor(hang_timeout_seconds, token)
         self._failure_seen: float | None = None
         self._announced = False
         self._exit_code: int | None = None
@@ -61,8 +67,11 @@ class Guard(threading.Thread):
     def run(self) -> None:
         """Checks twice a second until `finish`, and then ensures that the process ends."""
         while not self._finished.wait(_POLL_SECONDS):
+            with suppress(OSError):
+                self._heartbeat.keep_up()
             self._check_launcher()
             self._check_stop_file()
+            self._check_hangs()
             self._check_ranks()
         time.sleep(_LEAVING_SECONDS)
         end_process(self._exit_code or 0)
@@ -99,9 +108,25 @@ class Guard(threading.Thread):
             if request.at_once:
                 self._end("stopped at once")
 
+    def _monitor(self, timeout_seconds: float, token: LaunchToken | None) -> HangMonitor:
+        """The first and the last rank watch all ranks, so that each is watched by another one; others their machine."""
+        watches_all = self._place.rank in (0, self._place.world_size - 1)
+        warns = token is None and self._place.rank == 0  # otherwise `evenpack train` does
+        return HangMonitor(
+            self._folder,
+            range(self._place.world_size) if watches_all else self._place.local_ranks(),
+            timeout_seconds=timeout_seconds,
+            warn=self._say if warns else _say_nothing,
+        )
+
+    def _check_hangs(self) -> None:
+        if self._hangs is not None:
+            with suppress(OSError):
+                self._hangs.check()
+
     def _check_ranks(self) -> None:
         failure = self.first_failure()
-        if failure is not None and failure.rank != self._place.rank:
+        if failure is not None:
             now = time.monotonic()
             self._failure_seen = self._failure_seen or now
             if now - self._failure_seen > _GRACE_SECONDS:
@@ -202,6 +227,10 @@ class Neighbours:
             exit_code=None,
             at=time.time(),
         )
+
+
+def _say_nothing(_message: str) -> None:
+    """Leaves the warning to another process."""
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -17,7 +17,7 @@ from pathlib import Path
 from evenpack.errors import ConfigError
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
 from evenpack.launcher.processes.launch import local_devices
-from evenpack.launcher.processes.ranks import held_output_dir
+from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.stop import on_stop_signals
 from evenpack.launcher.processes.streams import say
 

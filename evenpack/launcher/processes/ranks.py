@@ -4,16 +4,16 @@ Through these files `evenpack train`, on one machine, learns how the processes e
 machine that shares the folder. A run id in each file distinguishes it from those of an earlier run.
 """
 
-import fcntl
 import json
 import os
 import re
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,10 +28,8 @@ _LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKI
 _LOCAL_WORLD_NAMES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """torchrun's names first, then `deepspeed`'s, Open MPI's and those of the MPICH family."""
 
+_OF_A_RUN = ("rank_*.json", "failure_*.json", "heartbeat_*", "stack_*.txt")
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
-
-_LOCK_SECONDS = 15.0
-"""Seconds that a new run waits for the ranks of a killed one to notice and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +190,7 @@ class RankFolder:
 
     def __init__(self, output_dir: Path, run_id: str) -> None:
         self.path = output_dir / "ranks"
-        self._run_id = run_id
+        self.run_id = run_id
 
     def write_status(self, status: RankStatus) -> None:
         """Writes a status. Raises: OSError."""
@@ -228,7 +226,7 @@ class RankFolder:
         Raises: RunError if it cannot be removed.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        for path in [*self.path.glob("rank_*.json"), *self.path.glob("failure_*.json")]:
+        for path in chain.from_iterable(map(self.path.glob, _OF_A_RUN)):
             if not self._read(path):
                 try:
                     path.unlink(missing_ok=True)
@@ -238,59 +236,21 @@ class RankFolder:
     def _read(self, path: Path) -> dict[str, Any]:
         """Returns the content of a file; empty if it is not of this run."""
         values = read_json_object(path) or {}
-        return values if values.get("run_id") == self._run_id else {}
+        return values if values.get("run_id") == self.run_id else {}
 
     def _status_file(self, rank: int) -> Path:
         return self.path / f"rank_{rank}.json"
 
     @property
     def _failure_file(self) -> Path:
-        return self.path / f"failure_{self._run_id}.json"
-
-
-@contextmanager
-def held_output_dir(output_dir: Path, *, patience_seconds: float = _LOCK_SECONDS) -> Iterator[None]:
-    """Locks the output directory for one run; the kernel releases the lock however the process ends.
-
-    Raises: RunError if another run has locked it, or it cannot be written.
-    """
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        file = (output_dir / ".lock").open("a")
-    except OSError as error:
-        raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
-    deadline = time.monotonic() + patience_seconds
-    with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RunError(
-                        f"another run is writing into {output_dir}: wait for its end, or give this one a "
-                        "run.output_dir of its own"
-                    ) from None
-            except OSError:
-                break  # a file system without locks: other runs cannot be detected
-            time.sleep(0.2)
-        yield
+        return self.path / f"failure_{self.run_id}.json"
 
 
 def plain_run_id(place: RankPlace) -> str:
-    """Returns a run id for a rank that `evenpack train` has not started: one for all children of a launcher."""
+    """Returns a run id for a rank that `evenpack train` has not started: one for all that a launcher starts at once."""
     if place.launched:
         with suppress(psutil.Error):
             parent = psutil.Process(os.getppid())
-            return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}"
+            restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun stays, and starts the ranks again
+            return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}-{restart}"
     return uuid.uuid4().hex
-
-
-def is_held(output_dir: Path) -> bool:
-    """Whether a run is writing into the directory now; False where its file system has no locks."""
-    with suppress(OSError), (output_dir / ".lock").open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

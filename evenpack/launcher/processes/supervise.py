@@ -17,8 +17,10 @@ from typing import IO
 import psutil
 
 from evenpack.errors import EXIT_BAD_INPUT
+from evenpack.launcher.processes.hangs import HangMonitor
 from evenpack.launcher.processes.launch import LaunchPlan
-from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankStatus, held_output_dir
+from evenpack.launcher.processes.output_lock import held_output_dir
+from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankStatus
 from evenpack.launcher.processes.stop import StopRequest, on_stop_signals, remove_stop_request, write_stop_request
 from evenpack.launcher.processes.verdict import LaunchResult, killed, launch_result
 
@@ -38,12 +40,18 @@ _REMOTE_SECONDS = 5.0
 
 
 def supervise(
-    plan: LaunchPlan, output_dir: Path, *, say: Callable[[str], None], output: IO[str] | None = None
+    plan: LaunchPlan,
+    output_dir: Path,
+    *,
+    say: Callable[[str], None],
+    output: IO[str] | None = None,
+    hang_timeout_seconds: float | None = None,
 ) -> LaunchResult:
     """Starts the plan's command and returns when none of its processes is left on this machine.
 
     A first SIGINT, SIGTERM or SIGHUP asks the ranks to save at the end of the step, a second one kills them.
-    `output` receives the output of the ranks; None: this process's own standard output.
+    `output` receives the output of the ranks; None: this process's own standard output. A run without progress for
+    `hang_timeout_seconds` is ended; None: it may hang for ever.
 
     Raises: RunError if another run has locked `output_dir`, or it cannot be written.
     """
@@ -53,7 +61,8 @@ def supervise(
         folder.remove_earlier()
         remove_stop_request(output_dir)
         try:
-            return _Supervisor(plan, output_dir, token=token, folder=folder, say=say).run(output)
+            supervisor = _Supervisor(plan, output_dir, token=token, folder=folder, say=say)
+            return supervisor.run(output, hang_timeout_seconds=hang_timeout_seconds)
         finally:
             remove_stop_request(output_dir)
 
@@ -91,9 +100,13 @@ class _Supervisor:
         self._asked_to_stop = False
         self._killed_by: int | None = None
         self._deadline: float | None = None
+        self._hangs: HangMonitor | None = None
         self._said_launcher_is_gone = False
 
-    def run(self, output: IO[str] | None) -> LaunchResult:
+    def run(self, output: IO[str] | None, *, hang_timeout_seconds: float | None) -> LaunchResult:
+        if hang_timeout_seconds is not None:
+            ranks = range(self._plan.devices.ranks)
+            self._hangs = HangMonitor(self._folder, ranks, timeout_seconds=hang_timeout_seconds, warn=self._say)
         before = on_stop_signals(self._on_signal)
         try:
             child = subprocess.Popen(
@@ -132,12 +145,18 @@ class _Supervisor:
         """Returns when every process of the session has ended, or has to be killed."""
         while not _has_ended(child) or session_processes(child):
             self._answer_signals(child)
+            self._check_hangs()
             self._set_deadline(child)
             if self._killed_by is not None:
                 return
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return
             time.sleep(_POLL_SECONDS)
+
+    def _check_hangs(self) -> None:
+        if self._hangs is not None:
+            with suppress(OSError):
+                self._hangs.check()
 
     def _answer_signals(self, child: int) -> None:
         if self._signals and not self._asked_to_stop:

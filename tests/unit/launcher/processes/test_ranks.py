@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evenpack.errors import RunError
+from evenpack.launcher.processes.output_lock import held_output_dir, is_held
 from evenpack.launcher.processes.ranks import (
     Failure,
     LaunchToken,
@@ -16,8 +17,6 @@ from evenpack.launcher.processes.ranks import (
     RankFolder,
     RankPlace,
     RankStatus,
-    held_output_dir,
-    is_held,
     plain_run_id,
 )
 
@@ -166,7 +165,7 @@ def test_whether_a_run_writes_into_a_directory_can_be_asked_without_stopping_it(
 
 def test_an_output_directory_held_by_a_process_is_free_once_it_is_killed(tmp_path: Path) -> None:
     script = (
-        "import pathlib, sys; from evenpack.launcher.processes.ranks import held_output_dir\n"
+        "import pathlib, sys; from evenpack.launcher.processes.output_lock import held_output_dir\n"
         "with held_output_dir(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
     )
     holder = subprocess.Popen(
@@ -191,6 +190,25 @@ def test_children_of_one_launcher_share_a_run_id_and_lone_processes_do_not() -> 
     launched = RankPlace.of_environment({"RANK": "0"})
     assert plain_run_id(launched) == plain_run_id(launched)
     assert plain_run_id(ALONE) != plain_run_id(ALONE)
+
+
+def test_each_restart_by_torchrun_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the failure of the first start would end every later one."""
+    launched = RankPlace(rank=0, world_size=2, local_rank=0, local_world_size=2, launched=True)
+    ids = set()
+    for count in ("0", "1", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+        ids.add(plain_run_id(launched))
+    assert len(ids) == 2
+
+
+def test_heartbeats_and_stacks_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    run = folder(tmp_path)
+    (run.path / "stack_0.txt").write_text("old")
+    (run.path / "heartbeat_1").write_text('{"run_id": "earlier"}')
+    (run.path / "heartbeat_0").write_text('{"run_id": "run"}')
+    run.remove_earlier()
+    assert [path.name for path in run.path.iterdir()] == ["heartbeat_0"]
 
 
 def test_status_files_are_plain_json(tmp_path: Path) -> None:

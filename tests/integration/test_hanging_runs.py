@@ -1,0 +1,63 @@
+"""Runs that hang: the rank that holds them up is named, and they end or go on."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_runs import HANGS_SECONDS, FakeRun, wait_until
+
+TIMEOUT = "run.hang_timeout_seconds=10"
+
+
+@pytest.fixture
+def fake_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FakeRun]:
+    run = FakeRun.create(tmp_path, request.param)
+    yield run
+    assert run.close() == []
+
+
+def training(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("fake_run", [name], indirect=True)
+
+
+@pytest.mark.slow
+@training("loop")
+def test_a_stopped_rank_ends_the_run_by_name(fake_run: FakeRun) -> None:
+    process = fake_run.launch(TIMEOUT)
+    fake_run.wait_for("step")
+    pid = fake_run.pid(1)
+    fake_run.signal(1, signal.SIGSTOP)
+    assert process.wait(timeout=HANGS_SECONDS) == 1
+    message = fake_run.result()["message"]
+    assert message.startswith("rank 1 on ")
+    assert "failed: no progress for " in message
+    assert f"it does not answer: process {pid} is stopped (SIGSTOP); SIGCONT makes it go on" in message
+    assert "no progress for " in fake_run.errors().split("failed: ")[0]  # the warning before it
+    fake_run.wait_until_nothing_lives()
+
+
+@pytest.mark.slow
+@training("loop")
+def test_a_rank_that_wakes_after_the_warning_goes_on(fake_run: FakeRun) -> None:
+    process = fake_run.launch("run.hang_timeout_seconds=20")
+    fake_run.wait_for("step")
+    fake_run.signal(1, signal.SIGSTOP)
+    wait_until(lambda: "no progress for " in fake_run.errors(), "the warning")
+    fake_run.signal(1, signal.SIGCONT)
+    wait_until(lambda: "the run goes on; rank 1 had held it up" in fake_run.errors(), "the run to go on")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=HANGS_SECONDS) == 75
+
+
+@training("wait_on_rank_1")
+def test_ranks_without_a_supervisor_name_the_one_that_they_wait_for(fake_run: FakeRun) -> None:
+    ranks = fake_run.start_ranks(2, TIMEOUT)
+    assert all(rank.wait(timeout=HANGS_SECONDS) != 0 for rank in ranks)
+    failure = fake_run.failure()
+    assert failure["rank"] == 1
+    assert "step 3, computing gradients; 1 of 2 ranks are further and wait for it" in failure["error"]
+    stack = fake_run.output_dir / "ranks" / "stack_1.txt"
+    assert "wait_for_a_broken_disk" in stack.read_text()
+    warning = next(line for line in fake_run.errors().splitlines() if line.startswith("no progress for "))
+    assert str(stack) in warning
