@@ -30,6 +30,8 @@ class Hang:
     """Time without progress."""
     message: str
     """What is known of the rank, as a clause for messages."""
+    answers: bool = True
+    """Whether its heartbeat goes on, so that it has written where it waits."""
 
 
 @dataclass(kw_only=True)
@@ -88,7 +90,7 @@ class HangFinder:
             what = _behind_others([one.beat for one in seen.values()], seen[rank].beat)
         beat = seen[rank].beat
         message = f"step {beat.step}, {beat.activity}{what and '; '}{what}"
-        return Hang(rank=rank, host=beat.host, seconds=seconds, message=message)
+        return Hang(rank=rank, host=beat.host, seconds=seconds, message=message, answers=not silent)
 
     def _forgive(self, pause: float) -> None:
         """Leaves out a time in which the reader itself did not run, so that nothing was seen."""
@@ -149,15 +151,15 @@ class HangMonitor:
             self._warned = hang
             self._warn(
                 f"no progress for {hang.seconds:.0f} s: rank {hang.rank} on {hang.host} ({hang.message}). The run "
-                f"ends after {self._timeout:g} s of it (run.hang_timeout_seconds){self._stack_of(hang.rank)}"
+                f"ends after {self._timeout:g} s of it (run.hang_timeout_seconds){self._stack_of(hang)}"
             )
         elif self._warned is not None and hang is None:
             self._warn(f"the run goes on; rank {self._warned.rank} had held it up")
             self._warned = None
 
-    def _stack_of(self, rank: int) -> str:
-        path = stack_file(self._folder.path, rank)
-        return f"; where it waits: {path}" if path.exists() else ""
+    def _stack_of(self, hang: Hang) -> str:
+        path = stack_file(self._folder.path, hang.rank)
+        return f"; where it waits: {path}" if hang.answers and path.exists() else ""
 
 
 def _failure(hang: Hang, run_id: str) -> Failure:

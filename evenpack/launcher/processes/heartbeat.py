@@ -77,7 +77,8 @@ class Heartbeat:
         self._count = 0
         self._due = time.monotonic()
         self._moment = _Moment(moves=0, step=0, activity="starting", since=time.monotonic())
-        self._stack_of = -1
+        self._stack_of: int | None = None
+        """The moves at which the stack on disk was written; None: there is none."""
 
     def enter(self, activity: Activity, step: int) -> None:
         """Notes what the rank begins to do, and in which step."""
@@ -94,7 +95,10 @@ class Heartbeat:
             return
         self._due = now + beat_seconds(self._timeout)
         moment = self._moment
-        if now - moment.since > _STACK_AT * self._timeout and self._stack_of != moment.moves:
+        if self._stack_of not in (None, moment.moves):
+            self._stack_of = None
+            stack_file(self._folder, self._rank).unlink(missing_ok=True)
+        if self._stack_of is None and now - moment.since > _STACK_AT * self._timeout:
             self._stack_of = moment.moves
             write_text(stack_file(self._folder, self._rank), _main_thread())
         self._beat(moment)

@@ -61,6 +61,7 @@ def test_a_rank_whose_heartbeat_has_stopped_is_to_blame() -> None:
     assert (hang.rank, hang.host) == (2, BEAT.host)
     assert hang.seconds == pytest.approx(29.0)  # since rank 3 was last seen to begin something
     assert hang.message.startswith("step 7, summing over the ranks; it does not answer: process ")
+    assert not hang.answers
 
 
 def test_the_rank_that_is_behind_is_to_blame_if_all_answer() -> None:
@@ -214,6 +215,10 @@ def test_a_rank_without_progress_writes_where_its_main_thread_is(tmp_path: Path)
     heartbeat._due = 0.0
     heartbeat.keep_up()
     assert "test_a_rank_without_progress_writes_where_its_main_thread_is" in stack_file(tmp_path, 0).read_text()
+    heartbeat.enter("updating weights", 1)
+    heartbeat._due = 0.0
+    heartbeat.keep_up()
+    assert not stack_file(tmp_path, 0).exists()  # a stack from before would mislead in the next hang
 
 
 def test_nobody_watches_without_a_time_out(tmp_path: Path) -> None:
