@@ -33,7 +33,9 @@ StepNumber = Annotated[int, Unit("step, from 1")]
 """A position in a run, as opposed to a number of steps."""
 
 Epochs = Annotated[float, Unit("epochs")]
+Medians = Annotated[float, Unit("medians")]
 MeasureValue = Annotated[float, Unit("nats/target, or share")]
+Seconds = Annotated[float, Unit("s")]
 Share = Annotated[float, Unit("share, 0 to 1")]
 TokensPerParameter = Annotated[float, Unit("tokens/parameter")]
 

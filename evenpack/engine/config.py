@@ -9,6 +9,7 @@ from evenpack.config import Section, UserPath
 from evenpack.data.config import DataConfig, MaskingConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
+from evenpack.engine.bad_steps_section import BadStepsSection
 from evenpack.engine.config_checks import check_named_steps, check_validation_weights
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.reporting.config import MetricsSection, MlperfSection
@@ -17,7 +18,7 @@ from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
-from evenpack.units import Checkpoints, Packs, Processes, Sequences, Steps, Tokens
+from evenpack.units import Checkpoints, Packs, Processes, Seconds, Sequences, Steps, Tokens
 
 
 class RunSection(Section):
@@ -29,7 +30,7 @@ class RunSection(Section):
     """Folder for metrics, summary and checkpoints; on several nodes, a folder that all of them share."""
     seed: int = Field(default=42, ge=0, lt=1 << 63)
     """Seed of the order of packs, the initial weights and dropout."""
-    hang_timeout_seconds: float | None = Field(default=900.0, ge=2.0)
+    hang_timeout_seconds: Seconds | None = Field(default=900.0, ge=2.0)
     """Seconds without progress on any rank after which the run is ended, naming the rank that holds it up; half of it
     is a warning. It must exceed the longest evaluation and the longest save. Null: a run may hang for ever."""
 
@@ -50,7 +51,7 @@ class DeepSpeedSection(Section):
         return stage
 
 
-class TrainingSection(RunLengthSection):
+class TrainingSection(RunLengthSection, BadStepsSection):
     """The size of a step, its layout and assignment, and the length of the run."""
 
     layout: Layout = "packed"

@@ -16,6 +16,7 @@ from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.distributed import World, quiet_deepspeed
 from evenpack.engine.objective import Denominators
 from evenpack.engine.optimizers.build import build_optimizer
+from evenpack.engine.optimizers.norms import gradient_norm_of
 from evenpack.engine.optimizers.schedules import learning_rate
 from evenpack.engine.sharding import sharding_at
 from evenpack.models.common.losses import LossDenominators, LossSums, scaled_loss
@@ -39,6 +40,8 @@ class LocalStep:
     """Tokens and next sentences of all micro-batches whose label had the highest logit."""
     gradient_norm: Float[Tensor, ""]
     """L2 norm of the global mean gradient before clipping, the same on all ranks."""
+    local_gradient_norm: Float[Tensor, ""]
+    """L2 norm of this rank's own part of the gradient, before the mean over the ranks."""
     learning_rate: float
     stopwatch: "Stopwatch"
     """Time from the first forward to the end of the last backward pass, without the all-reduce after it."""
@@ -77,10 +80,14 @@ class TrainingEngine:
         """Runs update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
 
         Nothing here waits for the device (at ZeRO 1 DeepSpeed does, to check the gradient norm: three reads and two
-        blocking copies). An update with a gradient norm that is not finite is invalid: the caller must check it.
+        blocking copies; with `on_nan: skip` this does, for the same). An update with a gradient norm that is not
+        finite is left out then, and is invalid otherwise: the caller must check it.
         """
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
+        local_gradient_norm = gradient_norm_of(self.model)
         gradient_norm = self.reduce_gradients()
+        if self.config.training.on_nan == "skip":
+            self.sharding.leave_out_unless_finite(self.model, gradient_norm)
         self.observer("all_reduce")
         rate = self.learning_rate(step)
         for group in self.deepspeed.optimizer.param_groups:
@@ -94,6 +101,7 @@ class TrainingEngine:
             optimised_losses=self.optimised_losses(loss_sums, micro_batches),
             correct=correct,
             gradient_norm=gradient_norm.float(),
+            local_gradient_norm=local_gradient_norm,
             learning_rate=rate,
             stopwatch=stopwatch,
         )

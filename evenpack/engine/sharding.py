@@ -50,6 +50,13 @@ class Sharding(ABC):
         """
 
     @abstractmethod
+    def leave_out_unless_finite(self, model: "nn.Module", norm: "Tensor | None") -> None:
+        """Makes the next update change nothing if the norm of `reduce_gradients` is not finite.
+
+        It may wait for the device.
+        """
+
+    @abstractmethod
     def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
         """Returns the global L2 norm of the gradients of the last update, where `reduce_gradients` gave None.
 
@@ -95,14 +102,20 @@ class Replicated(Sharding):
     ) -> "Tensor | None":
         import torch
 
-        from evenpack.engine.optimizers.norms import total_norm
+        from evenpack.engine.optimizers.norms import gradient_norm_of
 
         deepspeed.allreduce_gradients()
-        parameters = list(model.parameters())
-        norm = total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = gradient_norm_of(model)
         if gradient_clipping is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clipping, norm)
+            torch.nn.utils.clip_grads_with_norm_(list(model.parameters()), gradient_clipping, norm)
         return norm
+
+    def leave_out_unless_finite(self, model: "nn.Module", norm: "Tensor | None") -> None:
+        """Removes the gradients: an optimizer leaves parameters without one as they are, and their moments too."""
+        assert norm is not None, "at ZeRO 0 `reduce_gradients` gives the norm"
+        if not norm.isfinite():
+            for parameter in model.parameters():
+                parameter.grad = None
 
     def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
         raise RuntimeError("at ZeRO 0 the norm is known before the update")
@@ -128,6 +141,9 @@ class ShardedOptimizer(Sharding):
     ) -> "Tensor | None":
         deepspeed.allreduce_gradients()  # DeepSpeed takes the norm and clips in its step
         return None
+
+    def leave_out_unless_finite(self, model: "nn.Module", norm: "Tensor | None") -> None:
+        """Does nothing: DeepSpeed checks the norm in its step, and leaves the update out."""
 
     def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
         norm: Tensor | float = deepspeed.get_global_grad_norm()

@@ -1,7 +1,6 @@
 """The training loop."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.activity import OnActivity, StepActivities, ignore_activity
+from evenpack.engine.bad_steps import BadSteps
 from evenpack.engine.build import Run, build
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
@@ -26,7 +26,6 @@ from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolve import open_run, require_trainable
 from evenpack.engine.verification import DataVerification
-from evenpack.errors import RunError
 from evenpack.models.common.losses import exact_denominators
 from evenpack.units import counted
 
@@ -130,6 +129,7 @@ def _loop(
 ) -> TrainOutcome:
     training = run.config.training
     rank_times = RankTimes(run.world)
+    bad_steps = BadSteps(run)
     activities = StepActivities(on_activity, micro_batches=run.engine.micro_batches)
     run.engine.observer = activities.end_of
     for batches, loader_seconds in _timed(batches_of_steps, on_activity, first_step=run.first_step + 1):
@@ -143,11 +143,14 @@ def _loop(
             activities.begin(step)
             local, totals = _update(run, batches, stop_requested, loader_seconds=loader_seconds)
             step_seconds = loader_seconds + time.perf_counter() - started
-            _require_finite(run.world, batches, local, totals)
             rank_times.add(batches.micro_batches, local.stopwatch.seconds())
-            journal.count(totals)
             stop = totals.stop
-            note = partial(journal.add, step, totals, learning_rate=local.learning_rate, step_seconds=step_seconds)
+            if bad_steps.is_left_out(batches, local, totals):
+                left_out = SkippedStep(step=batches.step, counts=batches.counts)
+                note = partial(journal.skip, left_out, learning_rate=local.learning_rate, is_not_finite=True)
+            else:
+                journal.count(totals)
+                note = partial(journal.add, step, totals, learning_rate=local.learning_rate, step_seconds=step_seconds)
         evaluations = None
         if run.resolved.is_evaluation_due(step):
             on_activity("evaluating", step)
@@ -216,25 +219,6 @@ def _timed(
 
 def _is_due(step: int, every_steps: int | None, *, is_last: bool) -> bool:
     return every_steps is not None and (is_last or step % every_steps == 0)
-
-
-def _require_finite(world: World, batches: StepBatches, local: LocalStep, totals: StepTotals) -> None:
-    """Raises: RunError naming the step and the sequences, on every rank alike."""
-    if totals.is_finite:
-        return
-    losses = local.loss_sums.sum(dim=1).tolist()
-    here = [
-        f"rank {world.rank}, micro-batch {index}: ids {batch.sequence_ids[batch.sequence_ids >= 0].tolist()}"
-        for index, (batch, loss) in enumerate(zip(batches.micro_batches, losses, strict=True))
-        if not math.isfinite(loss)
-    ]
-    found = [place for places in world.all_gather(here) for place in places]
-    where = "sequences whose loss is not finite:\n  " + "\n  ".join(found) if found else "every single loss is finite"
-    raise RunError(
-        f"step {batches.step + 1}: loss {totals.loss}, gradient norm {totals.gradient_norm}; {where}\n"
-        "Nothing was saved since the newest checkpoint. Look at these sequences; if they are sound, lower "
-        "optimizer.learning_rate, lengthen schedule.warmup_steps or set training.gradient_clipping, and start again"
-    )
 
 
 def describe(run: Run, *, last_step: int) -> str:

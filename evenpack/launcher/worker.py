@@ -130,7 +130,7 @@ class Rank:
         try:
             self._folder.path.mkdir(parents=True, exist_ok=True)
             self._folder.write_status(self._status)
-            self._heartbeat.keep_up()  # so that a rank which never goes on from here is known by its machine
+            self._heartbeat.keep_up()  # so that a rank which is stopped at once is known
         except OSError as error:
             raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
         if self._token is None and self._place.rank == 0:  # otherwise `evenpack train` has done it

@@ -25,6 +25,7 @@ from evenpack.engine.reporting.step_totals import sum_over_ranks
 from evenpack.engine.resolve import open_run
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.errors import CheckpointError, RunError
+from evenpack.files import read_json_object
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.cost import Work, step_flops
 from evenpack.testing import run_ranks
@@ -153,8 +154,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_all_ranks_and_saves_nothing(
     assert messages[0] == messages[1]
     step = len(exact(config)) + 1
     assert messages[0].startswith(f"step {step}: loss ")
-    assert "rank 0, micro-batch 0: ids [" in messages[0]
-    assert "rank 1, micro-batch 1: ids [" in messages[0]
+    assert "not finite on any rank. What was in the step: " in messages[0]
+    report = read_json_object(tmp_path / "bad_steps" / f"step_{step:06d}.json")
+    assert report is not None
+    assert [[len(one["sequence_ids"]) > 0 for one in rank["micro_batches"]] for rank in report["ranks"]] == [
+        [True, True],
+        [True, True],
+    ]
     assert checkpoints(config) == [f"step_{number:06d}" for number in range(1, step)]
     assert not (tmp_path / "summary.json").exists()
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def tensor_norms(tensors: Sequence[Tensor]) -> Float[Tensor, " tensors"]:
@@ -26,3 +26,8 @@ def total_norm(tensors: Sequence[Tensor]) -> Float[Tensor, ""]:
         return torch.zeros(())
     norm: Tensor = torch.linalg.vector_norm(tensor_norms(tensors))
     return norm.to(tensors[0].dtype)
+
+
+def gradient_norm_of(model: nn.Module) -> Float[Tensor, ""]:
+    """Returns the norm of all gradients that the parameters of a model hold; 0 for none."""
+    return total_norm([parameter.grad for parameter in model.parameters() if parameter.grad is not None])

@@ -72,6 +72,8 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
         _metric("skipped/packs", "packs", None, "Amount that the step would have held.", when=_SKIPPED),
         _metric("skipped/sequences", "sequences", None, "Amount that the step would have held.", when=_SKIPPED),
         _metric("skipped/tokens", "tokens", None, "Amount that the step would have held.", when=_SKIPPED),
+        _metric("skipped/not_finite", "steps", None, "1: the step was computed, and its update left out "
+                "(`training.on_nan`).", when="steps whose gradient is not finite"),
     ),
     "training": (
         _metric("loss", "nats", None, "Exact global mean of the step: token_loss + next_sentence_loss where there are "

@@ -138,13 +138,19 @@ class Journal:
         skipped: SkippedStep,
         *,
         learning_rate: float,
+        is_not_finite: bool = False,
         evaluations: Evaluations | None,
         ranks: dict[str, Any] | None,
     ) -> None:
-        """Records a skipped step, which changed no parameter; the other arguments are those of `add`."""
+        """Records a skipped step, which changed no parameter; the other arguments are those of `add`.
+
+        `is_not_finite`: it was computed, and left out because of its gradient; the run file does not name it.
+        """
         if self._outputs is None:
             return
         record = skipped_record(skipped, self._run.prepared.source_names, learning_rate=learning_rate)
+        if is_not_finite:
+            record["skipped"]["not_finite"] = 1
         self._append(record, evaluations=evaluations, ranks=ranks)
         self._outputs.progress.skip(step=skipped.step + 1)
 

@@ -41,7 +41,7 @@ def run_summary(
         "source_epochs": run.resolved.epochs(step),
         "tokens": tokens,
         "sequences": sum(record["sequences"] for record in records),
-        "skipped": {"steps": len(skipped)}
+        "skipped": {"steps": len(skipped), "not_finite": sum("not_finite" in step for step in skipped)}
         | {name: sum(step[name] for step in skipped) for name in ("packs", "sequences", "tokens")},
         "padding_share": 1.0 - tokens / slots if slots else 0.0,
         "tokens_per_second": _median(alike, "tokens_per_second"),

@@ -1,0 +1,180 @@
+"""Steps that are not finite: the run ends, or leaves them out as if the run file named them; and what is written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import changed, never, prepare_run
+
+from evenpack.engine import bad_steps
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.train import train_in
+from evenpack.errors import RunError
+from evenpack.testing import run_ranks
+
+STEPS = 5
+BAD = 4
+STAGES = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunConfig], dict[str, str]]:
+    """Returns the runs by name, and the errors of those that end with one."""
+    folder = tmp_path_factory.mktemp("bad_steps")
+    texts = {"lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]}
+    config = prepare_run(folder, texts, steps=STEPS, checkpoint_every_steps=1, keep_checkpoints=STEPS)
+    runs = {}
+    for stage in STAGES:
+        for name, training in {
+            "named": {"skip_steps": [BAD]},
+            "left_out": {"on_nan": "skip"},
+            "stopped": {},
+            "in_a_row": {"on_nan": "skip", "nan_steps_in_a_row": 2},
+            "spike": {"report_spikes_above": 10.0},
+        }.items():
+            runs[f"{name}_{stage}"] = changed(
+                config,
+                run={"output_dir": folder / f"{name}_{stage}"},
+                optimizer={"learning_rate": 3e-3},
+                deepspeed={"zero_stage": stage},
+                training=training,
+            )
+    errors = run_ranks(train_all, 2, runs)
+    assert errors[0] == errors[1]
+    return runs, errors[0]
+
+
+def train_all(world: World, runs: dict[str, RunConfig]) -> dict[str, str]:
+    errors = {}
+    whole = TrainingEngine.compute_gradients
+    for name, config in runs.items():
+        bad = {"named": (), "in_a_row": (2, 3, 4)}.get(name[:-2], (BAD,))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bad_steps, "_FEWEST_STEPS", 2)
+            factor = 1e4 if name.startswith("spike") else torch.nan
+            patch.setattr(TrainingEngine, "compute_gradients", spoiled(whole, bad, factor))
+            try:
+                train_in(world, config, stop_requested=never)
+            except RunError as error:
+                errors[name] = str(error)
+    return errors
+
+
+def spoiled(whole: Any, bad: tuple[int, ...], factor: float) -> Any:
+    """Returns `compute_gradients` that multiplies one gradient and the loss of rank 1 in bad steps."""
+
+    def compute_gradients(engine: TrainingEngine, step: int, micro_batches: Any) -> Any:
+        loss_sums, correct, stopwatch = whole(engine, step, micro_batches)
+        if step + 1 in bad and engine.world.rank == 1:
+            parameter = next(parameter for parameter in engine.model.parameters() if parameter.grad is not None)
+            parameter.grad *= factor
+            loss_sums = loss_sums * factor
+        return loss_sums, correct, stopwatch
+
+    return compute_gradients
+
+
+def saved(config: RunConfig, step: int) -> list[torch.Tensor]:
+    """Returns every tensor of a checkpoint, weights and optimizer state."""
+    found: list[torch.Tensor] = []
+    for path in sorted((config.run.output_dir / "checkpoints" / f"step_{step:06d}").glob("*.pt")):
+        collect(torch.load(path, weights_only=False), found)
+    return found
+
+
+def collect(value: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, dict):
+        for name in sorted(value, key=str):
+            collect(value[name], found)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            collect(inner, found)
+
+
+def report(config: RunConfig, step: int = BAD) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((config.run.output_dir / "bad_steps" / f"step_{step:06d}.json").read_text())
+    return values
+
+
+def records(config: RunConfig) -> list[dict[str, Any]]:
+    return read_metrics(config.run.output_dir / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_that_is_left_out_is_one_that_the_run_file_skips(
+    trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int
+) -> None:
+    runs, errors = trained
+    named, left_out = runs[f"named_{stage}"], runs[f"left_out_{stage}"]
+    assert f"left_out_{stage}" not in errors
+    for step in (BAD, STEPS):
+        one, other = saved(named, step), saved(left_out, step)
+        assert len(one) == len(other) > 10
+        assert all(torch.equal(mine, its) for mine, its in zip(one, other, strict=True))
+    for mine, its in zip(records(named), records(left_out), strict=True):
+        if its["step"] == BAD:
+            assert its["skipped"].pop("not_finite") == 1
+        exact = ("step", "loss", "learning_rate", "gradient_norm", "samples", "order_hash", "skipped")
+        assert [mine.get(name) for name in exact] == [its.get(name) for name in exact]
+    summary = json.loads((left_out.run.output_dir / "summary.json").read_text())
+    assert (summary["skipped"]["steps"], summary["skipped"]["not_finite"]) == (1, 1)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_report_has_each_ranks_norm_and_the_documents(
+    trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int
+) -> None:
+    runs, _ = trained
+    found = report(runs[f"left_out_{stage}"])
+    assert (found["reason"], found["goes_on"], found["loss"]) == ("not finite", True, "nan")
+    good, bad = found["ranks"]
+    assert 0.0 < good["gradient_norm"] < 1e3
+    assert bad["gradient_norm"] == "nan"
+    assert all(loss == "nan" for one in bad["micro_batches"] for loss in one["loss_sums"][:1])
+    ids = sorted(one for rank in found["ranks"] for micro in rank["micro_batches"] for one in micro["sequence_ids"])
+    placed = found["content"]["sequences"]
+    assert ids == sorted(one["sequence"] for one in placed)
+    assert all(part["tokens"] > 0 for one in placed for part in one["parts"])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_run_ends_at_such_a_step_unless_told_otherwise(
+    trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int
+) -> None:
+    runs, errors = trained
+    message = errors[f"stopped_{stage}"]
+    assert message.startswith(f"step {BAD}: loss nan, gradient norm ")
+    assert "; not finite on rank 1 on " in message
+    assert "leave it out by training.skip_steps, or all such steps by training.on_nan=skip" in message
+    assert [one["step"] for one in records(runs[f"stopped_{stage}"])] == [1, 2, 3]
+    assert not report(runs[f"stopped_{stage}"])["goes_on"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_too_many_in_a_row_end_the_run(trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int) -> None:
+    runs, errors = trained
+    message = errors[f"in_a_row_{stage}"]
+    assert message.startswith("step 4: loss nan")
+    assert "3 steps in a row are not finite, and training.nan_steps_in_a_row is 2" in message
+    assert [report(runs[f"in_a_row_{stage}"], step)["goes_on"] for step in (2, 3, 4)] == [True, True, False]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_spike_is_reported_and_trained_on(trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int) -> None:
+    runs, _ = trained
+    config = runs[f"spike_{stage}"]
+    assert [path.name for path in sorted((Path(config.run.output_dir) / "bad_steps").iterdir())] == [
+        f"step_{BAD:06d}.json"
+    ]
+    found = report(config)
+    assert found["reason"] == "spike"
+    assert found["gradient_norm"] > 10 * found["median_gradient_norm"] > 0
+    assert found["ranks"][1]["gradient_norm"] > 10 * found["ranks"][0]["gradient_norm"]
+    assert [one["step"] for one in records(config) if "skipped" in one] == []
