@@ -12,15 +12,22 @@ The run file is checked against this module, so torch is imported only where it 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evenpack.errors import CheckpointError
+from evenpack.models.common.memory import FP32_BYTES, StateBytes, StateSizes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _WEIGHTS = "mp_rank_00_model_states.pt"
+
+REDUCE_BUCKET_SIZE = 500_000_000
+"""Gradients that DeepSpeed reduces at once, as a number: the default of `zero_optimization.reduce_bucket_size`."""
+
+_FP64_BYTES = 8
 
 
 class Sharding(ABC):
@@ -62,6 +69,10 @@ class Sharding(ABC):
 
         A number instead of a tensor means that the norm was not finite and the update was left out.
         """
+
+    @abstractmethod
+    def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
+        """Returns what the optimizer's state and DeepSpeed's buffers take on a GPU under DeepSpeed's `settings`."""
 
     @abstractmethod
     def require_resumable(self, *, saved_ranks: int, ranks: int, checkpoint: Path) -> None:
@@ -120,6 +131,17 @@ class Replicated(Sharding):
     def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
         raise RuntimeError("at ZeRO 0 the norm is known before the update")
 
+    def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
+        """DeepSpeed reduces copies of so many gradients at once, whatever its `reduce_bucket_size`."""
+        gradients = FP32_BYTES * sizes.parameters
+        return StateBytes(
+            optimizer=sizes.states * gradients,
+            bucket=0,
+            reduction=min(gradients, FP32_BYTES * REDUCE_BUCKET_SIZE),
+            update_gradients=gradients,
+            update=sizes.temporaries * gradients,
+        )
+
     def require_resumable(self, *, saved_ranks: int, ranks: int, checkpoint: Path) -> None:
         """Accepts any number of ranks, because each holds everything."""
 
@@ -148,6 +170,24 @@ class ShardedOptimizer(Sharding):
     def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
         norm: Tensor | float = deepspeed.get_global_grad_norm()
         return norm
+
+    def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
+        """A rank has its part of FP32 masters, a second copy of the parameters, and of the states.
+
+        DeepSpeed makes the bucket at the first gradient of a step, in full size, however small the model is, and moves
+        the gradients into it when they are reduced; those of the rank's part then move to a buffer of their own. The
+        norm is taken in FP64, tensor by tensor.
+        """
+        zero = settings["zero_optimization"]
+        size = zero.get("reduce_bucket_size", REDUCE_BUCKET_SIZE)
+        part = -(-sizes.parameters // sizes.ranks)
+        return StateBytes(
+            optimizer=(1 + sizes.states) * FP32_BYTES * part,
+            bucket=FP32_BYTES * size * (2 if zero.get("overlap_comm", False) else 1),
+            reduction=FP32_BYTES * max(0, part - size),
+            update_gradients=FP32_BYTES * part,
+            update=max(FP32_BYTES * (1 + sizes.temporaries) * part, _FP64_BYTES * min(part, sizes.largest_tensor)),
+        )
 
     def require_resumable(self, *, saved_ranks: int, ranks: int, checkpoint: Path) -> None:
         if saved_ranks != ranks:

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.engine.config import RunSection
+from evenpack.engine.memory_text import memory_text
 from evenpack.errors import ConfigError, DataError
 from evenpack.launcher import views
 from evenpack.launcher.loss_plot import draw_loss
@@ -30,6 +31,7 @@ def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any]
     shown: list[RenderableType] = [
         console.text(f"Would run on {launch.devices.choice}:\n\n{launch.shell_line()}"),
         views.plan_table(plan),
+        console.text(memory_text(plan.memory, batching=plan.batching)),
         console.text(f"DeepSpeed gets {json.dumps(plan.deepspeed, indent=2)}"),
     ]
     return value, shown

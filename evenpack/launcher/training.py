@@ -8,11 +8,13 @@ from typing import Any
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
+from evenpack.engine.memory import RunMemory, run_memory
 from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolve import open_run, require_trainable
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.step_items import items_of_an_epoch
 from evenpack.files import read_json_object
+from evenpack.models.common.device_peaks import DevicePeak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,17 @@ class TrainingPlan:
     above are those after them."""
     gradient_clipping: str
     """The norm to which gradients are clipped, and the program that does it."""
+    memory: RunMemory
+    """Memory of one GPU, estimated."""
     deepspeed: dict[str, Any]
     """Configuration for `deepspeed.initialize`."""
 
 
-def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
+def plan_training(config: RunConfig, *, ranks: int, device: DevicePeak | None = None) -> TrainingPlan:
     """Computes and checks everything that can be known before a process is started.
+
+    Args:
+        device: the GPU of each rank, for what fits into its memory; None: unknown.
 
     Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step, or
     `training.packing_adjustment` is not possible; and see `require_trainable` and `require_trackers`.
@@ -94,6 +101,7 @@ def plan_training(config: RunConfig, *, ranks: int) -> TrainingPlan:
         packing_factor=float(item.sequences),
         packing_adjustment=run.adjustment,
         gradient_clipping=_clipping(run.config),
+        memory=run_memory(run.config, item, vocabulary_size=prepared.vocabulary_size, ranks=ranks, device=device),
         deepspeed=settings,
     )
 

@@ -37,6 +37,8 @@ class Case:
     micro_batches: int
     layers: int | None = 2
     preset: str | None = None
+    times: int = 1
+    """How often the micro-batch has each of its packs."""
 
     @property
     def name(self) -> str:
@@ -62,8 +64,7 @@ def can_serve(backend: str, *, precision: str, positions: str, dropout: float) -
 
 def is_estimated(case):
     """Whether the formula of `models/memory.py` is for such a step."""
-    has_kernel = case.backend in ("varlen", "flash", "flex")
-    return has_kernel and case.precision == "bf16_autocast" and case.update != "adamw_zero1"
+    return case.backend in ("varlen", "flash", "flex")
 
 
 def has_estimated_blocks(case):
@@ -118,7 +119,7 @@ def pairwise(cases: Sequence[Case]) -> list[Case]:
 
 def _pairs(case: Case) -> Iterator[tuple[Any, ...]]:
     values = asdict(case)
-    settings = [(field.name, values[field.name]) for field in fields(case)[2:-2]]
+    settings = [(field.name, values[field.name]) for field in fields(case)[2:-3]]
     settings.append(("family", (case.family, case.positions)))
     yield from combinations(settings, 2)
 
@@ -127,19 +128,24 @@ CASES = {case.name: case for case in pairwise(all_cases())}
 
 
 def whole_preset(name):
-    """Returns the step of a whole model, `FAMILY:PRESET`."""
-    family, preset = name.split(":")
-    positions = find_family(family).config.model_fields["positions"].default
+    """Returns the step of a whole model, `FAMILY:PRESET`, or of another as words after that say.
+
+    These are `+checkpointing`, `+zero1`, `+2_layers`, and `+16_times` for a larger micro-batch.
+    """
+    model, *words = name.split("+")
+    family, preset = model.split(":")
+    counts = {unit: int(number) for number, _, unit in (word.partition("_") for word in words) if unit}
     return Case(
         family=family,
-        positions=positions,
+        positions=find_family(family).config.model_fields["positions"].default,
         backend="varlen",
         layout="packed",
         precision="bf16_autocast",
-        update="adamw",
+        update="adamw_zero1" if "zero1" in words else "adamw",
         dropout=0.0,
-        checkpointing=False,
+        checkpointing="checkpointing" in words,
         micro_batches=1,
-        layers=None,
+        layers=counts.get("layers"),
         preset=preset,
+        times=counts.get("times", 1),
     )

@@ -1,7 +1,7 @@
 """Traces steps in a process of its own: `tracing_process.py LIBRARY JOB ...` writes a line of JSON for each job.
 
-A job is the name of a case, `FAMILY:PRESET` for a whole model, `SPOILER:CASE` for a case with a fault put into it, or
-`torch:CASE` for a case whose memory torch's own tracker measures beside ours.
+A job is the name of a case, of a preset as `whole_preset` reads it, `SPOILER:CASE` for a case with a fault put into it,
+or `torch:CASE` for a case whose memory torch's own tracker measures beside ours.
 """
 
 import gc
@@ -25,10 +25,10 @@ from spoilers import SPOILERS  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from traced_cases import CASES, EXPECTED_WAITS, Case, whole_preset  # noqa: E402
 
+from evenpack.engine.memory import MicroBatchSize, training_memory  # noqa: E402
 from evenpack.kernels.sdpa import WINDOW_TOKENS, plan_windows  # noqa: E402
 from evenpack.models.common.batch_work import performed_work  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
-from evenpack.models.memory import estimate_training_memory  # noqa: E402
 from evenpack.testing.fake_cuda.trace import trace_steps  # noqa: E402
 from evenpack.testing.runs import run_config, run_values  # noqa: E402
 
@@ -39,9 +39,9 @@ PACKS = ([512], [300, 150], [200, 40, 20])
 
 
 def batch_of(case):
-    """Four packs in the case's layout."""
+    """Packs in the case's layout."""
     make = random_sequences if find_family(case.family).objective == "next_tokens" else random_pairs
-    packs = [make(lengths, vocabulary_size=VOCABULARY) for lengths in PACKS]
+    packs = [make(lengths, vocabulary_size=VOCABULARY) for lengths in case.times * PACKS]
     build = build_batch if make is random_sequences else build_masked_batch
     return build(packs, case.layout, max_sequence_length=LONGEST, pack_length=LONGEST)[0]
 
@@ -61,8 +61,8 @@ def config_of(case):
     }
     training = {
         "layout": case.layout,
-        "packs_per_step": RANKS * case.micro_batches * len(PACKS),
-        "packs_per_micro_batch": len(PACKS),
+        "packs_per_step": RANKS * case.micro_batches * case.times * len(PACKS),
+        "packs_per_micro_batch": case.times * len(PACKS),
         "precision": case.precision,
     }
     values = run_values(
@@ -128,27 +128,22 @@ def traced(job):
         beside=partial(measured_by_torch, peaks=peaks) if prefix == "torch" else None,
     )
     work = performed_work(batch)
-    memory = estimate_training_memory(
-        config.model,
-        **sizes,
-        slots=work.slots,
-        head_rows=work.head_slots,
-        optimizer_states=config.optimizer.fp32_states,
+    size = MicroBatchSize(slots=work.slots, head_rows=work.head_slots)
+    memory = training_memory(config, size, vocabulary_size=sizes["vocabulary_size"], ranks=RANKS)
+    layers = find_family(case.family).cost.layer_bytes(
+        config.model, slots=size.slots, head_rows=size.head_rows, number_bytes=2
     )
-    one_layer = config.model.model_copy(update={"layers": config.model.shape["layers"] - 1})
-    activation_bytes = find_family(case.family).cost.activation_bytes
-    sizes_of_work = {"slots": work.slots, "head_rows": work.head_slots}
-    blocks = [activation_bytes(model, **sizes_of_work) for model in (config.model, one_layer)]
     return {
         **asdict(trace),
-        "estimated_block_bytes": blocks[0] - blocks[1],
+        "estimated_block_bytes": layers.block,
         "peak_by_torch": max(peaks, default=None),
         "faults": [str(fault) for fault in trace.faults],
         "model": config.model.model_dump(mode="json"),
         "vocabulary_size": VOCABULARY,
         "work": asdict(work),
         "attended_squares": attended_squares(case, batch),
-        "estimate": asdict(memory),
+        "estimated_peak": memory.peak.total,
+        "estimated_phase": memory.peak.phase,
     }
 
 

@@ -19,6 +19,7 @@ FAMILY = '''
 from typing import ClassVar, Literal
 
 from evenpack.models.common.cost import PASSES, ModelCost
+from evenpack.models.common.memory import LayerBytes
 from evenpack.models.common.section import TransformerConfig
 from evenpack.models.families import ModelFamily
 
@@ -30,6 +31,10 @@ class BigramConfig(TransformerConfig):
     positions: Literal["none"] = "none"
     scale: float = 1.0
     """Times the scores."""
+
+
+NO_BLOCKS = ("block", "block_input", "recomputed", "recomputing", "block_backward")
+REST = (*NO_BLOCKS, "head", "head_forward", "head_backward")
 
 
 def load_model():
@@ -51,7 +56,13 @@ FAMILY = ModelFamily(
         step_flops=lambda config, vocabulary_size, work: (
             PASSES * 2 * vocabulary_size * config.shape["hidden_size"] * work.head_slots + work.squared_lengths
         ),
-        activation_bytes=lambda config, slots, head_rows: 4 * slots * config.shape["hidden_size"],
+        layer_bytes=lambda config, slots, head_rows, number_bytes: LayerBytes(
+            embedding=4 * slots * config.shape["hidden_size"],
+            **{name: 0 for name in REST},
+            block_parameters=0,
+            cast_parameters=0,
+            tied_head=False,
+        ),
     ),
     load_model=load_model,
     load_huggingface=None,

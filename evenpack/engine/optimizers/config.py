@@ -14,7 +14,9 @@ class OptimizerBase(Section):
     needs_whole_tensors: ClassVar[bool]
     """Whether an update needs the model's whole tensors, which some shardings divide."""
     fp32_states: ClassVar[int]
-    """FP32 numbers per parameter apart from weight and gradient, temporary ones included; for estimates of memory."""
+    """FP32 numbers that are kept for each parameter beside it; for estimates of memory."""
+    fp32_temporaries: ClassVar[int]
+    """FP32 numbers that an update on a GPU needs for each parameter while it lasts."""
 
     kind: str
     """The optimizer's name."""
@@ -29,6 +31,7 @@ class AdamWSection(OptimizerBase):
 
     needs_whole_tensors = False
     fp32_states = 2
+    fp32_temporaries = 0
 
     kind: Literal["adamw"] = "adamw"
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
@@ -45,7 +48,8 @@ class LambSection(OptimizerBase):
     """LAMB (You et al. 2020); weight decay and trust ratios are not applied to biases and norms."""
 
     needs_whole_tensors = True
-    fp32_states = 3
+    fp32_states = 2
+    fp32_temporaries = 1
 
     kind: Literal["lamb"]
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)

@@ -1,4 +1,4 @@
-"""The parameters, operations and activations of a BERT, by formula."""
+"""The parameters, operations and memory of a BERT, by formula."""
 
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.common.cost import (
@@ -6,10 +6,17 @@ from evenpack.models.common.cost import (
     ModelCost,
     Work,
     attention_flops,
-    gelu_activation_bytes,
     gelu_block_parameters,
     gelu_block_weights,
+    gelu_cast_parameters,
     layer_norm_parameters,
+)
+from evenpack.models.common.memory import (
+    FP32_BYTES,
+    LayerBytes,
+    gelu_backward_bytes,
+    gelu_block_bytes,
+    stream_bytes,
 )
 
 
@@ -34,4 +41,39 @@ def step_flops(config: BertConfig, *, vocabulary_size: int, work: Work) -> int:
     return PASSES * (blocks + attention + masked_token_head + next_sentence_head)
 
 
-BERT_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, activation_bytes=gelu_activation_bytes)
+def layer_bytes(config: BertConfig, *, slots: int, head_rows: int, number_bytes: int) -> LayerBytes:
+    """Returns what the layers hold: blocks whose norms read sums, and the masked-token head at the masked tokens.
+
+    Embeddings keep the sum that their norm reads. Recomputing a block runs to its last norm, while the gradient of its
+    output waits. The head keeps the inputs of its dense layer, of GELU and of its norm; the next-sentence head, which
+    reads a row for each sequence, is left out.
+    """
+    width = config.shape["hidden_size"]
+    stream = FP32_BYTES * slots * width
+    block = gelu_block_bytes(config, slots=slots, number_bytes=number_bytes)
+    return LayerBytes(
+        embedding=slots * stream_bytes(config, norms=1),
+        block=block,
+        block_input=stream,
+        recomputed=block - (stream if number_bytes == FP32_BYTES else 0),  # in FP32 attention reads the block's input
+        recomputing=stream + _outputs_of_a_block(config, slots=slots, number_bytes=number_bytes),
+        block_backward=gelu_backward_bytes(config, slots=slots, number_bytes=number_bytes),
+        head=head_rows * width * (number_bytes + number_bytes + FP32_BYTES),
+        head_forward=stream + FP32_BYTES * head_rows * width,  # the outputs of the last block and of the head's norm
+        head_backward=stream,  # the gradient of the masked tokens, spread over all slots
+        block_parameters=gelu_block_parameters(width),
+        cast_parameters=gelu_cast_parameters(width),
+        tied_head=True,
+    )
+
+
+def _outputs_of_a_block(config: BertConfig, *, slots: int, number_bytes: int) -> int:
+    """Returns the outputs of attention, of the feed-forward layer, and of both norms, as far as nothing keeps them.
+
+    In FP32 the first norm's output is the input of the feed-forward layer.
+    """
+    norms = 1 if number_bytes == FP32_BYTES else 2
+    return slots * config.shape["hidden_size"] * (2 * number_bytes + norms * FP32_BYTES)
+
+
+BERT_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, layer_bytes=layer_bytes)

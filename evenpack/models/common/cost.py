@@ -16,13 +16,11 @@ Conventions, so that a reported MFU can be checked by hand:
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+from evenpack.models.common.memory import LayerBytes
 from evenpack.models.common.section import FEED_FORWARD_RATIO, TransformerConfig
 
 PASSES = 3
 """Passes over the blocks: one forward, and a backward of twice its work (gradients of inputs and weights)."""
-
-FP32_BYTES, BF16_BYTES, MASK_BYTES = 4, 2, 1
-"""Bytes of a number, and of a flag for a number that dropout set to zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +52,9 @@ class ModelCost:
     """(config, *, vocabulary_size, max_positions): the number of trained parameters; a tied matrix counts once."""
     step_flops: Callable[..., int]
     """(config, *, vocabulary_size, work): operations of forward and backward."""
-    activation_bytes: Callable[..., int]
-    """(config, *, slots, head_rows): what autograd keeps of a micro-batch for the backward pass, under bf16 autocast
-    and with an attention kernel that keeps no scores."""
+    layer_bytes: Callable[..., LayerBytes]
+    """(config, *, slots, head_rows, number_bytes): what the layers hold of a micro-batch, with an attention kernel that
+    keeps no scores; see `common/memory.py`."""
 
 
 def attention_flops(config: TransformerConfig, work: Work, *, causal: bool) -> int:
@@ -80,40 +78,6 @@ def layer_norm_parameters(width: int) -> int:
     return 2 * width
 
 
-def gelu_activation_bytes(config: TransformerConfig, *, slots: int, head_rows: int) -> int:
-    """Returns the activations of GELU blocks and of a head with a dense layer and a norm before the logits."""
-    has_dropout = config.dropout > 0.0
-    head = BF16_BYTES + BF16_BYTES + FP32_BYTES + BF16_BYTES + FP32_BYTES
-    # inputs of the dense layer, GELU, norm and decoder, and the gradient of the last
-    width = config.shape["hidden_size"]
-    block = width * gelu_block_bytes_per_channel(has_dropout=has_dropout)
-    if config.positions == "rotary":
-        block += rotation_bytes(query_size=width, key_size=width)
-    return slots * stream_bytes(config, block) + head_rows * width * head
-
-
-def rotation_bytes(*, query_size: int, key_size: int) -> int:
-    """Returns what rotation adds to a slot of a block: rotated queries and keys; the projections stay alive as well."""
-    return BF16_BYTES * (query_size + key_size)
-
-
-def stream_bytes(config: TransformerConfig, block: int) -> int:
-    """Returns what embedding and blocks keep of one slot, where one block keeps `block`."""
-    layers, width = config.shape["layers"], config.shape["hidden_size"]
-    embedding = width * (FP32_BYTES + (MASK_BYTES if config.dropout > 0.0 else 0))
-    if config.activation_checkpointing:
-        return layers * width * FP32_BYTES + block + embedding  # the blocks' inputs, and one block at a time
-    return layers * block + embedding
-
-
-def gelu_block_bytes_per_channel(*, has_dropout: bool) -> int:
-    """Returns what a block keeps of one slot for its backward pass, divided by C.
-
-    These are the input of attention's projections, their three outputs and attention's output; the input of the
-    feed-forward layer, and GELU's input and output; the sums that the two norms read, in FP32; and the flags of two
-    dropouts.
-    """
-    attention = BF16_BYTES * (1 + 3 + 1)
-    feed_forward = BF16_BYTES * (1 + FEED_FORWARD_RATIO + FEED_FORWARD_RATIO)
-    norms = 2 * FP32_BYTES
-    return attention + feed_forward + norms + (2 * MASK_BYTES if has_dropout else 0)
+def gelu_cast_parameters(width: int) -> int:
+    """Returns the parameters of a block's linear layers: matrices and biases."""
+    return gelu_block_parameters(width) - 2 * layer_norm_parameters(width)

@@ -1,4 +1,4 @@
-"""The peak of the device that a model runs on."""
+"""The peak and the memory of the device that a model runs on."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from evenpack.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePeak:
-    """Dense peaks of one device, in TFLOP/s."""
+    """Dense peaks of one device, in TFLOP/s, and its memory."""
 
     name: str
     """The name that people use for it."""
@@ -20,6 +20,8 @@ class DevicePeak:
     """Peak of the 16-bit tensor cores."""
     single_precision: float
     """Peak of FP32 with TF32 off (torch's default)."""
+    memory_bytes: int | None
+    """Memory as it is sold; None where one name stands for several sizes."""
 
     def flops(self, dtype: torch.dtype) -> float | None:
         """Returns matrix-product operations per second; None unless the type is bfloat16, float16 or float32."""
@@ -31,19 +33,22 @@ class DevicePeak:
         return by_dtype[dtype] * 1e12 if dtype in by_dtype else None
 
 
-def _peak(name: str, *words: str, half: float, single: float) -> DevicePeak:
-    return DevicePeak(name=name, words=words, half_precision=half, single_precision=single)
+def _peak(name: str, *words: str, half: float, single: float, gigabytes: int | None) -> DevicePeak:
+    memory = None if gigabytes is None else gigabytes * 10**9
+    return DevicePeak(name=name, words=words, half_precision=half, single_precision=single, memory_bytes=memory)
 
 
 DEVICE_PEAKS = (
-    _peak("h100-pcie", "H100", "PCIe", half=756.0, single=51.2),
-    _peak("h100-nvl", "H100", "NVL", half=835.5, single=60.0),
-    _peak("h100", "H100", "HBM3", half=989.4, single=66.9),
-    _peak("h200-nvl", "H200", "NVL", half=835.5, single=60.0),
-    _peak("h200", "H200", half=989.4, single=66.9),
-    _peak("gh200", "GH200", half=989.4, single=66.9),
-    _peak("b200", "B200", half=2250.0, single=75.0),
-    _peak("a100", "A100", half=312.0, single=19.5),
+    _peak("h100-pcie", "H100", "PCIe", half=756.0, single=51.2, gigabytes=80),
+    _peak("h100-nvl", "H100", "NVL", half=835.5, single=60.0, gigabytes=94),
+    _peak("h100", "H100", "HBM3", half=989.4, single=66.9, gigabytes=80),
+    _peak("h200-nvl", "H200", "NVL", half=835.5, single=60.0, gigabytes=141),
+    _peak("h200", "H200", half=989.4, single=66.9, gigabytes=141),
+    _peak("gh200", "GH200", half=989.4, single=66.9, gigabytes=None),
+    _peak("b200", "B200", half=2250.0, single=75.0, gigabytes=180),
+    _peak("a100-40gb", "A100", "40GB", half=312.0, single=19.5, gigabytes=40),
+    _peak("a100-80gb", "A100", "80GB", half=312.0, single=19.5, gigabytes=80),
+    _peak("a100", "A100", half=312.0, single=19.5, gigabytes=None),
 )
 """The known devices; the first entry counts whose words all occur in a device's name.
 
@@ -59,13 +64,16 @@ def device_peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
         device_name: as `torch.cuda.get_device_name()` gives it. A slice of a card (MIG) has no known peak.
         dtype: of the matrix products: bfloat16, float16 or float32.
     """
+    device = known_device(device_name)
+    return None if device is None else device.flops(dtype)
+
+
+def known_device(device_name: str) -> DevicePeak | None:
+    """Returns the device that the driver calls `device_name`; None if it is unknown, or a slice of a card (MIG)."""
     words = device_name.replace("-", " ").split()
     if "MIG" in words:
         return None
-    for peak in DEVICE_PEAKS:
-        if all(word in words for word in peak.words):
-            return peak.flops(dtype)
-    return None
+    return next((peak for peak in DEVICE_PEAKS if all(word in words for word in peak.words)), None)
 
 
 def find_device_peak(name: str) -> DevicePeak:

@@ -1,14 +1,22 @@
-"""The parameters, operations and activations of a GPT-2, by formula."""
+"""The parameters, operations and memory of a GPT-2, by formula."""
 
 from evenpack.models.common.cost import (
     PASSES,
     ModelCost,
     Work,
     attention_flops,
-    gelu_activation_bytes,
     gelu_block_parameters,
     gelu_block_weights,
+    gelu_cast_parameters,
     layer_norm_parameters,
+)
+from evenpack.models.common.memory import (
+    FP32_BYTES,
+    LayerBytes,
+    gelu_backward_bytes,
+    gelu_block_bytes,
+    rotation_bytes,
+    stream_bytes,
 )
 from evenpack.models.gpt2.config import Gpt2Config
 
@@ -29,4 +37,25 @@ def step_flops(config: Gpt2Config, *, vocabulary_size: int, work: Work) -> int:
     return PASSES * (blocks + attention_flops(config, work, causal=True) + head)
 
 
-GPT2_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, activation_bytes=gelu_activation_bytes)
+def layer_bytes(config: Gpt2Config, *, slots: int, head_rows: int, number_bytes: int) -> LayerBytes:
+    """Returns what the layers hold: blocks whose norms read the stream, and a last norm before the LM head."""
+    width = config.shape["hidden_size"]
+    stream = FP32_BYTES * slots * width
+    block = gelu_block_bytes(config, slots=slots, number_bytes=number_bytes)
+    return LayerBytes(
+        embedding=slots * stream_bytes(config, norms=1) + rotation_bytes(config, slots=slots),
+        block=block,
+        block_input=stream,
+        recomputed=block - stream,  # the first norm reads the block's input, which is there
+        recomputing=0,
+        block_backward=gelu_backward_bytes(config, slots=slots, number_bytes=number_bytes),
+        head=0,
+        head_forward=FP32_BYTES * head_rows * width,  # the last norm's output
+        head_backward=0,
+        block_parameters=gelu_block_parameters(width),
+        cast_parameters=gelu_cast_parameters(width),
+        tied_head=True,
+    )
+
+
+GPT2_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, layer_bytes=layer_bytes)

@@ -1,16 +1,7 @@
-"""The parameters, operations and activations of a Llama, by formula."""
+"""The parameters, operations and memory of a Llama, by formula."""
 
-from evenpack.models.common.cost import (
-    BF16_BYTES,
-    FP32_BYTES,
-    MASK_BYTES,
-    PASSES,
-    ModelCost,
-    Work,
-    attention_flops,
-    rotation_bytes,
-    stream_bytes,
-)
+from evenpack.models.common.cost import PASSES, ModelCost, Work, attention_flops
+from evenpack.models.common.memory import FP32_BYTES, LayerBytes, rotation_bytes, stream_bytes
 from evenpack.models.llama.config import LlamaConfig
 
 
@@ -29,21 +20,49 @@ def step_flops(config: LlamaConfig, *, vocabulary_size: int, work: Work) -> int:
     return PASSES * (blocks + attention_flops(config, work, causal=True) + head)
 
 
-def activation_bytes(config: LlamaConfig, *, slots: int, head_rows: int) -> int:
-    """Returns the activations of SwiGLU blocks and of the LM head.
-
-    A slot of a block keeps the input of attention's projections, their three outputs and attention's output; rotated
-    queries and keys; the input of the feed-forward layer, the gate before and after SiLU, the values, and their
-    product; the sums that the two norms read, in FP32; the flags of two dropouts.
-    """
+def layer_bytes(config: LlamaConfig, *, slots: int, head_rows: int, number_bytes: int) -> LayerBytes:
+    """Returns what the layers hold: SwiGLU blocks whose norms read the stream, and a last norm before the LM head."""
     width = config.shape["hidden_size"]
-    attention = BF16_BYTES * (width + width + 2 * config.key_value_size + width)
-    feed_forward = BF16_BYTES * (width + 4 * config.shape["feed_forward_size"])
-    dropout = 2 * MASK_BYTES * width if config.dropout > 0.0 else 0
-    rotation = rotation_bytes(query_size=width, key_size=config.key_value_size)
-    block = attention + rotation + feed_forward + 2 * FP32_BYTES * width + dropout
-    head = FP32_BYTES + BF16_BYTES + FP32_BYTES
-    return slots * stream_bytes(config, block) + head_rows * width * head
+    stream = FP32_BYTES * slots * width
+    block = _block_bytes(config, slots=slots, number_bytes=number_bytes)
+    return LayerBytes(
+        embedding=slots * stream_bytes(config, norms=1) + rotation_bytes(config, slots=slots),
+        block=block,
+        block_input=stream,
+        recomputed=block - stream,  # the first norm reads the block's input, which is there
+        recomputing=0,
+        block_backward=_block_backward_bytes(config, slots=slots, number_bytes=number_bytes),
+        head=0,
+        head_forward=FP32_BYTES * head_rows * width,  # the last norm's output
+        head_backward=0,
+        block_parameters=_block_weights(config) + 2 * width,
+        cast_parameters=_block_weights(config),
+        tied_head=config.tied_head,
+    )
+
+
+def _block_bytes(config: LlamaConfig, *, slots: int, number_bytes: int) -> int:
+    """Returns what a block keeps.
+
+    These are the input of attention's projections, their three outputs, attention's output and the logarithms of its
+    sums; rotated queries and keys; the input of the feed-forward layer, the gate before and after SiLU, the values, and
+    their product; the sums that the two norms read, in FP32; the flags of two dropouts.
+    """
+    width, keys = config.shape["hidden_size"], config.key_value_size
+    attention = number_bytes * (width + (width + 2 * keys) + width) + FP32_BYTES * config.shape["heads"]
+    rotated = number_bytes * (width + keys)
+    feed_forward = number_bytes * (width + 4 * config.shape["feed_forward_size"])
+    return slots * (attention + rotated + feed_forward + stream_bytes(config, norms=2))
+
+
+def _block_backward_bytes(config: LlamaConfig, *, slots: int, number_bytes: int) -> int:
+    """Returns the most that the backward pass through a block holds, where the gate meets the values.
+
+    These are the gradients of their product, of the gate's SiLU and of the values, less the product, which is no longer
+    needed, and the FP32 gradient of the last matrix.
+    """
+    inner = config.shape["feed_forward_size"]
+    return slots * 2 * number_bytes * inner + FP32_BYTES * config.shape["hidden_size"] * inner
 
 
 def _block_weights(config: LlamaConfig) -> int:
@@ -52,4 +71,4 @@ def _block_weights(config: LlamaConfig) -> int:
     return 2 * width * width + 2 * width * config.key_value_size + 3 * width * config.shape["feed_forward_size"]
 
 
-LLAMA_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, activation_bytes=activation_bytes)
+LLAMA_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, layer_bytes=layer_bytes)

@@ -12,6 +12,7 @@ from evenpack.data.order.step_shape import Batching
 from evenpack.data.prepare.known_tokens import find_tokens
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
+from evenpack.engine.memory import RunMemory, run_memory
 from evenpack.engine.resolve import resolve
 from evenpack.engine.settle import parameters_of, settle, settled_micro_batches
 from evenpack.errors import ConfigError, NotPreparedError
@@ -114,6 +115,7 @@ class Budget:
     time: Hours | None
     """Duration; None without a device."""
     padding: tuple[Padding, ...]
+    memory: RunMemory
     adjustment: tuple[str, ...]
     """The packing adjustment of the run file's values."""
     assumptions: tuple[str, ...]
@@ -157,6 +159,7 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
         flops_by_rule=TRAINING_FLOPS * parameters * tokens,
         time=time,
         padding=_padding(config, data, items, useful=flops, time=time),
+        memory=run_memory(config, data.item, vocabulary_size=data.vocabulary_size, ranks=options.devices, device=peak),
         adjustment=adjustment,
         assumptions=data.assumptions,
     )

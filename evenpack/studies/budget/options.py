@@ -16,7 +16,11 @@ class BudgetOptions:
     devices: Annotated[int, typer.Option(min=1, help="Devices, which are the ranks of the run.")] = 1
     device: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Hours on this device: h100, h200, b200, a100, ...", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Hours and fitting memory on: h100, h200, b200, a100-80gb, ...",
+            show_default=False,
+        ),
     ] = None
     mfu: Annotated[
         float, typer.Option(help="Fraction of the device's dense peak that useful operations reach; for the hours.")

@@ -6,6 +6,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from evenpack.console import pairs, percent, table, text
+from evenpack.engine.memory_text import memory_text
 from evenpack.engine.run_length import CHINCHILLA_RATIO
 from evenpack.studies.budget.budget import Budget, EffectiveBatch, SourceBudget
 from evenpack.studies.budget.scaling import SERVING_FLOPS, TRAINING_FLOPS, Allocation, Serving
@@ -22,6 +23,7 @@ def budget_tables(budget: Budget) -> Iterator[RenderableType]:
     yield pairs(_compute(budget), title="Compute")
     if budget.padding:
         yield _padding(budget)
+    yield text(memory_text(budget.memory, batching=budget.batch.batching))
     if budget.assumptions:
         yield text("\n".join(["Assumptions:", *(f"  {one}" for one in budget.assumptions)]))
 

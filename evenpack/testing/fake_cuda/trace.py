@@ -30,6 +30,7 @@ from evenpack.models.common.losses import exact_denominators
 from evenpack.testing.fake_cuda.attention_operators import provide_flash_attn
 from evenpack.testing.fake_cuda.flex_operator import provide_flex_attention
 from evenpack.testing.fake_cuda.flops import flop_formulas, is_attention
+from evenpack.testing.fake_cuda.gpu_kernels import provide_gpu_kernels
 from evenpack.testing.fake_cuda.memory import MemoryMeter
 from evenpack.testing.fake_cuda.watch import Fault, Watch
 
@@ -83,7 +84,7 @@ def trace_steps(
     spoil: Callable[[Model], None] | None = None,
     beside: Callable[[TrainingEngine], AbstractContextManager[Any]] | None = None,
 ) -> StepTrace:
-    """Returns what the second of two steps does; faults are those of both.
+    """Returns what the second of two steps does; faults are those of both, operations those of the first.
 
     Args:
         micro_batches: those of one rank, on the CPU; as many as the run's step has.
@@ -98,6 +99,7 @@ def trace_steps(
     _join_fake_ranks(world_size)
     provide_flash_attn()
     provide_flex_attention()
+    provide_gpu_kernels()
     watch = Watch(
         product_dtype=_PRODUCT_DTYPES[config.training.precision],
         wide_products=() if config.attention.backend in FUSED else ("bmm",),
@@ -142,15 +144,15 @@ def _traced(
     meter: MemoryMeter,
     beside: Callable[[TrainingEngine], AbstractContextManager[Any]],
 ) -> StepTrace:
-    with watch.watching(), meter:
+    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas(partial(_lengths, watch)))
+    with watch.watching(), meter, counter:  # not beside the meter's step: it keeps recomputed tensors alive
         engine.train_step(0, batches)
     watch.waits.clear()
     gc.collect()
     meter.restart()
     second = beside(engine)
     notes = _Notes(engine, meter)
-    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas(partial(_lengths, watch)))
-    with watch.watching(), meter, counter, second:
+    with watch.watching(), meter, second:
         local = engine.train_step(1, batches)
     _check_results(engine, local, watch)
     operations = counter.get_flop_counts()["Global"]

@@ -11,9 +11,10 @@ from evenpack.data.packing import pack
 from evenpack.engine.checkpoints.files import find_changed_keys
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
+from evenpack.engine.memory import MicroBatchSize, training_memory
 from evenpack.engine.packing_adjustment import adjust_to_packing
 from evenpack.models.cost import parameter_count
-from evenpack.models.memory import TrainingMemory, estimate_training_memory
+from evenpack.models.memory import PhaseMemory
 from evenpack.studies.lengths.published import published_histogram
 
 ROOT = Path(__file__).parents[3]
@@ -52,19 +53,13 @@ def factor_of(config: RunConfig) -> float:
     return packing_factor(config.data.pack_length, depth)
 
 
-def memory(config: RunConfig) -> TrainingMemory:
-    """Returns the memory of an average micro-batch; one of single rows has more slots by the sequences per pack."""
+def memory(config: RunConfig) -> PhaseMemory:
+    """Returns the peak of an average micro-batch; one of single rows has more slots by the sequences per pack."""
     rows = config.training.packs_per_micro_batch
     slots = rows * config.data.pack_length * (factor_of(config) if config.training.layout == "padded" else 1.0)
-    assert config.model.max_positions is not None
-    return estimate_training_memory(
-        config.model,
-        vocabulary_size=BERT_VOCABULARY,
-        max_positions=config.model.max_positions,
-        slots=round(slots),
-        head_rows=round(slots * 0.15),
-        optimizer_states=config.optimizer.fp32_states,
-    )
+    size = MicroBatchSize(slots=round(slots), head_rows=round(slots * 0.15))
+    adjusted = adjust_to_packing(config, packing_factor=factor_of(config)).config
+    return training_memory(adjusted, size, vocabulary_size=BERT_VOCABULARY, ranks=GPUS).peak
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,14 +91,10 @@ def test_micro_batches_leave_a_third_of_the_gpu_free_by_the_estimate(name: str) 
     packed, padded = packed_and_twin(name)
     for config in (packed, padded):
         assert memory(config).total < 2 / 3 * GPU_BYTES
-    double = packed.model_copy(
-        update={
-            "training": packed.training.model_copy(
-                update={"packs_per_micro_batch": 4 * packed.training.packs_per_micro_batch}
-            )
-        }
-    )
-    assert memory(double).total > 2 / 3 * GPU_BYTES, "micro-batches are of a size that fills the GPU"
+    keys = ("packs_per_step", "packs_per_micro_batch")
+    larger = {key: 4 * getattr(packed.training, key) for key in keys}
+    fourfold = packed.model_copy(update={"training": packed.training.model_copy(update=larger)})
+    assert memory(fourfold).total > 2 / 3 * GPU_BYTES, "micro-batches are of a size that fills the GPU"
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
@@ -134,11 +125,12 @@ def test_the_documentation_shows_the_estimates_as_they_are(name: str) -> None:
     text = (ROOT / "docs" / "bert.md").read_text()
     for config in packed_and_twin(name):
         found = memory(config)
-        states = found.total - found.activations
+        states = found.parameters + found.gradients + found.optimizer
+        others = found.head + found.buffers
         cells = [
             f"`{name}`",
             config.training.layout,
             f"{config.training.packs_per_micro_batch}",
-            *(f"{value / 1e9:.1f}" for value in (states, found.activations, found.total)),
+            *(f"{value / 1e9:.1f}" for value in (states, found.activations, others, found.total)),
         ]
         assert f"| {' | '.join(cells)} |" in text

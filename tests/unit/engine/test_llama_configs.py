@@ -7,8 +7,8 @@ import pytest
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import micro_batches_per_step
+from evenpack.engine.memory import MicroBatchSize, training_memory
 from evenpack.models.cost import parameter_count
-from evenpack.models.memory import estimate_training_memory
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 GPUS = 8
@@ -24,7 +24,6 @@ def test_a_run_file_for_eight_gpus_divides_and_fits(name: str, parameters: int) 
     assert f"{parameters:,} parameters" in (CONFIGS / f"{name}.yaml").read_text()
     assert micro_batches_per_step(config.training, GPUS) > 1
     slots = config.training.packs_per_micro_batch * config.data.pack_length
-    memory = estimate_training_memory(
-        config.model, **sizes, slots=slots, head_rows=slots, optimizer_states=config.optimizer.fp32_states
-    )
-    assert GPU_BYTES / 8 < memory.total < 2 / 3 * GPU_BYTES
+    size = MicroBatchSize(slots=slots, head_rows=slots)
+    peak = training_memory(config, size, vocabulary_size=VOCABULARY, ranks=GPUS).peak
+    assert GPU_BYTES / 8 < peak.total < 2 / 3 * GPU_BYTES

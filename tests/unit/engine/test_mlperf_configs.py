@@ -7,7 +7,7 @@ from evenpack.config import load_run_file
 from evenpack.data.packing import pack
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import micro_batches_per_step
-from evenpack.models.memory import estimate_training_memory
+from evenpack.engine.memory import MicroBatchSize, training_memory
 from evenpack.studies.lengths.published import published_histogram
 
 GPUS = {"bert_large_packed": 8, "bert_large_unpadded": 8, "bert_large_padded": 8, "bert_large_packed_64": 64}
@@ -49,12 +49,5 @@ def test_the_gpus_divide_a_step_of_the_samples_that_its_settings_are_for(name: s
 def test_micro_batches_leave_a_third_of_80_gb_free_by_the_estimate(name: str) -> None:
     config = load(name)
     slots = config.training.items_per_micro_batch * config.data.pack_length
-    memory = estimate_training_memory(
-        config.model,
-        vocabulary_size=VOCABULARY,
-        max_positions=512,
-        slots=slots,
-        head_rows=round(slots * 0.15),
-        optimizer_states=config.optimizer.fp32_states,
-    )
-    assert memory.total < 2 / 3 * 80e9
+    size = MicroBatchSize(slots=slots, head_rows=round(slots * 0.15))
+    assert training_memory(config, size, vocabulary_size=VOCABULARY, ranks=GPUS[name]).peak.total < 2 / 3 * 80e9

@@ -12,7 +12,7 @@ from evenpack.errors import ConfigError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.batch_work import performed_work, useful_work
-from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak
+from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak, known_device
 from evenpack.models.cost import Work, parameter_count, step_flops
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
@@ -228,6 +228,12 @@ def test_a_device_may_be_named_shortly():
     assert find_device_peak("H100").flops(torch.bfloat16) == device_peak_flops("NVIDIA H100 80GB HBM3", torch.bfloat16)
     assert find_device_peak("a100").flops(torch.float32) == 19.5e12
     assert find_device_peak("a100").flops(torch.float64) is None
+    assert (find_device_peak("a100").memory_bytes, find_device_peak("h200").memory_bytes) == (None, 141 * 10**9)
+    a100 = known_device("NVIDIA A100-SXM4-40GB")
+    assert a100 is not None
+    assert a100.memory_bytes == 40 * 10**9
     assert len({peak.name for peak in DEVICE_PEAKS}) == len(DEVICE_PEAKS)
-    with pytest.raises(ConfigError, match=r"'h10' is not known; did you mean 'h100'\? known: a100, b200"):
+    with pytest.raises(
+        ConfigError, match=r"'h10' is not known; did you mean 'h100'\? known: a100, a100-40gb, a100-80gb, b200"
+    ):
         find_device_peak("h10")

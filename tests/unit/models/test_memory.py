@@ -9,14 +9,17 @@ from masked_batches import build_masked_batch, random_pairs
 from torch import nn
 
 from evenpack.batch import PackedBatch
-from evenpack.engine.optimizers.config import AdamWSection, LambSection
+from evenpack.engine.sharding import SHARDINGS
+from evenpack.kernels.cross_entropy_bytes import loss_bytes
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.build import Model, new_model
 from evenpack.models.common import layers
+from evenpack.models.common.memory import LayerBytes, StateSizes
 from evenpack.models.config import ModelConfig
+from evenpack.models.families import family_of
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.llama.config import LlamaConfig
-from evenpack.models.memory import estimate_training_memory
+from evenpack.models.memory import TrainingMemory, estimate_training_memory
 
 SLOTS, WIDTH, VOCABULARY = 200, 64, 97
 
@@ -67,15 +70,17 @@ def config_and_batch(request: pytest.FixtureRequest) -> tuple[ModelConfig, Packe
     return Gpt2Config(kind="gpt2", positions=positions, **section), batch
 
 
-def activations(config: ModelConfig, batch: PackedBatch) -> int:
-    return estimate_training_memory(
-        config,
-        vocabulary_size=VOCABULARY,
-        max_positions=SLOTS,
-        slots=batch.slots,
-        head_rows=batch.targets.labels.shape[0],
-        optimizer_states=3,
-    ).activations
+def layers_of(config: ModelConfig, batch: PackedBatch) -> LayerBytes:
+    rows = batch.targets.labels.shape[0]
+    return family_of(config).cost.layer_bytes(config, slots=batch.slots, head_rows=rows, number_bytes=2)
+
+
+def kept_by_formula(config: ModelConfig, batch: PackedBatch) -> int:
+    layers = layers_of(config, batch)
+    loss = loss_bytes(
+        tokens=batch.targets.labels.shape[0], hidden_size=WIDTH, vocabulary_size=VOCABULARY, number_bytes=2
+    )
+    return layers.embedding + config.shape["layers"] * layers.block + layers.head + loss.gradients
 
 
 def test_activations_are_those_that_autograd_keeps(
@@ -91,25 +96,74 @@ def test_activations_are_those_that_autograd_keeps(
         model = new_model(shape, vocabulary_size=VOCABULARY, max_positions=SLOTS)
         norms = sum(isinstance(layer, nn.RMSNorm) for layer in model.modules())
         of_this_cpu = norms * SLOTS * WIDTH * 4  # its RMSNorm is no one kernel, and keeps the normalised sums too
-        found[count] = kept_bytes(model, batch) - of_this_cpu, activations(shape, batch)
+        found[count] = kept_bytes(model, batch) - of_this_cpu, kept_by_formula(shape, batch)
     assert found[6][1] == pytest.approx(found[6][0], rel=0.05)
     measured, estimated = (found[6][index] - found[2][index] for index in range(2))
     assert estimated == pytest.approx(measured, rel=0.01), "a block is what there are many of"
 
 
-def test_dropout_and_checkpointing_count(config_and_batch: tuple[ModelConfig, PackedBatch]) -> None:
+def test_dropout_keeps_two_flags_a_block_and_one_after_the_embedding(
+    config_and_batch: tuple[ModelConfig, PackedBatch],
+) -> None:
     config, batch = config_and_batch
-    plain = activations(config, batch)
-    dropout = activations(config.model_copy(update={"dropout": 0.1}), batch)
-    assert dropout - plain == SLOTS * WIDTH * (2 * 6 + 1), "two flags a block and one after the embedding"
-    assert activations(config.model_copy(update={"activation_checkpointing": True}), batch) < plain / 2
+    plain = layers_of(config, batch)
+    dropout = layers_of(config.model_copy(update={"dropout": 0.1}), batch)
+    assert dropout.block - plain.block == 2 * SLOTS * WIDTH
+    assert dropout.embedding - plain.embedding == SLOTS * WIDTH
 
 
-@pytest.mark.parametrize(("states", "numbers"), [(AdamWSection.fp32_states, 4), (LambSection.fp32_states, 5)])
-def test_states_are_counted_in_fp32(states: int, numbers: int) -> None:
-    config = BertConfig(kind="bert", preset="large")
-    memory = estimate_training_memory(
-        config, vocabulary_size=30_522, max_positions=512, slots=0, head_rows=0, optimizer_states=states
+STATES = StateSizes(parameters=1000, largest_tensor=600, states=2, temporaries=1, ranks=4)
+
+
+def test_a_replica_holds_the_whole_state_and_reduces_a_copy_of_its_gradients() -> None:
+    state = SHARDINGS[0].state_bytes(STATES, {})
+    assert (state.optimizer, state.bucket, state.reduction) == (8000, 0, 4000)
+    assert (state.update_gradients, state.update) == (4000, 4000)
+
+
+def test_zero_1_holds_a_part_of_the_state_with_masters_and_a_bucket_of_full_size() -> None:
+    state = SHARDINGS[1].state_bytes(STATES, {"zero_optimization": {}})
+    assert (state.optimizer, state.bucket, state.reduction) == (3 * 1000, 4 * 500_000_000, 0)
+    assert (state.update_gradients, state.update) == (1000, 2000)
+    settings = {"zero_optimization": {"reduce_bucket_size": 100, "overlap_comm": True}}
+    assert SHARDINGS[1].state_bytes(STATES, settings).bucket == 2 * 4 * 100
+
+
+def of_state(*, slots: int, accumulates: bool = False, **changes: Any) -> TrainingMemory:
+    config = BertConfig(kind="bert", preset="large", **changes)
+    state = StateSizes(parameters=336_226_108, largest_tensor=0, states=2, temporaries=1, ranks=1)
+    return estimate_training_memory(
+        config,
+        vocabulary_size=30_522,
+        max_positions=512,
+        slots=slots,
+        head_rows=slots // 6,
+        number_bytes=2,
+        accumulates=accumulates,
+        state=SHARDINGS[0].state_bytes(state, {}),
     )
-    assert memory.activations == 0
-    assert memory.total == 336_226_108 * (4 * numbers + 2)
+
+
+def test_without_slots_the_peak_is_a_copy_of_gradients_or_the_update() -> None:
+    assert of_state(slots=0).peak.total == 336_226_108 * 4 * 5
+
+
+def test_later_micro_batches_begin_with_gradients() -> None:
+    first, later = (of_state(slots=4096, accumulates=accumulates).phases[0] for accumulates in (False, True))
+    assert (first.gradients, later.gradients) == (0, 336_226_108 * 4)
+    assert later.total - first.total == 336_226_108 * 4
+
+
+def test_checkpointing_keeps_the_blocks_inputs_and_recomputes_one_block() -> None:
+    plain, recomputed = (of_state(slots=1 << 16, activation_checkpointing=recomputes) for recomputes in (False, True))
+    assert plain.peak.phase == "loss"
+    assert recomputed.peak.phase == "last block"
+    assert recomputed.phases[0].activations < plain.phases[0].activations / 5
+    assert recomputed.peak.activations > recomputed.phases[0].activations + 0.8 * plain.phases[0].activations / 24
+
+
+@pytest.mark.parametrize(("tokens", "chunks"), [(100, 1), (3000, 2)])
+def test_a_second_chunk_of_logits_is_computed_beside_the_first(tokens: int, chunks: int) -> None:
+    found = loss_bytes(tokens=tokens, hidden_size=8, vocabulary_size=40_000, number_bytes=4)
+    assert found.gradients == 4 * (tokens * 8 + 8 * 40_000)
+    assert found.chunk == chunks * 4 * (tokens // chunks) * 40_000

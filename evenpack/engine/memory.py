@@ -1,0 +1,221 @@
+"""The memory of a run's GPUs, estimated from its settings before it starts.
+
+The estimate holds for attention kernels that keep no scores. `models/memory.py` explains the phases of a step.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from evenpack.data.sequences.masking import masked_count
+from evenpack.engine.config import RunConfig
+from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
+from evenpack.engine.sharding import sharding_at
+from evenpack.engine.step_items import AverageItem
+from evenpack.models.common.device_peaks import DevicePeak
+from evenpack.models.common.memory import BF16_BYTES, FP32_BYTES, StateSizes
+from evenpack.models.cost import parameter_count
+from evenpack.models.families import family_of
+from evenpack.models.memory import TrainingMemory, estimate_training_memory
+
+FREE_SHARE = Fraction(1, 10)
+"""Part of a device that is left for what the estimate lacks: the context, NCCL's buffers, fragmentation. An assumption:
+it was not measured."""
+
+_BUCKET_SIZE = 50_000_000
+"""A tenth of DeepSpeed's default for ZeRO 1, which takes 2 GB: gradients are reduced in more parts."""
+
+_KEEP_SCORES = ("reference", "sdpa")
+"""Backends that keep attention's scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchSize:
+    """The sizes of a micro-batch on which its memory depends."""
+
+    slots: int
+    head_rows: int
+    """Rows of logits: masked tokens, or all slots of a model that predicts the next tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittingSettings:
+    """Settings with which a step fits."""
+
+    overrides: tuple[str, ...]
+    """What to change, as `section.key=value`."""
+    items_per_micro_batch: int
+    total: int
+    """Bytes at the peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMemory:
+    """The estimated memory of one GPU of a run, and what fits."""
+
+    ranks: int
+    items_per_micro_batch: int
+    size: MicroBatchSize
+    memory: TrainingMemory
+    device: str | None
+    """The device's name; None if none is named, or it is unknown."""
+    capacity: int | None
+    """The device's bytes; None if they are not known: nothing is said of what fits then."""
+    largest: FittingSettings | None
+    """The largest micro-batch that fits with the run's settings; None if none does, or the capacity is unknown."""
+    alternatives: tuple[FittingSettings, ...]
+    """If the run's micro-batch does not fit: changes with which one does, each with its largest micro-batch."""
+    notes: tuple[str, ...]
+
+    @property
+    def usable(self) -> int | None:
+        """Bytes of the device that a run may plan with."""
+        return None if self.capacity is None else math.floor(self.capacity * (1 - FREE_SHARE))
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the run's micro-batch fits; None if the capacity is unknown."""
+        return None if self.usable is None else self.memory.peak.total <= self.usable
+
+
+def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> TrainingMemory:
+    """Estimates a micro-batch of this size. Raises: ConfigError if the ranks cannot divide a step."""
+    sizes = {
+        "vocabulary_size": vocabulary_size,
+        "max_positions": config.model.max_positions or config.positions_needed,
+    }
+    state = StateSizes(
+        parameters=parameter_count(config.model, **sizes),
+        largest_tensor=vocabulary_size * config.model.shape["hidden_size"],
+        states=config.optimizer.fp32_states,
+        temporaries=config.optimizer.fp32_temporaries,
+        ranks=ranks,
+    )
+    settings = deepspeed_config(config.training, config.deepspeed, ranks)
+    return estimate_training_memory(
+        config.model,
+        **sizes,
+        slots=size.slots,
+        head_rows=size.head_rows,
+        number_bytes=FP32_BYTES if config.training.precision == "fp32" else BF16_BYTES,
+        accumulates=micro_batches_per_step(config.training, ranks) > 1,
+        state=sharding_at(config.deepspeed.zero_stage).state_bytes(state, settings),
+    )
+
+
+def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
+    """Returns the size of a micro-batch: exact in the packed layout, else that of average items."""
+    training = config.training
+    if training.layout == "packed":
+        each = Fraction(item.row_slots)
+    elif training.layout == "unpadded":
+        each = item.tokens
+    else:
+        each = item.sequences * config.data.recipe.max_sequence_length
+    slots = math.ceil(training.items_per_micro_batch * each)
+    if family_of(config.model).objective == "next_tokens":
+        return MicroBatchSize(slots=slots, head_rows=slots)
+    masked = int(masked_count(np.array([item.row_slots]), config.masking)[0])
+    return MicroBatchSize(slots=slots, head_rows=training.items_per_micro_batch * masked)
+
+
+def run_memory(
+    config: RunConfig, item: AverageItem, *, vocabulary_size: int, ranks: int, device: DevicePeak | None
+) -> RunMemory:
+    """Estimates a run whose step is settled. Raises: ConfigError if the ranks cannot divide a step."""
+    size = micro_batch_size(config, item)
+    memory = training_memory(config, size, vocabulary_size=vocabulary_size, ranks=ranks)
+    capacity = None if device is None else device.memory_bytes
+    found = RunMemory(
+        ranks=ranks,
+        items_per_micro_batch=config.training.items_per_micro_batch,
+        size=size,
+        memory=memory,
+        device=None if device is None else device.name,
+        capacity=capacity,
+        largest=None,
+        alternatives=(),
+        notes=tuple(_notes(config, device)),
+    )
+    if found.usable is None:
+        return found
+    search = _Search(item=item, vocabulary_size=vocabulary_size, ranks=ranks, usable=found.usable)
+    return RunMemory(
+        **vars(found)
+        | {
+            "largest": search.largest(config),
+            "alternatives": () if found.fits else tuple(search.alternatives(config)),
+        }
+    )
+
+
+def _notes(config: RunConfig, device: DevicePeak | None) -> Iterator[str]:
+    if config.attention.backend in _KEEP_SCORES:
+        yield f"attention.backend {config.attention.backend} keeps scores, which are not counted"
+    if config.training.layout != "packed":
+        batching = config.training.batching
+        yield f"layout {config.training.layout}: sizes are those of average {batching}; the largest need more"
+    if device is not None and device.memory_bytes is None:
+        yield f"{device.name} is sold with several sizes of memory: nothing is said of what fits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """Tries settings until they fit."""
+
+    item: AverageItem
+    vocabulary_size: int
+    ranks: int
+    usable: int
+
+    def largest(self, config: RunConfig, *overrides: str) -> FittingSettings | None:
+        """Returns the largest micro-batch that fits, of those that divide the step on these ranks."""
+        each = config.training.items_per_step // self.ranks
+        for items in range(each, 0, -1):
+            if each % items:
+                continue
+            changed = with_micro_batch(config, items)
+            size = micro_batch_size(changed, self.item)
+            memory = training_memory(changed, size, vocabulary_size=self.vocabulary_size, ranks=self.ranks)
+            if memory.peak.total <= self.usable:
+                return FittingSettings(overrides=overrides, items_per_micro_batch=items, total=memory.peak.total)
+        return None
+
+    def alternatives(self, config: RunConfig) -> Iterator[FittingSettings]:
+        """Yields what fits with the run's other settings, with activation checkpointing, with ZeRO 1, and with both."""
+        checkpointing = (False,) if config.model.activation_checkpointing else (False, True)
+        for recomputes in checkpointing:
+            for sharding in _shardings(config, ranks=self.ranks):
+                changed, overrides = config, []
+                if recomputes:
+                    changed = _changed(changed, "model", {"activation_checkpointing": True})
+                    overrides.append("model.activation_checkpointing=true")
+                if sharding:
+                    changed = _changed(changed, "deepspeed", sharding)
+                    bucket = f"deepspeed.extra.zero_optimization.reduce_bucket_size={_BUCKET_SIZE}"
+                    overrides += ["deepspeed.zero_stage=1", bucket]
+                found = self.largest(changed, *overrides)
+                if found is not None:
+                    yield found
+
+
+def _shardings(config: RunConfig, *, ranks: int) -> tuple[Mapping[str, Any], ...]:
+    """Returns what may replace the `deepspeed:` section's values; nothing first."""
+    section = config.deepspeed
+    if ranks == 1 or section.zero_stage != 0 or config.optimizer.needs_whole_tensors:
+        return ({},)
+    zero = section.extra.get("zero_optimization", {}) | {"reduce_bucket_size": _BUCKET_SIZE}
+    return ({}, {"zero_stage": 1, "extra": section.extra | {"zero_optimization": zero}})
+
+
+def with_micro_batch(config: RunConfig, items: int) -> RunConfig:
+    """Returns the run with so many packs or sequences in a micro-batch."""
+    return _changed(config, "training", {f"{config.training.batching}_per_micro_batch": items})
+
+
+def _changed(config: RunConfig, section: str, values: Mapping[str, Any]) -> RunConfig:
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=dict(values))})

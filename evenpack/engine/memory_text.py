@@ -1,0 +1,74 @@
+"""The estimated memory of a run as text: the same before a run, in its budget, and when a GPU runs out of memory."""
+
+from collections.abc import Iterator
+
+from evenpack.data.order.step_shape import Batching
+from evenpack.engine.memory import FREE_SHARE, FittingSettings, RunMemory
+from evenpack.models.memory import PhaseMemory
+from evenpack.units import counted
+
+_GIGABYTE = 1e9
+
+_PARTS = ("parameters", "gradients", "optimizer", "activations", "head", "buffers", "total")
+
+_FIRST_WIDTH = 14
+_WIDTH = 13
+
+
+def memory_text(found: RunMemory, *, batching: Batching) -> str:
+    """Returns the memory of each phase in GB (10^9 bytes), the peak marked, and what fits."""
+    return "\n".join([*_table(found, batching), *_advice(found, batching), *(f"Note: {note}" for note in found.notes)])
+
+
+def _table(found: RunMemory, batching: Batching) -> Iterator[str]:
+    size = found.size
+    yield (
+        f"Memory of one GPU of {found.ranks:,}, estimated, in GB: micro-batch of "
+        f"{found.items_per_micro_batch:,} {batching}, {size.slots:,} slots, {size.head_rows:,} rows of logits"
+    )
+    yield "phase".ljust(_FIRST_WIDTH) + "".join(part.rjust(_WIDTH) for part in _PARTS)
+    peak = found.memory.peak
+    for phase in found.memory.phases:
+        yield _row(phase) + ("  peak" if phase is peak else "")
+
+
+def _row(phase: PhaseMemory) -> str:
+    numbers = (f"{getattr(phase, part) / _GIGABYTE:,.2f}".rjust(_WIDTH) for part in _PARTS)
+    return phase.phase.ljust(_FIRST_WIDTH) + "".join(numbers)
+
+
+def _advice(found: RunMemory, batching: Batching) -> Iterator[str]:
+    if found.usable is None or found.capacity is None:
+        return
+    room = (
+        f"{found.usable / _GIGABYTE:,.1f} GB of {found.device}'s {found.capacity / _GIGABYTE:,.0f}, "
+        f"{float(FREE_SHARE):.0%} being left for what is not estimated"
+    )
+    if found.fits:
+        assert found.largest is not None, "this micro-batch is one that fits"
+        yield f"It fits into {room}."
+        yield f"The largest micro-batch that fits and divides the step: {_fitting(found.largest, batching)}"
+        return
+    yield f"It does not fit into {room}."
+    if found.alternatives:
+        yield "What fits, each with its largest micro-batch that divides the step:"
+        for settings in found.alternatives:
+            yield "  " + " ".join([*settings.overrides, _override(settings, batching)]) + f": {_peak(settings)}"
+        return
+    yield (
+        "Not even a micro-batch of one does, with activation checkpointing and ZeRO 1 where possible: take "
+        "shorter packs (data.pack_length), a smaller model, a device with more memory, or more ranks at ZeRO 1"
+    )
+
+
+def _fitting(settings: FittingSettings, batching: Batching) -> str:
+    items = counted(settings.items_per_micro_batch, batching.removesuffix("s"))
+    return f"{items}, {_peak(settings)}"
+
+
+def _override(settings: FittingSettings, batching: Batching) -> str:
+    return f"training.{batching}_per_micro_batch={settings.items_per_micro_batch}"
+
+
+def _peak(settings: FittingSettings) -> str:
+    return f"{settings.total / _GIGABYTE:,.2f} GB"

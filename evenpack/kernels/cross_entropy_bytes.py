@@ -1,0 +1,44 @@
+"""The memory that `linear_cross_entropy` takes, by formula; needs no device.
+
+Shapes: T = tokens, C = hidden size, V = vocabulary, N = tokens of a chunk.
+"""
+
+from dataclasses import dataclass
+
+from evenpack.kernels.cross_entropy import CHUNK_BYTES
+
+_FP32_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossBytes:
+    """Bytes of the loss of one micro-batch."""
+
+    gradients: int
+    """The FP32 gradients of the hidden states and of the output matrix, which the forward pass computes."""
+    chunk: int
+    """The most that a chunk holds beside them: its logits, and the output matrix in the type of the products."""
+
+
+def loss_bytes(*, tokens: int, hidden_size: int, vocabulary_size: int, number_bytes: int) -> LossBytes:
+    """Returns the memory of a loss over FP32 hidden states that autograd will differentiate.
+
+    Args:
+        number_bytes: of the type of the matrix products: 2 under bf16 autocast, 4 in FP32.
+    """
+    is_cast = number_bytes != _FP32_BYTES
+    matrix = hidden_size * vocabulary_size
+    most = max(1, CHUNK_BYTES // (_FP32_BYTES * vocabulary_size))
+    chunks = max(1, -(-tokens // most))
+    chunk_tokens = -(-tokens // chunks)
+    logits = _FP32_BYTES * chunk_tokens * vocabulary_size
+    cast_logits = number_bytes * chunk_tokens * vocabulary_size if is_cast else 0
+    cast_matrix = number_bytes * matrix if is_cast else 0
+    # Adding to the matrix's gradient takes its product in the other type; computing a chunk's logits, those before.
+    adding = logits + cast_logits + cast_matrix
+    computing = (logits + cast_logits) * (1 if chunks == 1 else 2)
+    rows = number_bytes * chunk_tokens * hidden_size if is_cast else 0
+    return LossBytes(
+        gradients=_FP32_BYTES * (tokens * hidden_size + matrix),
+        chunk=cast_matrix + rows + max(adding, computing),
+    )
