@@ -17,6 +17,7 @@ from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, evaluate_model, overall_accuracy
+from evenpack.engine.out_of_memory import explained_memory
 from evenpack.engine.reporting.config import MetricsSection
 from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.mlperf_log import MlperfLog
@@ -24,7 +25,7 @@ from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.run_record import write_start
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.engine.reporting.trackers.trackers import require_trackers
-from evenpack.engine.resolve import open_run, require_trainable
+from evenpack.engine.resolve import ResolvedRun, open_run, require_trainable
 from evenpack.engine.verification import DataVerification
 from evenpack.models.common.losses import exact_denominators
 from evenpack.units import counted
@@ -80,6 +81,11 @@ def train_in(
     resolved = open_run(config)
     require_trainable(resolved)
     world.on_main(lambda: require_trackers(resolved.config.metrics))
+    with explained_memory(resolved, world):
+        return _train(world, resolved, stop_requested=stop_requested, started=started)
+
+
+def _train(world: World, resolved: ResolvedRun, *, stop_requested: Callable[[], bool], started: float) -> TrainOutcome:
     run = build(resolved, world)
     last_step = run.config.training.last_step
     log.info("%s", describe(run, last_step=last_step))
