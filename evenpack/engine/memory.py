@@ -61,6 +61,8 @@ class RunMemory:
     items_per_micro_batch: int
     size: MicroBatchSize
     memory: TrainingMemory
+    total: int
+    """Bytes at the peak."""
     device: str | None
     """The device's name; None if none is named, or it is unknown."""
     capacity: int | None
@@ -79,7 +81,7 @@ class RunMemory:
     @property
     def fits(self) -> bool | None:
         """Whether the run's micro-batch fits; None if the capacity is unknown."""
-        return None if self.usable is None else self.memory.peak.total <= self.usable
+        return None if self.usable is None else self.total <= self.usable
 
 
 def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> TrainingMemory:
@@ -135,6 +137,7 @@ def run_memory(
         items_per_micro_batch=config.training.items_per_micro_batch,
         size=size,
         memory=memory,
+        total=memory.peak.total,
         device=None if device is None else device.name,
         capacity=capacity,
         largest=None,

@@ -9,6 +9,8 @@ from evenpack.units import counted
 
 _GIGABYTE = 1e9
 
+_UNITS = ((_GIGABYTE, "GB"), (1e6, "MB"), (1.0, "bytes"))
+
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "head", "buffers", "total")
 
 _FIRST_WIDTH = 14
@@ -16,24 +18,25 @@ _WIDTH = 13
 
 
 def memory_text(found: RunMemory, *, batching: Batching) -> str:
-    """Returns the memory of each phase in GB (10^9 bytes), the peak marked, and what fits."""
+    """Returns the memory of each phase in GB (10^9 bytes) or MB, the peak marked, and what fits."""
     return "\n".join([*_table(found, batching), *_advice(found, batching), *(f"Note: {note}" for note in found.notes)])
 
 
 def _table(found: RunMemory, batching: Batching) -> Iterator[str]:
     size = found.size
+    peak = found.memory.peak
+    unit, name = next((unit, name) for unit, name in _UNITS if peak.total >= unit)
     yield (
-        f"Memory of one GPU of {found.ranks:,}, estimated, in GB: micro-batch of "
+        f"Memory of one GPU of {found.ranks:,}, estimated, in {name}: micro-batch of "
         f"{found.items_per_micro_batch:,} {batching}, {size.slots:,} slots, {size.head_rows:,} rows of logits"
     )
     yield "phase".ljust(_FIRST_WIDTH) + "".join(part.rjust(_WIDTH) for part in _PARTS)
-    peak = found.memory.peak
     for phase in found.memory.phases:
-        yield _row(phase) + ("  peak" if phase is peak else "")
+        yield _row(phase, unit) + ("  peak" if phase is peak else "")
 
 
-def _row(phase: PhaseMemory) -> str:
-    numbers = (f"{getattr(phase, part) / _GIGABYTE:,.2f}".rjust(_WIDTH) for part in _PARTS)
+def _row(phase: PhaseMemory, unit: float) -> str:
+    numbers = (f"{getattr(phase, part) / unit:,.2f}".rjust(_WIDTH) for part in _PARTS)
     return phase.phase.ljust(_FIRST_WIDTH) + "".join(numbers)
 
 

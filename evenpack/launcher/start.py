@@ -18,18 +18,25 @@ from evenpack.launcher.processes.launch import LaunchPlan
 from evenpack.launcher.processes.streams import say
 from evenpack.launcher.processes.supervise import supervise
 from evenpack.launcher.training import TrainingPlan, TrainingReport, report_training
+from evenpack.units import counted
 
 
-def describe_run(launch: LaunchPlan, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
-    """Returns the plan of `evenpack train --dry-run` as a value for JSON and as rich tables."""
+def describe_run(launch: LaunchPlan | None, plan: TrainingPlan) -> tuple[dict[str, Any], list[RenderableType]]:
+    """Returns the plan of `evenpack train --dry-run` as a value for JSON and as rich tables.
+
+    `launch` is None for ranks whose machines are not known.
+    """
     value = {
-        "command": launch.command,
-        "environment": launch.environment,
-        "devices": launch.devices.choice,
+        "command": None if launch is None else launch.command,
+        "environment": None if launch is None else launch.environment,
+        "devices": None if launch is None else launch.devices.choice,
         "plan": plan,
     }
+    would_run = f"Would run on {counted(plan.ranks, 'rank')}, as --ranks says; nothing could be started here"
+    if launch is not None:
+        would_run = f"Would run on {launch.devices.choice}:\n\n{launch.shell_line()}"
     shown: list[RenderableType] = [
-        console.text(f"Would run on {launch.devices.choice}:\n\n{launch.shell_line()}"),
+        console.text(would_run),
         views.plan_table(plan),
         console.text(memory_text(plan.memory, batching=plan.batching)),
         console.text(f"DeepSpeed gets {json.dumps(plan.deepspeed, indent=2)}"),

@@ -1,16 +1,20 @@
 """Results as tables for people."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from evenpack.console import pairs, percent, table, text
+from evenpack.data.order.step_shape import Batching
 from evenpack.engine.run_length import CHINCHILLA_RATIO
 from evenpack.launcher.training import TrainingPlan, TrainingReport
 from evenpack.progress import format_rate
 from evenpack.units import counted
+
+if TYPE_CHECKING:
+    from evenpack.engine.rehearsal import RankRehearsal
 
 
 def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, title: str) -> Table:
@@ -120,3 +124,26 @@ def _target(target: Mapping[str, Any]) -> str:
 
 def _loss(loss: float | None) -> str:
     return f"{loss:.4f}" if loss is not None else "not finite"
+
+
+def rehearsal_table(found: "RankRehearsal", batching: Batching) -> Table:
+    """Returns the first step of one rank as a table."""
+    peak = found.memory.peak
+    size = f"{_range(found.items)} {batching} and {_range(found.slots)} slots"
+    return pairs(
+        {
+            "micro-batches": f"{len(found.items)}, of {size} each",
+            "sequences": found.sequences,
+            "tokens": f"{found.tokens:,}, {found.tokens / found.tokens_of_the_mean_rank:.4f} x those of the mean rank",
+            "targets": found.targets,
+            "cost": f"{found.cost_over_mean:.4f} x the mean rank's; the most expensive rank's is "
+            f"{found.largest_cost_over_mean:.4f} x",
+            "memory": f"{peak.total / 1e9:,.2f} GB on a GPU at the peak ({peak.phase}), estimated",
+            "faked step": f"forward, backward, reduction, update; a gradient of {found.faked_gradients:,} numbers",
+        },
+        title=f"First step of rank {found.rank:,} of {found.ranks:,}",
+    )
+
+
+def _range(numbers: tuple[int, ...]) -> str:
+    return f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"

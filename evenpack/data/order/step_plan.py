@@ -31,8 +31,16 @@ class StepPlan:
     counts: StepCounts
     shares: StepAssignment
     """Assignment of indices into `packs`."""
+    costs: Float64[np.ndarray, " packs"]
+    """Cost of each pack to its rank, in the unit of the shape's weights."""
     micro_batches: int
     """Micro-batches of each rank."""
+
+    def cost(self, rank: int) -> float:
+        """Returns the cost of all that `rank` computes."""
+        first = rank * self.micro_batches
+        start, stop = self.shares.offsets[[first, first + self.micro_batches]]
+        return float(self.costs[self.shares.items[start:stop]].sum())
 
     def micro_batch(self, rank: int, index: int) -> PackSelection:
         """Returns the packs that `rank` computes as its micro-batch `index`."""
@@ -96,10 +104,11 @@ class StepPlanner:
             tokens=int(statistics.tokens.sum() - per_sequence.padding.sum()),
             targets=int(per_sequence.targets.sum()),
         )
-        shares = assign_step(
-            self.shape, statistics.tokens, item_costs(self.shape.cost_weights, statistics), ranks=self.ranks
+        costs = item_costs(self.shape.cost_weights, statistics)
+        shares = assign_step(self.shape, statistics.tokens, costs, ranks=self.ranks)
+        return StepPlan(
+            step=step, packs=packs, counts=counts, shares=shares, costs=costs, micro_batches=self.micro_batches
         )
-        return StepPlan(step=step, packs=packs, counts=counts, shares=shares, micro_batches=self.micro_batches)
 
     def _statistics(self, packs: PackSelection) -> "_SequenceStatistics":
         sequence_sources = np.repeat(packs.sources, np.diff(packs.offsets))

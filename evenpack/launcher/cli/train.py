@@ -27,6 +27,20 @@ def train(
     ] = "",
     prepare: Annotated[bool, typer.Option("--prepare", help="Prepare missing data first; also for --dry-run.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and stop.")] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="For --dry-run: so many ranks, without their machines.", show_default=False),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, help="For --dry-run: this rank's first step is collated and faked.", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="For --dry-run: the GPU, as h100. Default: this machine's.", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a prepared run under `deepspeed`.
@@ -38,33 +52,44 @@ def train(
     Examples:
       evenpack train gpt2_small --num-gpus 8 training.steps=5000
       evenpack train demo --cpu-ranks 4
+      evenpack train gpt2_xl --dry-run --ranks 2048 --rank 1777 --device h100
     """
     from evenpack.launcher.processes.launch import plan_launch
     from evenpack.launcher.processes.streams import survive_hang_up
+    from evenpack.launcher.rehearsed_ranks import RehearsedRanks
 
     survive_hang_up()
     config = load(run_file, overrides)
+    rehearsed = RehearsedRanks(ranks=ranks, rank=rank, device=device)
+    rehearsed.require_valid(dry_run=dry_run, places_given=(num_gpus, cpu_ranks, hostfile) != (None, None, None))
     exit_code = 0
     with reporting(as_json) as report:
         from evenpack.launcher.start import describe_result, describe_run, run_training
         from evenpack.launcher.training import plan_training
 
-        launch = plan_launch(
-            run_file,
-            overrides or [],
-            num_gpus=num_gpus,
-            cpu_ranks=cpu_ranks,
-            hostfile=hostfile,
-            deepspeed_options=deepspeed_options,
-        )
+        launch = None
+        if ranks is None:
+            launch = plan_launch(
+                run_file,
+                overrides or [],
+                num_gpus=num_gpus,
+                cpu_ranks=cpu_ranks,
+                hostfile=hostfile,
+                deepspeed_options=deepspeed_options,
+            )
+            ranks = launch.devices.ranks
         if prepare:
             from evenpack.launcher.preparing import prepare_run
 
             prepare_run(config)
-        plan = plan_training(config, ranks=launch.devices.ranks)
+        plan = plan_training(config, ranks=ranks, device=rehearsed.known_device())
         if dry_run:
             report.value, report.shown = describe_run(launch, plan)
+            if rank is not None:
+                report.value["rehearsal"], shown = rehearsed.rehearse(config, ranks=ranks)
+                report.shown.append(shown)
         else:
+            assert launch is not None, "there are ranks to start"
             result = run_training(config.run, launch, plan)
             report.value, report.shown = describe_result(config.run.name, result)
             exit_code = result.exit_code

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -304,6 +305,39 @@ def test_a_dry_run_says_exactly_what_would_happen_and_starts_nothing(prepared: P
     text = evenpack("train", prepared, "--dry-run")
     assert "gradient accumulation" in text.out
     assert " ".join(values["command"][-3:-1]) in text.out
+
+
+def test_a_dry_run_may_be_of_ranks_that_are_not_here(prepared: Path, evenpack: Command) -> None:
+    done = evenpack("train", prepared, "--dry-run", "--ranks", "4", "--device", "h100", "--json")
+    values: dict[str, Any] = done.json()
+    assert (values["command"], values["plan"]["ranks"]) == (None, 4)
+    memory = values["plan"]["memory"]
+    assert (memory["device"], memory["capacity"], memory["ranks"]) == ("h100", 80 * 10**9, 4)
+    assert memory["total"] < memory["capacity"]
+    shown = evenpack("train", prepared, "--dry-run", "--ranks", "4", "--device", "h100").out
+    assert "Would run on 4 ranks, as --ranks says" in shown
+    assert "It fits into 72.0 GB of h100's 80" in shown
+    assert "fits into" not in evenpack("train", prepared, "--dry-run").out, "this machine has no GPU that is known"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--ranks", "8"], "--ranks: for --dry-run alone"),
+        (["--rank", "1", "--device", "h100"], "--rank, --device: for --dry-run alone"),
+        (["--dry-run", "--ranks", "8", "--cpu-ranks", "2"], "leave --num-gpus, --cpu-ranks and --hostfile out"),
+        (["--dry-run", "--ranks", "4", "--rank", "4"], "--rank 4: 4 ranks have the numbers from 0 to 3"),
+        (["--dry-run", "--ranks", "3"], "the number of ranks can be 1, 2, 4"),
+        (["--dry-run", "--device", "h1000"], "'h1000' is not known; did you mean 'h100'?"),
+    ],
+)
+def test_ranks_of_a_dry_run_that_cannot_be_are_refused(
+    options: list[str], reason: str, prepared: Path, evenpack: Command
+) -> None:
+    done = evenpack("train", prepared, *options)
+    assert done.code == 2
+    assert reason in done.err
+    assert not (prepared.parent / "OUT" / "ranks").exists()
 
 
 def test_train_refuses_before_it_starts_anything(run_file: Path, evenpack: Command) -> None:

@@ -1,0 +1,110 @@
+"""What is said before a run of what fits: each change was computed, and nothing is guessed."""
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenpack.engine.config import RunConfig
+from evenpack.engine.memory import RunMemory, micro_batch_size, run_memory, training_memory, with_micro_batch
+from evenpack.engine.memory_text import memory_text
+from evenpack.engine.step_items import AverageItem
+from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
+from evenpack.testing import changed, run_config, run_values
+
+VOCABULARY, RANKS = 50_257, 8
+ITEM = AverageItem(sequences=Fraction(2), tokens=Fraction(1000), row_slots=1024)
+H100 = find_device_peak("h100")
+
+
+def config_of(**sections: Any) -> RunConfig:
+    data = {"recipe": {"kind": "documents", "max_sequence_length": 1024}, "pack_length": 1024}
+    model = {"kind": "gpt2", "preset": "large", "layers": None, "hidden_size": None, "heads": None}
+    training = {"packs_per_step": 512, "packs_per_micro_batch": 8, "precision": "bf16_autocast"}
+    values = run_values("gpt2", Path("never_written"), data=data, model=model, training=training)
+    return changed(run_config(values), **sections)
+
+
+def memory_of(config: RunConfig, device: DevicePeak | None = H100) -> RunMemory:
+    return run_memory(config, ITEM, vocabulary_size=VOCABULARY, ranks=RANKS, device=device)
+
+
+def peak_with(config: RunConfig, packs: int) -> int:
+    tried = with_micro_batch(config, packs)
+    size = micro_batch_size(tried, ITEM)
+    return training_memory(tried, size, vocabulary_size=VOCABULARY, ranks=RANKS).peak.total
+
+
+def test_the_largest_micro_batch_that_fits_is_followed_by_one_that_does_not() -> None:
+    config = config_of()
+    found = memory_of(config)
+    assert found.fits
+    assert found.alternatives == ()
+    assert found.usable == 72_000_000_000
+    assert found.largest is not None
+    packs, total = found.largest.items_per_micro_batch, found.largest.total
+    assert (total, total <= found.usable) == (peak_with(config, packs), True)
+    assert 512 // RANKS % (2 * packs) == 0
+    assert peak_with(config, 2 * packs) > found.usable
+    assert f"divides the step: {packs} packs, {total / 1e9:.2f} GB" in memory_text(found, batching="packs")
+
+
+def test_what_does_not_fit_is_told_what_does() -> None:
+    config = config_of(training={"packs_per_micro_batch": 64})
+    found = memory_of(config)
+    assert found.fits is False
+    names = [" ".join(name.partition("=")[0] for name in one.overrides) for one in found.alternatives]
+    bucket = "deepspeed.extra.zero_optimization.reduce_bucket_size"
+    assert names == [
+        "",
+        f"deepspeed.zero_stage {bucket}",
+        "model.activation_checkpointing",
+        f"model.activation_checkpointing deepspeed.zero_stage {bucket}",
+    ]
+    for one in found.alternatives:
+        sections: dict[str, Any] = {}
+        if any("checkpointing" in name for name in one.overrides):
+            sections["model"] = {"activation_checkpointing": True}
+        if any("zero_stage" in name for name in one.overrides):
+            extra = {"zero_optimization": {"reduce_bucket_size": 50_000_000}}
+            sections["deepspeed"] = {"zero_stage": 1, "extra": extra}
+        assert one.total == peak_with(changed(config, **sections), one.items_per_micro_batch)
+    shown = memory_text(found, batching="packs")
+    assert "It does not fit into 72.0 GB of h100's 80" in shown
+    assert all(" ".join(one.overrides) in shown for one in found.alternatives)
+
+
+def test_an_optimizer_of_whole_tensors_is_not_sent_to_zero_1() -> None:
+    config = config_of(training={"packs_per_micro_batch": 64}, optimizer={"kind": "lamb"})
+    found = memory_of(config)
+    assert found.alternatives
+    assert not any("zero_stage" in name for one in found.alternatives for name in one.overrides)
+
+
+def test_a_model_that_fits_in_no_way_is_said_to() -> None:
+    found = memory_of(config_of(), replace(H100, memory_bytes=10**9))
+    assert (found.fits, found.largest, found.alternatives) == (False, None, ())
+    assert "Not even a micro-batch of one does" in memory_text(found, batching="packs")
+
+
+@pytest.mark.parametrize("device", [None, find_device_peak("gh200")])
+def test_nothing_is_guessed_of_a_device_whose_memory_is_not_known(device: DevicePeak | None) -> None:
+    found = memory_of(config_of(training={"packs_per_micro_batch": 64}), device)
+    assert (found.capacity, found.usable, found.fits, found.largest, found.alternatives) == (None, None, None, None, ())
+    shown = memory_text(found, batching="packs")
+    assert "fit into" not in shown
+    assert ("gh200 is sold with several sizes of memory" in shown) == (device is not None)
+
+
+def test_sizes_follow_the_layout_and_the_objective() -> None:
+    assert micro_batch_size(config_of(), ITEM).slots == 8 * 1024
+    unpadded = memory_of(config_of(training={"layout": "unpadded"}))
+    assert (unpadded.size.slots, unpadded.size.head_rows) == (8 * 1000, 8 * 1000)
+    assert "average packs" in unpadded.notes[0]
+    assert micro_batch_size(config_of(training={"layout": "padded"}), ITEM).slots == 8 * 2 * 1024
+
+
+def test_a_backend_that_keeps_scores_is_named() -> None:
+    assert "sdpa keeps scores" in memory_of(config_of(attention={"backend": "sdpa"})).notes[0]
