@@ -82,10 +82,17 @@ def train_in(
     require_trainable(resolved)
     world.on_main(lambda: require_trackers(resolved.config.metrics))
     with explained_memory(resolved, world):
-        return _train(world, resolved, stop_requested=stop_requested, started=started)
+        return _train(world, resolved, stop_requested=stop_requested, on_activity=on_activity, started=started)
 
 
-def _train(world: World, resolved: ResolvedRun, *, stop_requested: Callable[[], bool], started: float) -> TrainOutcome:
+def _train(
+    world: World,
+    resolved: ResolvedRun,
+    *,
+    stop_requested: Callable[[], bool],
+    on_activity: OnActivity,
+    started: float,
+) -> TrainOutcome:
     run = build(resolved, world)
     last_step = run.config.training.last_step
     log.info("%s", describe(run, last_step=last_step))
