@@ -13,7 +13,9 @@ TESTS = ROOT / "tests"
 
 def named_tests(document: str) -> set[str]:
     """Returns the files of tests that a document names, relative to the folder of tests."""
-    return set(re.findall(r"`((?:unit|distributed|integration)/[\w/]+\.py)`", (ROOT / document).read_text("utf-8")))
+    return set(
+        re.findall(r"`((?:unit|distributed|integration|fake_cuda)/[\w/]+\.py)`", (ROOT / document).read_text("utf-8"))
+    )
 
 
 def test_every_test_that_a_document_names_exists() -> None:
