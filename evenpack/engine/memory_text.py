@@ -9,8 +9,6 @@ from evenpack.units import counted
 
 _GIGABYTE = 1e9
 
-_UNITS = ((_GIGABYTE, "GB"), (1e6, "MB"), (1.0, "bytes"))
-
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "head", "buffers", "total")
 
 _FIRST_WIDTH = 14
@@ -25,7 +23,7 @@ def memory_text(found: RunMemory, *, batching: Batching) -> str:
 def _table(found: RunMemory, batching: Batching) -> Iterator[str]:
     size = found.size
     peak = found.memory.peak
-    unit, name = next((unit, name) for unit, name in _UNITS if peak.total >= unit)
+    unit, name = (_GIGABYTE, "GB") if peak.total >= _GIGABYTE else (1e6, "MB")
     yield (
         f"Memory of one GPU of {found.ranks:,}, estimated, in {name}: micro-batch of "
         f"{found.items_per_micro_batch:,} {batching}, {size.slots:,} slots, {size.head_rows:,} rows of logits"
