@@ -11,6 +11,7 @@ import json
 import resource
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,8 @@ def main() -> None:
 def _dataset(config: RunConfig) -> MicroBatchDataset:
     run = open_run(config)
     alone = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
-    return MicroBatchDataset(run.prepared, run.pipeline_settings(alone))
+    settings = replace(run.pipeline_settings(alone), counted_steps=None)
+    return MicroBatchDataset(run.prepared, settings)
 
 
 def _collate(dataset: MicroBatchDataset, steps: int) -> tuple[float, int]:

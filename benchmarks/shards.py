@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,8 @@ def _loader_rates(runs: dict[str, RunConfig], arguments: argparse.Namespace) -> 
     datasets = {}
     for name, run in runs.items():
         resolved = open_run(run)
-        datasets[name] = MicroBatchDataset(resolved.prepared, resolved.pipeline_settings(alone))
+        settings = replace(resolved.pipeline_settings(alone), counted_steps=None)
+        datasets[name] = MicroBatchDataset(resolved.prepared, settings)
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(arguments.rounds + 1):
         for name, dataset in datasets.items():

@@ -9,8 +9,9 @@ from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
+from evenpack.data.batches.capacity import BatchCapacity
 from evenpack.data.batches.objectives import Objective
-from evenpack.data.batches.pipeline import PipelineSettings
+from evenpack.data.batches.pipeline import MicroBatchDataset, PipelineSettings
 from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.prepared import PreparedData
@@ -143,16 +144,29 @@ class ResolvedRun:
         training = self.config.training.model_copy(update={"initialize_from": path})
         return replace(self, config=self.config.model_copy(update={"training": training}))
 
+    def capacity(self, ranks: int) -> BatchCapacity:
+        """Returns the sizes of the index arrays in each batch of a run on so many ranks.
+
+        Raises: ConfigError if a step cannot be divided among them; DataError for a vocabulary that the objective cannot
+        use.
+        """
+        settings = self._pipeline_settings(rank=0, ranks=ranks, pin_memory=False)
+        return MicroBatchDataset(self.prepared, settings).collator.capacity
+
     def pipeline_settings(self, world: World) -> PipelineSettings:
         """Returns the settings of this rank's data pipeline."""
+        return self._pipeline_settings(rank=world.rank, ranks=world.size, pin_memory=world.device.type == "cuda")
+
+    def _pipeline_settings(self, *, rank: int, ranks: int, pin_memory: bool) -> PipelineSettings:
         return PipelineSettings(
             seed=self.config.run.seed,
             objective=self.objective,
             shape=self.shape,
-            ranks=world.size,
-            rank=world.rank,
+            ranks=ranks,
+            rank=rank,
+            counted_steps=self.config.training.planned_steps,
             loader_workers=self.config.training.loader_workers,
-            pin_memory=world.device.type == "cuda",
+            pin_memory=pin_memory,
         )
 
 

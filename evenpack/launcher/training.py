@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenpack.data.batches.capacity import BatchCapacity
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
@@ -35,6 +36,10 @@ class TrainingPlan:
     """Sequences, on average over an epoch of each source."""
     slots_per_step: int | None
     """Slots; None if they depend on the sequences of a step."""
+    slots_per_micro_batch: int | None
+    """Slots that a rank computes at once; None likewise."""
+    capacity: BatchCapacity
+    """Sizes of the index arrays of each micro-batch."""
     tokens_per_step: float
     """Real tokens, on average over an epoch of each source."""
     tokens: float
@@ -79,7 +84,7 @@ def plan_training(config: RunConfig, *, ranks: int, device: DevicePeak | None = 
     item, counts = run.item, items_of_an_epoch(prepared, training.batching)
     padded_alike = training.batching == "sequences" and (training.layout, training.policy) == ("padded", "arrival")
     items = training.planned_steps * training.items_per_step
-    has_fixed_rows = training.layout == "packed" or padded_alike
+    row_slots = item.row_slots if training.layout == "packed" or padded_alike else None
     return TrainingPlan(
         ranks=ranks,
         layout=training.layout,
@@ -89,7 +94,9 @@ def plan_training(config: RunConfig, *, ranks: int, device: DevicePeak | None = 
         assignment=training.policy,
         micro_batches_per_rank=micro_batches,
         steps=training.planned_steps,
-        slots_per_step=training.items_per_step * item.row_slots if has_fixed_rows else None,
+        slots_per_step=None if row_slots is None else training.items_per_step * row_slots,
+        slots_per_micro_batch=None if row_slots is None else training.items_per_micro_batch * row_slots,
+        capacity=run.capacity(ranks),
         tokens_per_step=float(training.items_per_step * item.tokens),
         samples_per_step=float(run.samples_per_step),
         tokens=float(items * item.tokens),

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evenpack.console import pairs, percent, table, text
+from evenpack.data.batches.capacity import ROW_MULTIPLE
 from evenpack.data.order.step_shape import Batching
 from evenpack.engine.run_length import CHINCHILLA_RATIO
 from evenpack.launcher.training import TrainingPlan, TrainingReport
@@ -71,6 +72,7 @@ def plan_table(plan: TrainingPlan) -> Table:
             "sequences per step": f"{plan.samples_per_step:,.1f} on average",
             "total sequences": f"{plan.steps * plan.samples_per_step:,.0f} on average",
             "slots per step": "as many as its sequences need" if plan.slots_per_step is None else plan.slots_per_step,
+            "micro-batch": _shapes(plan),
             "tokens per step": f"{plan.tokens_per_step:,.0f} on average",
             "total tokens": f"{plan.tokens:,.0f} on average",
             "tokens per parameter": f"{plan.tokens_per_parameter:,.3g}, of {plan.parameters:,} parameters "
@@ -81,6 +83,25 @@ def plan_table(plan: TrainingPlan) -> Table:
         },
         title="Plan",
     )
+
+
+def _shapes(plan: TrainingPlan) -> str:
+    """Returns the sizes of a micro-batch's arrays, and what they suit badly."""
+    slots, sizes = plan.slots_per_micro_batch, plan.capacity
+    if sizes.follows:
+        return "as many slots, segments and sequences as it needs"
+    origin = "the fullest packs together" if sizes.counted_steps is None else f"all {sizes.counted_steps:,} steps"
+    shown = [
+        "as many slots as its sequences need" if slots is None else f"{slots:,} slots",
+        f"room for {sizes.segments:,} segments, {sizes.sequences:,} sequences"
+        f"{f', {sizes.targets:,} masked tokens' if sizes.targets else ''} (the most of {origin})",
+    ]
+    if slots is not None and slots % ROW_MULTIPLE:
+        shown.append(
+            f"{slots:,} is not a multiple of {ROW_MULTIPLE}, for which a GPU's matrix products are made: change "
+            f"{plan.batching}_per_micro_batch, or prepare with another pack_length"
+        )
+    return "; ".join(shown)
 
 
 def report_table(report: TrainingReport, *, title: str) -> Table:

@@ -1,14 +1,16 @@
 """Collation: packs -> PackedBatch. Model and loss are the same for all layouts; only this step differs."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64, Integer
 
 from evenpack.batch import PackedBatch, StepCounts
+from evenpack.data.batches.capacity import BatchCapacity, capacity_of_any_batch, placer_of
 from evenpack.data.batches.objectives import Objective
-from evenpack.data.batches.placement import Placement, Placer
+from evenpack.data.batches.placement import Placement
 from evenpack.data.batches.task import SequenceContent, rounded_size
 from evenpack.data.order.selection import PackedSource, PackSelection, order_hash
 from evenpack.data.order.step_shape import StepShape
@@ -19,8 +21,8 @@ from evenpack.errors import DataError
 class Collator:
     """Lays out packs of the given sources; shapes depend on the settings alone in the packed layout.
 
-    Index arrays have the size of the fullest possible micro-batch. Under `max_tokens` that one would hold only the
-    shortest sequences, dozens of times as many as most, so there sizes follow the micro-batch.
+    Index arrays have the sizes of the capacity, which no micro-batch of the run exceeds. Under `max_tokens` the fullest
+    would hold only the shortest sequences, dozens of times as many as most, so there sizes follow the micro-batch.
     """
 
     def __init__(
@@ -32,28 +34,20 @@ class Collator:
         pack_length: int,
         padding_token: int,
         vocabulary_size: int,
+        capacity: BatchCapacity | None = None,
     ) -> None:
-        """Checks the sources. Raises: ConfigError if the sequences of a source do not suit the objective."""
+        """Takes the `capacity` of the batches; None: that of the fullest possible micro-batch.
+
+        Raises: ConfigError if the sequences of a source do not suit the objective.
+        """
         for source in sources:
             objective.check(source.view)
         self.sources = tuple(sources)
         self.objective = objective
         self.padding_token = padding_token
         self.vocabulary_size = vocabulary_size
-        self.placer = Placer(
-            shape=shape,
-            pack_length=pack_length,
-            max_sequence_length=max(source.view.max_sequence_length for source in sources),
-            is_bidirectional=objective.is_bidirectional,
-        )
-        self.sizes_follow = shape.policy == "max_tokens"
-        rows = shape.items_per_micro_batch
-        self.max_sequences = rows * max(source.plan.max_sequences_per_pack for source in sources)
-        self.max_targets = rows * max(objective.max_targets_per_pack(source) for source in sources)
-        segments_per_pack = max(
-            source.plan.max_sequences_per_pack * source.view.max_segments_per_sequence for source in sources
-        )
-        self.max_segments = rows * segments_per_pack + self.placer.max_padding_segments(self.max_sequences)
+        self.placer = placer_of(sources, shape=shape, objective=objective, pack_length=pack_length)
+        self.capacity = capacity or capacity_of_any_batch(sources, placer=self.placer, objective=objective)
 
     def collate(self, packs: PackSelection, step_counts: StepCounts) -> PackedBatch:
         """Reads the packs' tokens and lays them out.
@@ -62,16 +56,16 @@ class Collator:
         """
         content, segment_lengths, segments_per_sequence = self._read(packs)
         placement = self.placer.place(packs, segment_lengths, segments_per_sequence)
-        max_sequences, max_targets, max_segments = self._sizes(packs, placement)
+        sizes = self._sizes(packs, placement)
         task = self.objective.make(
-            content, placement, self.sources, max_sequences=max_sequences, max_targets=max_targets
+            content, placement, self.sources, max_sequences=sizes.sequences, max_targets=sizes.targets
         )
         tokens = np.full(placement.slots, self.padding_token, dtype=np.int64)
         tokens[placement.slot_of_token] = task.tokens
         token_types = np.zeros(placement.slots, dtype=np.int64)
         token_types[placement.slot_of_token] = task.token_types
         source_tokens = self._count_tokens(content)
-        cu_seqlens = _filled(placement.segment_starts, max_segments + 1, placement.slots)
+        cu_seqlens = _filled(placement.segment_starts, sizes.segments + 1, placement.slots)
         return PackedBatch(
             tokens=torch.from_numpy(tokens),
             position_ids=torch.from_numpy(placement.position_ids),
@@ -87,18 +81,21 @@ class Collator:
                 tokens=sum(source_tokens),
                 targets=task.target_count,
             ),
-            sequence_ids=torch.from_numpy(_filled(packs.sequence_ids, max_sequences, -1)),
+            sequence_ids=torch.from_numpy(_filled(packs.sequence_ids, sizes.sequences, -1)),
             source_tokens=source_tokens,
             squared_lengths=int((segment_lengths**2).sum() - content.padding.squared_lengths.sum()),
             padding_targets=0 if self.objective.leaves_out_padding else int(content.padding.targets.sum()),
             order_hash=order_hash(packs),
         )
 
-    def _sizes(self, packs: PackSelection, placement: Placement) -> tuple[int, int | None, int]:
-        """Returns the sizes of the index arrays: sequences, targets (None: as many as there are) and segments."""
-        if not self.sizes_follow:
-            return self.max_sequences, self.max_targets, self.max_segments
-        return rounded_size(len(packs.sequence_ids)), None, rounded_size(len(placement.segment_starts))
+    def _sizes(self, packs: PackSelection, placement: Placement) -> "_Sizes":
+        """Returns the sizes of the index arrays. Raises: DataError for a micro-batch beyond the capacity."""
+        sequences, segments = len(packs.sequence_ids), len(placement.segment_starts)
+        if self.capacity.follows:
+            return _Sizes(rounded_size(sequences), None, rounded_size(segments))
+        self.capacity.require("sequences", sequences)
+        self.capacity.require("segments", segments)
+        return _Sizes(self.capacity.sequences, self.capacity.targets, self.capacity.segments)
 
     def _count_tokens(self, content: SequenceContent) -> tuple[int, ...]:
         """Returns the real tokens of each source."""
@@ -161,6 +158,15 @@ class Collator:
                 f"{self.vocabulary_size} entries: the file is damaged or was replaced; prepare it again"
             )
         return tokens
+
+
+class _Sizes(NamedTuple):
+    """Sizes of index arrays."""
+
+    sequences: int
+    targets: int | None
+    """None: as many as there are."""
+    segments: int
 
 
 def _filled(values: Int64[np.ndarray, " K"], size: int, filler: int) -> Int64[np.ndarray, " size"]:

@@ -42,8 +42,8 @@ class Objective(TargetCounter, Protocol):
     def check(self, view: SequenceView) -> None:
         """Checks the sequences of a source. Raises: ConfigError if the objective cannot use them."""
 
-    def max_targets_per_pack(self, source: PackedSource) -> int:
-        """Returns an upper bound for the targets of any pack of the source, close to the largest number.
+    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"] | None:
+        """Returns the largest number of targets of a sequence, by its length; None if a batch does not list targets.
 
         It reads neither tokens nor sequences.
         """
@@ -95,9 +95,8 @@ class NextTokens:
         padding = view.padding_counts(sequence_ids) if self.leaves_out_padding else None
         return targets if padding is None else targets - padding.targets
 
-    def max_targets_per_pack(self, source: PackedSource) -> int:
-        """Returns the targets of packs whose sequences have one segment each, the largest possible number."""
-        return source.plan.max_sum_over_packs(np.arange(1 + source.view.max_sequence_length) - 1)
+    def most_targets(self, view: SequenceView) -> None:
+        """Returns None: there is a label for each slot."""
 
     def for_validation(self) -> "NextTokens":
         return self
@@ -165,10 +164,8 @@ class MaskedTokensAndNextSentence:
     ) -> Int64[np.ndarray, " K"]:
         return masked_count(lengths, self.masking)
 
-    def max_targets_per_pack(self, source: PackedSource) -> int:
-        return source.plan.max_sum_over_packs(
-            masked_count(np.arange(1 + source.view.max_sequence_length), self.masking)
-        )
+    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
+        return masked_count(np.arange(1 + view.max_sequence_length), self.masking)
 
     def for_validation(self) -> "MaskedTokensAndNextSentence":
         return replace(self, seed=_VALIDATION_SEED, next_sentence_reduction="sequence")
@@ -230,8 +227,8 @@ class StoredMasksAndNextSentence:
     ) -> Int64[np.ndarray, " K"]:
         return _stored_masks(view).counts(sequence_ids, lengths)
 
-    def max_targets_per_pack(self, source: PackedSource) -> int:
-        return source.plan.max_sum_over_packs(_stored_masks(source.view).most_masks.astype(np.int64))
+    def most_targets(self, view: SequenceView) -> Int64[np.ndarray, " lengths"]:
+        return _stored_masks(view).most_masks.astype(np.int64)
 
     def for_validation(self) -> "StoredMasksAndNextSentence":
         return replace(self, next_sentence_reduction="sequence")

@@ -11,6 +11,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from evenpack.batch import PackedBatch, StepCounts
+from evenpack.data.batches.capacity import BatchCapacity, find_capacity
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
@@ -31,6 +32,8 @@ class PipelineSettings:
     shape: StepShape
     ranks: int
     rank: int
+    counted_steps: int | None
+    """Steps, from the first of the run, whose micro-batches fit into the index arrays; None: any micro-batch fits."""
     loader_workers: int
     pin_memory: bool
 
@@ -70,11 +73,13 @@ class MicroBatchDataset(Dataset[PackedBatch]):
     Items are a pure function of the index. The dataset is picklable: worker processes map the files again.
     """
 
-    def __init__(self, prepared: PreparedData, settings: PipelineSettings) -> None:
+    def __init__(
+        self, prepared: PreparedData, settings: PipelineSettings, capacity: BatchCapacity | None = None
+    ) -> None:
+        """Takes the `capacity` of the batches, which is found for the settings if it is None."""
         self.prepared = prepared
         self.settings = settings
         sources = packed_sources(prepared, "train", seed=settings.seed, batching=settings.shape.batching)
-        self.collator = _collator(prepared, sources, shape=settings.shape, objective=settings.objective)
         self.planner = StepPlanner(
             sources,
             prepared.weights,
@@ -83,11 +88,26 @@ class MicroBatchDataset(Dataset[PackedBatch]):
             objective=settings.objective,
             changes=prepared.config.weight_changes,
         )
+        self.collator = _collator(
+            prepared,
+            sources,
+            shape=settings.shape,
+            objective=settings.objective,
+            capacity=capacity or self._capacity(),
+        )
         self.read_ahead = ReadAhead(sources)
         self._planned: StepPlan | None = None
 
-    def __reduce__(self) -> tuple[type["MicroBatchDataset"], tuple[PreparedData, PipelineSettings]]:
-        return type(self), (self.prepared, self.settings)
+    def _capacity(self) -> BatchCapacity | None:
+        steps = self.settings.counted_steps
+        if steps is None:
+            return None
+        return find_capacity(
+            self.planner, steps=steps, objective=self.settings.objective, pack_length=self.prepared.pack_length
+        )
+
+    def __reduce__(self) -> tuple[type["MicroBatchDataset"], tuple[PreparedData, PipelineSettings, BatchCapacity]]:
+        return type(self), (self.prepared, self.settings, self.collator.capacity)
 
     def __getitem__(self, index: int) -> PackedBatch:
         step, micro_batch = divmod(index, self.planner.micro_batches)
@@ -109,9 +129,12 @@ def training_batches(
     """Yields the steps from `start_step` up to `stop_step`, in order. The cost does not depend on the start.
 
     `skipped` steps are planned but not read; in that argument, steps count from 1.
+
+    Raises: ConfigError for steps beyond those that were counted for the sizes of the batches.
     """
     per_step = settings.micro_batches
     dataset = MicroBatchDataset(prepared, settings)
+    dataset.collator.capacity.require_steps(stop_step)
     kept = skipped.gaps(start_step + 1, stop_step)
     loader = DataLoader(
         dataset,
@@ -175,7 +198,12 @@ _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
 
 def _collator(
-    prepared: PreparedData, sources: tuple[PackedSource, ...], *, shape: StepShape, objective: Objective
+    prepared: PreparedData,
+    sources: tuple[PackedSource, ...],
+    *,
+    shape: StepShape,
+    objective: Objective,
+    capacity: BatchCapacity | None = None,
 ) -> Collator:
     return Collator(
         sources,
@@ -184,6 +212,7 @@ def _collator(
         pack_length=prepared.pack_length,
         padding_token=prepared.end_of_text_id,
         vocabulary_size=prepared.vocabulary_size,
+        capacity=capacity,
     )
 
 

@@ -59,6 +59,29 @@ class Placer:
         """Upper bound of all positions, exclusive."""
         return self.max_sequence_length if self.shape.reset_positions else self.pack_length
 
+    def segments_of(
+        self,
+        *,
+        sequences: Int64[np.ndarray, " N"],
+        segments: Int64[np.ndarray, " N"],
+        tokens: Int64[np.ndarray, " N"],
+    ) -> Int64[np.ndarray, " N"]:
+        """Returns the segments that each pack gives a batch, its padding included.
+
+        In a rectangle it is an upper bound: a sequence as long as the row has no padding.
+        """
+        if self.shape.layout == "padded":
+            return segments + sequences if self.is_bidirectional else segments
+        if self.shape.layout == "unpadded":
+            return segments
+        padding: Int64[np.ndarray, " N"] = -(-(self.pack_length - tokens) // self.max_sequence_length)
+        return padding + (segments if self.shape.isolate else 1)
+
+    @property
+    def segments_after_packs(self) -> int:
+        """Upper bound of the segments of padding that belong to no pack of a full batch."""
+        return -(-(UNPADDED_SLOT_MULTIPLE - 1) // self.max_sequence_length) if self.shape.layout == "unpadded" else 0
+
     def max_padding_segments(self, max_sequences: int) -> int:
         """Returns the largest number of padding segments of a batch of up to `max_sequences`."""
         if self.shape.layout == "padded":

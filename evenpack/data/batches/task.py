@@ -17,6 +17,7 @@ from evenpack.data.order.selection import PackedSource
 from evenpack.data.sequences import SentencePairsView
 from evenpack.data.sequences.masking import MaskedTokens
 from evenpack.data.sequences.view import PaddingCounts
+from evenpack.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,6 +59,14 @@ def rounded_size(count: int) -> int:
     return -(-count // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
 
 
+def beyond_capacity(name: str, found: int, expected: int) -> str:
+    """Returns the message about a micro-batch that does not fit into the fixed sizes of a run's batches."""
+    return (
+        f"a micro-batch has {found} {name}, but no step of the run was to have more than {expected} in one: the "
+        "prepared data has changed since the run started; start it again, and prepare the data again if this repeats"
+    )
+
+
 def masked_task(
     content: SequenceContent,
     placement: Placement,
@@ -72,8 +81,12 @@ def masked_task(
     """Returns the task of masked tokens and next sentences; `masked` is the masked form of the content's tokens.
 
     `max_targets` None: as many as this batch has, padded to a `rounded_size`.
+
+    Raises: DataError for more targets than that.
     """
     max_targets = rounded_size(len(masked.positions)) if max_targets is None else max_targets
+    if len(masked.positions) > max_targets:
+        raise DataError(beyond_capacity("targets", len(masked.positions), max_targets))
     offsets = np.concatenate([[0], np.cumsum(content.lengths)])
     first_lengths, labels = _pair_columns(content, sources)
     token_of_sequence = np.arange(len(content.tokens)) - np.repeat(offsets[:-1], content.lengths)

@@ -55,9 +55,9 @@ class BlockedPlan:
         self._plan = lru_cache(maxsize=_OPEN_BLOCKS)(self._open_plan)
         self._epoch = lru_cache(maxsize=2)(self._order_blocks)
 
-    def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """Returns the greatest sum, over the sequences of a pack, of what `values` has at their lengths."""
-        return self.blocks.max_sum_over_packs(values)
+    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
+        """Returns the greatest sums of `values` at the lengths of a pack's sequences; see `PackStream`."""
+        return self.blocks.largest_sums(values, packs)
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the packs at these positions of the stream, in any order and of any epochs.

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
+from evenpack.data.order.pack_stream import largest_of
 from evenpack.data.order.plan import sequence_id_type, sort_by_length
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.sequences import SequenceView
@@ -76,10 +77,10 @@ class Blocks:
         """Sequences of the fullest pack."""
         return int(self.strategy_depths.max())
 
-    def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """Returns the greatest sum of `values` at the lengths of a pack's sequences, over the packs of all blocks."""
+    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
+        """Returns the greatest sums of `values` at the lengths of a pack's sequences, over the packs of all blocks."""
         begins = np.cumsum(self.strategy_depths, dtype=np.int64) - self.strategy_depths
-        return int(np.add.reduceat(values[self.slot_lengths], begins).max())
+        return largest_of(np.add.reduceat(values[self.slot_lengths], begins), np.asarray(self.strategy_counts), packs)
 
     def packing(self, block: int) -> Packing:
         """Returns the strategies of one block."""

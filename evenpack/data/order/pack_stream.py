@@ -35,8 +35,11 @@ class PackStream(Protocol):
     def pack_length(self) -> int:
         """Slots of a pack."""
 
-    def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """Returns the greatest sum of `values` at the lengths of a pack's sequences."""
+    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
+        """Returns the greatest sums of `values` at the lengths of a pack's sequences, over the packs of one epoch.
+
+        They descend; there are `packs` of them, or as many as an epoch has packs.
+        """
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the packs at these positions of the stream, in any order and of any epochs.
@@ -51,3 +54,11 @@ class PackStream(Protocol):
 
         Raises: DataError for an id that is not a sequence of that length.
         """
+
+
+def largest_of(
+    sums: Int64[np.ndarray, " kinds"], counts: Int64[np.ndarray, " kinds"], packs: int
+) -> Int64[np.ndarray, " up_to_packs"]:
+    """Returns the greatest of sums that occur `counts` times each, in descending order, at most `packs` of them."""
+    order = np.argsort(-sums, kind="stable")[:packs]
+    return np.repeat(sums[order], np.minimum(counts[order], packs))[:packs]

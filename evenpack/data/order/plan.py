@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64, Integer, UInt64
 
-from evenpack.data.order.pack_stream import DrawnPacks
+from evenpack.data.order.pack_stream import DrawnPacks, largest_of
 from evenpack.data.order.permutation import derive_key, permute, unpermute
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.errors import DataError, PackingError
@@ -121,9 +121,11 @@ class PackPlan:
         self._class_sizes = np.diff(self._class_begins)
         self._slots = _StrategySlots.of(packing, self._class_begins)
 
-    def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """Returns the greatest sum of `values` at the lengths of a pack's sequences."""
-        return int(np.add.reduceat(values[self._slots.lengths], self._slots.begins).max())
+    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
+        """Returns the greatest sums of `values` at the lengths of a pack's sequences; see `PackStream`."""
+        slots = self._slots
+        sums = np.add.reduceat(values[slots.lengths], slots.begins)
+        return largest_of(sums, slots.strategy_ends - slots.strategy_begins, packs)
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the packs at these positions of the stream, in any order and of any epochs.

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from evenpack.data.order.pack_stream import DrawnPacks
+from evenpack.data.order.pack_stream import DrawnPacks, largest_of
 from evenpack.data.packing import Packing
 from evenpack.errors import DataError
 
@@ -29,9 +29,9 @@ class SequentialPlan:
                 f"{', '.join(map(str, lengths[:5]))}: they are of another preparation; prepare the data again"
             )
 
-    def max_sum_over_packs(self, values: Int64[np.ndarray, " lengths"]) -> int:
-        """Returns the greatest of `values` at the rows' lengths."""
-        return int(values[[self._last_length, self.pack_length if self.packs > 1 else self._last_length]].max())
+    def largest_sums(self, values: Int64[np.ndarray, " lengths"], packs: int) -> Int64[np.ndarray, " up_to_packs"]:
+        """Returns the greatest of `values` at the rows' lengths; see `PackStream`."""
+        return largest_of(values[[self.pack_length, self._last_length]], np.array([self.packs - 1, 1]), packs)
 
     def draw(self, stream_positions: Int64[np.ndarray, " N"]) -> DrawnPacks:
         """Returns the rows at these positions of the stream. Raises: ValueError for a negative position."""

@@ -6,7 +6,7 @@ The packs depend on (seed, step) and the prepared data alone. World size, accumu
 `shares`: which rank computes which packs of the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -47,6 +47,22 @@ class StepPlan:
         return self.packs.take(self.shares.share(rank * self.micro_batches + index))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepLoads:
+    """What each of the N packs of one step holds, and their assignment."""
+
+    sequences: Int64[np.ndarray, " N"]
+    segments: Int64[np.ndarray, " N"]
+    tokens: Int64[np.ndarray, " N"]
+    """Slots that are not padding of the pack."""
+    targets: Int64[np.ndarray, " N"]
+    shares: StepAssignment
+
+    def largest_share(self, values: Int64[np.ndarray, " N"]) -> int:
+        """Returns the greatest sum of `values` over the packs of a micro-batch of any rank."""
+        return int(np.add.reduceat(values[self.shares.items], self.shares.offsets[:-1]).max())
+
+
 @runtime_checkable
 class TargetCounter(Protocol):
     """The part of an objective (`objectives.py`) that a plan needs."""
@@ -62,6 +78,10 @@ class TargetCounter(Protocol):
 
         It reads no token. Raises: DataError if the column is damaged.
         """
+
+
+_DRAWN_AT_ONCE = 1 << 16
+"""Packs whose loads are computed together: larger arrays are no faster."""
 
 
 class StepPlanner:
@@ -90,14 +110,9 @@ class StepPlanner:
 
     def plan(self, step: int) -> StepPlan:
         """Plans the step (counted from 0) over all ranks. Reads lengths, never tokens."""
-        first = step * self.shape.items_per_step
-        packs = select_packs(self.sources, *self.mixture.draws(first, first + self.shape.items_per_step))
+        packs = self._draw(step, step + 1)
         per_sequence = self._statistics(packs)
-        statistics = PackStatistics(
-            tokens=_sum_by_pack(packs.lengths, packs.offsets),
-            squared_lengths=_sum_by_pack(per_sequence.squared_lengths, packs.offsets),
-            segments=_sum_by_pack(per_sequence.segments, packs.offsets),
-        )
+        statistics = _by_pack(packs, per_sequence)
         counts = StepCounts(
             packs=packs.packs,
             sequences=len(packs.sequence_ids),
@@ -109,6 +124,30 @@ class StepPlanner:
         return StepPlan(
             step=step, packs=packs, counts=counts, shares=shares, costs=costs, micro_batches=self.micro_batches
         )
+
+    def loads(self, steps: range) -> Iterator[StepLoads]:
+        """Yields the loads of steps from the first to the last, at less cost than their plans: drawn many at once."""
+        size = self.shape.items_per_step
+        at_once = max(1, _DRAWN_AT_ONCE // size)
+        for first in range(steps.start, steps.stop, at_once):
+            packs = self._draw(first, min(first + at_once, steps.stop))
+            per_sequence = self._statistics(packs)
+            statistics = _by_pack(packs, per_sequence)
+            targets, sequences = _sum_by_pack(per_sequence.targets, packs.offsets), np.diff(packs.offsets)
+            costs = item_costs(self.shape.cost_weights, statistics)
+            for start in range(0, packs.packs, size):
+                step = slice(start, start + size)
+                yield StepLoads(
+                    sequences=sequences[step],
+                    segments=statistics.segments[step],
+                    tokens=statistics.tokens[step],
+                    targets=targets[step],
+                    shares=assign_step(self.shape, statistics.tokens[step], costs[step], ranks=self.ranks),
+                )
+
+    def _draw(self, first_step: int, stop_step: int) -> PackSelection:
+        size = self.shape.items_per_step
+        return select_packs(self.sources, *self.mixture.draws(first_step * size, stop_step * size))
 
     def _statistics(self, packs: PackSelection) -> "_SequenceStatistics":
         sequence_sources = np.repeat(packs.sources, np.diff(packs.offsets))
@@ -154,6 +193,14 @@ def item_costs(weights: CostWeights, statistics: PackStatistics) -> Float64[np.n
         weights.per_token * statistics.tokens + weights.per_squared_length * statistics.squared_lengths
     )
     return costs + weights.per_segment * statistics.segments if weights.per_segment else costs
+
+
+def _by_pack(packs: PackSelection, per_sequence: _SequenceStatistics) -> PackStatistics:
+    return PackStatistics(
+        tokens=_sum_by_pack(packs.lengths, packs.offsets),
+        squared_lengths=_sum_by_pack(per_sequence.squared_lengths, packs.offsets),
+        segments=_sum_by_pack(per_sequence.segments, packs.offsets),
+    )
 
 
 def _sum_by_pack(values: Int64[np.ndarray, " M"], offsets: Int64[np.ndarray, " N_plus_1"]) -> Int64[np.ndarray, " N"]:

@@ -61,9 +61,13 @@ def parse_forms(given: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def contender(form: str, run: ResolvedRun, world: World) -> Contender:
-    """Returns the run in another form; its steps have the rows, packs or sequences, of the run file."""
-    return _contender(form, resolve(formed(run.config, form), run.prepared), world)
+def contender(form: str, run: ResolvedRun, world: World, *, counted_steps: int | None = None) -> Contender:
+    """Returns the run in another form; its steps have the rows, packs or sequences, of the run file.
+
+    Args:
+        counted_steps: as in `PipelineSettings`; None: its batches can hold any micro-batch.
+    """
+    return _contender(form, resolve(formed(run.config, form), run.prepared), world, counted_steps)
 
 
 def formed(config: RunConfig, form: str) -> RunConfig:
@@ -85,7 +89,7 @@ def formed(config: RunConfig, form: str) -> RunConfig:
 
 
 def depth_contenders(
-    run: ResolvedRun, world: World, depths: tuple[int | None, ...]
+    run: ResolvedRun, world: World, depths: tuple[int | None, ...], *, counted_steps: int | None = None
 ) -> tuple[Contender, Contender, dict[int | None, Contender]]:
     """Returns padding, the unmasked model, and packs of each depth: as many rows in each.
 
@@ -93,14 +97,14 @@ def depth_contenders(
     positions that run through: its work is that on rows of one long sequence each.
     """
     config, prepared = run.config, run.prepared
-    padding = replace(contender("padded/arrival", run, world), name="padding")
+    padding = replace(contender("padded/arrival", run, world, counted_steps=counted_steps), name="padding")
     packed_config = formed(config, "packed")
     packings = {depth: prepared.repacked(_limited(config.data.packing, depth)) for depth in depths}
     full = resolve(packed_config, packings.get(None) or prepared.repacked(_limited(config.data.packing, None)))
     unmasked = replace(full, shape=replace(full.shape, isolate=False, reset_positions=False))
-    twin = _contender("unmasked", unmasked, world)
+    twin = _contender("unmasked", unmasked, world, counted_steps)
     packed = {
-        depth: _contender(f"depth {depth or 'max'}", resolve(packed_config, packing), world)
+        depth: _contender(f"depth {depth or 'max'}", resolve(packed_config, packing), world, counted_steps)
         for depth, packing in packings.items()
     }
     return padding, twin, packed
@@ -132,5 +136,6 @@ def _limited(packing: PackingConfig, depth: int | None) -> PackingConfig:
     return PackingConfig(algorithm=algorithm, max_sequences_per_pack=depth, options=options)
 
 
-def _contender(name: str, run: ResolvedRun, world: World) -> Contender:
-    return Contender(name=name, dataset=MicroBatchDataset(run.prepared, run.pipeline_settings(world)))
+def _contender(name: str, run: ResolvedRun, world: World, counted_steps: int | None) -> Contender:
+    settings = replace(run.pipeline_settings(world), counted_steps=counted_steps)
+    return Contender(name=name, dataset=MicroBatchDataset(run.prepared, settings))

@@ -132,8 +132,9 @@ def study_throughput(
     run = run_to_measure(config)
     config, prepared = run.config, run.prepared
     timer = StepTimer(run, world, clock=options.clock)
-    by_layout = [contender(form, run, world) for form in options.layouts]
-    of_depths = depth_contenders(run, world, options.depths) if options.depths else None
+    counted = max(config.training.planned_steps, options.warmup + options.rounds)  # as training counts them
+    by_layout = [contender(form, run, world, counted_steps=counted) for form in options.layouts]
+    of_depths = depth_contenders(run, world, options.depths, counted_steps=counted) if options.depths else None
     everyone = [*by_layout, *([*of_depths[:2], *of_depths[2].values()] if of_depths else [])]
     measured = measure_in_turn(timer, everyone, options, progress=progress)
     rows = tuple(_layout_row(timer, one.name, measured[one.name]) for one in by_layout)

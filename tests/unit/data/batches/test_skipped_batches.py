@@ -1,6 +1,7 @@
 """Skipped steps are planned and not read."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,7 @@ def drawn(run: ResolvedRun, skipped: SkippedSteps, *, start: int) -> Iterator[St
     import torch
 
     world = World(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
-    settings = run.pipeline_settings(world)
+    settings = replace(run.pipeline_settings(world), counted_steps=7)
     return training_batches(run.prepared, settings, start_step=start, stop_step=7, skipped=skipped)
 
 

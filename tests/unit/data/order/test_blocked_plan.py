@@ -109,12 +109,14 @@ def test_what_comes_next_is_the_block_of_the_position_and_those_after_it_over_th
         assert plan.sequences_ahead(position, 3) == expected
 
 
-def test_the_greatest_sum_is_that_of_the_fullest_pack_of_any_block() -> None:
+def test_the_greatest_sums_are_those_of_the_fullest_packs_of_all_blocks() -> None:
     lengths = random_lengths(200)
     plan = plan_of(lengths, [0, 50, 200])
     drawn = epoch_of(plan, 0)
     for values in (np.arange(PACK_LENGTH + 1), np.ones(PACK_LENGTH + 1, dtype=np.int64)):
-        assert plan.max_sum_over_packs(values) == np.add.reduceat(values[drawn.lengths], drawn.offsets[:-1]).max()
+        sums = np.sort(np.add.reduceat(values[drawn.lengths], drawn.offsets[:-1]))[::-1]
+        for packs in (1, 7, 1000):
+            assert plan.largest_sums(values, packs).tolist() == sums[:packs].tolist()
 
 
 def test_wrong_positions_and_ids_are_refused() -> None:

@@ -1,5 +1,6 @@
 """A prepared run in steps of single sequences: its plan, and its validation."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from pair_sources import pair_run
 from step_shapes import step_shape
 
 from evenpack.config import validate
+from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.packed_sources import packed_sources
 from evenpack.data.prepare.prepare import prepare
@@ -18,7 +20,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
 from evenpack.engine.resolve import open_run, resolve
-from evenpack.launcher.training import plan_training
+from evenpack.launcher.training import TrainingPlan, plan_training
 from evenpack.launcher.views import plan_table
 
 PER_STEP = 24
@@ -80,6 +82,28 @@ def test_slots_are_shown_only_where_they_are_known(packs: RunConfig) -> None:
     assert plan.slots_per_step is None
     cells = [str(cell) for column in plan_table(plan).columns for cell in column.cells]
     assert "as many as its sequences need" in cells
+
+
+def shapes_of(plan: TrainingPlan) -> str:
+    names, values = plan_table(plan).columns
+    return str(list(values.cells)[list(map(str, names.cells)).index("micro-batch")])
+
+
+def test_the_plan_shows_the_sizes_of_every_batch_and_what_suits_a_gpu_badly(packs: RunConfig) -> None:
+    plan = plan_training(packs, ranks=2)
+    run = open_run(packs)
+    world = World(rank=1, size=2, local_rank=1, device=torch.device("cpu"))
+    batch = MicroBatchDataset(run.prepared, run.pipeline_settings(world))[0]
+    sizes = (len(batch.cu_seqlens) - 1, len(batch.sequence_ids), len(batch.targets.labels))
+    assert shapes_of(plan) == (
+        f"{batch.slots} slots; room for {sizes[0]} segments, {sizes[1]} sequences, {sizes[2]} masked tokens "
+        f"(the most of all {plan.steps} steps)"
+    )
+    assert "; 100 is not a multiple of 16, for which" in shapes_of(replace(plan, slots_per_micro_batch=100))
+    bound = replace(plan.capacity, counted_steps=None)
+    assert "the most of the fullest packs together" in shapes_of(replace(plan, capacity=bound))
+    follows = replace(plan.capacity, follows=True)
+    assert shapes_of(replace(plan, capacity=follows)) == "as many slots, segments and sequences as it needs"
 
 
 def test_expected_denominators_are_what_steps_of_sequences_hold_on_average(packs: RunConfig) -> None:
