@@ -34,6 +34,9 @@ class ModelInputs(Protocol):
     def max_sequence_length(self) -> int: ...
 
     @property
+    def row_slots(self) -> int: ...
+
+    @property
     def position_rows(self) -> int: ...
 
 
@@ -121,6 +124,8 @@ class PackedBatch:
     """Starts of the segments, and their end: int32, from 0 to T, never decreasing."""
     max_sequence_length: int
     """Upper bound of a segment's length, the same for each batch of a run, so that shapes stay static."""
+    row_slots: int
+    """Slots of a row: a divisor of T, and no segment crosses the end of a row. T in the un-padded layout."""
     position_rows: int
     """Bound above all `position_ids`: the rows that a table of positions needs. The same for each batch of a run."""
     targets: CausalTargets | MaskedTargets
@@ -142,6 +147,8 @@ class PackedBatch:
     def __post_init__(self) -> None:
         _check_shapes(self, ("position_ids", "token_type_ids"), self.slots)
         self.targets.check(self.slots, self.sequence_ids.shape[0])
+        if self.slots % self.row_slots:
+            raise ValueError(f"rows of {self.row_slots} slots do not divide {self.slots} slots")
         if self.cu_seqlens.dtype != torch.int32:
             raise ValueError(f"cu_seqlens has dtype {self.cu_seqlens.dtype}, expected torch.int32")
 

@@ -63,6 +63,7 @@ def build_batch(
         token_type_ids=torch.zeros(len(tokens), dtype=torch.int64),
         cu_seqlens=torch.tensor(ends + [len(tokens)] * _EMPTY_SEGMENTS, dtype=torch.int32),
         max_sequence_length=max_sequence_length,
+        row_slots={"packed": row_slots, "padded": max_sequence_length}.get(layout) or len(tokens),
         position_rows=max_sequence_length,
         targets=CausalTargets(labels=torch.tensor(labels), weights=torch.tensor(weights)),
         step_counts=counts,

@@ -107,6 +107,7 @@ def build_masked_batch(
         token_type_ids=torch.tensor(types),
         cu_seqlens=torch.tensor(ends + [len(tokens)] * _EMPTY_SEGMENTS, dtype=torch.int32),
         max_sequence_length=max_sequence_length,
+        row_slots={"packed": row_slots, "padded": max_sequence_length}.get(layout) or len(tokens),
         position_rows=max_sequence_length,
         targets=_targets(
             pairs,

@@ -10,7 +10,7 @@ from evenpack.data.config import DataConfig, MaskingConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.engine.bad_steps_section import BadStepsSection
-from evenpack.engine.config_checks import check_named_steps, check_validation_weights
+from evenpack.engine.config_checks import check_layout, check_named_steps, check_validation_weights
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.reporting.config import MetricsSection, MlperfSection
 from evenpack.engine.run_length import RunLengthSection
@@ -252,16 +252,7 @@ class RunConfig(Section):
                 f"model.max_positions ({rows}) is below what the data needs ({self.positions_needed}): "
                 "data.recipe.max_sequence_length, or data.pack_length where model.reset_positions is false"
             )
-        about_packs = {
-            "attention.isolate": self.attention.isolate,
-            "model.reset_positions": self.model.reset_positions,
-        }
-        switched_off = [key for key, is_on in about_packs.items() if not is_on]
-        if switched_off and self.training.layout != "packed":
-            raise ValueError(
-                f"{switched_off[0]}: false applies to packs alone; training.layout must be packed, found "
-                f"{self.training.layout}"
-            )
+        check_layout(self.training.layout, self.attention, resets_positions=self.model.reset_positions)
         return self
 
     @model_validator(mode="after")

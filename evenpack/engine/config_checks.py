@@ -1,10 +1,12 @@
-"""Checks between sections of a run file that name steps or sources of one another."""
+"""Checks between sections of a run file that depend on one another: steps, sources, layouts."""
 
 from collections.abc import Mapping
 
 from evenpack.config import nearest
 from evenpack.data.config import DataConfig
+from evenpack.data.order.step_shape import Layout
 from evenpack.engine.run_length import RunLengthSection
+from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
 
 
 def check_named_steps(training: RunLengthSection, data: DataConfig, denominators: str) -> None:
@@ -50,6 +52,21 @@ def _check_length_is_in_steps(training: RunLengthSection, denominators: str) -> 
         raise ValueError(
             "model.loss_balancing expected divides by the average of an unchanging mixture, and "
             "data.mixture_schedule changes it: set model.loss_balancing=exact"
+        )
+
+
+def check_layout(layout: Layout, attention: AttentionConfig, *, resets_positions: bool) -> None:
+    """Checks what only some layouts have. Raises: ValueError for a setting that needs another layout."""
+    about_packs = {"attention.isolate": attention.isolate, "model.reset_positions": resets_positions}
+    switched_off = [key for key, is_on in about_packs.items() if not is_on]
+    if switched_off and layout != "packed":
+        raise ValueError(
+            f"{switched_off[0]}: false applies to packs alone; training.layout must be packed, found {layout}"
+        )
+    if attention.backend in WHOLE_ROWS and layout == "unpadded":
+        raise ValueError(
+            f"attention.backend {attention.backend} computes whole rows, and training.layout unpadded has none of "
+            "equal length: set training.layout to packed or padded, or choose another backend"
         )
 
 

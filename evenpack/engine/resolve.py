@@ -27,6 +27,7 @@ from evenpack.engine.settle_over import settle_over
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.step_items import AverageItem, average_item, drawn_shares, items_of_an_epoch
 from evenpack.errors import ConfigError
+from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import study_switches
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,9 @@ class ResolvedRun:
         except that of packs.
         """
         rows = self.config.evaluation_packs_per_micro_batch
-        layout = "unpadded" if self.shape.layout == "padded" else self.shape.layout
+        layout = self.shape.layout
+        if layout == "padded":
+            layout = "packed" if self.config.attention.backend in WHOLE_ROWS else "unpadded"
         return replace(
             self.shape,
             batching="packs",

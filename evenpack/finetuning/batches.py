@@ -27,6 +27,7 @@ class FinetuneBatch:
     cu_seqlens: Int[Tensor, " S_plus_1"]
     """int32, from 0 to T; padding forms segments of its own."""
     max_sequence_length: int
+    row_slots: int
     position_rows: int
     sequence_starts: Int[Tensor, " N"]
     """Slot of each sequence's first token."""
@@ -77,6 +78,7 @@ class FinetuneCollator:
             token_type_ids=over_slots(is_second, 0),
             cu_seqlens=torch.from_numpy(np.append(placement.segment_starts, placement.slots).astype(np.int32)),
             max_sequence_length=self.max_sequence_length,
+            row_slots=placement.row_slots,
             position_rows=self.max_sequence_length,
             sequence_starts=torch.from_numpy(starts),
             sequence_of_slot=over_slots(sequence_of_token, count),

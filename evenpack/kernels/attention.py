@@ -3,9 +3,10 @@
 Shapes: T = slots, H = heads, G = key/value heads, D = head_dim, S = segments.
 
     q [T, H, D], k, v [T, G, D], cu_seqlens [S + 1]
-      ->  resolve_backend  ->  reference | sdpa | varlen | flash | flex  ->  [T, H, D]
+      ->  resolve_backend  ->  reference | sdpa | varlen | flash | flex | dense_mask  ->  [T, H, D]
 """
 
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -13,8 +14,9 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from evenpack.kernels import flash, flex, reference, sdpa, varlen
+from evenpack.kernels import dense_mask, flash, flex, reference, sdpa, varlen
 from evenpack.kernels.capabilities import AttentionRequest, resolve_backend
+from evenpack.kernels.config import WHOLE_ROWS
 
 __all__ = ["BACKENDS", "AttentionRequest", "packed_attention", "resolve_backend"]
 
@@ -42,6 +44,7 @@ BACKENDS: dict[str, AttentionBackend] = {
     "varlen": varlen.attend,
     "flash": flash.attend,
     "flex": flex.attend,
+    "dense_mask": dense_mask.attend,
 }
 
 
@@ -56,6 +59,7 @@ def packed_attention(
     alibi_slopes: Float[Tensor, " H"] | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
+    row_slots: int | None = None,
 ) -> Float[Tensor, " T H D"]:
     """Computes attention within segments; no slot attends across a boundary of `cu_seqlens`.
 
@@ -70,6 +74,8 @@ def packed_attention(
         alibi_slopes: one per head; -slope * |i - j| is added to the scores (Press et al. 2022, arXiv:2108.12409).
         dropout: fraction of attention probabilities set to zero; the caller passes 0 when it evaluates.
         backend: `auto`, or a name in `BACKENDS`.
+        row_slots: slots of a row, whose end no segment crosses, for backends that compute whole rows; None: all slots
+            are one row.
 
     Raises:
         BackendError: the named backend cannot serve.
@@ -88,7 +94,8 @@ def packed_attention(
         alibi=alibi_slopes is not None,
         dropout=dropout > 0,
     )
-    attend = BACKENDS[resolve_backend(backend, request)]
+    name = resolve_backend(backend, request)
+    attend = partial(dense_mask.attend, row_slots=row_slots) if name in WHOLE_ROWS else BACKENDS[name]
     # Autocast has chosen the dtype. If left on, it would round the oracle's FP32 and the ALiBi bias to 8 bits.
     with torch.autocast(device_type, enabled=False):
         return attend(

@@ -7,6 +7,9 @@
 | varlen    | CUDA, sm_80 and up | fp16, bf16 | multiple of 8, at most 256   | no    | no      |
 | flash     | CUDA, sm_80 and up | fp16, bf16 | at most 256                  | yes   | yes     |
 | flex      | CUDA, sm_80 and up | any        | 16 to 256                    | yes   | no      |
+| dense_mask | any               | any        | any                          | yes   | yes     |
+
+`dense_mask` computes whole rows, which is a baseline, and like the oracle `reference` is never chosen by `auto`.
 
 The device is queried and flash-attn imported only when a request is made.
 """
@@ -211,4 +214,5 @@ _RULES: dict[str, Callable[[AttentionRequest], str | None]] = {
     "varlen": _varlen_unavailable_reason,
     "flash": _flash_unavailable_reason,
     "flex": _flex_unavailable_reason,
+    "dense_mask": _serves_everything,
 }

@@ -132,6 +132,7 @@ def batch_of(step: int, slot: int) -> PackedBatch:
         token_type_ids=torch.zeros(SLOTS, dtype=torch.int64),
         cu_seqlens=torch.tensor([0, SLOTS], dtype=torch.int32),
         max_sequence_length=SLOTS,
+        row_slots=SLOTS,
         position_rows=SLOTS,
         targets=CausalTargets(labels=tokens.roll(-1), weights=torch.ones(SLOTS)),
         step_counts=counts + counts + counts + counts,

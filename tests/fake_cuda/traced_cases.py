@@ -10,7 +10,7 @@ from evenpack.models.families import find_family, known_families
 PRECISIONS = ("fp32", "bf16_autocast")
 LAYOUTS = ("packed", "unpadded", "padded")
 UPDATES = ("adamw", "lamb", "adamw_zero1")
-BACKENDS = ("reference", "sdpa", "varlen", "flash", "flex")
+BACKENDS = ("reference", "sdpa", "varlen", "flash", "flex", "dense_mask")
 
 EXPECTED_WAITS = {
     "evenpack.kernels.sdpa.attend": 1.0,
@@ -50,7 +50,9 @@ class Case:
 
     @property
     def can_be(self) -> bool:
-        """Whether the backend serves it, by the table of `kernels/capabilities.py`."""
+        """Whether the backend serves it, by the table of `kernels/capabilities.py` and the rows of the layout."""
+        if self.backend == "dense_mask" and self.layout == "unpadded":
+            return False
         return can_serve(self.backend, precision=self.precision, positions=self.positions, dropout=self.dropout)
 
 

@@ -72,6 +72,7 @@ class Collator:
             token_type_ids=torch.from_numpy(token_types),
             cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
             max_sequence_length=self.placer.max_segment_length,
+            row_slots=placement.row_slots,
             position_rows=self.placer.position_rows,
             targets=task.targets,
             step_counts=step_counts,

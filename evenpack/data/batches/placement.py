@@ -25,6 +25,8 @@ class Placement:
     """The positions of M sequences among T slots: K real segments, and all segments including padding."""
 
     slots: int
+    row_slots: int
+    """Slots of a row; `slots` where there are no rows."""
     slot_of_token: Int64[np.ndarray, " tokens"]
     """Destination of each real token, sequence after sequence."""
     segment_last_slots: Int64[np.ndarray, " K"]
@@ -98,6 +100,7 @@ class Placer:
         ends = np.cumsum(packs.lengths)
         tight_starts = ends - packs.lengths
         starts, slots, padding = self._sequence_starts(packs, tight_starts)
+        row_slots = {"packed": self.pack_length, "padded": slots // len(starts), "unpadded": slots}
         shift = starts - tight_starts
         segment_shift = np.repeat(shift, segments_per_sequence)
         segment_ends = np.cumsum(segment_lengths)
@@ -110,6 +113,7 @@ class Placer:
             )
         return Placement(
             slots=slots,
+            row_slots=row_slots[self.shape.layout],
             slot_of_token=np.arange(packs.lengths.sum()) + np.repeat(shift, packs.lengths),
             segment_last_slots=segment_ends - 1 + segment_shift,
             segment_starts=visible,

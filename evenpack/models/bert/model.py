@@ -117,6 +117,7 @@ class Bert(PackedEncoder[BertConfig]):
         segments = Segments(
             cu_seqlens=batch.cu_seqlens,
             max_sequence_length=batch.max_sequence_length,
+            row_slots=batch.row_slots,
             causal=False,
             alibi_slopes=None,
             rotation=None,

@@ -23,9 +23,20 @@ def useful_work(batch: PackedBatch) -> Work:
 def performed_work(batch: PackedBatch) -> Work:
     """Returns the work on all slots, padding included, and on all rows of the heads; synchronises with the device."""
     lengths = batch.cu_seqlens.diff().to(torch.int64)
+    return _work_on_all_slots(batch, squared_lengths=int((lengths * lengths).sum()))
+
+
+def work_on_whole_rows(batch: PackedBatch, *, causal: bool) -> Work:
+    """Returns the same where attention computes all pairs of a row's slots, and masks those that are not to be seen."""
+    pairs = batch.slots * batch.row_slots
+    # A causal model's operations are counted for half of a square and half of its diagonal: here nothing is skipped.
+    return _work_on_all_slots(batch, squared_lengths=2 * pairs - batch.slots if causal else pairs)
+
+
+def _work_on_all_slots(batch: PackedBatch, *, squared_lengths: int) -> Work:
     return Work(
         slots=batch.slots,
-        squared_lengths=int((lengths * lengths).sum()),
+        squared_lengths=squared_lengths,
         head_slots=batch.targets.labels.shape[0],
         sequences=batch.targets.sequence_starts.shape[0] if isinstance(batch.targets, MaskedTargets) else 0,
     )

@@ -88,6 +88,7 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
         return Segments(
             cu_seqlens=batch.cu_seqlens,
             max_sequence_length=batch.max_sequence_length,
+            row_slots=batch.row_slots,
             causal=True,
             alibi_slopes=alibi_slopes(heads, batch.tokens.device) if kind == "alibi" else None,
             rotation=(

@@ -26,6 +26,8 @@ class Segments:
 
     cu_seqlens: Int[Tensor, " S_plus_1"]
     max_sequence_length: int
+    row_slots: int
+    """Slots of a row, whose end no segment crosses."""
     causal: bool
     """Whether a slot sees only itself and those before it."""
     alibi_slopes: Float[Tensor, " H"] | None
@@ -98,6 +100,7 @@ class SelfAttention(nn.Module):
             alibi_slopes=segments.alibi_slopes,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
+            row_slots=segments.row_slots,
         )
         result: Tensor = self.output(attended.flatten(1))
         return result

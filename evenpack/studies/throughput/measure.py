@@ -12,8 +12,11 @@ from evenpack.engine.build import build_model
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolve import ResolvedRun
-from evenpack.models.common.batch_work import performed_work, useful_work
+from evenpack.kernels.config import WHOLE_ROWS
+from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
+from evenpack.models.common.cost import Work
 from evenpack.models.cost import step_flops
+from evenpack.models.families import family_of
 from evenpack.studies.cost_model import MicroBatchTimes
 from evenpack.studies.throughput.clock import ClockName, PeakMemory, PhaseClock
 
@@ -98,6 +101,12 @@ class StepTimer:
             **self._over_ranks(batches),
         )
 
+    def _performed_work(self, batch: PackedBatch) -> Work:
+        config = self.run.config
+        if config.attention.backend in WHOLE_ROWS:
+            return work_on_whole_rows(batch, causal=family_of(config.model).causal)
+        return performed_work(batch)
+
     def _meet(self) -> None:
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
@@ -111,7 +120,7 @@ class StepTimer:
                 vocabulary_size=self.run.prepared.vocabulary_size,
                 work=sum((of(batch) for batch in batches[1:]), of(batches[0])),
             )
-            for of in (useful_work, performed_work)
+            for of in (useful_work, self._performed_work)
         )
         mine = (sum(batch.slots for batch in batches), useful, performed, peak)
         slots, usefuls, performeds, peaks = zip(*self.world.all_gather(mine), strict=True)

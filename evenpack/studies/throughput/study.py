@@ -15,6 +15,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.cost_model import CostModel, MeasuredOn
 from evenpack.engine.distributed import World
 from evenpack.errors import ConfigError, DataError
+from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.common.device_peaks import device_peak_flops
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model
 from evenpack.studies.origins import name_of_prepared
@@ -140,7 +141,12 @@ def study_throughput(
     rows = tuple(_layout_row(timer, one.name, measured[one.name]) for one in by_layout)
     origin = measured_on(run, world, layouts=tuple(one.name for one in by_layout))
     model, refusal = None, None
-    if options.samples:
+    if options.samples and config.attention.backend in WHOLE_ROWS:
+        refusal = (
+            f"attention.backend {config.attention.backend} computes whole rows, whatever lengths they hold: there is "
+            "no cost of lengths to fit"
+        )
+    elif options.samples:
         steps = [step for one in by_layout for step in measured[one.name]]
         singles = contender("unpadded/arrival", run, world).dataset
         times = _sampled_times(timer, singles, options, progress)

@@ -25,6 +25,7 @@ from evenpack.engine.distributed import World, quiet_deepspeed
 from evenpack.engine.engine import LocalStep, Phase, TrainingEngine
 from evenpack.errors import EvenpackError
 from evenpack.kernels.capabilities import FUSED
+from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.losses import exact_denominators
 from evenpack.testing.fake_cuda.attention_operators import provide_flash_attn
@@ -102,7 +103,7 @@ def trace_steps(
     provide_gpu_kernels()
     watch = Watch(
         product_dtype=_PRODUCT_DTYPES[config.training.precision],
-        wide_products=() if config.attention.backend in FUSED else ("bmm",),
+        wide_products=() if config.attention.backend in (*FUSED, *WHOLE_ROWS) else ("bmm",),
         expected_waits=expected_waits,
     )
     meter = MemoryMeter()

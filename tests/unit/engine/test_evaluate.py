@@ -181,6 +181,7 @@ def logits_of_one(model: Gpt2, tokens: Tensor) -> Tensor:
             token_type_ids=torch.zeros_like(tokens),
             cu_seqlens=torch.tensor([0, length], dtype=torch.int32),
             max_sequence_length=length,
+            row_slots=length,
             position_rows=length,
             targets=CausalTargets(labels=torch.zeros_like(tokens), weights=torch.zeros(length)),
             step_counts=counts,

@@ -66,6 +66,16 @@ def test_every_run_is_evaluated_on_isolated_sequences(config: RunConfig) -> None
     assert together.evaluation_shape.isolate
 
 
+@pytest.mark.parametrize(("backend", "layout"), [("auto", "unpadded"), ("dense_mask", "packed")])
+def test_a_padded_run_is_evaluated_in_rows_only_if_its_attention_needs_them(
+    config: RunConfig, backend: str, layout: str
+) -> None:
+    padded = open_run(changed(config, training={"layout": "padded"}, attention={"backend": backend}))
+    assert padded.evaluation_shape.layout == layout
+    unpadded = open_run(changed(config, training={"layout": "unpadded"}))
+    assert unpadded.evaluation_shape.layout == "unpadded"
+
+
 def test_without_a_cost_model_operations_decide_and_segments_cost_nothing(config: RunConfig) -> None:
     assert open_run(config).shape.cost_weights == SQUARES
     unpadded = open_run(changed(config, training={"layout": "unpadded"}))

@@ -377,14 +377,18 @@ def test_the_rules_are_checked_for_all_that_the_call_needs(
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BackendError, match=r"'flashy' does not exist.*reference, sdpa, varlen, flash, flex"):
+    with pytest.raises(
+        BackendError, match=r"'flashy' does not exist.*reference, sdpa, varlen, flash, flex, dense_mask"
+    ):
         resolve_backend("flashy", CPU_REQUEST)
 
 
 @pytest.mark.parametrize("name", ["varlen", "flash"])
 def test_a_named_backend_that_cannot_serve_is_an_error_that_says_why_and_who_can(name: str) -> None:
     q, k, v = random_qkv(10)
-    with pytest.raises(BackendError, match=rf"'{name}' cannot serve \(cpu, .*needs a CUDA device.*reference, sdpa$"):
+    with pytest.raises(
+        BackendError, match=rf"'{name}' cannot serve \(cpu, .*needs a CUDA device.*reference, sdpa, dense_mask$"
+    ):
         packed_attention(q, k, v, borders((10,)), 10, causal=True, backend=name)
 
 
@@ -455,7 +459,7 @@ def test_a_broken_flash_attn_is_a_reason_and_auto_continues(
     with caplog.at_level(logging.INFO, logger="evenpack"):
         assert resolve_backend("auto", CUDA_REQUEST) == "varlen"
     assert "undefined symbol" in caplog.text
-    with pytest.raises(BackendError, match=r"undefined symbol.*reference, sdpa, varlen$"):
+    with pytest.raises(BackendError, match=r"undefined symbol.*reference, sdpa, varlen, dense_mask$"):
         resolve_backend("flash", CUDA_REQUEST)
 
 

@@ -11,7 +11,7 @@ from transformers import BertForMaskedLM, BertForPreTraining
 from evenpack.errors import ConfigError
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
-from evenpack.models.common.batch_work import performed_work, useful_work
+from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
 from evenpack.models.common.device_peaks import DEVICE_PEAKS, device_peak_flops, find_device_peak, known_device
 from evenpack.models.cost import Work, parameter_count, step_flops
 from evenpack.models.gpt2.config import Gpt2Config
@@ -105,6 +105,19 @@ def test_attention_agrees_with_torchs_counter_but_for_the_half_that_causality_le
     linear, attention = counted_flops(model, batch)
     expected = step_flops(SHAPE, vocabulary_size=VOCABULARY, work=performed_work(batch)) - linear
     assert attention * (16 + 1) / 2 / 16 == expected > 0
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_whole_rows_agree_with_torchs_counter(layout):
+    """Of each row all pairs are computed, whatever is masked then."""
+    packs = [random_sequences(lengths, vocabulary_size=VOCABULARY) for lengths in ([5, 3, 2], [7, 1])]
+    batch, _ = build_batch(packs, layout, max_sequence_length=8, pack_length=12)
+    model = Gpt2(SHAPE, vocabulary_size=VOCABULARY, max_positions=16, attention_backend="dense_mask")
+    found = sum(counted_flops(model, batch))
+    work = work_on_whole_rows(batch, causal=True)
+    assert step_flops(SHAPE, vocabulary_size=VOCABULARY, work=work) == found
+    assert work_on_whole_rows(batch, causal=False).squared_lengths == batch.slots * {"packed": 12, "padded": 8}[layout]
+    assert replace(work, squared_lengths=0) == replace(performed_work(batch), squared_lengths=0)
 
 
 BERT = BertConfig(kind="bert", preset="tiny", layers=3, hidden_size=32, heads=4, dropout=0.0)

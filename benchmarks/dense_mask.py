@@ -1,0 +1,145 @@
+"""Compares attention within segments with attention over whole rows and a mask, made on the device or on the host.
+
+    python benchmarks/dense_mask.py RUN.yaml [section.key=value ...]
+
+Run `evenpack prepare` with the same arguments first, for a run in the layout `packed`. One model does forward and
+backward passes over the same packs with each of these in turn, so that load on the machine affects all of them:
+
+    segments      the backend that the run file names
+    device_mask   `dense_mask`; the mask of a micro-batch is made on the device, once for all layers
+    host_mask     `dense_mask`; it is made on the host and copied
+
+Costs are medians over rounds of the ratio to `segments` in the same round, minus 1. Seconds are CPU seconds of the
+process's threads on a CPU, otherwise wall-clock seconds; `mask_seconds` are those of making one mask, copy included.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evenpack.batch import PackedBatch
+from evenpack.config import load_run_file
+from evenpack.data.batches.pipeline import MicroBatchDataset
+from evenpack.engine.build import build_model
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World, configure_logging, joined_world
+from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.resolve import open_run
+from evenpack.kernels import dense_mask
+from evenpack.models.families import family_of
+
+KINDS = ("segments", "device_mask", "host_mask")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=1)
+    arguments = parser.parse_intermixed_args()
+    config = load_run_file(arguments.run_file, RunConfig, arguments.overrides)
+    with joined_world() as world:
+        configure_logging(world)
+        print(json.dumps(measure(config, world, rounds=arguments.rounds, warmup=arguments.warmup), indent=2))
+
+
+def measure(config: RunConfig, world: World, *, rounds: int, warmup: int) -> dict[str, Any]:
+    """Returns medians over `rounds` steps of each kind."""
+    run = open_run(config)
+    config = run.config
+    dataset = MicroBatchDataset(run.prepared, run.pipeline_settings(world))
+    engine = TrainingEngine(build_model(run, world.device), config, world, denominators=run.denominators)
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    masks: dict[str, list[float]] = {kind: [] for kind in KINDS[1:]}
+    batch = None
+    for number in range(warmup + rounds):
+        batches = [dataset[number * engine.micro_batches + index] for index in range(engine.micro_batches)]
+        batch = batches[0]
+        for kind in (*KINDS[number % 3 :], *KINDS[: number % 3]):
+            passes = _time_passes(engine, number, batches, kind)
+            if number >= warmup:
+                seconds[kind].append(passes)
+        for kind, times in masks.items():
+            times.append(_time_mask(batch, config, world, kind))
+    assert batch is not None
+    return {
+        "run": config.run.name,
+        "model": config.model.shape,
+        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "precision": config.training.precision,
+        "pack_length": config.data.pack_length,
+        "packs_per_micro_batch": config.training.packs_per_micro_batch,
+        "rounds": rounds,
+        "torch": torch.__version__,
+        "seconds": {kind: statistics.median(times) for kind, times in seconds.items()},
+        "cost": {
+            kind: statistics.median(a / b for a, b in zip(seconds[kind], seconds["segments"], strict=True)) - 1.0
+            for kind in masks
+        },
+        "mask_seconds": {kind: statistics.median(times) for kind, times in masks.items()},
+        "mask_bytes": batch.slots * batch.row_slots * _dtype(config).itemsize,
+        "boundary_bytes": batch.cu_seqlens.nbytes,
+    }
+
+
+def _time_passes(engine: TrainingEngine, step: int, batches: Sequence[PackedBatch], kind: str) -> float:
+    backend = engine.config.attention.backend if kind == "segments" else "dense_mask"
+    blocks: Any = engine.model.blocks
+    for block in blocks:
+        block.attention.backend = backend
+    started = _seconds(engine.world)
+    moved = [batch.to(engine.world.device) for batch in batches]
+    for host, device in zip(batches, moved, strict=True):
+        if kind == "host_mask":
+            _use_mask_of_host(host, device, engine.config)
+    engine.compute_gradients(step, moved)
+    passed = _seconds(engine.world) - started
+    for parameter in engine.model.parameters():
+        parameter.grad = None
+    return passed
+
+
+def _time_mask(batch: PackedBatch, config: RunConfig, world: World, kind: str) -> float:
+    moved = batch.to(world.device)
+    started = _seconds(world)
+    if kind == "host_mask":
+        _use_mask_of_host(batch, moved, config)
+    else:
+        causal = family_of(config.model).causal
+        dense_mask.additive_mask(moved.cu_seqlens, batch.slots, batch.row_slots, causal=causal, dtype=_dtype(config))
+    return _seconds(world) - started
+
+
+def _use_mask_of_host(host: PackedBatch, device: PackedBatch, config: RunConfig) -> None:
+    dense_mask.use_mask_of_host(
+        device.cu_seqlens,
+        host.cu_seqlens,
+        host.slots,
+        host.row_slots,
+        causal=family_of(config.model).causal,
+        dtype=_dtype(config),
+    )
+
+
+def _dtype(config: RunConfig) -> torch.dtype:
+    return torch.bfloat16 if config.training.precision == "bf16_autocast" else torch.float32
+
+
+def _seconds(world: World) -> float:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+        return time.perf_counter()
+    return time.process_time()
+
+
+if __name__ == "__main__":
+    main()

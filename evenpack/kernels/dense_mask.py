@@ -1,0 +1,144 @@
+"""Attention over whole rows with a mask, as PackedBERT computes it: the scores of all pairs of a row's slots, L x L.
+
+It costs as much for a pack as for one long sequence. That is its purpose: it is the baseline of kernels that skip what
+a mask would discard, and the way of frameworks without such kernels.
+
+Shapes: R = rows, L = slots of a row, T = R L; see `attention.py` for the others.
+
+Source: Krell et al. 2021, Efficient Sequence Packing without Cross-contamination (arXiv:2107.02027), section 3.2.2;
+appendix T.3: the mask is added to the scores, and made on the device.
+"""
+
+import math
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int32
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from evenpack.kernels.grouped_heads import repeat_heads
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Known:
+    """What is added to the scores of a micro-batch, and what it was made for."""
+
+    made_for: tuple[object, ...]
+    alibi_slopes: Tensor | None
+    mask: Float[Tensor, "R 1 L L"]
+    alibi_bias: Float[Tensor, "H L L"] | None
+
+
+_MASKS: MutableMapping[Tensor, _Known] = WeakIdKeyDictionary()
+"""By the tensor of boundaries, which all layers of a micro-batch share."""
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator] # the layers share a mask that is found by identity
+def attend(
+    q: Float[Tensor, " T H D"],
+    k: Float[Tensor, " T G D"],
+    v: Float[Tensor, " T G D"],
+    cu_seqlens: Int32[Tensor, " S_plus_1"],
+    max_sequence_length: int,
+    *,
+    causal: bool,
+    alibi_slopes: Float[Tensor, " H"] | None,
+    dropout: float,
+    row_slots: int | None = None,
+) -> Float[Tensor, " T H D"]:
+    """Returns softmax(q k^T / sqrt(D) - slope |i - j| + mask) v for each row; nothing is read from the device.
+
+    Scores of all R x H x L x L pairs exist at once, in q's dtype; their softmax is computed in FP32.
+    `max_sequence_length` is not needed.
+
+    Args:
+        row_slots: L, a divisor of T; no segment crosses the end of a row. None: all slots are one row.
+
+    Raises: ValueError if rows of this length do not divide the slots.
+    """
+    slots, heads, head_dim = q.shape
+    length = row_slots or slots
+    if slots % length:
+        raise ValueError(f"{slots} slots are not whole rows of {length}; dense_mask needs rows of equal length")
+    k, v = repeat_heads(k, heads), repeat_heads(v, heads)
+    queries, keys, values = (part.view(-1, length, heads, head_dim).transpose(1, 2) for part in (q, k, v))
+    known = _known(cu_seqlens, slots, length, causal=causal, dtype=q.dtype, alibi_slopes=alibi_slopes)
+    scores = (queries / math.sqrt(head_dim)) @ keys.transpose(2, 3)
+    if known.alibi_bias is not None:
+        scores = scores + known.alibi_bias
+    probabilities = (scores + known.mask).softmax(dim=-1, dtype=torch.float32).to(q.dtype)
+    attended = F.dropout(probabilities, dropout) @ values  # [R, H, L, D]
+    return attended.transpose(1, 2).reshape(slots, heads, head_dim)
+
+
+def additive_mask(
+    cu_seqlens: Int32[Tensor, " S_plus_1"], slots: int, row_slots: int, *, causal: bool, dtype: torch.dtype
+) -> Float[Tensor, "R 1 L L"]:
+    """Returns 0 where a slot sees another one of its row, and -inf elsewhere, on the device of the boundaries."""
+    positions = torch.arange(slots, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    segments = torch.searchsorted(cu_seqlens, positions, right=True).view(-1, row_slots)  # empty ones get no slot
+    hidden = segments[:, :, None] != segments[:, None, :]
+    if causal:
+        hidden |= positions[:row_slots, None] < positions[None, :row_slots]
+    mask = torch.zeros(hidden.shape, device=cu_seqlens.device, dtype=dtype)
+    return mask.masked_fill_(hidden, -math.inf)[:, None]
+
+
+def use_mask_of_host(
+    cu_seqlens: Int32[Tensor, " S_plus_1"],
+    cu_seqlens_on_host: Int32[Tensor, " S_plus_1"],
+    slots: int,
+    row_slots: int,
+    *,
+    causal: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Makes the mask of a micro-batch on the host and copies it to the device, for all its layers.
+
+    R x L x L numbers are copied, instead of the S + 1 boundaries: the cost that the paper avoids. Without ALiBi.
+    """
+    mask = additive_mask(cu_seqlens_on_host, slots, row_slots, causal=causal, dtype=dtype)
+    _MASKS[cu_seqlens] = _Known(
+        made_for=_made_for(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype),
+        alibi_slopes=None,
+        mask=mask.to(cu_seqlens.device, non_blocking=True),
+        alibi_bias=None,
+    )
+
+
+def _known(
+    cu_seqlens: Int32[Tensor, " S_plus_1"],
+    slots: int,
+    row_slots: int,
+    *,
+    causal: bool,
+    dtype: torch.dtype,
+    alibi_slopes: Float[Tensor, " H"] | None,
+) -> _Known:
+    """Returns what is added to the scores; only another micro-batch needs another mask."""
+    made_for = _made_for(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype)
+    known = _MASKS.get(cu_seqlens)
+    if known is None or known.made_for != made_for or known.alibi_slopes is not alibi_slopes:
+        known = _MASKS[cu_seqlens] = _Known(
+            made_for=made_for,
+            alibi_slopes=alibi_slopes,
+            mask=additive_mask(cu_seqlens, slots, row_slots, causal=causal, dtype=dtype),
+            alibi_bias=None if alibi_slopes is None else _alibi_bias(alibi_slopes, row_slots, dtype),
+        )
+    return known
+
+
+def _made_for(
+    cu_seqlens: Tensor, slots: int, row_slots: int, *, causal: bool, dtype: torch.dtype
+) -> tuple[object, ...]:
+    return cu_seqlens._version, slots, row_slots, causal, dtype
+
+
+def _alibi_bias(slopes: Float[Tensor, " H"], row_slots: int, dtype: torch.dtype) -> Float[Tensor, "H L L"]:
+    """Returns -slope * |i - j|; distances within a segment are those of its row."""
+    positions = torch.arange(row_slots, device=slopes.device)
+    distances = (positions[:, None] - positions[None, :]).abs()
+    return (-slopes.float()[:, None, None] * distances).to(dtype)
