@@ -158,11 +158,15 @@ class PackedBatch:
         return self.tokens.shape[0]
 
     @property
+    def moved_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that `to` moves."""
+        read = [getattr(self, name) for name in _READ_BY_THE_MODEL]
+        return (*read, *(getattr(self.targets, field.name) for field in fields(self.targets)))
+
+    @property
     def moved_bytes(self) -> int:
         """Number of bytes of the tensors that `to` moves."""
-        moved = [getattr(self, name) for name in _READ_BY_THE_MODEL]
-        moved += [getattr(self.targets, field.name) for field in fields(self.targets)]
-        return sum(tensor.nbytes for tensor in moved)
+        return sum(tensor.nbytes for tensor in self.moved_tensors)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PackedBatch":
         """Moves the tensors that the model reads to `device`; the ids are not moved."""

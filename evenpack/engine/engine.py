@@ -13,6 +13,7 @@ from evenpack.batch import PackedBatch
 from evenpack.data.order.permutation import derive_key
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
+from evenpack.engine.device_copies import DeviceCopies
 from evenpack.engine.distributed import World, quiet_deepspeed
 from evenpack.engine.objective import Denominators
 from evenpack.engine.optimizers.build import build_optimizer
@@ -60,6 +61,7 @@ class TrainingEngine:
         self.config = config
         self.world = world
         self.denominators = denominators
+        self.copies = DeviceCopies(world.device)
         self.sharding = sharding_at(config.deepspeed.zero_stage)
         self.observer: Callable[[Phase], None] = _nobody
         """Called at the end of each phase, when the host has issued its work; a device may still be computing."""
@@ -128,11 +130,11 @@ class TrainingEngine:
         stopwatch = Stopwatch(self.world.device)
         self.observer("begin")
         loss_sums, correct = [], []
-        for index, batch in enumerate(micro_batches):
+        for index, batch in enumerate(self.copies.of(micro_batches)):
             slot = self.world.rank * self.micro_batches + index
             torch.manual_seed(dropout_seed(self.config.run.seed, step, slot))
             self.deepspeed.set_gradient_accumulation_boundary(index == self.micro_batches - 1)
-            sums: LossSums = self.deepspeed(batch.to(self.world.device, non_blocking=True))
+            sums: LossSums = self.deepspeed(batch)
             loss = scaled_loss(
                 sums, self.denominators_of(batch), world_size=self.world.size, accumulation=self.micro_batches
             )

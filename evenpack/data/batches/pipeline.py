@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.capacity import BatchCapacity, find_capacity
 from evenpack.data.batches.collate import Collator
+from evenpack.data.batches.flat import FlatBatch
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
 from evenpack.data.order.selection import PackedSource, select_packs
@@ -140,7 +141,7 @@ def training_batches(
         dataset,
         sampler=chain.from_iterable(range((first - 1) * per_step, last * per_step) for first, last in kept),
         batch_size=None,
-        collate_fn=_as_it_is,
+        collate_fn=_flat,
         worker_init_fn=_ignore_first_stop_signal,
         num_workers=settings.loader_workers,
         # Forking a process that holds a process group or a CUDA context is undefined behaviour.
@@ -154,7 +155,7 @@ def training_batches(
         if step + 1 in skipped:
             yield SkippedStep(step=step, counts=dataset.planner.plan(step).counts)
         else:
-            yield StepBatches(step=step, micro_batches=tuple(next(batches) for _ in range(per_step)))
+            yield StepBatches(step=step, micro_batches=tuple(next(batches).batch() for _ in range(per_step)))
 
 
 def evaluation_batches(
@@ -192,7 +193,7 @@ def evaluation_batches(
 
 
 _MOST_PREFETCHED = 32
-"""Micro-batches per worker; each keeps six shared-memory files open, and 1,024 is a usual limit."""
+"""Micro-batches per worker; each keeps a shared-memory file open, and 1,024 is a usual limit of files."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
@@ -216,8 +217,8 @@ def _collator(
     )
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
+def _flat(batch: Any) -> FlatBatch:
+    return FlatBatch.of(batch)
 
 
 @contextmanager

@@ -159,6 +159,7 @@ def _replace_streams(torch: Any) -> None:
         current_stream=lambda *_: _Stream(),
         default_stream=lambda *_: _Stream(),
     )
+    _replace(torch.Tensor, record_stream=_constant(None))
     _replace(torch.cuda.nvtx, range_push=_constant(0), range_pop=_constant(0))
 
 

@@ -26,6 +26,7 @@ from evenpack.engine.engine import LocalStep, Phase, TrainingEngine
 from evenpack.errors import EvenpackError
 from evenpack.kernels.capabilities import FUSED
 from evenpack.kernels.config import WHOLE_ROWS
+from evenpack.kernels.sdpa import plan_windows
 from evenpack.models.build import Model, new_model
 from evenpack.models.common.losses import exact_denominators
 from evenpack.testing.fake_cuda.attention_operators import provide_flash_attn
@@ -101,6 +102,7 @@ def trace_steps(
     provide_flash_attn()
     provide_flex_attention()
     provide_gpu_kernels()
+    plan_windows.cache_clear()  # its masks would be fake tensors of an earlier trace
     watch = Watch(
         product_dtype=_PRODUCT_DTYPES[config.training.precision],
         wide_products=() if config.attention.backend in (*FUSED, *WHOLE_ROWS) else ("bmm",),

@@ -1,0 +1,103 @@
+"""A batch as one block of memory, to pass it between processes: a shared file for each batch, and not for each tensor.
+
+Taking a tensor from another process costs a connection and a mapping, however small it is, and a batch has a dozen.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from evenpack.batch import PackedBatch
+
+_ALIGNMENT = 64
+"""Tensors begin at multiples of so many bytes: any type can be read there, by vector instructions too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where in the block a tensor is."""
+
+    begin: int
+    end: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    """A dataclass without its tensors."""
+
+    kind: type[Any]
+    values: dict[str, Any]
+    """Its fields: a `_Place` for each tensor, a `_Form` for a dataclass, or the value itself."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FlatBatch:
+    """A `PackedBatch` whose tensors are parts of one."""
+
+    block: UInt8[Tensor, " bytes"]
+    form: _Form
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> "FlatBatch":
+        """Returns the batch, copied into one block."""
+        tensors = list(_tensors(batch))
+        ends = [0]
+        for tensor in tensors:
+            ends.append(_aligned(ends[-1]) + tensor.nbytes)
+        block = torch.empty(ends[-1], dtype=torch.uint8)
+        begins = [_aligned(end) for end in ends[:-1]]
+        for tensor, begin, end in zip(tensors, begins, ends[1:], strict=True):
+            block[begin:end] = tensor.contiguous().view(-1).view(torch.uint8)
+        places = (
+            _Place(begin=begin, end=end, shape=tuple(tensor.shape), dtype=tensor.dtype)
+            for tensor, begin, end in zip(tensors, begins, ends[1:], strict=True)
+        )
+        return cls(block=block, form=_form(batch, places))
+
+    def pin_memory(self) -> "FlatBatch":
+        """Page-locks the block, and with it every tensor of the batch."""
+        return replace(self, block=self.block.pin_memory())
+
+    def batch(self) -> PackedBatch:
+        """Returns the batch; its tensors share the block's memory."""
+        batch = self._restored(self.form)
+        assert isinstance(batch, PackedBatch), "made of one"
+        return batch
+
+    def _restored(self, part: Any) -> Any:
+        if isinstance(part, _Place):
+            return self.block[part.begin : part.end].view(part.dtype).view(part.shape)
+        if isinstance(part, _Form):
+            return part.kind(**{name: self._restored(value) for name, value in part.values.items()})
+        return part
+
+
+def _tensors(holder: Any) -> Iterator[Tensor]:
+    """Yields the tensors of a dataclass and of those that it holds, in the order of the fields."""
+    for field in fields(holder):
+        value = getattr(holder, field.name)
+        if isinstance(value, Tensor):
+            yield value
+        elif is_dataclass(value):
+            yield from _tensors(value)
+
+
+def _form(holder: Any, places: Iterator[_Place]) -> _Form:
+    """Returns the form of a dataclass; its tensors are at the places that follow."""
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return next(places)
+        return _form(value, places) if is_dataclass(value) else value
+
+    return _Form(kind=type(holder), values={field.name: taken(getattr(holder, field.name)) for field in fields(holder)})
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
