@@ -14,8 +14,7 @@ from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.resolve import ResolvedRun
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
-from evenpack.models.common.cost import Work
-from evenpack.models.cost import step_flops
+from evenpack.models.cost import Work, step_flops
 from evenpack.models.families import family_of
 from evenpack.studies.cost_model import MicroBatchTimes
 from evenpack.studies.throughput.clock import ClockName, PeakMemory, PhaseClock
