@@ -55,3 +55,7 @@ class CheckpointError(EvenpackError):
 
 class RunError(EvenpackError):
     """A run could not continue."""
+
+
+class SaveError(RunError):
+    """A checkpoint could not be saved; the run and its older checkpoints are as they were."""

@@ -27,6 +27,7 @@ from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolve import ResolvedRun, open_run, require_trainable
 from evenpack.engine.verification import DataVerification
+from evenpack.errors import SaveError
 from evenpack.models.common.losses import exact_denominators
 from evenpack.units import counted
 
@@ -182,16 +183,23 @@ def _loop(
                 before_saving()
                 if is_over:
                     journal.end_mlperf(is_reached=reached is not None, stopped=stopped)
-                _save(run, journal, step, reached_accuracy=reached)
+                _save(run, journal, step, reached_accuracy=reached, may_fail=not (is_last or is_stopped))
         if is_last or is_stopped:
             return TrainOutcome(state="finished" if is_last else "stopped", step=step, reached_accuracy=reached)
     raise AssertionError("the batches end with the last step")
 
 
-def _save(run: Run, journal: Journal, step: int, *, reached_accuracy: float | None) -> None:
+def _save(run: Run, journal: Journal, step: int, *, reached_accuracy: float | None, may_fail: bool) -> None:
+    """Saves a checkpoint. A failure is a warning if the run goes on: the next one may succeed."""
     journal.commit()
     state = run.state(step, samples=journal.samples, reached_accuracy=reached_accuracy)
-    run.checkpoints.save(run.engine.deepspeed, state)
+    try:
+        run.checkpoints.save(run.engine.deepspeed, state)
+    except SaveError as error:
+        if not may_fail:
+            raise
+        if run.world.is_main:
+            log.warning("step %d has no checkpoint, and the run goes on without it: %s", step, error)
 
 
 def _reached_accuracy(training: TrainingSection, evaluations: Evaluations | None) -> float | None:

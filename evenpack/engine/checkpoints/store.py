@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from evenpack.engine.checkpoints.failed_writes import free_space, writing_to_the_end
 from evenpack.engine.checkpoints.files import (
     LATEST,
     PARTIAL,
@@ -37,7 +38,7 @@ from evenpack.engine.checkpoints.files import (
 from evenpack.engine.checkpoints.pickles import find_classes, forbidding_code
 from evenpack.engine.distributed import World
 from evenpack.engine.sharding import sharding_at
-from evenpack.errors import CheckpointError, RunError
+from evenpack.errors import CheckpointError, SaveError
 from evenpack.files import fsync_directory, write_text
 
 log = logging.getLogger(__name__)
@@ -76,17 +77,21 @@ class CheckpointStore:
         Checkpoints beyond the newest `keep` are removed, and so are those of later steps: a run that reached this
         step again does not need them.
 
-        Raises: RunError if it cannot be written; the older checkpoints stay as they were.
+        Raises: SaveError on every rank alike if it cannot be written; the older checkpoints stay as they were, and what
+            was written of this one is removed.
         """
         partial = self._directory / hidden(checkpoint_name(state.step), PARTIAL)
-        self._world.on_main(lambda: self._begin(partial))
-        with self._writing():
-            # With the tag "." DeepSpeed's recovery scripts go into the same directory instead of the one above.
-            client_state = {"train_state": state.to_json()}
-            engine.save_checkpoint(str(partial), tag=".", client_state=client_state, save_latest=False)
-        self._world.barrier()
-        files = self._commit_files(partial)
-        checkpoint = self._world.on_main(lambda: self._publish(partial, state, files))
+        try:
+            self._world.on_main(lambda: self._begin(partial))
+            with self._writing_together(), writing_to_the_end(engine):
+                # With the tag "." DeepSpeed's recovery scripts go into the same directory instead of the one above.
+                client_state = {"train_state": state.to_json()}
+                engine.save_checkpoint(str(partial), tag=".", client_state=client_state, save_latest=False)
+            files = self._commit_files(partial)
+            checkpoint = self._world.on_main(lambda: self._publish(partial, state, files))
+        except SaveError:
+            self._world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
+            raise
         if self._world.is_main:
             log.info("saved checkpoint %s", checkpoint.path)
         return checkpoint
@@ -132,7 +137,7 @@ class CheckpointStore:
     def _commit_files(self, partial: Path) -> list[FileRecord]:
         """Flushes and checksums the files, each rank a part of them; returns the records of all."""
         names = self._world.on_main(lambda: list_files(partial))
-        with self._writing():
+        with self._writing_together():
             records = commit_files(partial, names[self._world.rank :: self._world.size])
         return [record for share in self._world.all_gather(records) for record in share]
 
@@ -191,12 +196,25 @@ class CheckpointStore:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            raise RunError(
+            raise SaveError(
                 f"rank {self._world.rank} on {socket.gethostname()} failed while saving a checkpoint into "
-                f"{self._directory} ({_free_space(self._directory)}): {error}\n"
+                f"{self._directory} ({free_space(self._directory)}): {error}\n"
                 "Older checkpoints are untouched. Remove the cause (is the disk full?), then run the same command "
                 "again: it continues from the newest."
             ) from error
+
+    @contextmanager
+    def _writing_together(self) -> Iterator[None]:
+        """Does the same with all ranks: if it fails on one of them, every rank has that rank's error."""
+        problem = None
+        try:
+            with self._writing():
+                yield
+        except SaveError as error:
+            problem = error
+        found = [one for one in self._world.all_gather(problem) if one is not None]
+        if found:
+            raise found[0]
 
 
 def newest_whole(directory: Path, world: World) -> Checkpoint | None:
@@ -285,10 +303,3 @@ def _looks_whole(path: Path, *, newest_step: int) -> bool:
 
 def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name != "params"}
-
-
-def _free_space(directory: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(directory).free / 1e9:.1f} GB free there"
-    except OSError:
-        return "free space unknown"

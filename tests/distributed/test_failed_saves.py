@@ -1,0 +1,85 @@
+"""A checkpoint that one rank cannot write: the run goes on with a warning, and the older checkpoint is whole."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_training import changed, never, prepare_run
+
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.train import train_in
+from evenpack.errors import SaveError
+from evenpack.testing import run_ranks
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    texts = {"lines": [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]}
+    folder = tmp_path_factory.mktemp("failed_saves")
+    return prepare_run(folder, texts, steps=STEPS, checkpoint_every_steps=1, keep_checkpoints=STEPS)
+
+
+def train_on_a_full_disk(world: World, config: RunConfig, full_at: int, writer: int) -> tuple[str | None, list[str]]:
+    """Trains while the disk of one rank is full at the save after a step; returns the error and rank 0's warnings."""
+    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+    save = TorchCheckpointEngine.save
+    folder = config.run.output_dir / "checkpoints" / f".step_{full_at:06d}.partial"
+
+    def save_unless_full(self: Any, state_dict: Any, path: str) -> None:
+        if Path(path).resolve().parent == folder.resolve() and world.rank == writer:
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(self, state_dict, path)
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("evenpack.engine.train")
+    logger.addHandler(handler)
+    error = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchCheckpointEngine, "save", save_unless_full)
+        try:
+            train_in(world, config, stop_requested=never)
+        except SaveError as raised:
+            error = str(raised)
+    return error, [message for message in said if "has no checkpoint" in message]
+
+
+def checkpoints(config: RunConfig) -> list[str]:
+    return sorted(path.name for path in (config.run.output_dir / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(("stage", "writer"), [(0, 0), (1, 1)])
+def test_a_save_that_fails_on_one_rank_leaves_the_run_going(
+    config: RunConfig, tmp_path: Path, stage: int, writer: int
+) -> None:
+    run = changed(config, run={"output_dir": tmp_path}, deepspeed={"zero_stage": stage})
+    results = run_ranks(train_on_a_full_disk, 2, run, 2, writer)
+    assert [error for error, _ in results] == [None, None]
+    (warning,) = results[0][1]
+    assert warning.startswith("step 2 has no checkpoint, and the run goes on without it: ")
+    assert f"rank {writer} on " in warning
+    assert "No space left on device" in warning
+    assert results[1][1] == []
+    assert checkpoints(run) == ["latest", "step_000001", "step_000003", "step_000004"]
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("stage", "writer"), [(0, 0), (1, 1)])
+def test_the_last_save_must_succeed(config: RunConfig, tmp_path: Path, stage: int, writer: int) -> None:
+    run = changed(config, run={"output_dir": tmp_path}, deepspeed={"zero_stage": stage})
+    results = run_ranks(train_on_a_full_disk, 2, run, STEPS, writer)
+    (first, _), (second, _) = results
+    assert first == second
+    assert first is not None
+    assert "No space left on device" in first
+    assert checkpoints(run) == ["latest", "step_000001", "step_000002", "step_000003"]
