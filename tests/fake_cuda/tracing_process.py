@@ -146,6 +146,7 @@ def traced(job):
         "attended_squares": attended_squares(case, batch),
         "estimated_peak": memory.peak.total,
         "estimated_phase": memory.peak.phase,
+        "estimated_phases": {phase.phase: phase.total for phase in memory.phases},
     }
 
 

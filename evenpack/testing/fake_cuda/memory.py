@@ -27,12 +27,19 @@ class MemoryMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes: Any = WeakIdKeyDictionary()
         self.current_bytes = 0
         self.peak_bytes = 0
+        self._recent_bytes = 0
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Counts tensors that were made before."""
         for tensor in tensors:
             self._count(tensor)
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+        self._recent_bytes = max(self._recent_bytes, self.current_bytes)
+
+    def recent_peak(self) -> int:
+        """Returns the peak since the last call."""
+        recent, self._recent_bytes = self._recent_bytes, self.current_bytes
+        return recent
 
     def restart(self) -> None:
         """Forgets the peak."""

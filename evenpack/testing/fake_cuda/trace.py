@@ -63,6 +63,8 @@ class StepTrace:
     """What the last but one block of the first forward pass leaves alive when the last one begins, without the weights
     that autocast has cast."""
     peak_bytes: int
+    phase_bytes: Mapping[Phase, int]
+    """The peak in each phase of the step, of the micro-batch that needs most."""
 
 
 class StepStopped(EvenpackError):  # noqa: N818 - reads as what happened
@@ -169,6 +171,7 @@ def _traced(
         forward_bytes=notes.after_forward[0] - notes.resident_bytes,
         block_bytes=notes.kept_by_a_block() - _cast_bytes(engine, notes.blocks[-2]),
         peak_bytes=meter.peak_bytes,
+        phase_bytes=notes.phase_bytes,
     )
 
 
@@ -179,12 +182,14 @@ class _Notes:
         self.resident_bytes = meter.current_bytes
         self.after_forward: list[int] = []
         self.at_blocks: list[int] = []
+        self.phase_bytes: dict[Phase, int] = {}
         blocks: Any = engine.model.blocks
         self.blocks = tuple(blocks)
         observer = engine.observer
 
         def note(phase: Phase) -> None:
             observer(phase)
+            self.phase_bytes[phase] = max(self.phase_bytes.get(phase, 0), meter.recent_peak())
             if phase == "forward":
                 self.after_forward.append(meter.current_bytes)
 
