@@ -29,8 +29,8 @@ it was not measured."""
 _BUCKET_SIZE = 50_000_000
 """A tenth of DeepSpeed's default for ZeRO 1, which takes 2 GB: gradients are reduced in more parts."""
 
-_KEEP_SCORES = ("reference", "sdpa")
-"""Backends that keep attention's scores."""
+_KEEP_PAIRS = ("reference", "sdpa", "dense_mask")
+"""Backends that keep scores or masks of pairs of slots."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +157,8 @@ def run_memory(
 
 
 def _notes(config: RunConfig, device: DevicePeak | None) -> Iterator[str]:
-    if config.attention.backend in _KEEP_SCORES:
-        yield f"attention.backend {config.attention.backend} keeps scores, which are not counted"
+    if config.attention.backend in _KEEP_PAIRS:
+        yield f"attention.backend {config.attention.backend} keeps scores or masks, which are not counted"
     if config.training.layout != "packed":
         batching = config.training.batching
         yield f"layout {config.training.layout}: sizes are those of average {batching}; the largest need more"

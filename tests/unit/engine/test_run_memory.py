@@ -106,5 +106,6 @@ def test_sizes_follow_the_layout_and_the_objective() -> None:
     assert micro_batch_size(config_of(training={"layout": "padded"}), ITEM).slots == 8 * 2 * 1024
 
 
-def test_a_backend_that_keeps_scores_is_named() -> None:
-    assert "sdpa keeps scores" in memory_of(config_of(attention={"backend": "sdpa"})).notes[0]
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "dense_mask"])
+def test_a_backend_that_keeps_scores_is_named(backend: str) -> None:
+    assert f"{backend} keeps scores or masks" in memory_of(config_of(attention={"backend": backend})).notes[0]
