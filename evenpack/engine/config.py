@@ -85,6 +85,9 @@ class TrainingSection(RunLengthSection, BadStepsSection):
     """Number of newest checkpoints that are kept; older ones are removed."""
     precision: Literal["fp32", "bf16_autocast"] = "bf16_autocast"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
+    compile: bool = False
+    """Compile the blocks and the loss by torch.compile, which fuses what lies between matrix products and attention.
+    The first step takes up to minutes longer. Numbers are the same to rounding; dropout drops others."""
     gradient_clipping: float | None = Field(default=1.0, gt=0.0)
     """Norm of all gradients together at which they are clipped; null: no clipping."""
     packing_adjustment: Literal["none", "fewer_accumulations", "lamb_betas"] = "none"
@@ -129,6 +132,15 @@ class TrainingSection(RunLengthSection, BadStepsSection):
     def policy(self) -> AssignmentPolicy:
         """The assignment policy, with the default for null."""
         return self.assignment or default_policy(self.batching, self.layout)
+
+    @property
+    def has_varying_slots(self) -> bool:
+        """Whether micro-batches differ in their number of slots; packs are always whole rows."""
+        return self.layout != "packed" and (self.batching, self.layout, self.policy) != (
+            "sequences",
+            "padded",
+            "arrival",
+        )
 
     @model_validator(mode="after")
     def _check_counts(self) -> "TrainingSection":

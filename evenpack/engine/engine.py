@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from evenpack.batch import PackedBatch
 from evenpack.data.order.permutation import derive_key
+from evenpack.engine.compilation import compile_if_asked
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.device_copies import DeviceCopies
@@ -54,10 +55,11 @@ class TrainingEngine:
     def __init__(self, model: nn.Module, config: RunConfig, world: World, *, denominators: Denominators) -> None:
         """Moves `model` to the rank's device; every rank then has rank 0's weights.
 
-        Raises: ConfigError if this number of ranks cannot divide a step.
+        Raises: ConfigError if this number of ranks cannot divide a step, or the model cannot be compiled as asked.
         """
         settings = deepspeed_config(config.training, config.deepspeed, world.size)
         model.to(world.device)
+        compile_if_asked(model, config.training, world.device.type)
         self.config = config
         self.world = world
         self.denominators = denominators

@@ -79,22 +79,23 @@ def packed_attention(
 
     Raises:
         BackendError: the named backend cannot serve.
-        ValueError: shapes or boundaries do not fit. Boundaries are checked only on a CPU: a GPU would have to wait.
+        ValueError: shapes or boundaries do not fit. Boundaries are checked only on a CPU, because a GPU would have to
+            wait, and not in compiled code.
     """
     device_type = q.device.type
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     _check_arguments(q, k, v, cu_seqlens, max_sequence_length)
-    request = AttentionRequest(
+    name = _backend_for(
+        backend,
         device_type=device_type,
         dtype=q.dtype,
         head_dim=q.shape[2],
         causal=causal,
         alibi=alibi_slopes is not None,
-        dropout=dropout > 0,
+        dropout=True if dropout > 0 else False,  # noqa: SIM210 - the comparison alone may be symbolic when compiled
     )
-    name = resolve_backend(backend, request)
     attend = partial(dense_mask.attend, row_slots=row_slots) if name in WHOLE_ROWS else BACKENDS[name]
     # Autocast has chosen the dtype. If left on, it would round the oracle's FP32 and the ALiBi bias to 8 bits.
     with torch.autocast(device_type, enabled=False):
@@ -103,15 +104,27 @@ def packed_attention(
         )
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _backend_for(
+    backend: str, *, device_type: str, dtype: torch.dtype, head_dim: int, causal: bool, alibi: bool, dropout: bool
+) -> str:
+    """Returns the backend that serves; compiled code asks once, when it is made."""
+    request = AttentionRequest(
+        device_type=device_type, dtype=dtype, head_dim=head_dim, causal=causal, alibi=alibi, dropout=dropout
+    )
+    return resolve_backend(backend, request)
+
+
 def _check_arguments(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_sequence_length: int) -> None:
-    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
     if q.dim() != 3 or k.shape != v.shape or q.shape[::2] != k.shape[::2]:
-        raise ValueError(f"expected q of shape [T, H, D], k and v of [T, G, D], found {shapes}")
+        raise ValueError(f"expected q of shape [T, H, D], k and v of [T, G, D], found {_shapes(q, k, v)}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"the heads of k and v ({k.shape[1]}) must divide those of q ({q.shape[1]}), found {shapes}")
+        raise ValueError(
+            f"the heads of k and v ({k.shape[1]}) must divide those of q ({q.shape[1]}), found {_shapes(q, k, v)}"
+        )
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1:
         raise ValueError(f"cu_seqlens must be int32 [S + 1], found {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
-    if cu_seqlens.device.type != "cpu":
+    if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
         return
     borders = cu_seqlens.tolist()
     lengths = [stop - start for start, stop in pairwise(borders)]
@@ -119,3 +132,7 @@ def _check_arguments(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_se
         raise ValueError(f"cu_seqlens must rise from 0 to {q.shape[0]} (the slots of q), found {borders}")
     if max(lengths) > max_sequence_length:
         raise ValueError(f"a segment of {max(lengths)} slots is longer than max_sequence_length={max_sequence_length}")
+
+
+def _shapes(*tensors: Tensor) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)

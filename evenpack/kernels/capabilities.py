@@ -183,10 +183,11 @@ def _flex_unavailable_reason(request: AttentionRequest) -> str | None:
         return reason
     if not 16 <= request.head_dim <= 256:
         return f"head_dim {request.head_dim} is not within 16 and 256"
-    return None if _has_triton() else "Triton, which compiles FlexAttention, is not installed"
+    return None if has_triton() else "Triton, which compiles FlexAttention, is not installed"
 
 
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Returns whether Triton, by which PyTorch compiles for GPUs, is installed."""
     return importlib.util.find_spec("triton") is not None
 
 

@@ -8,7 +8,9 @@ from Liger Kernel (Hsu et al. 2024, arXiv:2410.10989).
 Shapes: T = tokens, C = hidden size, V = vocabulary, N = tokens of a chunk.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +36,7 @@ def linear_cross_entropy(
     *,
     bias: Float[Tensor, " V"] | None = None,
     chunk_tokens: int | None = None,
+    compiled: bool = False,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
     """Returns the sum of weights[t] * cross_entropy(hidden[t] @ weight.T + bias, labels[t]) and the number correct.
 
@@ -47,6 +50,8 @@ def linear_cross_entropy(
         weights: weight of each token in the sum; zero if it is not a target. No gradient flows into them.
         bias: added to the logits; None for no bias.
         chunk_tokens: tokens whose logits exist at once; None: as many as fit into `CHUNK_BYTES`.
+        compiled: whether torch.compile fuses what is done with each chunk's logits, which are then read three times and
+            not twelve.
 
     Returns:
         The differentiable loss sum, and the number of tokens of weight above zero whose largest logit is their label's.
@@ -63,6 +68,7 @@ def linear_cross_entropy(
         weights=weights,
         matmul_dtype=torch.get_autocast_dtype(device_type) if autocast else hidden.dtype,
         chunk_tokens=chunk_tokens,
+        compiled=compiled,
         wants_hidden=wanted and hidden.requires_grad,
         wants_weight=wanted and weight.requires_grad,
         wants_bias=wanted and bias is not None and bias.requires_grad,
@@ -79,6 +85,7 @@ class _Task:
     weights: Tensor
     matmul_dtype: torch.dtype
     chunk_tokens: int
+    compiled: bool
     wants_hidden: bool
     wants_weight: bool
     wants_bias: bool
@@ -112,26 +119,65 @@ def _walk(
     hidden_gradient = torch.empty_like(hidden) if task.wants_hidden else None
     weight_gradient = torch.zeros_like(weight, dtype=sum_dtype) if task.wants_weight else None
     bias_gradient = weight.new_zeros(weight.shape[0], dtype=sum_dtype) if task.wants_bias else None
+    chunk_sums: Callable[..., Any] = _chunk_sums_compiled if task.compiled else _chunk_sums
+    wants_logits = task.wants_hidden or task.wants_weight or task.wants_bias
     for chunk in _even_chunks(hidden.shape[0], task.chunk_tokens):
         rows = hidden[chunk].to(task.matmul_dtype)
-        exponentials = (rows @ matmul_weight.T).to(sum_dtype)
-        if bias is not None:
-            exponentials += bias
-        chunk_labels, chunk_weights = task.labels[chunk, None].long(), task.weights[chunk, None].to(sum_dtype)
-        totals, chunk_loss, chunk_correct = _loss_(exponentials, chunk_labels, chunk_weights)
+        chunk_loss, chunk_correct, logit_gradient, chunk_bias_gradient = chunk_sums(
+            rows,
+            matmul_weight,
+            bias,
+            task.labels[chunk, None].long(),
+            task.weights[chunk, None].to(sum_dtype),
+            wants_logits=wants_logits,
+            wants_bias=task.wants_bias,
+        )
         loss_sum += chunk_loss
         correct += chunk_correct
-        if not (task.wants_hidden or task.wants_weight or task.wants_bias):
-            continue
-        exact_gradient = _logit_gradient_(exponentials, totals, chunk_labels, chunk_weights)
         if bias_gradient is not None:
-            bias_gradient += exact_gradient.sum(dim=0)
-        logit_gradient = exact_gradient.to(task.matmul_dtype)
+            bias_gradient += chunk_bias_gradient
         if hidden_gradient is not None:
             hidden_gradient[chunk] = logit_gradient @ matmul_weight
         if weight_gradient is not None:
             _add_product_(weight_gradient, logit_gradient.T, rows)
     return loss_sum, correct, hidden_gradient, weight_gradient, bias_gradient
+
+
+def _chunk_sums(
+    rows: Tensor,
+    matmul_weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    weights: Tensor,
+    *,
+    wants_logits: bool,
+    wants_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Returns a chunk's loss sum and correct predictions, and the gradients of its logits and of the bias.
+
+    One FP32 copy of the logits becomes the gradient in place. `labels` and `weights` are [N, 1].
+    """
+    exponentials = (rows @ matmul_weight.T).to(weights.dtype)
+    if bias is not None:
+        exponentials += bias
+    totals, loss, correct = _loss_(exponentials, labels, weights)
+    if not wants_logits:
+        return loss, correct, None, None
+    gradient = _logit_gradient_(exponentials, totals, labels, weights)
+    return loss, correct, gradient.to(rows.dtype), gradient.sum(dim=0) if wants_bias else None
+
+
+def _chunk_sums_compiled(rows: Tensor, weight: Tensor, bias: Tensor | None, *by_row: Tensor, **wants: bool) -> Any:
+    """Does the same in compiled code for chunks of any size, since those of a batch differ by a row."""
+    for sized in (rows, *by_row):
+        torch._dynamo.maybe_mark_dynamic(sized, 0)
+    return _compiler()(rows, weight, bias, *by_row, **wants)
+
+
+@cache
+def _compiler() -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(_chunk_sums)
+    return compiled
 
 
 def _loss_(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -39,13 +39,14 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, " T H D"]:
     """Runs FlashAttention 2 over the segments; its backward is deterministic if PyTorch is told to be."""
-    flash_attn_varlen_func = importlib.import_module("flash_attn").flash_attn_varlen_func
+    from flash_attn import flash_attn_varlen_func  # a statement, which compiled code can hold
+
     output: Tensor = flash_attn_varlen_func(
         q,
         k,
         v,
         cu_seqlens,
-        cu_seqlens,
+        cu_seqlens.view(-1),  # the same numbers: torch.compile refuses one tensor as two arguments of the package
         max_sequence_length,
         max_sequence_length,
         dropout_p=dropout,

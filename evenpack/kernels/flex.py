@@ -21,6 +21,7 @@ _MASKS: MutableMapping[Tensor, tuple[tuple[int, int, bool], BlockMask]] = WeakId
 """Masks by the tensor of boundaries that they were made of, which all layers of a micro-batch share."""
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator] # it compiles its own kernel, and the layers share a mask that is found by identity
 def attend(
     q: Float[Tensor, " T H D"],
     k: Float[Tensor, " T G D"],

@@ -47,6 +47,7 @@ class Window:
     None: a segment by itself, whose causality is the kernel's own."""
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator] # its calls depend on lengths, which are other numbers in each batch
 def attend(
     q: Float[Tensor, " T H D"],
     k: Float[Tensor, " T G D"],

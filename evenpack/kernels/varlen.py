@@ -8,6 +8,7 @@ import inspect
 from functools import cache
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
@@ -22,9 +23,15 @@ def _parameters() -> frozenset[str]:
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _takes(name: str) -> bool:
+    """Returns whether varlen_attn has this parameter; compiled code asks once, when it is made."""
+    return name in _parameters()
+
+
 def _causal_arguments(causal: bool) -> dict[str, Any]:
     """Returns the argument that makes attention causal: `is_causal` in the first releases, a window in later ones."""
-    if "is_causal" in _parameters():
+    if _takes("is_causal"):
         return {"is_causal": causal}
     return {"window_size": (-1, 0) if causal else (-1, -1)}
 
@@ -47,7 +54,7 @@ def attend(
         raise ValueError("varlen has neither ALiBi nor dropout; resolve_backend keeps such requests away")
     grouped: dict[str, Any] = {}
     if k.shape[1] != q.shape[1]:
-        if "enable_gqa" in _parameters():
+        if _takes("enable_gqa"):
             grouped = {"enable_gqa": True}
         else:
             k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])

@@ -87,6 +87,7 @@ class Bert(PackedEncoder[BertConfig]):
             targets.labels,
             targets.weights,
             bias=self.masked_token_head.decoder_bias,
+            compiled=self.is_compiled,
         )
         sums = LossSums.of_tokens(loss_sum=loss_sum, correct=correct, targets=batch.local_counts.targets)
         if self.next_sentence_head is None:

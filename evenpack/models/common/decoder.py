@@ -56,7 +56,7 @@ class PackedDecoder(PackedTransformer[DecoderConfigT]):
                 "recipe for next-token prediction (documents, concat), or a model.kind of masked tokens"
             )
         loss_sum, correct = linear_cross_entropy(
-            self.hidden_states(batch), self.output_weight, targets.labels, targets.weights
+            self.hidden_states(batch), self.output_weight, targets.labels, targets.weights, compiled=self.is_compiled
         )
         return LossSums.of_tokens(loss_sum=loss_sum, correct=correct, targets=batch.local_counts.targets)
 

@@ -55,6 +55,7 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         self.config = config
         self.vocabulary_size = vocabulary_size
         self.max_positions = max_positions
+        self.is_compiled = False
         device = torch.get_default_device()
         with torch.device("meta"):  # torch's own initial values would cost time and draw from its global random state
             self._build(attention_backend)
@@ -96,6 +97,18 @@ class PackedTransformer(nn.Module, ABC, Generic[ConfigT]):
         for name, parameter in self.named_parameters():
             if not name.endswith("bias") and id(parameter) not in known:
                 raise TypeError(f"{type(self).__name__} defines no initial values for {name}: override initialize")
+
+    def compile_parts(self, *, varying_slots: bool) -> None:
+        """Lets torch.compile make one graph for all blocks, and one for the loss of a chunk of tokens.
+
+        Names of parameters stay as they are. Graphs are made when they are first called.
+
+        Args:
+            varying_slots: whether batches differ in their number of slots: the graphs are then for any number.
+        """
+        self.is_compiled = True
+        for block in self.blocks:
+            block.compile(dynamic=True if varying_slots else None)
 
     def _through_blocks(self, hidden: Float[Tensor, " T C"], segments: Segments) -> Float[Tensor, " T C"]:
         """Returns the output of all blocks; activation checkpointing keeps only their inputs for the backward pass."""

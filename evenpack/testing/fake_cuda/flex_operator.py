@@ -40,7 +40,7 @@ def provide_flex_attention() -> None:
         library.impl(operator, shapes, "Meta")
     _libraries.append(library)
     flex._kernel = _kernel  # type: ignore[assignment]
-    capabilities._has_triton = lambda: True  # it would compile the kernel
+    capabilities.has_triton = lambda: True  # it would compile the kernel
 
 
 def _kernel(*, is_compiled: bool) -> Callable[..., Tensor]:

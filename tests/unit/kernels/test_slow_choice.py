@@ -24,7 +24,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    monkeypatch.setattr(capabilities, "_has_triton", lambda: True)
+    monkeypatch.setattr(capabilities, "has_triton", lambda: True)
     resolve_backend.cache_clear()
     yield
     resolve_backend.cache_clear()
@@ -59,7 +59,7 @@ DROPOUT_WAYS = "Install flash-attn (evenpack[flash]), or set model.attention_dro
 def test_the_remedies_are_those_that_help(
     change: dict[str, Any], has_triton: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capabilities, "_has_triton", lambda: has_triton)
+    monkeypatch.setattr(capabilities, "has_triton", lambda: has_triton)
     request = replace(REQUEST, **change)
     message = slow_choice(request)
     assert message is not None
