@@ -44,6 +44,13 @@ FAULTS = {
 }
 """What `spoilers.py` does to a model, and the fault that it makes."""
 
+ATTENTION_IN_GRAPHS = {
+    "compiled:varlen": ["torch_attn._varlen_attn"],
+    "compiled:flash": ["autograd_function_apply"],
+    "compiled:reference": ["einsum"],
+}
+"""The function of each backend in the graph of a compiled block."""
+
 SPOILED = "bert-learned-varlen-unpadded-bf16_autocast-adamw"
 
 of_each_case = pytest.mark.parametrize("job", CASES)
@@ -134,6 +141,14 @@ def test_a_fault_that_is_put_into_the_model_is_found(results, job):
     kind, operator = FAULTS[job.partition(":")[0]]
     found = results[job].get("faults") or results[job]["error"].splitlines()
     assert any(f"{kind}: {operator} in " in fault for fault in found), found
+
+
+@pytest.mark.parametrize("job", ["compiled:varlen", "compiled:flash", "compiled:reference"])
+def test_a_compiled_block_is_one_graph_with_its_attention(results, job):
+    result = results[job]
+    assert "error" not in result, result["error"]
+    assert (len(result["graphs"]), result["breaks"], result["device"]) == (1, 0, "cuda:0")
+    assert any(word in operator for operator in result["graphs"][0] for word in ATTENTION_IN_GRAPHS[job])
 
 
 @of_each_model

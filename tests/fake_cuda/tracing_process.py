@@ -1,7 +1,8 @@
 """Traces steps in a process of its own: `tracing_process.py LIBRARY JOB ...` writes a line of JSON for each job.
 
 A job is the name of a case, of a preset as `whole_preset` reads it, `SPOILER:CASE` for a case with a fault put into it,
-or `torch:CASE` for a case whose memory torch's own tracker measures beside ours.
+`torch:CASE` for a case whose memory torch's own tracker measures beside ours, or `compiled:BACKEND` for a block that
+torch.compile makes graphs of.
 """
 
 import gc
@@ -20,6 +21,7 @@ pretend_cuda(Path(sys.argv[1]))
 
 import torch  # noqa: E402 - after the device
 from batches import build_batch, random_sequences  # noqa: E402
+from compiled_blocks import graphs_of  # noqa: E402
 from masked_batches import build_masked_batch, random_pairs  # noqa: E402
 from spoilers import SPOILERS  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
@@ -114,6 +116,8 @@ def measured_by_torch(engine, peaks):
 
 def traced(job):
     prefix, _, name = job.partition(":")
+    if prefix == "compiled":
+        return graphs_of(name)
     if prefix != "torch" and prefix not in SPOILERS:
         prefix, name = "", job
     case: Case = CASES.get(name) or whole_preset(name)

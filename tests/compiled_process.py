@@ -1,0 +1,154 @@
+"""Trains with and without torch.compile in a process of its own: `compiled_process.py FOLDER JOB ...`, JSON to JSON.
+
+The checks of shapes and types in the other tests are wrappers that torch.compile would have to trace, so this process
+has none. A job's keys are the defaults of `Job`; each has a line of results.
+"""
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run, trained eagerly and compiled."""
+
+    kind: str = "gpt2"
+    layout: str = "packed"
+    batching: str = "packs"
+    assignment: str | None = None
+    positions: str = "learned"
+    backend: str = "auto"
+    dropout: float = 0.0
+    checkpointing: bool = False
+    zero_stage: int = 0
+    steps: int = 12
+    code: str = "inductor"
+    """Backend of torch.compile; `aot_eager` makes the same graphs and no code."""
+    is_engine: bool = True
+    """Whether DeepSpeed's engine takes the steps; else the model alone is called, over batches made by hand."""
+
+
+@contextmanager
+def compiling_by(code: str) -> Iterator[None]:
+    """Lets torch.compile use another of its backends."""
+    originals = torch.compile, torch.nn.Module.compile
+    torch.compile = functools.partial(originals[0], backend=code)
+    torch.nn.Module.compile = functools.partialmethod(originals[1], backend=code)
+    try:
+        yield
+    finally:
+        torch.compile, torch.nn.Module.compile = originals
+
+
+def taken_by_hand(job: Job, compiled: bool) -> dict[str, Any]:
+    """Forward and backward passes of a model over batches of other lengths each."""
+    from batches import build_batch, random_sequences
+
+    from evenpack.config import validate
+    from evenpack.models.build import new_model
+    from evenpack.models.families import find_family
+
+    section = {
+        "kind": job.kind,
+        "preset": "tiny",
+        "hidden_size": 32,
+        "heads": 2,
+        "layers": 3,
+        "positions": job.positions,
+    }
+    section |= {"dropout": job.dropout, "activation_checkpointing": job.checkpointing}
+    config = validate(section, find_family(job.kind).config, origin="a test")
+    model = new_model(config, vocabulary_size=64, max_positions=32, attention_backend=job.backend, seed=3)
+    if compiled:
+        model.compile_parts(varying_slots=job.layout != "packed")
+    losses, graphs = [], []
+    for step in range(job.steps):
+        short = 3 + step % 9
+        packs = [random_sequences([short, 24 - short], vocabulary_size=64, seed=step + row) for row in range(3)]
+        batch = build_batch(packs[: 3 if job.layout == "packed" else 2 + step % 2], job.layout, max_sequence_length=32)[
+            0
+        ]
+        torch.manual_seed(step)
+        loss = model(batch).loss_sum
+        loss.backward()
+        losses += [loss.item(), sum(float(parameter.grad.square().sum()) for parameter in model.parameters())]
+        model.zero_grad()
+        graphs.append(counters["stats"]["unique_graphs"])
+    return {"losses": losses, "graphs": graphs, "names": list(model.state_dict())}
+
+
+def taken_by_engine(job: Job, compiled: bool, folder: Path, world: Any) -> dict[str, Any]:
+    """Steps of a run with its evaluation at the end."""
+    from evenpack.engine.build import build
+    from evenpack.engine.evaluate import evaluate_model
+    from evenpack.engine.resolve import open_run
+    from evenpack.testing import changed
+
+    config = changed(run_of(job, folder), training={"compile": compiled}, run={"output_dir": str(folder / "none")})
+    run = build(open_run(config), world)
+    losses, graphs = [], []
+    for batches in run.batches(stop_step=job.steps):
+        local = run.engine.train_step(batches.step, batches.micro_batches)
+        losses += [*local.loss_sums.double().sum(dim=0).tolist(), float(local.gradient_norm)]
+        graphs.append(counters["stats"]["unique_graphs"])
+    evaluations = evaluate_model(run.engine.model, run.resolved, world)
+    losses += [found.loss for found in evaluations.values()]
+    return {"losses": losses, "graphs": graphs, "names": list(run.engine.model.state_dict())}
+
+
+def run_of(job: Job, folder: Path) -> Any:
+    from evenpack.testing import pair_run_values, prepared, run_config, run_values
+
+    is_pairs = job.kind == "bert"
+    training: dict[str, Any] = {"layout": job.layout, "batching": job.batching, "assignment": job.assignment}
+    training |= {"steps": job.steps, "packs_per_step": None, "packs_per_micro_batch": None}
+    training |= {f"{job.batching}_per_step": 8, f"{job.batching}_per_micro_batch": 4}
+    model = {"layers": 3, "dropout": job.dropout, "activation_checkpointing": job.checkpointing}
+    sections: dict[str, Any] = {
+        "data": {"validation_fraction": 0.02},
+        "model": model if is_pairs else model | {"positions": job.positions},
+        "attention": {"backend": job.backend},
+        "training": training,
+        "optimizer": {"learning_rate": 1e-5},  # at larger ones rounding grows over 200 steps, as in any training
+        "deepspeed": {"zero_stage": job.zero_stage},
+    }
+    if is_pairs:
+        sections["data"]["tokenizer"] = {"kind": "train_word_pieces", "vocabulary_size": 400}
+    make = pair_run_values if is_pairs else run_values
+    return prepared(run_config(make(job.kind, folder / job.kind, **sections)))
+
+
+def main() -> None:
+    jobs = [Job(**json.loads(line)) for line in sys.argv[2:]]
+    world = nullcontext()
+    if any(job.is_engine for job in jobs):
+        from evenpack.engine.distributed import joined_world
+
+        world = joined_world()
+    with world as entered:
+        by_engine = functools.partial(taken_by_engine, folder=Path(sys.argv[1]), world=entered)
+        for job in jobs:
+            print(json.dumps(both_ways(job, by_engine if job.is_engine else taken_by_hand)), flush=True)
+
+
+def both_ways(job: Job, take: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """What the job's steps give eagerly and compiled."""
+    torch._dynamo.reset()
+    counters.clear()
+    eager = take(job, compiled=False)
+    with compiling_by(job.code):
+        compiled = take(job, compiled=True)
+    breaks = {reason.splitlines()[0]: count for reason, count in counters["graph_break"].items()}
+    return {"job": asdict(job), "eager": eager, "compiled": compiled, "breaks": breaks}
+
+
+main()

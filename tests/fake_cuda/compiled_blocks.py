@@ -1,0 +1,50 @@
+"""A block as torch.compile sees it on the fake device. Code for its graphs would need Triton and the device."""
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from evenpack.models.common.layers import FeedForward, PreNormBlock, Segments, SelfAttention
+from evenpack.testing.fake_cuda.attention_operators import provide_flash_attn
+from evenpack.testing.fake_cuda.trace import DEVICE, FakeCudaMode
+
+WIDTH, HEADS, SLOTS = 64, 2, 64
+
+
+def graphs_of(backend):
+    """The functions that each graph of a block calls, and how often it is left to Python in between."""
+    provide_flash_attn()
+    mode = FakeCudaMode()
+    with mode, DEVICE:
+        block = block_of(backend)
+        hidden = torch.randn(SLOTS, WIDTH, requires_grad=True)
+        boundaries = torch.zeros(5, dtype=torch.int32)
+    segments = Segments(
+        cu_seqlens=boundaries, max_sequence_length=SLOTS, causal=True, alibi_slopes=None, rotation=None, row_slots=None
+    )
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+
+        def run(*inputs):
+            with mode:  # a graph of fake tensors is run among them
+                return graph(*inputs)
+
+        return run
+
+    torch._dynamo.reset()
+    counters.clear()
+    with torch.autocast("cuda", torch.bfloat16):
+        output = torch.compile(block, backend=keep)(hidden, segments)
+    return {"graphs": graphs, "breaks": sum(counters["graph_break"].values()), "device": str(output.device)}
+
+
+def block_of(backend):
+    return PreNormBlock(
+        attention_norm=nn.LayerNorm(WIDTH),
+        attention=SelfAttention(WIDTH, HEADS, dropout=0.0, backend=backend),
+        feed_forward_norm=nn.LayerNorm(WIDTH),
+        feed_forward=FeedForward(WIDTH, gelu="tanh"),
+        dropout=0.0,
+    )

@@ -1,0 +1,47 @@
+"""Runs that begin compiled and go on uncompiled, and the reverse, are the run that is neither."""
+
+from pathlib import Path
+
+import pytest
+from small_run import STEPS, evenpack_process, final_weights, losses, write_run
+
+from evenpack.config import load_run_file
+from evenpack.engine.compilation import why_not_compiled
+from evenpack.engine.config import RunConfig
+from evenpack.testing import prepared
+
+HALF = STEPS // 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not_compiled("cpu") is not None, reason=str(why_not_compiled("cpu")))
+@pytest.mark.parametrize("begins_compiled", [True, False])
+def test_a_resumed_run_may_be_compiled_or_not(tmp_path: Path, begins_compiled: bool) -> None:
+    run_file = write_run(tmp_path)
+    prepared(load_run_file(run_file, RunConfig))
+    settings = ["model.dropout=0", "optimizer.learning_rate=1e-4"]
+    for first, second in ((begins_compiled, not begins_compiled), (False, False)):
+        outputs = [*settings, f"run.output_dir={tmp_path / str(first or second)}"]
+        train(run_file, *outputs, f"training.compile={str(first).lower()}", f"training.stop_after_steps={HALF}")
+        train(run_file, *outputs, f"training.compile={str(second).lower()}")
+    plain, mixed = tmp_path / "False", tmp_path / "True"
+    assert losses(mixed) == pytest.approx(losses(plain), rel=1e-5)
+    weights, expected = final_weights(mixed), final_weights(plain)
+    assert weights.keys() == expected.keys()
+    assert not any("_orig_mod" in name for name in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not_compiled("cpu") is not None, reason=str(why_not_compiled("cpu")))
+def test_a_compiled_run_with_dropout_resumes_bit_for_bit(tmp_path: Path) -> None:
+    run_file = write_run(tmp_path)
+    prepared(load_run_file(run_file, RunConfig))
+    straight, resumed = (["training.compile=true", f"run.output_dir={tmp_path / name}"] for name in ("all", "parts"))
+    train(run_file, *straight)
+    train(run_file, *resumed, f"training.stop_after_steps={HALF}")
+    train(run_file, *resumed)
+    assert losses(tmp_path / "all") == losses(tmp_path / "parts")
+
+
+def train(run_file: Path, *overrides: str) -> None:
+    evenpack_process("train", run_file, *overrides, options=["--cpu-ranks", "1"])

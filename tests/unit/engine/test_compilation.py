@@ -1,0 +1,112 @@
+"""torch.compile of blocks and loss: few graphs, made in the first step, and the numbers of the uncompiled model."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compiled_jobs import results_of
+
+from evenpack.engine.compilation import compile_if_asked, why_not_compiled
+from evenpack.engine.config import RunConfig
+from evenpack.errors import ConfigError
+from evenpack.kernels import capabilities
+from evenpack.models.build import Model, new_model
+from evenpack.testing import run_config, run_values
+
+OPAQUE = "Skip calling `torch.compiler.disable()`d function"
+"""Why a block is cut at an attention whose calls depend on lengths."""
+
+BY_ENGINE = {
+    "packed": {},
+    "packed, pairs with dropout": {"kind": "bert", "dropout": 0.1, "checkpointing": True},
+    "padded": {"layout": "padded", "positions": "alibi", "zero_stage": 1},
+    "padded sequences": {"layout": "padded", "batching": "sequences", "backend": "reference"},
+    "padded, sorted": {"kind": "bert", "layout": "padded", "batching": "sequences", "assignment": "sorted"},
+    "unpadded": {"kind": "llama", "positions": "rotary", "layout": "unpadded", "checkpointing": True},
+}
+
+
+def assert_same_numbers(result: dict[str, Any], *, tolerance: float) -> None:
+    eager, compiled = result["eager"], result["compiled"]
+    assert compiled["losses"] == pytest.approx(eager["losses"], rel=tolerance)
+    assert compiled["names"] == eager["names"]
+    assert not any("_orig_mod" in name for name in compiled["names"])
+
+
+def test_all_blocks_share_one_graph_of_the_first_step_and_compute_the_same(tmp_path: Path) -> None:
+    """The loss of a chunk is the other graph. SDPA, whose calls depend on lengths, cuts a block into six."""
+    by_hand = {"is_engine": False, "code": "aot_eager", "steps": 6}
+    varying, opaque = results_of(
+        tmp_path,
+        {**by_hand, "backend": "reference", "layout": "padded"},
+        {**by_hand, "backend": "sdpa", "checkpointing": True},
+    )
+    for result, graphs, breaks in ((varying, 2, []), (opaque, 7, [OPAQUE])):
+        assert_same_numbers(result, tolerance=1e-5)
+        assert set(result["eager"]["graphs"]) == {0}
+        assert set(result["compiled"]["graphs"]) == {graphs}
+        assert list(result["breaks"]) == breaks
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not_compiled("cpu") is not None, reason=str(why_not_compiled("cpu")))
+@pytest.mark.parametrize("settings", BY_ENGINE.values(), ids=BY_ENGINE)
+def test_compiled_code_trains_alike_and_is_made_in_the_first_of_two_hundred_steps(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    (result,) = results_of(tmp_path, {"steps": 200, **settings})
+    assert len(set(result["compiled"]["graphs"])) == 1
+    if not settings.get("dropout"):
+        assert_same_numbers(result, tolerance=1e-5)
+
+
+def test_without_a_compiler_the_run_is_refused_before_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    run = run_of(compile=True)
+    nowhere: Any = config.patch({"cpp.cxx": (None, "no-such-compiler")})
+    with (
+        nowhere,
+        pytest.raises(ConfigError, match=r"training\.compile is true, and torch\.compile finds no C\+\+ compiler: ins"),
+    ):
+        compile_if_asked(tiny(run), run.training, "cpu")
+    with pytest.raises(ConfigError, match=r"Triton.* is not installed: install triton, or set training\.compile=false"):
+        compile_if_asked(tiny(run), run.training, "cuda")
+    monkeypatch.setattr(capabilities, "has_triton", lambda: True)
+    model = tiny(run)
+    compile_if_asked(model, run.training, "cuda")
+    assert model.is_compiled
+
+
+def test_only_what_is_asked_for_is_compiled_and_layouts_of_varying_size_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = tiny(run_of())
+    compile_if_asked(model, run_of().training, "cpu")
+    assert not model.is_compiled
+    for layout, warns in (("packed", False), ("unpadded", True), ("padded", True)):
+        caplog.clear()
+        run = run_of(compile=True, layout=layout)
+        with caplog.at_level(logging.WARNING):
+            compile_if_asked(tiny(run), run.training, "cpu")
+        assert ("differ in their number of slots" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(("assignment", "varies"), [("arrival", False), ("sorted", True), ("max_tokens", True)])
+def test_rectangles_of_single_sequences_have_one_size_where_nothing_sorts_them(assignment: str, varies: bool) -> None:
+    sizes = {"packs_per_step": None, "packs_per_micro_batch": None, "sequences_per_step": 8}
+    training = run_of(
+        layout="padded", batching="sequences", assignment=assignment, sequences_per_micro_batch=4, **sizes
+    ).training
+    assert training.has_varying_slots == varies
+
+
+def run_of(**training: Any) -> RunConfig:
+    return run_config(run_values("gpt2", Path("never_written"), training=training))
+
+
+def tiny(run: RunConfig) -> Model:
+    with torch.device("meta"):
+        return new_model(run.model, vocabulary_size=16, max_positions=8)
