@@ -118,7 +118,8 @@ class Replicated(Sharding):
         deepspeed.allreduce_gradients()
         norm = gradient_norm_of(model)
         if gradient_clipping is not None:
-            torch.nn.utils.clip_grads_with_norm_(list(model.parameters()), gradient_clipping, norm)
+            together = True if norm.is_cuda else None  # torch's choice there, which it does not make for fake tensors
+            torch.nn.utils.clip_grads_with_norm_(list(model.parameters()), gradient_clipping, norm, foreach=together)
         return norm
 
     def leave_out_unless_finite(self, model: "nn.Module", norm: "Tensor | None") -> None:

@@ -1,5 +1,6 @@
 """Whole optimizer steps on a CUDA device that does not exist: host waits, devices, dtypes, operations and memory."""
 
+from collections import Counter
 from itertools import product
 
 import pytest
@@ -141,6 +142,40 @@ def test_a_fault_that_is_put_into_the_model_is_found(results, job):
     kind, operator = FAULTS[job.partition(":")[0]]
     found = results[job].get("faults") or results[job]["error"].splitlines()
     assert any(f"{kind}: {operator} in " in fault for fault in found), found
+
+
+def operators_of(result, **wanted):
+    """The operators of a step that start work on the device, by name, of a caller or a phase."""
+    names = ("phase", "caller", "name")
+    found = [(dict(zip(names, kind, strict=True)), count) for *kind, count in result["operators"]]
+    counts = Counter()
+    for kind, count in found:
+        if wanted.items() <= kind.items():
+            counts[kind["name"]] += count
+    return counts
+
+
+@of_each_case
+def test_an_update_is_fused_whatever_the_number_of_parameters(results, job):
+    """AdamW is one kernel for each group of parameters; so is LAMB, beside twelve operators for its trust ratios."""
+    if CASES[job].update == "lamb":
+        update, groups = operators_of(results[job], phase="update"), results[job]["groups"]
+        assert update["_fused_adam_"] == groups
+        assert update["_foreach_addcmul_"] == groups - 1
+        assert update.total() <= 12 * groups
+    else:
+        assert operators_of(results[job], caller="optimizer") == {"_fused_adamw_": 2, "_foreach_add_": 2}
+
+
+@of_each_case
+def test_deepspeed_adds_one_copy_for_each_parameter_and_little_else(results, job):
+    case = CASES[job]
+    if case.update == "adamw_zero1":
+        return  # it splits, checks and gathers there: docs/gpu.md has the counts
+    found = operators_of(results[job], caller="DeepSpeed")
+    each_micro_batch = {"div": case.micro_batches, "ones_like": case.micro_batches}
+    assert found.pop("copy_") == results[job]["parameters"]
+    assert found == {**each_micro_batch, "cat": 1, "c10d.allreduce_": 1, "mul_": 1}
 
 
 @pytest.mark.parametrize("job", ["compiled:varlen", "compiled:flash", "compiled:reference"])

@@ -12,7 +12,6 @@ import time
 import traceback
 import warnings
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from evenpack.testing.fake_cuda.device import pretend_cuda
@@ -31,6 +30,7 @@ from evenpack.engine.memory import MicroBatchSize, training_memory  # noqa: E402
 from evenpack.kernels.sdpa import WINDOW_TOKENS, plan_windows  # noqa: E402
 from evenpack.models.common.batch_work import performed_work  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
+from evenpack.testing.fake_cuda.operators import StepOperators  # noqa: E402
 from evenpack.testing.fake_cuda.trace import trace_steps  # noqa: E402
 from evenpack.testing.runs import run_config, run_values  # noqa: E402
 
@@ -121,7 +121,17 @@ def traced(job):
     if prefix != "torch" and prefix not in SPOILERS:
         prefix, name = "", job
     case: Case = CASES.get(name) or whole_preset(name)
-    peaks = []
+    peaks, counting, sizes_of_update = [], [], {}
+
+    def beside(engine):
+        if prefix == "torch":
+            return measured_by_torch(engine, peaks)
+        counting.append(StepOperators(engine))
+        sizes_of_update.update(
+            parameters=len(list(engine.model.parameters())), groups=len(engine.deepspeed.optimizer.param_groups)
+        )
+        return counting[0]
+
     batch, config = batch_of(case), config_of(case)
     sizes = {"vocabulary_size": VOCABULARY, "max_positions": LONGEST}
     trace = trace_steps(
@@ -131,7 +141,7 @@ def traced(job):
         world_size=RANKS,
         expected_waits=EXPECTED_WAITS,
         spoil=SPOILERS.get(prefix),
-        beside=partial(measured_by_torch, peaks=peaks) if prefix == "torch" else None,
+        beside=beside,
     )
     work = performed_work(batch)
     size = MicroBatchSize(slots=work.slots, head_rows=work.head_slots)
@@ -151,6 +161,8 @@ def traced(job):
         "estimated_peak": memory.peak.total,
         "estimated_phase": memory.peak.phase,
         "estimated_phases": {phase.phase: phase.total for phase in memory.phases},
+        "operators": [[*asdict(kind).values(), n] for mode in counting for kind, n in mode.counts.items()],
+        **sizes_of_update,
     }
 
 
