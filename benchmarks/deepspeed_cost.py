@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--ranks", type=int, default=8, help="that are pretended by --trace")
     parser.add_argument("--json", type=Path, default=None, help="also write the result to this file")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     result = traced(arguments) if arguments.trace else timed(arguments)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
