@@ -50,8 +50,8 @@ def linear_cross_entropy(
         weights: weight of each token in the sum; zero if it is not a target. No gradient flows into them.
         bias: added to the logits; None for no bias.
         chunk_tokens: tokens whose logits exist at once; None: as many as fit into `CHUNK_BYTES`.
-        compiled: whether torch.compile fuses what is done with each chunk's logits, which are then read three times and
-            not twelve.
+        compiled: whether torch.compile fuses what is done with each chunk's logits; else each operation reads and
+            writes them.
 
     Returns:
         The differentiable loss sum, and the number of tokens of weight above zero whose largest logit is their label's.
