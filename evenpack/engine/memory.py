@@ -90,11 +90,18 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
         "vocabulary_size": vocabulary_size,
         "max_positions": config.model.max_positions or config.positions_needed,
     }
+    parameters = parameter_count(config.model, **sizes)
+    number_bytes = FP32_BYTES if config.training.precision == "fp32" else BF16_BYTES
+    layers = family_of(config.model).cost.layer_bytes(
+        config.model, slots=size.slots, head_rows=size.head_rows, number_bytes=number_bytes
+    )
+    merged = [config.model.shape["layers"] * elements for elements in layers.merged_parameters]
     state = StateSizes(
-        parameters=parameter_count(config.model, **sizes),
+        parameters=parameters,
         largest_tensor=vocabulary_size * config.model.shape["hidden_size"],
         states=config.optimizer.fp32_states,
         temporaries=config.optimizer.fp32_temporaries,
+        largest_group=max(parameters - sum(merged), *merged, 0),
         ranks=ranks,
     )
     settings = deepspeed_config(config.training, config.deepspeed, ranks)
@@ -103,7 +110,7 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
         **sizes,
         slots=size.slots,
         head_rows=size.head_rows,
-        number_bytes=FP32_BYTES if config.training.precision == "fp32" else BF16_BYTES,
+        number_bytes=number_bytes,
         accumulates=micro_batches_per_step(config.training, ranks) > 1,
         state=sharding_at(config.deepspeed.zero_stage).state_bytes(state, settings),
     )

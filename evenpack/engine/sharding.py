@@ -140,7 +140,7 @@ class Replicated(Sharding):
             bucket=0,
             reduction=min(gradients, FP32_BYTES * REDUCE_BUCKET_SIZE),
             update_gradients=gradients,
-            update=sizes.temporaries * gradients,
+            update=FP32_BYTES * sizes.temporaries * sizes.largest_group,
         )
 
     def require_resumable(self, *, saved_ranks: int, ranks: int, checkpoint: Path) -> None:

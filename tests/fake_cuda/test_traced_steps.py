@@ -13,7 +13,7 @@ MEMORY_ERROR = 0.05
 """The largest difference of the estimate from the traced peak, as a share."""
 
 PHASE_ERROR = 0.03
-"""The same for each phase alone. LAMB's update is 2.8 % less: it is made for a group of matrices after the other."""
+"""The same for each phase alone."""
 
 BLOCK_EXCESS = {"bert": 0.113, "gpt2": 0.0, "llama": 0.0}
 """What a block keeps beyond the formula, as a share. bert: the embedding, which the caller of the blocks holds until

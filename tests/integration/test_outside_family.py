@@ -61,6 +61,7 @@ FAMILY = ModelFamily(
             **{name: 0 for name in REST},
             block_parameters=0,
             cast_parameters=0,
+            merged_parameters=(),
             tied_head=False,
         ),
     ),

@@ -63,6 +63,7 @@ def layer_bytes(config: BertConfig, *, slots: int, head_rows: int, number_bytes:
         head_backward=stream,  # the gradient of the masked tokens, spread over all slots
         block_parameters=gelu_block_parameters(width),
         cast_parameters=gelu_cast_parameters(width),
+        merged_parameters=(3 * width * width,),
         tied_head=True,
     )
 

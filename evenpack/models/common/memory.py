@@ -42,6 +42,8 @@ class LayerBytes:
     """Parameters of one block, as a number."""
     cast_parameters: int
     """Those of them that autocast copies to bfloat16: matrices, and biases of linear layers."""
+    merged_parameters: tuple[int, ...]
+    """The elements of each matrix of a block that is several layers in one, which LAMB updates apart from the rest."""
     tied_head: bool
     """Whether the output matrix is the token embedding."""
 
@@ -56,7 +58,9 @@ class StateSizes:
     states: int
     """FP32 numbers that the optimizer holds for each parameter."""
     temporaries: int
-    """Those that it holds for the duration of an update."""
+    """Those that it holds for the duration of an update of the largest group."""
+    largest_group: int
+    """Elements of the parameters that are updated together, at the most."""
     ranks: int
 
 

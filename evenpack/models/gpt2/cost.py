@@ -54,6 +54,7 @@ def layer_bytes(config: Gpt2Config, *, slots: int, head_rows: int, number_bytes:
         head_backward=0,
         block_parameters=gelu_block_parameters(width),
         cast_parameters=gelu_cast_parameters(width),
+        merged_parameters=(3 * width * width,),
         tied_head=True,
     )
 

@@ -37,6 +37,10 @@ def layer_bytes(config: LlamaConfig, *, slots: int, head_rows: int, number_bytes
         head_backward=0,
         block_parameters=_block_weights(config) + 2 * width,
         cast_parameters=_block_weights(config),
+        merged_parameters=(
+            width * (width + 2 * config.key_value_size),
+            2 * width * config.shape["feed_forward_size"],
+        ),
         tied_head=config.tied_head,
     )
 
