@@ -32,11 +32,12 @@ def loss_bytes(*, tokens: int, hidden_size: int, vocabulary_size: int, number_by
     chunks = max(1, -(-tokens // most))
     chunk_tokens = -(-tokens // chunks)
     logits = _FP32_BYTES * chunk_tokens * vocabulary_size
-    cast_logits = number_bytes * chunk_tokens * vocabulary_size if is_cast else 0
+    gradient = number_bytes * chunk_tokens * vocabulary_size
     cast_matrix = number_bytes * matrix if is_cast else 0
-    # Adding to the matrix's gradient takes its product in the other type; computing a chunk's logits, those before.
-    adding = logits + cast_logits + cast_matrix
-    computing = (logits + cast_logits) * (1 if chunks == 1 else 2)
+    # Computing a chunk's logits takes them in both types, beside the gradient of the chunk before; adding to the
+    # matrix's gradient takes its product in the other type.
+    computing = logits + (gradient if is_cast else 0) + (gradient if chunks > 1 else 0)
+    adding = gradient + cast_matrix
     rows = number_bytes * chunk_tokens * hidden_size if is_cast else 0
     return LossBytes(
         gradients=_FP32_BYTES * (tokens * hidden_size + matrix),
