@@ -97,7 +97,8 @@ def rehearse(run: ResolvedRun, *, rank: int, ranks: int) -> RankRehearsal:
 def _fake_step(run: ResolvedRun, world: World, batches: Sequence[PackedBatch]) -> int:
     """Makes a step of DeepSpeed's engine without numbers and without others; returns the size of its gradient."""
     attention = run.config.attention.model_copy(update={"backend": "reference"})
-    training = run.config.training.model_copy(update={"on_nan": "stop"})  # a norm without a value would be left out
+    # A norm without a value would be left out, and there is nothing to compile.
+    training = run.config.training.model_copy(update={"on_nan": "stop", "compile": False})
     faked = replace(run, config=run.config.model_copy(update={"attention": attention, "training": training}))
     with _joined(world), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = build_model(faked, torch.device("meta"))

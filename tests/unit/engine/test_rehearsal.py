@@ -98,7 +98,7 @@ def test_a_step_of_bert_with_all_that_reads_numbers_is_faked(tmp_path: Path) -> 
     values = pair_run_values("bert", tmp_path, data={"sources": sources}, optimizer={"kind": "adamw"})
     config = changed(
         prepared(run_config(values)),
-        training={"packs_per_step": 64, "packs_per_micro_batch": 2, "precision": "bf16_autocast"},
+        training={"packs_per_step": 64, "packs_per_micro_batch": 2, "precision": "bf16_autocast", "compile": True},
         model={"dropout": 0.1, "activation_checkpointing": True},
         deepspeed={"zero_stage": 1},
     )
