@@ -87,11 +87,15 @@ def operation_weights(
 
     if layout == "packed":
         return CostWeights(per_token=0.0, per_squared_length=1.0, per_segment=0.0)
-    is_masked = family_of(model).objective == "masked_tokens"
-    head_share = _masked_share(prepared, masking) if is_masked else 1.0
-    of_tokens = flops(Work(slots=_TOKENS, squared_lengths=0, head_slots=round(_TOKENS * head_share), sequences=0))
+    head_slots = round(_TOKENS * head_share(model, masking, prepared))
+    of_tokens = flops(Work(slots=_TOKENS, squared_lengths=0, head_slots=head_slots, sequences=0))
     of_squares = flops(Work(slots=0, squared_lengths=_TOKENS, head_slots=0, sequences=0))
     return CostWeights(per_token=of_tokens / of_squares, per_squared_length=1.0, per_segment=0.0)
+
+
+def head_share(model: ModelConfig, masking: MaskingConfig, prepared: PreparedData) -> float:
+    """Returns the rows of the output head per token: those masked, or all for a model of next tokens."""
+    return _masked_share(prepared, masking) if family_of(model).objective == "masked_tokens" else 1.0
 
 
 def _masked_share(prepared: PreparedData, masking: MaskingConfig) -> float:

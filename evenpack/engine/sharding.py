@@ -44,6 +44,14 @@ class Sharding(ABC):
     """The program that clips the gradients."""
 
     @abstractmethod
+    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+        """Returns kernels, and bytes per parameter that they move, of what stands between gradients and update.
+
+        That is the copies into and out of the buffer of the all-reduce, the norm and the clipping, without the
+        communication itself; counted in traced steps.
+        """
+
+    @abstractmethod
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         """Returns the keys of DeepSpeed's configuration that this stage decides."""
 
@@ -104,6 +112,10 @@ class Replicated(Sharding):
     updates_whole_tensors = True
     clips = "evenpack"
 
+    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+        scaled = 8.0 if ranks > 1 else 0.0
+        return 2 * tensors + 20, 8.0 + scaled + 8 + 4 + 8  # joined, scaled, copied back; norm and clipping
+
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         # Without the key DeepSpeed would clip at 1.0; its own clipping makes the host wait for the device.
         return {"gradient_clipping": 0.0, "zero_optimization": {"stage": self.stage}}
@@ -155,6 +167,11 @@ class ShardedOptimizer(Sharding):
     balances_each_micro_batch = False
     updates_whole_tensors = False
     clips = "DeepSpeed"
+
+    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+        norm = 12 + 8  # each gradient is cast to FP64
+        own = (norm + 8 + 8) / ranks  # clipped, and copied into the weights' buffer, by the rank that updates it
+        return 4 * tensors + 60, 8 + 8 + 8 + 8 + own  # into the buffer, scaled, joined; weights copied back
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         return {"gradient_clipping": gradient_clipping or 0.0, "zero_optimization": {"stage": self.stage}}

@@ -10,6 +10,7 @@ import pytest
 
 from evenpack.config import validate
 from evenpack.models.common.cost import PASSES, Work, attention_flops
+from evenpack.models.common.traffic import accumulation_operations, gradient_operations
 from evenpack.models.cost import step_flops
 from evenpack.models.families import find_family
 from evenpack.testing.fake_cuda.device import compile_hooks, why_not_here
@@ -54,3 +55,18 @@ def forward_of_blocks(result):
     heads_left_out = {**result["work"], "head_slots": 0, "sequences": 0}
     products, attention = expected_flops({**result, "work": heads_left_out})
     return products // PASSES, attention // PASSES
+
+
+def expected_traffic(result, micro_batches):
+    """Kernels and bytes of forward and backward by the outline of the family."""
+    family = find_family(result["model"]["kind"])
+    config, work = validate(result["model"], family.config, origin="a trace"), Work(**result["work"])
+    outline = family.cost.outline(config, vocabulary_size=result["vocabulary_size"])
+    operations = [one.times(micro_batches) for one in gradient_operations(outline, work)]
+    operations += [one.times(micro_batches - 1) for one in accumulation_operations(outline, result["parameters"])]
+    found = {kind: {"kernels": 0, "bytes": 0} for kind in ("products", "attention", "others")}
+    for one in operations:
+        kind = "others" if not one.flops else "attention" if one.part == "attention" else "products"
+        found[kind]["kernels"] += one.kernels
+        found[kind]["bytes"] += one.bytes
+    return found

@@ -29,7 +29,9 @@ from traced_cases import CASES, EXPECTED_WAITS, Case, whole_preset  # noqa: E402
 from evenpack.engine.memory import MicroBatchSize, training_memory  # noqa: E402
 from evenpack.kernels.sdpa import WINDOW_TOKENS, plan_windows  # noqa: E402
 from evenpack.models.common.batch_work import performed_work  # noqa: E402
+from evenpack.models.cost import parameter_count  # noqa: E402
 from evenpack.models.families import find_family  # noqa: E402
+from evenpack.studies.roofline.estimate import outline_of, update_operation  # noqa: E402
 from evenpack.testing.fake_cuda.operators import StepOperators  # noqa: E402
 from evenpack.testing.fake_cuda.trace import trace_steps  # noqa: E402
 from evenpack.testing.runs import run_config, run_values  # noqa: E402
@@ -114,6 +116,16 @@ def measured_by_torch(engine, peaks):
     return tracker
 
 
+def expected_update(config, parameters):
+    """Kernels and bytes between gradients and the next step, with what passes through collectives."""
+    outline = outline_of(config.model, vocabulary_size=VOCABULARY)
+    stage = config.deepspeed.zero_stage
+    found = update_operation(outline, parameters=parameters, optimizer=config.optimizer, zero_stage=stage, ranks=RANKS)
+    reduced, gathered = 8, 4 + 4 * RANKS / 2 + 2 if stage else 0
+    unread = 4 / (RANKS if stage else 1)  # the fused kernel of Adam declares gradients as written, which it only reads
+    return {"kernels": found.kernels, "bytes": found.bytes + parameters * (reduced + gathered + unread)}
+
+
 def traced(job):
     prefix, _, name = job.partition(":")
     if prefix == "compiled":
@@ -149,6 +161,7 @@ def traced(job):
     layers = find_family(case.family).cost.layer_bytes(
         config.model, slots=size.slots, head_rows=size.head_rows, number_bytes=2
     )
+    parameters = parameter_count(config.model, **sizes)
     return {
         **asdict(trace),
         "estimated_block_bytes": layers.block,
@@ -156,6 +169,8 @@ def traced(job):
         "faults": [str(fault) for fault in trace.faults],
         "model": config.model.model_dump(mode="json"),
         "vocabulary_size": VOCABULARY,
+        "parameters": parameters,
+        "expected_update": expected_update(config, parameters),
         "work": asdict(work),
         "attended_squares": attended_squares(case, batch),
         "estimated_peak": memory.peak.total,

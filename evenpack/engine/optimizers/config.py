@@ -17,6 +17,8 @@ class OptimizerBase(Section):
     """FP32 numbers that are kept for each parameter beside it; for estimates of memory."""
     fp32_temporaries: ClassVar[int]
     """FP32 numbers that an update on a GPU needs for each parameter while it lasts."""
+    update_bytes: ClassVar[int]
+    """Bytes per parameter that an update reads and writes, of weight, gradient and states, by fused kernels."""
 
     kind: str
     """The optimizer's name."""
@@ -32,6 +34,7 @@ class AdamWSection(OptimizerBase):
     needs_whole_tensors = False
     fp32_states = 2
     fp32_temporaries = 0
+    update_bytes = 4 * (4 + 3)  # weight, gradient and two moments are read, all but the gradient written
 
     kind: Literal["adamw"] = "adamw"
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
@@ -50,6 +53,7 @@ class LambSection(OptimizerBase):
     needs_whole_tensors = True
     fp32_states = 2
     fp32_temporaries = 1
+    update_bytes = 4 * (2 + 7 + 2 + 3)  # the decay, the moments and the change, two norms, the weight
 
     kind: Literal["lamb"]
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)

@@ -18,6 +18,7 @@ from evenpack.models.common.memory import (
     gelu_block_bytes,
     stream_bytes,
 )
+from evenpack.models.common.outline import Matrix, ModelOutline, gelu_block_outline
 
 
 def parameter_count(config: BertConfig, *, vocabulary_size: int, max_positions: int) -> int:
@@ -77,4 +78,24 @@ def _outputs_of_a_block(config: BertConfig, *, slots: int, number_bytes: int) ->
     return slots * config.shape["hidden_size"] * (2 * number_bytes + norms * FP32_BYTES)
 
 
-BERT_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, layer_bytes=layer_bytes)
+def outline(config: BertConfig, *, vocabulary_size: int) -> ModelOutline:
+    """Returns the layers; the decoder of masked tokens is the token embedding with a bias of its own."""
+    width = config.shape["hidden_size"]
+    dense = Matrix(inputs=width, outputs=width, has_bias=True)
+    classifier = Matrix(inputs=width, outputs=2, has_bias=True)
+    return ModelOutline(
+        layers=config.shape["layers"],
+        block=gelu_block_outline(config),
+        is_causal=False,
+        vocabulary_size=vocabulary_size,
+        tables=3,
+        has_embedding_norm=True,
+        has_final_norm=False,
+        is_head_tied=True,
+        head_matrix=dense,
+        has_output_bias=True,
+        sequence_matrices=(dense, classifier) if config.next_sentence else (),
+    )
+
+
+BERT_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, layer_bytes=layer_bytes, outline=outline)

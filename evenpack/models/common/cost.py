@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from evenpack.models.common.memory import LayerBytes
+from evenpack.models.common.outline import ModelOutline
 from evenpack.models.common.section import FEED_FORWARD_RATIO, TransformerConfig
 
 PASSES = 3
@@ -55,6 +56,9 @@ class ModelCost:
     layer_bytes: Callable[..., LayerBytes]
     """(config, *, slots, head_rows, number_bytes): what the layers hold of a micro-batch, with an attention kernel that
     keeps no scores; see `common/memory.py`."""
+    outline: Callable[..., ModelOutline] | None = None
+    """(config, *, vocabulary_size): the layers, from which the bytes and kernels of a step are counted; None: they are
+    not known, and neither is the time of a step on paper."""
 
 
 def attention_flops(config: TransformerConfig, work: Work, *, causal: bool) -> int:

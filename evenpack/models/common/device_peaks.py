@@ -22,6 +22,8 @@ class DevicePeak:
     """Peak of FP32 with TF32 off (torch's default)."""
     memory_bytes: int | None
     """Memory as it is sold; None where one name stands for several sizes."""
+    memory_bandwidth: float | None
+    """Peak of that memory in TB/s; None where one name stands for several."""
 
     def flops(self, dtype: torch.dtype) -> float | None:
         """Returns matrix-product operations per second; None unless the type is bfloat16, float16 or float32."""
@@ -33,22 +35,30 @@ class DevicePeak:
         return by_dtype[dtype] * 1e12 if dtype in by_dtype else None
 
 
-def _peak(name: str, *words: str, half: float, single: float, gigabytes: int | None) -> DevicePeak:
-    memory = None if gigabytes is None else gigabytes * 10**9
-    return DevicePeak(name=name, words=words, half_precision=half, single_precision=single, memory_bytes=memory)
+def _peak(
+    name: str, *words: str, half: float, single: float, gigabytes: int | None, bandwidth: float | None
+) -> DevicePeak:
+    return DevicePeak(
+        name=name,
+        words=words,
+        half_precision=half,
+        single_precision=single,
+        memory_bytes=None if gigabytes is None else gigabytes * 10**9,
+        memory_bandwidth=bandwidth,
+    )
 
 
 DEVICE_PEAKS = (
-    _peak("h100-pcie", "H100", "PCIe", half=756.0, single=51.2, gigabytes=80),
-    _peak("h100-nvl", "H100", "NVL", half=835.5, single=60.0, gigabytes=94),
-    _peak("h100", "H100", "HBM3", half=989.4, single=66.9, gigabytes=80),
-    _peak("h200-nvl", "H200", "NVL", half=835.5, single=60.0, gigabytes=141),
-    _peak("h200", "H200", half=989.4, single=66.9, gigabytes=141),
-    _peak("gh200", "GH200", half=989.4, single=66.9, gigabytes=None),
-    _peak("b200", "B200", half=2250.0, single=75.0, gigabytes=180),
-    _peak("a100-40gb", "A100", "40GB", half=312.0, single=19.5, gigabytes=40),
-    _peak("a100-80gb", "A100", "80GB", half=312.0, single=19.5, gigabytes=80),
-    _peak("a100", "A100", half=312.0, single=19.5, gigabytes=None),
+    _peak("h100-pcie", "H100", "PCIe", half=756.0, single=51.2, gigabytes=80, bandwidth=2.0),
+    _peak("h100-nvl", "H100", "NVL", half=835.5, single=60.0, gigabytes=94, bandwidth=3.9),
+    _peak("h100", "H100", "HBM3", half=989.4, single=66.9, gigabytes=80, bandwidth=3.35),
+    _peak("h200-nvl", "H200", "NVL", half=835.5, single=60.0, gigabytes=141, bandwidth=4.8),
+    _peak("h200", "H200", half=989.4, single=66.9, gigabytes=141, bandwidth=4.8),
+    _peak("gh200", "GH200", half=989.4, single=66.9, gigabytes=None, bandwidth=None),
+    _peak("b200", "B200", half=2250.0, single=75.0, gigabytes=180, bandwidth=8.0),
+    _peak("a100-40gb", "A100", "40GB", half=312.0, single=19.5, gigabytes=40, bandwidth=1.555),
+    _peak("a100-80gb", "A100", "80GB", half=312.0, single=19.5, gigabytes=80, bandwidth=2.039),
+    _peak("a100", "A100", half=312.0, single=19.5, gigabytes=None, bandwidth=None),
 )
 """The known devices; the first entry counts whose words all occur in a device's name.
 

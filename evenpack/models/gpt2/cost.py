@@ -18,6 +18,7 @@ from evenpack.models.common.memory import (
     rotation_bytes,
     stream_bytes,
 )
+from evenpack.models.common.outline import ModelOutline, gelu_block_outline
 from evenpack.models.gpt2.config import Gpt2Config
 
 
@@ -59,4 +60,20 @@ def layer_bytes(config: Gpt2Config, *, slots: int, head_rows: int, number_bytes:
     )
 
 
-GPT2_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, layer_bytes=layer_bytes)
+def outline(config: Gpt2Config, *, vocabulary_size: int) -> ModelOutline:
+    """Returns the layers; the LM head is the token embedding."""
+    return ModelOutline(
+        layers=config.shape["layers"],
+        block=gelu_block_outline(config),
+        is_causal=True,
+        vocabulary_size=vocabulary_size,
+        tables=2 if config.positions == "learned" else 1,
+        has_embedding_norm=False,
+        has_final_norm=True,
+        is_head_tied=True,
+        head_matrix=None,
+        has_output_bias=False,
+    )
+
+
+GPT2_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, layer_bytes=layer_bytes, outline=outline)

@@ -2,6 +2,7 @@
 
 from evenpack.models.common.cost import PASSES, ModelCost, Work, attention_flops
 from evenpack.models.common.memory import FP32_BYTES, LayerBytes, rotation_bytes, stream_bytes
+from evenpack.models.common.outline import BlockOutline, ModelOutline
 from evenpack.models.llama.config import LlamaConfig
 
 
@@ -75,4 +76,28 @@ def _block_weights(config: LlamaConfig) -> int:
     return 2 * width * width + 2 * width * config.key_value_size + 3 * width * config.shape["feed_forward_size"]
 
 
-LLAMA_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, layer_bytes=layer_bytes)
+def outline(config: LlamaConfig, *, vocabulary_size: int) -> ModelOutline:
+    """Returns the layers: SwiGLU and RMSNorm, without biases."""
+    return ModelOutline(
+        layers=config.shape["layers"],
+        block=BlockOutline(
+            width=config.shape["hidden_size"],
+            key_value_size=config.key_value_size,
+            feed_forward_size=config.shape["feed_forward_size"],
+            is_gated=True,
+            has_biases=False,
+            is_rotary=True,
+            has_dropout=config.dropout > 0.0,
+        ),
+        is_causal=True,
+        vocabulary_size=vocabulary_size,
+        tables=1,
+        has_embedding_norm=False,
+        has_final_norm=True,
+        is_head_tied=config.tied_head,
+        head_matrix=None,
+        has_output_bias=False,
+    )
+
+
+LLAMA_COST = ModelCost(parameter_count=parameter_count, step_flops=step_flops, layer_bytes=layer_bytes, outline=outline)

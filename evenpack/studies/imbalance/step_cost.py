@@ -9,35 +9,32 @@ from pydantic import Field
 
 from evenpack.config import Section, nearest, validate
 from evenpack.engine.cost_model import CostModel, read_cost_values
+from evenpack.engine.cost_weights import head_share
+from evenpack.engine.optimizers.config import OptimizerSection
+from evenpack.engine.resolve import ResolvedRun
 from evenpack.errors import ConfigError
-from evenpack.models.common.section import TransformerConfig
-from evenpack.models.cost import Work, step_flops
+from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
+from evenpack.studies.roofline.linear import linear_seconds
 
 SHIPPED = Path(__file__).with_name("cost_models")
 DEFAULT_COST = "bert_large_estimate"
-_MANY = 1 << 20
-"""Number of pairs at which rounding to whole pairs has no effect."""
+_DEVICE = "h100"
+"""Device of the estimates."""
 
 
 class EstimatedCost(Section):
-    """Seconds computed from operations and assumed fractions of a device's peak; nothing is measured.
+    """What the roofline of `studies/roofline` computes the seconds of a micro-batch from; nothing is measured."""
 
-    It contains no constant and no optimizer. In the shipped ones an operation takes as long in attention as elsewhere:
-    this is neutral, because real attention is slower, which favours layouts with short segments even more.
-    """
-
-    model: str
-    causal: bool
-    flops_per_slot: float = Field(gt=0.0)
-    """Operations of forward and backward, blocks only: embeddings, norms and heads are left out."""
-    flops_per_squared_length: float = Field(gt=0.0)
+    model: ModelConfig
+    vocabulary_size: int = Field(ge=2)
+    max_positions: int = Field(ge=1)
+    """Rows of a learned position table."""
+    head_share: float = Field(gt=0.0, le=1.0)
+    """Rows of the output head per slot: 1 for next tokens, the share of masked ones for masked tokens."""
+    optimizer: OptimizerSection
     device: str
-    peak_flops: float = Field(gt=0.0)
-    """Dense peak in operations per second."""
-    utilisation: float = Field(gt=0.0, le=1.0)
-    """Fraction of the peak that matrix products outside attention reach."""
-    attention_utilisation: float = Field(gt=0.0, le=1.0)
+    """Device with a known peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,38 +97,45 @@ def find_cost(given: str) -> StepCost:
     return cost
 
 
-def estimate_for(model: TransformerConfig) -> StepCost:
-    """Returns the cost of a model at the utilisation that the shipped estimates assume."""
+def estimate_for(run: ResolvedRun) -> StepCost:
+    """Returns the cost of a run's model on the device of the shipped estimates.
 
-    def flops(**work: int) -> float:
-        nothing = {"slots": 0, "squared_lengths": 0, "head_slots": 0, "sequences": 0}
-        return step_flops(model, vocabulary_size=1, work=Work(**(nothing | work))) / _MANY
-
-    assumed = validate(read_cost_values(SHIPPED / f"{DEFAULT_COST}.json"), EstimatedCost, origin=DEFAULT_COST)
-    estimate = assumed.model_copy(
-        update={
-            "model": f"{model.kind} {model.preset}",
-            "causal": family_of(model).causal,
-            "flops_per_slot": flops(slots=_MANY),
-            "flops_per_squared_length": flops(squared_lengths=_MANY),
-        }
+    Raises: ConfigError for a family that does not describe its layers.
+    """
+    config, prepared = run.config, run.prepared
+    cost = EstimatedCost(
+        model=config.model,
+        vocabulary_size=prepared.vocabulary_size,
+        max_positions=run.max_positions,
+        head_share=head_share(config.model, config.masking, prepared),
+        optimizer=config.optimizer,
+        device=_DEVICE,
     )
-    return _estimated("estimate of the run's model", estimate)
+    return _estimated("estimate of the run's model", cost)
 
 
 def _estimated(name: str, cost: EstimatedCost) -> StepCost:
+    model = cost.model
+    seconds = linear_seconds(
+        model,
+        vocabulary_size=cost.vocabulary_size,
+        max_positions=cost.max_positions,
+        head_share=cost.head_share,
+        optimizer=cost.optimizer,
+        device=cost.device,
+    )
     return StepCost(
         name=name,
-        origin=f"ESTIMATE, not measured: {cost.model} on {cost.device} at {100 * cost.utilisation:.0f} % of "
-        f"{cost.peak_flops / 1e12:.0f} TFLOP/s, attention at {100 * cost.attention_utilisation:.0f} %; no optimizer",
+        origin=f"ESTIMATE, not measured: roofline of {model.kind} {model.preset} on {cost.device}, bfloat16, attention "
+        f"at published rates of FlashAttention 2, {cost.optimizer.kind}",
         estimated=True,
-        device=cost.device,
-        causal=cost.causal,
-        constant=0.0,
-        per_slot=cost.flops_per_slot / (cost.peak_flops * cost.utilisation),
-        per_squared_length=cost.flops_per_squared_length / (cost.peak_flops * cost.attention_utilisation),
+        device=f"NVIDIA {cost.device.upper()}, bfloat16",
+        causal=family_of(model).causal,
+        constant=seconds.constant,
+        per_slot=seconds.per_slot,
+        per_squared_length=seconds.per_squared_length,
         per_segment=0.0,
-        per_step=0.0,
+        per_step=seconds.per_step,
         noise=0.0,
     )
 

@@ -122,7 +122,7 @@ def _cost_of(run: ResolvedRun | None) -> StepCost:
     if run is None:
         return find_cost(DEFAULT_COST)
     path = run.config.training.cost_model
-    return estimate_for(run.config.model) if path is None else find_cost(str(path))
+    return estimate_for(run) if path is None else find_cost(str(path))
 
 
 def _forecast(

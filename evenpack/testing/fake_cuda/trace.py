@@ -34,6 +34,7 @@ from evenpack.testing.fake_cuda.flex_operator import provide_flex_attention
 from evenpack.testing.fake_cuda.flops import flop_formulas, is_attention
 from evenpack.testing.fake_cuda.gpu_kernels import provide_gpu_kernels
 from evenpack.testing.fake_cuda.memory import MemoryMeter
+from evenpack.testing.fake_cuda.traffic import Traffic, TrafficMeter
 from evenpack.testing.fake_cuda.watch import Fault, Watch
 
 DEVICE = torch.device("cuda:0")
@@ -65,6 +66,9 @@ class StepTrace:
     peak_bytes: int
     phase_bytes: Mapping[Phase, int]
     """The peak in each phase of the step, of the micro-batch that needs most."""
+    traffic: Mapping[str, Traffic]
+    """Kernels and bytes of the step by their kind: products, attention and others of forward and backward, and the
+    update, which begins with the reduction of gradients."""
 
 
 class StepStopped(EvenpackError):  # noqa: N818 - reads as what happened
@@ -157,7 +161,8 @@ def _traced(
     meter.restart()
     second = beside(engine)
     notes = _Notes(engine, meter)
-    with watch.watching(), meter, second:
+    traffic = TrafficMeter(engine)
+    with watch.watching(), meter, traffic, second:
         local = engine.train_step(1, batches)
     _check_results(engine, local, watch)
     operations = counter.get_flop_counts()["Global"]
@@ -172,6 +177,7 @@ def _traced(
         block_bytes=notes.kept_by_a_block() - _cast_bytes(engine, notes.blocks[-2]),
         peak_bytes=meter.peak_bytes,
         phase_bytes=notes.phase_bytes,
+        traffic=traffic.found,
     )
 
 

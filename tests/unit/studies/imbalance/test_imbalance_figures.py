@@ -22,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("simulated_once")
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 SXM, 16-bit", True),
-        ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 SXM, 16-bit", False),
-        (CPU, "NVIDIA H100 SXM, 16-bit", False),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100, bfloat16", True),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA H100, bfloat16", False),
+        (CPU, "NVIDIA H100, bfloat16", False),
         (CPU, CPU, True),
         ("CPU (EPYC 7B13), 1 thread a rank", "CPU (EPYC 7B13), 2 threads a rank", False),
     ],
@@ -36,7 +36,7 @@ def test_devices_are_told_apart_by_their_model(one: str, other: str, same: bool)
 def test_a_log_of_another_device_than_the_cost_models_is_warned_of(packed: RunConfig) -> None:
     log_run(packed)
     (warning,) = studied(packed).warnings
-    assert f"packed was measured on {CPU}, and the simulated lines are an ESTIMATE for NVIDIA H100 SXM" in warning
+    assert f"packed was measured on {CPU}, and the simulated lines are an ESTIMATE for NVIDIA H100, bfloat16" in warning
     log_run(packed, device="NVIDIA H100 80GB HBM3")
     assert studied(packed).warnings == ()
 
@@ -72,7 +72,7 @@ def test_figures_tell_what_was_measured_from_what_was_estimated(
     step_plots.plot_step_speed_ups(study, tmp_path / "steps.png")
     speed_ups, of_steps = figures
     for words in (
-        "SIMULATED with an ESTIMATED cost model, nothing measured: NVIDIA H100 SXM, 16-bit",
+        "SIMULATED with an ESTIMATED cost model, nothing measured: NVIDIA H100, bfloat16",
         f"MEASURED: packed (packs, assigned by cost) on 2 x {CPU}",
         f"WARNING: packed was measured on {CPU}",
         "Simulated: lengths of packed, data ",

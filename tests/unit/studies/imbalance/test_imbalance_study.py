@@ -13,17 +13,16 @@ import yaml
 from matplotlib.figure import Figure
 from tiny_run import tiny_gpt2_run
 
+from evenpack.data.prepared import PreparedData
+from evenpack.engine.resolve import resolve
 from evenpack.launcher.cli import app as cli
-from evenpack.models.bert.config import BertConfig
-from evenpack.models.gpt2.config import Gpt2Config
-from evenpack.models.llama.config import LlamaConfig
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings
 from evenpack.studies.imbalance.forecast import forecast_from_log
 from evenpack.studies.imbalance.plots import _draw_forecast
-from evenpack.studies.imbalance.step_cost import estimate_for, find_cost
 from evenpack.studies.imbalance.step_log import read_step_log
 from evenpack.studies.imbalance.step_times import StepTimes
+from evenpack.studies.roofline.linear import linear_seconds
 
 ARRIVAL = Scheme(layout="unpadded", policy="arrival")
 DEVICES = (1, 4, 16)
@@ -136,24 +135,6 @@ def test_json_has_all_sources_and_every_row(study: Command, tmp_path: Path) -> N
     assert values["log"]["rows"][1]["best"]["expected"] == pytest.approx(1.6 + 0.12 * np.euler_gamma, abs=0.04)
 
 
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        (BertConfig(kind="bert", preset="large"), "bert_large_estimate"),
-        (Gpt2Config(kind="gpt2", preset="xl"), "gpt2_xl_estimate"),
-    ],
-)
-def test_a_model_is_estimated_as_the_shipped_estimates_are(model: BertConfig | Gpt2Config, name: str) -> None:
-    found, shipped = estimate_for(model), find_cost(name)
-    assert found.per_slot == pytest.approx(shipped.per_slot, rel=1e-12)
-    assert found.per_squared_length == pytest.approx(shipped.per_squared_length, rel=1e-12)
-    assert (found.causal, found.origin) == (shipped.causal, shipped.origin)
-
-
-def test_a_third_decoder_is_causal_in_an_estimate_too() -> None:
-    assert estimate_for(LlamaConfig(kind="llama", preset="1.1b")).causal
-
-
 def test_a_run_is_simulated_with_its_own_model(study: Command, tmp_path: Path) -> None:
     config = tiny_gpt2_run(tmp_path)
     run_file = tmp_path / "run.yaml"
@@ -162,8 +143,18 @@ def test_a_run_is_simulated_with_its_own_model(study: Command, tmp_path: Path) -
     assert code == 0
     cost = json.loads(out)["simulation"]["cost"]
     assert cost["causal"] is True
-    assert "ESTIMATE, not measured: gpt2 tiny on NVIDIA H100" in cost["origin"]
-    assert cost["per_slot"] / cost["per_squared_length"] == pytest.approx(12 * 32 + 1, rel=1e-6)
+    assert "ESTIMATE, not measured: roofline of gpt2 tiny on h100" in cost["origin"]
+    run = resolve(config, PreparedData.open(config.prepared_dir, config.data))
+    expected = linear_seconds(
+        config.model,
+        vocabulary_size=run.prepared.vocabulary_size,
+        max_positions=run.max_positions,
+        head_share=1.0,
+        optimizer=config.optimizer,
+        device="h100",
+    )
+    for name in ("constant", "per_slot", "per_squared_length", "per_step"):
+        assert cost[name] == pytest.approx(getattr(expected, name), rel=1e-12)
 
 
 def test_tables_name_the_estimate_every_scheme_and_what_crosses(study: Command, tmp_path: Path) -> None:
@@ -174,7 +165,7 @@ def test_tables_name_the_estimate_every_scheme_and_what_crosses(study: Command, 
     )
     assert code == 0, err
     for words in (
-        "ESTIMATE, not measured: bert large",
+        "ESTIMATE, not measured: roofline of bert large",
         "1e+09 bytes in a ring at 50 GB/s, not overlapped",
         "devices wait in every micro-batch",
         "published (BERT, 512): unpadded arrival",
