@@ -127,7 +127,7 @@ def _estimated(name: str, cost: EstimatedCost) -> StepCost:
     return StepCost(
         name=name,
         origin=f"ESTIMATE, not measured: roofline of {model.kind} {model.preset} on {cost.device}, bfloat16, attention "
-        f"at published rates of FlashAttention 2, {cost.optimizer.kind}",
+        f"at the rates of FlashAttention 2, {cost.optimizer.kind}",
         estimated=True,
         device=f"NVIDIA {cost.device.upper()}, bfloat16",
         causal=family_of(model).causal,
