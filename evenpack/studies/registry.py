@@ -15,6 +15,7 @@ from evenpack.studies.forecast.command import ForecastCommand
 from evenpack.studies.imbalance.command import ImbalanceCommand
 from evenpack.studies.packing.command import PackingCommand
 from evenpack.studies.residuals.command import ResidualsCommand
+from evenpack.studies.roofline.command import RooflineCommand
 from evenpack.studies.shuffle.command import ShuffleCommand
 from evenpack.studies.throughput.command import ThroughputCommand
 
@@ -35,7 +36,7 @@ class LengthsStudy(Protocol):
 
 @runtime_checkable
 class RunStudy(Protocol):
-    """A study that times steps of a prepared run on this machine's devices."""
+    """A study of one run: it times steps of a prepared run on this machine's devices, or computes them."""
 
     def run(self, config: "RunConfig") -> Report:
         """Runs on every rank. Raises: EvenpackError."""
@@ -63,6 +64,7 @@ LENGTHS_STUDIES: dict[str, type[LengthsStudy]] = {
 RUN_STUDIES: dict[str, type[RunStudy]] = {
     "throughput": ThroughputCommand,
     "forecast": ForecastCommand,
+    "roofline": RooflineCommand,
 }
 
 STUDIES_OF_RUNS: dict[str, type[StudyOfRuns]] = {

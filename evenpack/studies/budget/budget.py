@@ -133,7 +133,7 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
     """
     peak = None if options.device is None else find_device_peak(options.device)
     asked = config.training.tokens_per_step
-    config, data, adjustment = _settled(config, options)
+    config, data, adjustment = settled_data(config, options)
     batch = _batch(config, data, devices=options.devices, asked=asked)
     steps = config.training.planned_steps
     items = steps * config.training.items_per_step
@@ -165,7 +165,7 @@ def budget_of(config: RunConfig, options: BudgetOptions) -> Budget:
     )
 
 
-def _settled(config: RunConfig, options: BudgetOptions) -> tuple[RunConfig, RunData, tuple[str, ...]]:
+def settled_data(config: RunConfig, options: BudgetOptions) -> tuple[RunConfig, RunData, tuple[str, ...]]:
     """Returns the run in packs and steps, a description of its data, and the adjustment of its values."""
     if options.corpus_tokens is not None and options.corpus_documents is not None:
         data = data_of_counts(

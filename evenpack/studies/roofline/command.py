@@ -1,0 +1,61 @@
+"""The command `evenpack study roofline`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evenpack.console import Report
+from evenpack.studies.shared_options import Plot
+
+if TYPE_CHECKING:
+    from evenpack.engine.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflineCommand:
+    """Estimate the time of a step on a GPU from its operations, bytes and kernels, part by part. Nothing is measured.
+
+    Without prepared data packs are taken as full of the longest sequences. What the estimate assumes is in
+    docs/roofline.md.
+
+    \b
+    Examples:
+      evenpack study roofline RUN.yaml --device h100
+      evenpack study roofline gpt2_xl --devices 8 --goal 50000 data.sources.web.path=web/ --vocabulary-size 50257
+      evenpack study roofline RUN.yaml --plot roofline.png --save roofline.json
+    """
+
+    device: Annotated[str, typer.Option(metavar="NAME", help="A GPU with known peaks: h100, h200, b200, a100, ...")] = (
+        "h100"
+    )
+    devices: Annotated[int, typer.Option(help="Devices that divide a step; the step of one of them is shown.")] = 1
+    goal: Annotated[
+        float | None,
+        typer.Option(metavar="TOKENS/S", help="Rate of one device that is wanted.", show_default=False),
+    ] = None
+    vocabulary_size: Annotated[
+        int | None,
+        typer.Option(min=2, help="Vocabulary size of unprepared data. Default: the tokenizer's.", show_default=False),
+    ] = None
+    plot: Plot = None
+
+    def run(self, config: "RunConfig") -> Report:
+        """Computes and shows the roofline. Raises: as `RooflineOptions` and `study_roofline`."""
+        from evenpack import console
+        from evenpack.studies.plotting import require_plot
+        from evenpack.studies.roofline.plots import plot_roofline
+        from evenpack.studies.roofline.study import RooflineOptions, study_roofline
+        from evenpack.studies.roofline.tables import roofline_tables
+
+        options = RooflineOptions(
+            device=self.device, devices=self.devices, goal=self.goal, vocabulary_size=self.vocabulary_size
+        )
+        if self.plot is not None:
+            require_plot(self.plot)
+        found = study_roofline(config, options)
+        shown = roofline_tables(found)
+        if self.plot is not None:
+            plot_roofline(found, self.plot)
+            shown.append(console.text(f"Drew {self.plot}"))
+        return Report(value=found, shown=shown)
