@@ -85,7 +85,7 @@ def _attention_seconds(*, causal: bool) -> tuple[float, float]:
     """
     (short, slow), (long, fast) = FLASH_ATTENTION_2_TFLOPS[causal].items()
     pairs = 0.5 if causal else 1.0
-    # Seconds per slot at both lengths: 3.5 passes of 4 operations a pair, pairs · l pairs for each slot.
+    # Seconds per slot at both lengths: 3.5 passes of 4 operations for each pair, pairs · l pairs for each slot.
     at_short, at_long = (
         _COUNTED_PASSES * 4 * pairs * length / (rate * 1e12) for length, rate in ((short, slow), (long, fast))
     )
