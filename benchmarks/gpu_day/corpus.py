@@ -1,0 +1,147 @@
+"""Writes corpora of random tokens whose lengths are the published ones, and the run files of the day over them.
+
+    python benchmarks/gpu_day/corpus.py DIRECTORY [--tiny]
+
+Nothing is downloaded. Speed depends on lengths and sizes and not on what the tokens are. The run files are the
+shipped ones with another source, without a checkpoint to start from, and with one micro-batch a step; `--tiny` makes
+them small enough for a CPU.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from evenpack.config import validate
+from evenpack.data.order.permutation import derive_key
+from evenpack.data.shards.masked_sequences import MaskedSequences
+from evenpack.data.shards.writing import ShardForm, new_shard
+from evenpack.data.tokens.file import TokenFileWriter
+from evenpack.engine.config import RunConfig
+from evenpack.files import write_text
+from evenpack.shipped import shipped_run_files
+from evenpack.studies.lengths.published import published_histogram
+
+BERT_VOCABULARY, GPT2_VOCABULARY, TINY_VOCABULARY = 30_522, 50_257, 600
+MASK_SHARE = 0.15
+MOST_MASKS = 76
+SHORTEST_PAIR = 7
+
+RUNS = {
+    "bert_large_phase2": "bert",
+    "gpt2_small": "decoder_1024",
+    "gpt2_xl": "decoder_1024",
+    "llama_160m": "decoder_2048",
+}
+"""The shipped run files of the day, and the corpus of each."""
+
+PACKS = {"gpt2_xl": 4, "llama_160m": 8}
+"""Packs of a micro-batch where those of the run file would not fit 80 GB once each sequence is padded to a row."""
+
+
+def published_lengths(name: str, count: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Returns so many lengths, spread evenly over the published histogram, in a fixed random order."""
+    counts = published_histogram(name).counts
+    shares = np.cumsum(counts) / counts.sum()
+    lengths = 1 + np.searchsorted(shares, (np.arange(count) + 0.5) / count)
+    return np.random.default_rng(0).permutation(lengths)
+
+
+def write_decoder_corpus(prefix: Path, *, name: str, count: int, vocabulary_size: int) -> None:
+    """Writes documents in Megatron's layout, each ended by the last id of the vocabulary."""
+    lengths = np.maximum(2, published_lengths(name, count))
+    tokens = np.random.default_rng(1).integers(0, vocabulary_size - 1, int(lengths.sum()))
+    tokens[np.cumsum(lengths) - 1] = vocabulary_size - 1
+    hashes = np.array([derive_key(0, number) for number in range(count)], dtype=np.uint64)
+    with TokenFileWriter(prefix, vocabulary_size=vocabulary_size) as writer:
+        writer.append(tokens, lengths, {"document_hashes": hashes})
+        writer.finish()
+
+
+def write_pair_corpus(directory: Path, *, count: int, vocabulary_size: int) -> None:
+    """Writes masked pairs as an HDF5 shard, and a vocabulary of as many words."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(vocabulary_size - 5))]
+    directory.mkdir(parents=True, exist_ok=True)
+    write_text(directory / "vocab.txt", "\n".join(words) + "\n")
+    lengths = np.maximum(SHORTEST_PAIR, published_lengths("wikipedia_512", count))
+    random = np.random.default_rng(2)
+    tokens = random.integers(5, vocabulary_size, int(lengths.sum()))
+    ends = np.cumsum(lengths)
+    starts, firsts = ends - lengths, lengths // 2 + 1
+    tokens[starts], tokens[starts + firsts - 1], tokens[ends - 1] = 2, 3, 3
+    masks = np.clip(np.round(MASK_SHARE * lengths), 1, np.minimum(MOST_MASKS, firsts - 2)).astype(np.int64)
+    places = np.concatenate([1 + np.arange(number) for number in masks])  # of the first half, before its [SEP]
+    at = np.repeat(starts, masks) + places
+    labels = tokens[at].copy()
+    tokens[at] = 4
+    sequences = MaskedSequences(
+        tokens=tokens,
+        lengths=lengths,
+        first_segment_lengths=firsts,
+        next_sentence_labels=np.arange(count) % 2,
+        mask_counts=masks,
+        mask_places=places,
+        mask_labels=labels,
+    )
+    form = ShardForm(layout="variable", row_slots=512, mask_slots=MOST_MASKS, vocabulary_size=vocabulary_size)
+    with new_shard(directory / "part_00000_of_00001.hdf5", form, count) as shard:
+        shard.append(sequences)
+
+
+def run_values(name: str, directory: Path, *, tiny: bool) -> dict[str, Any]:
+    """Returns the shipped run file over the corpus of the day."""
+    values: dict[str, Any] = yaml.safe_load(shipped_run_files()[name].read_text(encoding="utf-8"))
+    corpus, data, training = RUNS[name], values["data"], values["training"]
+    vocabulary = TINY_VOCABULARY if tiny else GPT2_VOCABULARY
+    if corpus == "bert":
+        source = {"kind": "hdf5", "path": str(directory / corpus), "weight": 1}
+        data["recipe"] = {"kind": "masked_pairs", "max_sequence_length": 512, "max_predictions": MOST_MASKS}
+        data["tokenizer"] = {"kind": "bert", "path": str(directory / corpus)}
+    else:
+        source = {"kind": "megatron", "path": str(directory / corpus / "tokens"), "weight": 1}
+        data["tokenizer"] = {
+            "kind": "external",
+            "vocabulary_size": vocabulary,
+            "end_of_text_id": vocabulary - 1,
+        }
+    data["sources"] = {"published": source}
+    data["prepared_dir"] = str(directory / "prepared" / corpus)
+    values["run"]["output_dir"] = str(directory / "runs" / name)
+    values["attention"] = {}
+    values["deepspeed"] = {"zero_stage": 0}
+    training.pop("initialize_from", None)
+    packs = PACKS.get(name, training["packs_per_micro_batch"])
+    training |= {"packs_per_step": packs, "packs_per_micro_batch": packs}
+    if tiny:
+        values["model"] |= {"preset": "tiny"}
+        training |= {"packs_per_step": 2, "packs_per_micro_batch": 2, "precision": "fp32"}
+    return values
+
+
+def main() -> None:
+    """Writes everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    directory, tiny = given.directory.absolute(), given.tiny
+    count = 300 if tiny else 60_000
+    write_pair_corpus(directory / "bert", count=count, vocabulary_size=TINY_VOCABULARY if tiny else BERT_VOCABULARY)
+    for slots in (1024, 2048):
+        write_decoder_corpus(
+            directory / f"decoder_{slots}" / "tokens",
+            name=f"wikipedia_{slots}",
+            count=count // 2,
+            vocabulary_size=TINY_VOCABULARY if tiny else GPT2_VOCABULARY,
+        )
+    (directory / "run_files").mkdir(exist_ok=True)
+    for name in RUNS:
+        values = run_values(name, directory, tiny=tiny)
+        validate(values, RunConfig, origin=name)
+        write_text(directory / "run_files" / f"{name}.yaml", yaml.safe_dump(values, sort_keys=False))
+
+
+if __name__ == "__main__":
+    main()
