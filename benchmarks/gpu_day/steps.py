@@ -117,7 +117,7 @@ def _throughput(plan: Plan) -> Iterator[Step]:
     serve."""
     for name in (_BERT, "gpt2_small", "gpt2_xl", "llama_160m"):
         yield _measured(plan, f"throughput {name} auto", name, cost_model=True, plot=True)
-    kernels = ("sdpa", "reference") if plan.device == "cpu" else ("varlen", "flash", "flex", "sdpa")
+    kernels = ("sdpa",) if plan.device == "cpu" else ("varlen", "flash", "flex", "sdpa")
     for kernel in kernels:
         for name in (_BERT, "gpt2_small", "llama_160m"):
             without = ("model.attention_dropout=0",) if name == _BERT else ()

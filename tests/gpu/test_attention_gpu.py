@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from evenpack.kernels.attention import AttentionRequest, packed_attention
 from evenpack.kernels.capabilities import capabilities
@@ -21,6 +22,9 @@ CASES = [
     for causal in (False, True)
     for alibi in (False, True)
 ]
+RATE = 0.1
+"""Dropout of attention probabilities."""
+
 ROUNDING = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
@@ -30,22 +34,46 @@ def serving(dtype: torch.dtype, causal: bool, alibi: bool) -> list[str]:
         device_type="cuda", dtype=dtype, head_dim=HEAD_DIM, causal=causal, alibi=alibi, dropout=False
     )
     able = [answer.backend for answer in capabilities(request) if answer.available and answer.backend != "reference"]
-    assert "sdpa" in able
+    assert {"sdpa", "flex"} <= set(able)  # flex alone computes FP32 in one kernel, and ALiBi without flash-attn
     assert ("varlen" in able) == (dtype != torch.float32 and not alibi)
     return able
 
 
+def dropping(dtype: torch.dtype, causal: bool) -> list[str]:
+    """Returns the backends with dropout; neither varlen nor flex has it."""
+    request = AttentionRequest(
+        device_type="cuda", dtype=dtype, head_dim=HEAD_DIM, causal=causal, alibi=False, dropout=True
+    )
+    able = [answer.backend for answer in capabilities(request) if answer.available]
+    assert {"reference", "sdpa"} <= set(able)
+    assert not {"varlen", "flex"} & set(able)
+    return able
+
+
+def boundaries() -> Tensor:
+    return torch.tensor((0, *STATIC_LENGTHS), device="cuda").cumsum(0).to(torch.int32)
+
+
+def random_inputs(dtype: torch.dtype, count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (sum(STATIC_LENGTHS), HEADS, HEAD_DIM)
+    return [torch.randn(shape, generator=generator).to("cuda", dtype) for _ in range(count)]
+
+
+def dropped(backend: str, inputs: list[Tensor], *, causal: bool, seed: int = 5) -> Tensor:
+    """Returns attention with a tenth of the probabilities dropped, the same ones for the same seed."""
+    torch.manual_seed(seed)
+    return packed_attention(*inputs, boundaries(), 1024, causal=causal, dropout=RATE, backend=backend)
+
+
 def run(backend: str, dtype: torch.dtype, *, causal: bool, alibi: bool, key_value_heads: int = HEADS) -> list[Tensor]:
     """Returns the output and the gradients of q, k and v, in FP32."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, upstream = (
-        torch.randn(sum(STATIC_LENGTHS), HEADS, HEAD_DIM, generator=generator).to("cuda", dtype) for _ in range(4)
-    )
+    q, k, v, upstream = random_inputs(dtype, 4)
     k, v = k[:, :key_value_heads].clone(), v[:, :key_value_heads].clone()
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
     output = packed_attention(
         *inputs,
-        torch.tensor((0, *STATIC_LENGTHS), device="cuda").cumsum(0).to(torch.int32),
+        boundaries(),
         1024,  # an upper bound, above the longest segment here
         causal=causal,
         alibi_slopes=torch.exp2(-2 * torch.arange(1.0, HEADS + 1, device="cuda")) if alibi else None,
@@ -77,6 +105,56 @@ def test_segments_are_isolated_and_the_control_leaks(dtype: torch.dtype, causal:
         result = probe_isolation(backend, device="cuda", dtype=dtype, causal=causal, alibi=alibi)
         assert result.control_leaks, (backend, result)
         assert result.passed, (backend, result)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout_keeps_the_mean_and_draws_by_the_seed(causal: bool) -> None:
+    for backend in dropping(torch.bfloat16, causal):
+        q, k, v = random_inputs(torch.bfloat16, 3)
+        ones = [q, k, torch.ones_like(v)]
+        outputs = [dropped(backend, ones, causal=causal, seed=seed).float() for seed in (5, 5, 6)]
+        assert torch.equal(outputs[0], outputs[1]), backend
+        assert not torch.equal(outputs[0], outputs[2]), backend
+        assert outputs[0].mean().item() == pytest.approx(1.0, abs=0.02), backend  # probabilities add up to 1
+        assert outputs[0].std().item() > 0.02, backend
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_backward_pass_drops_what_the_forward_pass_dropped(causal: bool) -> None:
+    """Output is linear in v where the same probabilities are dropped: v · its gradient is output · its gradient."""
+    for backend in dropping(torch.bfloat16, causal):
+        *inputs, upstream = random_inputs(torch.bfloat16, 4)
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        output = dropped(backend, inputs, causal=causal)
+        gradient = torch.autograd.grad(output, inputs[2], upstream)[0]
+        through_output, through_v = (output * upstream).double(), (inputs[2] * gradient).double()
+        scale = through_output.abs().sum().item()
+        assert through_v.sum().item() == pytest.approx(through_output.sum().item(), abs=2e-4 * scale), backend
+        other = dropped(backend, inputs, causal=causal, seed=99)  # the check sees where others are dropped
+        assert abs((other * upstream).double().sum().item() - through_v.sum().item()) > 4e-4 * scale, backend
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_segments_are_isolated_with_dropout(causal: bool) -> None:
+    first = STATIC_LENGTHS[0]
+    for backend in dropping(torch.bfloat16, causal):
+        inputs = random_inputs(torch.bfloat16, 3)
+        changed = [torch.cat([tensor[:first] * 8, tensor[first:]]) for tensor in inputs]
+        outputs = [dropped(backend, each, causal=causal) for each in (inputs, changed)]
+        assert torch.equal(outputs[0][first:], outputs[1][first:]), backend
+        assert not torch.equal(outputs[0][:first], outputs[1][:first]), backend
+
+
+def test_flex_is_compiled_once_for_all_boundaries() -> None:
+    q, k, v = (tensor.requires_grad_() for tensor in random_inputs(torch.bfloat16, 3))
+    graphs = []
+    for shift in range(4):
+        moved = boundaries().clone()
+        moved[1:-1] = torch.clamp(moved[1:-1] - shift, min=0)
+        output = packed_attention(q, k, v, moved, 1024, causal=True, backend="flex")
+        output.float().sum().backward()
+        graphs.append(int(counters["stats"]["unique_graphs"]))
+    assert graphs[1:] == graphs[:1] * 3
 
 
 def test_with_deterministic_algorithms_the_fused_kernels_agree_in_every_bit_of_two_runs() -> None:

@@ -7,7 +7,7 @@ import torch
 from masked_batches import build_masked_batch, random_pairs, roughen
 
 from evenpack.kernels.attention import AttentionRequest
-from evenpack.kernels.capabilities import capabilities
+from evenpack.kernels.capabilities import FUSED, capabilities
 from evenpack.models.bert.config import BertConfig
 from evenpack.models.bert.model import Bert
 
@@ -19,8 +19,16 @@ LONGEST = 256
 HEAD_DIM = 64
 
 
-def build_model(*, device=DEVICE, backend="auto", dropout=0.0):
-    config = BertConfig(kind="bert", preset="tiny", layers=4, hidden_size=4 * HEAD_DIM, heads=4, dropout=dropout)
+def build_model(*, device=DEVICE, backend="auto", dropout=0.0, attention_dropout=None):
+    config = BertConfig(
+        kind="bert",
+        preset="tiny",
+        layers=4,
+        hidden_size=4 * HEAD_DIM,
+        heads=4,
+        dropout=dropout,
+        attention_dropout=attention_dropout,
+    )
     model = Bert(config, vocabulary_size=VOCABULARY, max_positions=LONGEST, attention_backend=backend, seed=3)
     roughen(model, 0.02)
     return model.to(device)
@@ -44,14 +52,25 @@ def loss_and_gradients(model, batch):
     return loss.item(), {name: parameter.grad.cpu() for name, parameter in model.named_parameters()}
 
 
-def serving_backends():
+def serving_backends(*, dropout=False):
     """Returns every backend that supports bfloat16 here; none of torch's own may be missing."""
     request = AttentionRequest(
-        device_type="cuda", dtype=torch.bfloat16, head_dim=HEAD_DIM, causal=False, alibi=False, dropout=False
+        device_type="cuda", dtype=torch.bfloat16, head_dim=HEAD_DIM, causal=False, alibi=False, dropout=dropout
     )
     able = {answer.backend for answer in capabilities(request) if answer.available}
-    assert able >= {"reference", "sdpa", "varlen"}
+    assert able >= ({"reference", "sdpa"} if dropout else {"reference", "sdpa", "varlen", "flex"})
     return sorted(able)
+
+
+def dropping_models():
+    """Returns models as they are trained, by backend: with dropout of attention where the backend has it."""
+    with_it = {backend: build_model(backend=backend, dropout=0.1) for backend in serving_backends(dropout=True)}
+    without = {
+        backend: build_model(backend=backend, dropout=0.1, attention_dropout=0.0)
+        for backend in set(serving_backends()) - with_it.keys()
+    }
+    assert {"varlen", "flex"} <= without.keys()
+    return with_it | without
 
 
 def bf16_autocast():
@@ -97,13 +116,36 @@ def test_sequences_are_isolated_with_every_backend_and_the_control_leaks():
         assert deviations[1] > 1e-4, backend
 
 
+def test_dropout_is_drawn_by_the_seed_and_leaves_the_loss_near_that_without():
+    batch, _ = some_batch()
+    plain, _ = loss_and_gradients(build_model(), batch)
+    for backend, model in dropping_models().items():
+        found = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            with bf16_autocast():
+                found.append(loss_and_gradients(model, batch))
+        assert found[0][0] == found[1][0], backend
+        assert found[0][0] != found[2][0], backend
+        assert found[0][0] == pytest.approx(plain, rel=0.1), backend
+        for name, gradient in found[0][1].items():
+            assert gradient.isfinite().all(), (backend, name)
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype when it is switched on
-def test_nothing_waits_for_the_device_with_varlen():
-    model, (batch, _) = build_model(backend="varlen"), some_batch()
-    with bf16_autocast():
-        loss_of(model, batch).backward()  # kernels are loaded and the allocator is warm after this
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            loss_of(model, batch).backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+def test_nothing_waits_for_the_device_with_a_fused_kernel_and_dropout():
+    batch, _ = some_batch()
+    models = {backend: model for backend, model in dropping_models().items() if backend in FUSED}
+    for backend, model in models.items():
+        with bf16_autocast():
+            for _ in range(2):
+                loss_of(
+                    model, batch
+                ).backward()  # kernels are loaded and compiled, and the allocator is warm after this
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                loss_of(model, batch).backward()
+            except RuntimeError as error:
+                raise AssertionError(f"{backend} waits") from error
+            finally:
+                torch.cuda.set_sync_debug_mode("default")

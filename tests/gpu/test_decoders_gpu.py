@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from batches import build_batch, random_sequences
 
 from evenpack.kernels.attention import AttentionRequest
-from evenpack.kernels.capabilities import capabilities
+from evenpack.kernels.capabilities import FUSED, capabilities
 from evenpack.models.build import new_model
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2
@@ -62,7 +62,7 @@ def serving_backends(decoder):
         dropout=False,
     )
     able = {answer.backend for answer in capabilities(request) if answer.available}
-    assert able >= ({"reference", "sdpa"} if decoder == "alibi" else {"reference", "sdpa", "varlen"})
+    assert able >= {"reference", "sdpa", "flex"} | (set() if decoder == "alibi" else {"varlen"})
     return sorted(able)
 
 
@@ -135,16 +135,24 @@ def test_sequences_are_isolated_with_every_backend_and_the_control_leaks(decoder
         assert min(deviations[1]) > 1e-4, backend
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype when it is switched on
-def test_nothing_waits_for_the_device_with_varlen():
-    model, (batch, _) = build_model(backend="varlen"), some_batch()
-    with bf16_autocast():
-        model(batch).loss_sum.backward()  # kernels are loaded and the allocator is warm after this
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            model(batch).loss_sum.backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+def test_nothing_waits_for_the_device_with_a_fused_kernel(decoder):
+    batch, _ = some_batch()
+    for backend in [name for name in serving_backends(decoder) if name in FUSED]:
+        model = build_model(decoder=decoder, backend=backend)
+        with bf16_autocast():
+            for _ in range(2):
+                model(
+                    batch
+                ).loss_sum.backward()  # kernels are loaded and compiled, and the allocator is warm after this
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                model(batch).loss_sum.backward()
+            except RuntimeError as error:
+                raise AssertionError(f"{backend} waits") from error
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
 
 def test_activation_checkpointing_needs_less_memory_and_gives_the_same_gradients():
