@@ -47,8 +47,8 @@ class Sharding(ABC):
     def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
         """Returns kernels, and bytes per parameter that they move, of what stands between gradients and update.
 
-        That is the copies into and out of the buffer of the all-reduce, the norm and the clipping, without the
-        communication itself; counted in traced steps.
+        That is the rank's own norm, the copies into and out of the buffer of the all-reduce, the norm and the
+        clipping, without the communication itself; counted in traced steps.
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Replicated(Sharding):
 
     def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
         scaled = 8.0 if ranks > 1 else 0.0
-        return 2 * tensors + 20, 8.0 + scaled + 8 + 4 + 8  # joined, scaled, copied back; norm and clipping
+        return 2 * tensors + 20, 4.0 + 8 + scaled + 8 + 4 + 8  # own norm; joined, scaled, copied back; norm, clipping
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         # Without the key DeepSpeed would clip at 1.0; its own clipping makes the host wait for the device.
@@ -170,8 +170,9 @@ class ShardedOptimizer(Sharding):
 
     def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
         norm = 12 + 8  # each gradient is cast to FP64
-        own = (norm + 8 + 8) / ranks  # clipped, and copied into the weights' buffer, by the rank that updates it
-        return 4 * tensors + 60, 8 + 8 + 8 + 8 + own  # into the buffer, scaled, joined; weights copied back
+        of_a_part = norm + 8 + 8  # clipped, and copied into the weights' buffer, by the rank that updates it
+        whole = 4 + 8 + 8 + 8 + 8  # own norm; into the buffer, scaled, joined; weights copied back
+        return 4 * tensors + 60, whole + of_a_part / ranks
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         return {"gradient_clipping": gradient_clipping or 0.0, "zero_optimization": {"stage": self.stage}}

@@ -31,13 +31,12 @@ SETTINGS = ("+checkpointing", "+zero1", "+checkpointing+zero1", "+8_times", "+8_
 
 SIZES = ("bert:base", "bert:large", "gpt2:small", "gpt2:large", "llama:160m", "llama:1.1b")
 
-TRAFFIC_EXCESS = {"bert": 0.001, "gpt2": 0.001, "llama": 0.278}
-"""Bytes of a step beyond the formula, as a share of those outside products and attention. All: operators on a few
-numbers for each slot. llama: PyTorch's CPU build computes RMSNorm and the gradient of SiLU by their parts, a GPU in
-one kernel each."""
+TRAFFIC_EXCESS = 0.0015
+"""Most bytes of a step beyond the formula, as a share of those outside products and attention: operators on a few
+numbers for each slot."""
 
-UNCOUNTED_KERNELS = {"bert": 20, "gpt2": 16, "llama": 140}
-"""Most kernels beyond the formula in each of the step's micro-batches, for the same reasons."""
+UNCOUNTED_KERNELS = 20
+"""Most kernels beyond the formula in each of the step's micro-batches, for the same reason."""
 
 FAULTS = {
     "item": ("wait", "aten._local_scalar_dense"),
@@ -143,9 +142,9 @@ def test_forward_and_backward_move_the_bytes_of_the_formula(results, job):
         assert found[kind]["kernels"] == expected[kind]["kernels"]
         assert found[kind]["bytes"] == pytest.approx(expected[kind]["bytes"], rel=beyond)
     excess = found["others"]["bytes"] / expected["others"]["bytes"] - 1.0
-    assert excess == pytest.approx(TRAFFIC_EXCESS[case.family], abs=0.003)
+    assert 0.0 <= excess <= TRAFFIC_EXCESS
     uncounted = found["others"]["kernels"] - expected["others"]["kernels"]
-    assert -5 <= uncounted / case.micro_batches <= UNCOUNTED_KERNELS[case.family]
+    assert -5 <= uncounted / case.micro_batches <= UNCOUNTED_KERNELS
 
 
 @pytest.mark.parametrize("job", [name for name, case in CASES.items() if has_estimated_blocks(case)])

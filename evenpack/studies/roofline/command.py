@@ -26,9 +26,9 @@ class RooflineCommand:
       evenpack study roofline RUN.yaml --plot roofline.png --save roofline.json
     """
 
-    device: Annotated[str, typer.Option(metavar="NAME", help="A GPU with known peaks: h100, h200, b200, a100, ...")] = (
-        "h100"
-    )
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="A GPU with known peaks: h100, h200, b200, a100-80gb, ...")
+    ] = "h100"
     devices: Annotated[int, typer.Option(help="Devices that divide a step; the step of one of them is shown.")] = 1
     goal: Annotated[
         float | None,

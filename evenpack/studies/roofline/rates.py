@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from evenpack.errors import ConfigError
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 
 FLASH_ATTENTION_2_TFLOPS = {False: {512: 215.0, 1024: 254.0}, True: {512: 141.0, 1024: 192.0}}
@@ -15,7 +16,7 @@ _COUNTED_PASSES = 3.5
 MEASURED_ON = "h100"
 """The device of these rates; on others attention is taken to reach the same share of the peak."""
 
-PRODUCT_SHARE = {"h100": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "a100": 0.869}
+PRODUCT_SHARE = {"h100": 0.803, "h200": 0.803, "gh200": 0.838, "b200": 0.776, "a100-80gb": 0.869, "a100-40gb": 0.869}
 """Largest share of the 16-bit dense peak that matrix products of any shape reach, by device; products of a given
 model reach less. Source: S. Bekman, Machine Learning Engineering, table of maximum achievable matmul FLOPS, with
 torch 2.6 and 2.7.
@@ -54,7 +55,7 @@ class Rates:
         return cls(
             device=device.name,
             products=device.half_precision * 1e12,
-            bandwidth=device.memory_bandwidth * 1e12,
+            bandwidth=bandwidth_of(device),
             attention_per_slot=0.0,
             attention_per_pair=0.0,
             kernel_gap=0.0,
@@ -69,12 +70,22 @@ class Rates:
         return cls(
             device=device.name,
             products=device.half_precision * 1e12 * PRODUCT_SHARE.get(device.name, _OTHER_PRODUCT_SHARE),
-            bandwidth=device.memory_bandwidth * 1e12 * BANDWIDTH_SHARE,
+            bandwidth=bandwidth_of(device) * BANDWIDTH_SHARE,
             attention_per_slot=slower * per_slot,
             attention_per_pair=slower * per_pair,
             kernel_gap=KERNEL_GAP_SECONDS,
             issue=ISSUE_SECONDS,
         )
+
+
+def bandwidth_of(device: DevicePeak) -> float:
+    """Returns the peak bandwidth of memory in bytes per second. Raises: ConfigError where it is not known."""
+    if device.memory_bandwidth is None:
+        raise ConfigError(
+            f"the memory bandwidth of {device.name} is not known, because the name stands for several; name one with "
+            "its size, such as a100-80gb"
+        )
+    return device.memory_bandwidth * 1e12
 
 
 def _attention_seconds(*, causal: bool) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from evenpack.studies.roofline.estimate import (
     paper_step,
     step_seconds,
 )
-from evenpack.studies.roofline.rates import MEASURED_ON, Rates
+from evenpack.studies.roofline.rates import MEASURED_ON, Rates, bandwidth_of
 
 _LAYOUTS: tuple[Layout, ...] = ("packed", "unpadded")
 
@@ -39,8 +39,8 @@ class RooflineOptions:
     """Real tokens per second of one device that are wanted; None: no goal."""
 
     def __post_init__(self) -> None:
-        """Checks the numbers. Raises: ConfigError for an unknown device, or a number that must be larger."""
-        find_device_peak(self.device)
+        """Checks the numbers. Raises: ConfigError for a device without peaks, or a number that must be larger."""
+        bandwidth_of(find_device_peak(self.device))
         if self.devices < 1:
             raise ConfigError(f"--devices must be 1 or more, found {self.devices}")
         if self.goal is not None and not self.goal > 0:

@@ -27,7 +27,10 @@ def test_short_sequences_are_less_efficient() -> None:
     assert short > 1.5 * long
 
 
-@pytest.mark.parametrize("device", DEVICE_PEAKS, ids=lambda device: device.name)
+KNOWN = [device for device in DEVICE_PEAKS if device.memory_bandwidth is not None]
+
+
+@pytest.mark.parametrize("device", KNOWN, ids=lambda device: device.name)
 def test_expected_rates_are_below_the_peaks(device) -> None:
     peak, expected = Rates.peak(device), Rates.expected(device, causal=False)
     assert 0.7 * peak.products < expected.products < 0.9 * peak.products
