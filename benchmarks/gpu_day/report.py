@@ -99,13 +99,13 @@ def _profile_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
 def _check_rows(values: Mapping[str, Any]) -> list[dict[str, str]]:
     return [
         {
-            "run": name.removeprefix("waits_recompilations_copies_"),
+            "run": name.removeprefix("checks_"),
             "waits": "-" if value["waits"] is None else str(value["waits"]),
             "recompilations": str(value["recompilations"]),
             "copies, ms": ", ".join(f"{kind} {one:.3f}" for kind, one in value["copy_milliseconds"].items()),
         }
         for name, value in values.items()
-        if name.startswith("waits_")
+        if name.startswith("checks_")
     ]
 
 

@@ -109,7 +109,7 @@ def _checks(plan: Plan) -> Iterator[Step]:
     for name in (_BERT, "gpt2_small"):
         without = ("model.attention_dropout=0",) if name == _BERT else ()
         steps = ("--steps", "2") if plan.is_tiny else ()
-        yield _program(f"waits, recompilations, copies: {name}", plan, "checks.py", name, *steps, *without)
+        yield _program(f"checks {name}", plan, "checks.py", name, *steps, *without)
 
 
 def _throughput(plan: Plan) -> Iterator[Step]:
@@ -163,7 +163,7 @@ def _overhead(plan: Plan) -> Step:
 
 
 def _program(name: str, plan: Plan, program: str, run: str, *words: str) -> Step:
-    slug = name.replace(" ", "_").replace(",", "").replace(":", "")
+    slug = name.replace(" ", "_")
     path = str(ROOT / "benchmarks/gpu_day" / program)
     command = (sys.executable, path, plan.run_file(run), *words, "--out", plan.result(slug))
     return Step(name=name, command=command, limit_seconds=3 * _MINUTE, needs=(_prepared(run),))

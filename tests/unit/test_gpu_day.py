@@ -85,6 +85,7 @@ def test_steps_are_within_nine_minutes_and_need_only_what_comes_before(device: s
     steps = steps_of(plan)
     names = [step.name for step in steps]
     assert len(set(names)) == len(names)
+    assert not [name for name in names if "," in name]  # --only takes names with commas between them
     for place, step in enumerate(steps):
         assert 0 < step.limit_seconds <= NINE_MINUTES
         assert set(step.needs) <= set(names[:place])
