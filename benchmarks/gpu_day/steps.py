@@ -117,6 +117,10 @@ def _throughput(plan: Plan) -> Iterator[Step]:
     serve."""
     for name in (_BERT, "gpt2_small", "gpt2_xl", "llama_160m"):
         yield _measured(plan, f"throughput {name} auto", name, cost_model=True, plot=True)
+    for name in (_BERT, "gpt2_small"):
+        without = ("model.attention_dropout=0",) if name == _BERT else ()
+        overrides = ("training.compile=true", *without, "--layouts", "padded,packed")
+        yield _measured(plan, f"throughput {name} compiled", name, *overrides)
     kernels = ("sdpa",) if plan.device == "cpu" else ("varlen", "flash", "flex", "sdpa")
     for kernel in kernels:
         for name in (_BERT, "gpt2_small", "llama_160m"):

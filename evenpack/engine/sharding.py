@@ -114,7 +114,7 @@ class Replicated(Sharding):
 
     def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
         scaled = 8.0 if ranks > 1 else 0.0
-        return 2 * tensors + 20, 4.0 + 8 + scaled + 8 + 4 + 8  # own norm; joined, scaled, copied back; norm, clipping
+        return tensors + 30, 4.0 + 8 + scaled + 8 + 4 + 8  # own norm; joined, scaled, copied back; norm, clipping
 
     def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
         # Without the key DeepSpeed would clip at 1.0; its own clipping makes the host wait for the device.

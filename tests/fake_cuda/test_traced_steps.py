@@ -134,6 +134,11 @@ def test_a_block_keeps_what_the_formula_says(results, job):
     assert excess == pytest.approx(BLOCK_EXCESS[CASES[job].family], abs=0.005)
 
 
+def adds_up_in_deepspeed(case):
+    """Whether ZeRO 1 has several micro-batches, of which DeepSpeed copies more than the formula says."""
+    return case.update == "adamw_zero1" and case.micro_batches > 1
+
+
 @pytest.mark.parametrize("job", [name for name, case in CASES.items() if has_estimated_blocks(case)])
 def test_forward_and_backward_move_the_bytes_of_the_formula(results, job):
     case, result = CASES[job], results[job]
@@ -142,7 +147,7 @@ def test_forward_and_backward_move_the_bytes_of_the_formula(results, job):
         assert found[kind]["kernels"] == expected[kind]["kernels"]
         assert found[kind]["bytes"] == pytest.approx(expected[kind]["bytes"], rel=beyond)
     excess = found["others"]["bytes"] / expected["others"]["bytes"] - 1.0
-    assert 0.0 <= excess <= TRAFFIC_EXCESS
+    assert 0.0 <= excess <= (0.08 if adds_up_in_deepspeed(case) else TRAFFIC_EXCESS)
     uncounted = found["others"]["kernels"] - expected["others"]["kernels"]
     assert -5 <= uncounted / case.micro_batches <= UNCOUNTED_KERNELS
 
@@ -150,8 +155,8 @@ def test_forward_and_backward_move_the_bytes_of_the_formula(results, job):
 @pytest.mark.parametrize("job", [name for name, case in CASES.items() if has_estimated_blocks(case)])
 def test_the_update_moves_the_bytes_of_the_formula(results, job):
     found, expected = results[job]["traffic"]["update"], results[job]["expected_update"]
-    several = CASES[job].update == "adamw_zero1" and CASES[job].micro_batches > 1  # DeepSpeed then copies once more
-    assert found["bytes"] == pytest.approx(expected["bytes"], rel=0.06 if several else 0.005)
+    beyond = 0.06 if adds_up_in_deepspeed(CASES[job]) else 0.005
+    assert found["bytes"] == pytest.approx(expected["bytes"], rel=beyond)
     assert found["kernels"] == pytest.approx(expected["kernels"], abs=35)
 
 

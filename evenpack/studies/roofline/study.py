@@ -182,6 +182,7 @@ def _require_counted(config: RunConfig) -> None:
     for key, value, counted in (
         ("training.precision", training.precision, ("bf16_autocast",)),
         ("training.layout", training.layout, _LAYOUTS),
+        ("training.compile", training.compile, (False,)),
         ("model.activation_checkpointing", model.activation_checkpointing, (False,)),
     ):
         if value not in counted:
