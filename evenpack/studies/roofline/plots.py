@@ -34,13 +34,14 @@ def plot_roofline(found: Roofline, path: Path) -> None:
             axes.barh(places, values, left=left, color=colour, label=name, height=0.62)
             for place, start, value in zip(places, left, values, strict=True):
                 if value > _LEAST_LABELLED * longest:
-                    axes.text(
-                        start + value / 2, place, f"{value:.3g}", ha="center", va="center", color="white", fontsize=8.5
-                    )
+                    shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+                    axes.text(start + value / 2, place, shown, ha="center", va="center", color="white", fontsize=8.5)
             left += values
         for place, total in zip(places, left, strict=True):
             rate = found.tokens_per_step / total * 1e3
-            axes.text(total + 0.01 * longest, place, f"{rate:,.0f} tokens/s", va="center", color=INK, fontsize=9)
+            over_the_goal = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+            label = f"{rate:,.0f} tokens/s"
+            axes.text(total + 0.01 * longest, place, label, va="center", color=INK, fontsize=9, bbox=over_the_goal)
         if found.goal is not None:
             goal = 1e3 * found.tokens_per_step / found.goal
             axes.axvline(goal, color=INK, linestyle="--", linewidth=1.2)
