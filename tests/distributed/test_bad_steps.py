@@ -12,6 +12,7 @@ from evenpack.engine import bad_steps
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.reporting.definitions import find_metric, values_of
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
 from evenpack.errors import RunError
@@ -120,6 +121,7 @@ def test_a_step_that_is_left_out_is_one_that_the_run_file_skips(
         assert all(torch.equal(mine, its) for mine, its in zip(one, other, strict=True))
     for mine, its in zip(records(named), records(left_out), strict=True):
         if its["step"] == BAD:
+            assert {find_metric(path).name for path, _ in values_of(its)} >= {"skipped/not_finite", "skipped/packs"}
             assert its["skipped"].pop("not_finite") == 1
         exact = ("step", "loss", "learning_rate", "gradient_norm", "samples", "order_hash", "skipped")
         assert [mine.get(name) for name in exact] == [its.get(name) for name in exact]
