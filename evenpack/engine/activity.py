@@ -46,8 +46,8 @@ class StepActivities:
         """Takes a phase of `TrainingEngine` that has ended: its observer."""
         if phase == "backward":
             self._left -= 1
-            if self._left == 0:
-                self._on_activity("reducing gradients", self._step)
+            # Each micro-batch is progress: many of them may take longer than a run may hang.
+            self._on_activity("computing gradients" if self._left else "reducing gradients", self._step)
         elif phase == "all_reduce":
             self._on_activity("updating weights", self._step)
         elif phase == "update":

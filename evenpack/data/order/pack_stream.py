@@ -60,5 +60,6 @@ def largest_of(
     sums: Int64[np.ndarray, " kinds"], counts: Int64[np.ndarray, " kinds"], packs: int
 ) -> Int64[np.ndarray, " up_to_packs"]:
     """Returns the greatest of sums that occur `counts` times each, in descending order, at most `packs` of them."""
-    order = np.argsort(-sums, kind="stable")[:packs]
+    order = np.argsort(-sums, kind="stable")
+    order = order[counts[order] > 0][:packs]  # the only row of a source is its last one, so it has no others
     return np.repeat(sums[order], np.minimum(counts[order], packs))[:packs]

@@ -109,14 +109,9 @@ class Guard(threading.Thread):
                 self._end("stopped at once")
 
     def _monitor(self, timeout_seconds: float, token: LaunchToken | None) -> HangMonitor:
-        """The first and the last rank watch all ranks, so that each is watched by another one; others their machine."""
-        watches_all = self._place.rank in (0, self._place.world_size - 1)
         warns = token is None and self._place.rank == 0  # otherwise `evenpack train` does
-        return HangMonitor(
-            self._folder,
-            range(self._place.world_size) if watches_all else self._place.local_ranks(),
-            timeout_seconds=timeout_seconds,
-            warn=self._say if warns else _say_nothing,
+        return HangMonitor.of_rank(
+            self._place, self._folder, timeout_seconds=timeout_seconds, warn=self._say if warns else _say_nothing
         )
 
     def _check_hangs(self) -> None:

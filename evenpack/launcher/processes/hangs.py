@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import psutil
 
 from evenpack.launcher.processes.heartbeat import Beat, beat_seconds, read_beat, stack_file
-from evenpack.launcher.processes.ranks import Failure, RankFolder
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace
 
 _SILENT_BEATS = 4
 """Heartbeats that must be missed before a rank counts as silent."""
+_LATER_BEATS = 4
+"""Heartbeats by which a watcher of some ranks is later than one of all, which may see each change two later."""
 _WARN_AT = 0.5
 """Part of the time-out after which a hang is a warning."""
 
@@ -101,7 +103,11 @@ class HangFinder:
 
 
 class HangMonitor:
-    """Reads the heartbeats of a run, warns when it hangs, and records a failure when it has hung for too long."""
+    """Reads the heartbeats of a run, warns when it hangs, and records a failure when it has hung for too long.
+
+    One that watches only some of the ranks sees only ranks that wait when another one hangs, so it leaves those that
+    watch all the time to name it.
+    """
 
     def __init__(
         self,
@@ -110,18 +116,44 @@ class HangMonitor:
         *,
         timeout_seconds: float,
         warn: Callable[[str], None],
+        watches_all: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins to watch `ranks`."""
+        """Begins to watch `ranks`; `watches_all`: whether they are all ranks of the run."""
         self._folder = folder
         self._ranks = ranks
         self._timeout = timeout_seconds
         self._warn = warn
         self._clock = clock
         self._every = beat_seconds(timeout_seconds)
+        self._limit = timeout_seconds + (0.0 if watches_all else _LATER_BEATS * self._every)
         self._finder = HangFinder(ranks, beat_every=self._every, now=clock())
         self._next = clock()
         self._warned: Hang | None = None
+
+    @classmethod
+    def of_rank(
+        cls,
+        place: RankPlace,
+        folder: RankFolder,
+        *,
+        timeout_seconds: float,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> "HangMonitor":
+        """Begins to watch as a rank does.
+
+        The first and the last rank watch all ranks, so that each is watched by another one; others their machine.
+        """
+        watches_all = place.rank in (0, place.world_size - 1)
+        return cls(
+            folder,
+            range(place.world_size) if watches_all else place.local_ranks(),
+            timeout_seconds=timeout_seconds,
+            warn=warn,
+            watches_all=watches_all,
+            clock=clock,
+        )
 
     def check(self) -> None:
         """Looks at the heartbeats, as often as they are written; the failure of a hang is in the folder then.
@@ -139,7 +171,7 @@ class HangMonitor:
             statuses = self._folder.read_statuses().values()
             hang = self._finder.hang(ended={one.rank for one in statuses if one.state != "running"}, now=now)
         self._report(hang if self._is_long(hang) else None)
-        if hang is not None and hang.seconds > self._timeout:
+        if hang is not None and hang.seconds > self._limit:
             self._folder.claim_failure(_failure(hang, self._folder.run_id))
 
     def _is_long(self, hang: Hang | None) -> bool:

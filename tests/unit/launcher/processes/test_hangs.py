@@ -229,3 +229,39 @@ def test_nobody_watches_without_a_time_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("timeout", "every"), [(2.0, 0.2), (100.0, 5.0), (900.0, 30.0)])
 def test_heartbeats_are_as_frequent_as_the_time_out_needs(timeout: float, every: float) -> None:
     assert beat_seconds(timeout) == every
+
+
+def test_a_rank_that_sees_only_its_machine_leaves_it_to_others_to_name_the_one_of_another_machine(
+    tmp_path: Path,
+) -> None:
+    clock = [0.0]
+    folder = RankFolder(tmp_path, "now")
+    folder.path.mkdir()
+    places = [
+        RankPlace(rank=rank, world_size=4, local_rank=rank % 2, local_world_size=2, launched=True) for rank in (1, 0)
+    ]
+    near, far = (
+        HangMonitor.of_rank(place, folder, timeout_seconds=100.0, warn=[].append, clock=lambda: clock[0])
+        for place in places
+    )
+    heartbeats = [Heartbeat(folder.path, run_id="now", rank=rank, timeout_seconds=100.0) for rank in range(4)]
+    for rank, heartbeat in enumerate(heartbeats):
+        heartbeat.enter("computing gradients" if rank == 3 else "reducing gradients", 8)
+
+    def pass_seconds(seconds: int, *monitors: HangMonitor) -> None:
+        for _ in range(seconds):
+            clock[0] += 1.0
+            for heartbeat in heartbeats:
+                heartbeat._due = 0.0
+                heartbeat.keep_up()
+            for watch in monitors:
+                watch.check()
+
+    pass_seconds(3, near)  # it has seen the last change before the others
+    pass_seconds(115, near, far)
+    failure = folder.read_failure()
+    assert failure is not None
+    assert failure.rank == 3
+    folder._failure_file.unlink()
+    pass_seconds(10, near)  # those that watch all have not said anything
+    assert folder.read_failure() is not None
