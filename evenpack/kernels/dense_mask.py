@@ -134,7 +134,8 @@ def _known(
 def _made_for(
     cu_seqlens: Tensor, slots: int, row_slots: int, *, causal: bool, dtype: torch.dtype
 ) -> tuple[object, ...]:
-    return cu_seqlens._version, slots, row_slots, causal, dtype
+    version = 0 if cu_seqlens.is_inference() else cu_seqlens._version  # tensors of inference mode count none
+    return version, slots, row_slots, causal, dtype
 
 
 def _alibi_bias(slopes: Float[Tensor, " H"], row_slots: int, dtype: torch.dtype) -> Float[Tensor, "H L L"]:

@@ -83,3 +83,23 @@ def test_the_last_save_must_succeed(config: RunConfig, tmp_path: Path, stage: in
     assert first is not None
     assert "No space left on device" in first
     assert checkpoints(run) == ["latest", "step_000001", "step_000002", "step_000003"]
+
+
+def train_without_latest(world: World, config: RunConfig) -> None:
+    """Trains on a disk that has no room for the file `latest` once the first checkpoint is there."""
+    from evenpack.engine.checkpoints import store
+
+    def write_text(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path), text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "write_text", write_text)
+        train_in(world, config, stop_requested=never)
+
+
+def test_a_checkpoint_that_is_whole_counts_and_replaces_older_ones_without_the_file_that_names_it(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    run = changed(config, run={"output_dir": tmp_path}, training={"keep_checkpoints": 1})
+    run_ranks(train_without_latest, 1, run)
+    assert checkpoints(run) == [f"step_{STEPS:06d}"]

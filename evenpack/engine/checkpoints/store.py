@@ -152,7 +152,10 @@ class CheckpointStore:
                 final.rename(aside)
             partial.rename(final)
             fsync_directory(self._directory)
+        # From here on the checkpoint is whole, and older ones must go, or a full disk would stay full.
+        with _only_warning(final):
             write_text(self._directory / LATEST, f"{final.name}\n")
+        with _only_warning(final):
             self._remove_obsolete(state.step)
         return read_manifest(final)
 
@@ -215,6 +218,15 @@ class CheckpointStore:
         found = [one for one in self._world.all_gather(problem) if one is not None]
         if found:
             raise found[0]
+
+
+@contextmanager
+def _only_warning(checkpoint: Path) -> Iterator[None]:
+    """Makes a failure after a checkpoint is whole a warning."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("checkpoint %s is whole, but not all of %s is up to date: %s", checkpoint, checkpoint.parent, error)
 
 
 def newest_whole(directory: Path, world: World) -> Checkpoint | None:

@@ -147,6 +147,17 @@ def test_a_mask_of_the_host_takes_the_place_of_the_one_of_the_device(made: list[
     assert len(made) == 2, "of each micro-batch one"
 
 
+def test_it_serves_in_inference_mode() -> None:
+    with torch.inference_mode():
+        q = torch.randn(8, 2, 4)
+        cu_seqlens = torch.tensor([0, 3, 8], dtype=torch.int32)
+        found, expected = (
+            packed_attention(q, q, q, cu_seqlens, 8, causal=True, backend=backend)
+            for backend in ("dense_mask", "reference")
+        )
+    torch.testing.assert_close(found, expected)
+
+
 def test_slots_that_are_not_whole_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="48 slots are not whole rows of 23; dense_mask needs rows of equal length"):
         packed_attention(*qkv(48), borders([[48]]), 48, causal=True, backend="dense_mask", row_slots=23)

@@ -240,8 +240,9 @@ def test_a_rank_that_sees_only_its_machine_leaves_it_to_others_to_name_the_one_o
     places = [
         RankPlace(rank=rank, world_size=4, local_rank=rank % 2, local_world_size=2, launched=True) for rank in (1, 0)
     ]
+    said: list[str] = []
     near, far = (
-        HangMonitor.of_rank(place, folder, timeout_seconds=100.0, warn=[].append, clock=lambda: clock[0])
+        HangMonitor.of_rank(place, folder, timeout_seconds=100.0, warn=said.append, clock=lambda: clock[0])
         for place in places
     )
     heartbeats = [Heartbeat(folder.path, run_id="now", rank=rank, timeout_seconds=100.0) for rank in range(4)]
