@@ -5,6 +5,9 @@ from typing import Literal, get_args
 
 Activity = Literal[
     "starting",
+    "opening the data",
+    "building the model",
+    "starting the loader",
     "waiting for a batch",
     "computing gradients",
     "reducing gradients",

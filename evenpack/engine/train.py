@@ -79,6 +79,7 @@ def train_in(
     """Does the work of `train`, with ranks that have already met."""
     started = time.time()
     require_shared_directory(config.run.output_dir, world)
+    on_activity("opening the data", 0)
     resolved = open_run(config)
     require_trainable(resolved)
     world.on_main(lambda: require_trackers(resolved.config.metrics))
@@ -94,12 +95,14 @@ def _train(
     on_activity: OnActivity,
     started: float,
 ) -> TrainOutcome:
+    on_activity("building the model", 0)
     run = build(resolved, world)
     last_step = run.config.training.last_step
     log.info("%s", describe(run, last_step=last_step))
     if run.first_step >= last_step or run.has_reached_target:
         return _nothing_to_do(run)
     world.on_main(lambda: write_start(run))
+    on_activity("starting the loader", 0)
     with (
         MlperfLog.opened(run, started=started) as mlperf,
         DataVerification.begin(run.prepared, world) as verification,

@@ -45,7 +45,7 @@ def test_a_rank_that_wakes_after_the_warning_goes_on(fake_run: FakeRun) -> None:
     fake_run.signal(1, signal.SIGSTOP)
     wait_until(lambda: "no progress for " in fake_run.errors(), "the warning")
     fake_run.signal(1, signal.SIGCONT)
-    wait_until(lambda: "the run goes on; rank 1 had held it up" in fake_run.errors(), "the run to go on")
+    wait_until(lambda: "the run goes on" in fake_run.errors(), "the run to go on")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=HANGS_SECONDS) == 75
 

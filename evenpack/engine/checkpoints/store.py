@@ -136,10 +136,14 @@ class CheckpointStore:
 
     def _commit_files(self, partial: Path) -> list[FileRecord]:
         """Flushes and checksums the files, each rank a part of them; returns the records of all."""
-        names = self._world.on_main(lambda: list_files(partial))
+        names = self._world.on_main(lambda: self._list_files(partial))
         with self._writing_together():
             records = commit_files(partial, names[self._world.rank :: self._world.size])
         return [record for share in self._world.all_gather(records) for record in share]
+
+    def _list_files(self, partial: Path) -> list[str]:
+        with self._writing():
+            return list_files(partial)
 
     def _publish(self, partial: Path, state: TrainState, files: list[FileRecord]) -> Checkpoint:
         final = self._directory / checkpoint_name(state.step)

@@ -186,8 +186,9 @@ class HangMonitor:
                 f"ends after {self._timeout:g} s of it (run.hang_timeout_seconds){self._stack_of(hang)}"
             )
         elif self._warned is not None and hang is None:
-            self._warn(f"the run goes on; rank {self._warned.rank} had held it up")
             self._warned = None
+            if self._folder.read_failure() is None:  # a rank that wakes too late ends all the same
+                self._warn("the run goes on")
 
     def _stack_of(self, hang: Hang) -> str:
         path = stack_file(self._folder.path, hang.rank)

@@ -175,6 +175,22 @@ def test_the_monitor_says_when_the_run_goes_on_and_warns_again(tmp_path: Path) -
     assert RankFolder(tmp_path, "now").read_failure() is None
 
 
+def test_a_rank_that_wakes_too_late_does_not_go_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    clock = [0.0]
+    watch = monitor(tmp_path, said, clock)
+    heartbeat = Heartbeat(tmp_path / "ranks", run_id="now", rank=0, timeout_seconds=100.0)
+    for index in range(30):
+        if index == 25:
+            heartbeat.enter("waiting for a batch", 1)
+        heartbeat._due = 0.0
+        heartbeat.keep_up()
+        watch.check()
+        clock[0] += 5.0
+    assert [line.split(":")[0] for line in said] == ["no progress for 55 s"]
+    assert RankFolder(tmp_path, "now").read_failure() is not None
+
+
 def test_a_rank_with_a_final_status_does_not_hang(tmp_path: Path) -> None:
     said: list[str] = []
     clock = [0.0]
