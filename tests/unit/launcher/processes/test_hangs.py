@@ -126,29 +126,45 @@ def test_time_in_which_the_reader_slept_does_not_count() -> None:
     assert cluster.hang().seconds < 10.0
 
 
-def monitor(tmp_path: Path, said: list[str], clock: list[float]) -> HangMonitor:
-    folder = RankFolder(tmp_path, "now")
-    folder.path.mkdir(parents=True, exist_ok=True)
-    return HangMonitor(folder, range(1), timeout_seconds=100.0, warn=said.append, clock=lambda: clock[0])
+class WatchedRank:
+    """One rank and the monitor of its heartbeats, with a time-out of 100 s by a clock that the test sets."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder = RankFolder(tmp_path, "now")
+        self.folder.path.mkdir(parents=True)
+        self.heartbeat = Heartbeat(self.folder.path, run_id="now", rank=0, timeout_seconds=100.0)
+        self.said: list[str] = []
+        self.now = 0.0
+        self.monitor = HangMonitor(
+            self.folder, range(1), timeout_seconds=100.0, warn=self.said.append, clock=lambda: self.now
+        )
+
+    def wait(self, seconds: float, *, beats: bool = True) -> None:
+        """Lets time pass, in which the rank begins nothing; every 5 s it beats, if it does, and is looked at."""
+        for _ in range(round(seconds / 5.0)):
+            if beats:
+                self.heartbeat._due = 0.0
+                self.heartbeat.keep_up()
+            self.monitor.check()
+            self.now += 5.0
+
+    @property
+    def told(self) -> list[str]:
+        """What was said, without the details."""
+        return [line.split(":")[0] for line in self.said]
 
 
 def test_the_monitor_warns_once_and_then_records_the_failure(tmp_path: Path) -> None:
-    said: list[str] = []
-    clock = [0.0]
-    watch = monitor(tmp_path, said, clock)
-    heartbeat = Heartbeat(tmp_path / "ranks", run_id="now", rank=0, timeout_seconds=100.0)
-    heartbeat.enter("evaluating", 12)
-    stack_file(tmp_path / "ranks", 0).write_text("there")
-    for _ in range(25):
-        heartbeat._due = 0.0
-        heartbeat.keep_up()
-        watch.check()
-        clock[0] += 5.0
-    (warning,) = said
+    rank = WatchedRank(tmp_path)
+    rank.heartbeat.enter("evaluating", 12)
+    stack = stack_file(rank.folder.path, 0)
+    stack.write_text("there")
+    rank.wait(125.0)
+    (warning,) = rank.said
     assert warning.startswith(f"no progress for 55 s: rank 0 on {socket.gethostname()} (step 12, evaluating). The run ")
     assert "ends after 100 s of it (run.hang_timeout_seconds)" in warning
-    assert warning.endswith(f"where it waits: {tmp_path / 'ranks' / 'stack_0.txt'}")
-    failure = RankFolder(tmp_path, "now").read_failure()
+    assert warning.endswith(f"where it waits: {stack}")
+    failure = rank.folder.read_failure()
     assert failure is not None
     assert failure.describe() == (
         f"rank 0 on {socket.gethostname()} failed: no progress for 105 s (step 12, evaluating)"
@@ -156,53 +172,31 @@ def test_the_monitor_warns_once_and_then_records_the_failure(tmp_path: Path) -> 
 
 
 def test_the_monitor_says_when_the_run_goes_on_and_warns_again(tmp_path: Path) -> None:
-    said: list[str] = []
-    clock = [0.0]
-    watch = monitor(tmp_path, said, clock)
-    heartbeat = Heartbeat(tmp_path / "ranks", run_id="now", rank=0, timeout_seconds=100.0)
-    for index in range(40):
-        if index == 15:
-            heartbeat.enter("waiting for a batch", 1)
-        heartbeat._due = 0.0
-        heartbeat.keep_up()
-        watch.check()
-        clock[0] += 5.0 if index < 30 else 0.0
-    assert [line.split(";")[0].split(":")[0] for line in said] == [
-        "no progress for 55 s",
-        "the run goes on",
-        "no progress for 55 s",
-    ]
-    assert RankFolder(tmp_path, "now").read_failure() is None
+    rank = WatchedRank(tmp_path)
+    rank.wait(75.0)
+    rank.heartbeat.enter("waiting for a batch", 1)
+    rank.wait(80.0)
+    assert rank.told == ["no progress for 55 s", "the run goes on", "no progress for 55 s"]
+    assert rank.folder.read_failure() is None
 
 
 def test_a_rank_that_wakes_too_late_does_not_go_on(tmp_path: Path) -> None:
-    said: list[str] = []
-    clock = [0.0]
-    watch = monitor(tmp_path, said, clock)
-    heartbeat = Heartbeat(tmp_path / "ranks", run_id="now", rank=0, timeout_seconds=100.0)
-    for index in range(30):
-        if index == 25:
-            heartbeat.enter("waiting for a batch", 1)
-        heartbeat._due = 0.0
-        heartbeat.keep_up()
-        watch.check()
-        clock[0] += 5.0
-    assert [line.split(":")[0] for line in said] == ["no progress for 55 s"]
-    assert RankFolder(tmp_path, "now").read_failure() is not None
+    rank = WatchedRank(tmp_path)
+    rank.wait(125.0)
+    rank.heartbeat.enter("waiting for a batch", 1)
+    rank.wait(25.0)
+    assert rank.told == ["no progress for 55 s"]
+    assert rank.folder.read_failure() is not None
 
 
 def test_a_rank_with_a_final_status_does_not_hang(tmp_path: Path) -> None:
-    said: list[str] = []
-    clock = [0.0]
-    watch = monitor(tmp_path, said, clock)
-    Heartbeat(tmp_path / "ranks", run_id="now", rank=0, timeout_seconds=100.0).keep_up()
+    rank = WatchedRank(tmp_path)
+    rank.heartbeat.keep_up()
     status = RankStatus.starting("now", RankPlace.of_environment({}))
-    RankFolder(tmp_path, "now").write_status(status.ended("finished", exit_code=0, step=3))
-    for _ in range(50):
-        watch.check()
-        clock[0] += 5.0
-    assert said == []
-    assert RankFolder(tmp_path, "now").read_failure() is None
+    rank.folder.write_status(status.ended("finished", exit_code=0, step=3))
+    rank.wait(250.0, beats=False)
+    assert rank.said == []
+    assert rank.folder.read_failure() is None
 
 
 def test_a_heartbeat_is_read_as_it_was_written(tmp_path: Path) -> None:
