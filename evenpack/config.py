@@ -1,6 +1,7 @@
 """Reading a run file: YAML becomes one frozen, checked object; every error message names the nearest valid word."""
 
 import difflib
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -32,6 +33,9 @@ _NEW_VALUES = {"training.cost_model": "the file that `evenpack study throughput 
 
 _MOST_LINES = 20
 """Lines of errors in a message."""
+
+_LINE_CHARACTERS = 118
+"""Characters of a line of known words."""
 
 
 class Section(BaseModel):
@@ -172,7 +176,10 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """Returns a hint for an unknown word: the nearest known one, and the whole list."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}known: {', '.join(sorted(known))}"
+    names = f" {', '.join(sorted(known))}"
+    if len(names) > _LINE_CHARACTERS:
+        names = "\n" + textwrap.fill(names.strip(), _LINE_CHARACTERS, initial_indent="  ", subsequent_indent="  ")
+    return f"{hint}known:{names}"
 
 
 def _apply_override(values: dict[str, Any], override: str, schema: type[Section]) -> None:

@@ -7,6 +7,7 @@ Activity = Literal[
     "starting",
     "opening the data",
     "building the model",
+    "converting the checkpoint",
     "starting the loader",
     "waiting for a batch",
     "computing gradients",
@@ -16,9 +17,10 @@ Activity = Literal[
     "evaluating",
     "recording the step",
     "saving a checkpoint",
+    "waiting for a save",
 ]
-"""In the order in which a step goes through them. On a GPU the host is ahead of the device: it issues work and waits
-for it when it sums over the ranks."""
+"""In the order in which a step goes through them; a rank waits for a save when its own part of it is on disk. On a GPU
+the host is ahead of the device: it issues work and waits for it when it sums over the ranks."""
 
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 

@@ -1,7 +1,8 @@
 """Steps whose loss or gradient is not finite, and spikes: what was in them is written, and the run ends or goes on.
 
 `OUTPUT_DIR/bad_steps/step_N.json` has the packs and documents of the step, and for each rank the norm of its own
-gradient and the loss of each micro-batch: a batch that is bad shows in its documents, a device that is bad in its rank.
+gradient (up to ZeRO 1) and the loss of each micro-batch: a batch that is bad shows in its documents, a device that is
+bad in its rank.
 """
 
 import logging
@@ -34,14 +35,15 @@ class _RankPart:
 
     rank: int
     host: str
-    gradient_norm: float
-    """L2 norm of the rank's own part of the gradient, before the mean over the ranks."""
+    gradient_norm: float | None
+    """L2 norm of the rank's own part of the gradient, before the mean over the ranks; None from ZeRO 2 on, where no
+    rank has such a part."""
     micro_batches: list[dict[str, Any]]
 
     @property
     def is_finite(self) -> bool:
         losses = [loss for one in self.micro_batches for loss in one["loss_sums"]]
-        return math.isfinite(self.gradient_norm) and all(map(math.isfinite, losses))
+        return all(map(math.isfinite, losses)) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
 
 
 class BadSteps:
@@ -151,7 +153,7 @@ def _own_part(run: Run, batches: StepBatches, local: LocalStep) -> _RankPart:
     return _RankPart(
         rank=run.world.rank,
         host=socket.gethostname(),
-        gradient_norm=float(local.local_gradient_norm),
+        gradient_norm=None if local.local_gradient_norm is None else float(local.local_gradient_norm),
         micro_batches=[
             {"loss_sums": sums, "targets": batch.local_counts.targets, "sequence_ids": _ids(batch.sequence_ids)}
             for batch, sums in zip(batches.micro_batches, local.loss_sums.tolist(), strict=True)
@@ -171,6 +173,8 @@ def _named(batches: StepBatches, totals: StepTotals) -> str:
 def _blame(parts: list[_RankPart]) -> str:
     """Returns in words which ranks computed what is not finite."""
     bad = [f"rank {part.rank} on {part.host}" for part in parts if not part.is_finite]
+    if not bad and any(part.gradient_norm is None for part in parts):
+        return "the losses are finite on every rank, and no rank has a gradient of its own (deepspeed.zero_stage)"
     if not bad:
         return "finite on every single rank, and not as their sum"
     if len(bad) == len(parts) > 1:

@@ -7,6 +7,7 @@ import torch
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
+from evenpack.engine.activity import OnActivity, ignore_activity
 from evenpack.engine.attention_choice import check_attention
 from evenpack.engine.checkpoints.continuation import (
     compare_run_files,
@@ -15,9 +16,9 @@ from evenpack.engine.checkpoints.continuation import (
     require_fingerprint,
     require_same_past_mixture,
 )
-from evenpack.engine.checkpoints.files import TrainState
+from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState
 from evenpack.engine.checkpoints.initial_weights import initialize
-from evenpack.engine.checkpoints.store import CHECKPOINTS, CheckpointStore
+from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
 from evenpack.engine.cost_weights import warn_of_other_device
 from evenpack.engine.distributed import World
@@ -67,7 +68,9 @@ class Run:
         target = self.config.training.target_accuracy
         return target is not None and self.reached_accuracy is not None and self.reached_accuracy >= target
 
-    def state(self, step: int, *, samples: int, reached_accuracy: float | None) -> TrainState:
+    def state(
+        self, step: int, *, samples: int, reached_accuracy: float | None, validation_loss: float | None
+    ) -> TrainState:
         """Returns the state of a checkpoint after `step` updates, without weights and optimizer."""
         return TrainState(
             step=step,
@@ -78,13 +81,15 @@ class Run:
             config=self.resolved.settled_config.model_dump(mode="json"),
             reached_accuracy=reached_accuracy,
             samples=samples,
+            validation_loss=validation_loss,
         )
 
 
-def build(resolved: ResolvedRun, world: World) -> Run:
+def build(resolved: ResolvedRun, world: World, *, on_activity: OnActivity = ignore_activity) -> Run:
     """Makes the run with the weights of its newest complete checkpoint, or else with its initial weights.
 
-    Initial weights are those that `training.initialize_from` names, or those of the seed.
+    Initial weights are those that `training.initialize_from` names, or those of the seed. `on_activity` is called while
+    the checkpoint is converted, which may take long.
 
     Raises: ConfigError if these ranks cannot divide a step; DataError for a vocabulary that the objective cannot use;
     CheckpointError for a checkpoint that cannot be resumed, or weights of another model; RunError if the ranks do not
@@ -95,7 +100,14 @@ def build(resolved: ResolvedRun, world: World) -> Run:
     resolved.micro_batches(world.size)
     _require_shared_fingerprint(resolved, world)
     directory = resolved.config.run.output_dir / CHECKPOINTS
-    checkpoints = CheckpointStore(directory, world, keep=resolved.config.training.keep_checkpoints)
+    training = resolved.config.training
+    checkpoints = CheckpointStore(
+        directory,
+        world,
+        keep=training.keep_checkpoints,
+        every_hours=training.keep_checkpoint_every_hours,
+        best=training.keep_best_checkpoint,
+    )
     checkpoint = checkpoints.newest()
     if checkpoint is not None:
         resolved = _continued(resolved, checkpoint.state)
@@ -107,7 +119,10 @@ def build(resolved: ResolvedRun, world: World) -> Run:
         warn_of_other_device(resolved.cost_model, world.device_name)
     engine = TrainingEngine(model, resolved.config, world, denominators=resolved.denominators)
     if checkpoint is not None:
-        checkpoints.load(engine.deepspeed, checkpoint)
+        step = checkpoint.step
+        checkpoints.load(
+            engine.deepspeed, checkpoint, on_conversion=lambda: on_activity("converting the checkpoint", step)
+        )
     return Run(
         resolved=resolved,
         world=world,

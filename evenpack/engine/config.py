@@ -10,7 +10,14 @@ from evenpack.data.config import DataConfig, MaskingConfig
 from evenpack.data.limits import MOST_PACKS_A_STEP
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout, default_policy
 from evenpack.engine.bad_steps_section import BadStepsSection
-from evenpack.engine.config_checks import check_layout, check_named_steps, check_validation_weights
+from evenpack.engine.checkpoints.section import CheckpointSection
+from evenpack.engine.config_checks import (
+    check_keep_policy,
+    check_layout,
+    check_named_steps,
+    check_sharding,
+    check_validation_weights,
+)
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.reporting.config import MetricsSection, MlperfSection
 from evenpack.engine.run_length import RunLengthSection
@@ -18,7 +25,7 @@ from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of
-from evenpack.units import Checkpoints, Packs, Processes, Seconds, Sequences, Steps, Tokens
+from evenpack.units import Packs, Processes, Seconds, Sequences, Steps, Tokens
 
 
 class RunSection(Section):
@@ -32,15 +39,16 @@ class RunSection(Section):
     """Seed of the order of packs, the initial weights and dropout."""
     hang_timeout_seconds: Seconds | None = Field(default=900.0, ge=2.0)
     """Seconds without progress on any rank after which the run is ended, naming the rank that holds it up; half of it
-    is a warning. It must exceed the start until the first step, the longest step, evaluation and save. Null: a run may
+    is a warning. It must exceed the start until the first step, the longest step, and the longest save. Null: a run may
     hang for ever."""
 
 
 class DeepSpeedSection(Section):
     """Settings of DeepSpeed that are not derived from other sections."""
 
-    zero_stage: int = 0
-    """ZeRO stage. 0: every rank holds everything; 1: the optimizer's state is divided among the ranks."""
+    zero_stage: int = Field(default=0, strict=True)
+    """ZeRO stage: what is divided among the ranks. 0: nothing; 1: the optimizer's state; 2: the gradients, too; 3: the
+    parameters, too. It may change when a run is resumed."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Keys that are passed to DeepSpeed unchanged; a key that evenpack derives itself is refused."""
 
@@ -52,7 +60,7 @@ class DeepSpeedSection(Section):
         return stage
 
 
-class TrainingSection(RunLengthSection, BadStepsSection):
+class TrainingSection(RunLengthSection, CheckpointSection, BadStepsSection):
     """The size of a step, its layout and assignment, and the length of the run."""
 
     layout: Layout = "packed"
@@ -80,10 +88,6 @@ class TrainingSection(RunLengthSection, BadStepsSection):
     validation_weights: dict[str, Annotated[float, Field(gt=0.0)]] | None = None
     """Weights, by source name, of a mean of the sources' validation losses, independent of the training mixture; a
     source without a weight is left out. Null: only the loss of each source is reported."""
-    checkpoint_every_steps: Steps | None = Field(default=200, ge=1)
-    """Steps from one checkpoint to the next. Null: a checkpoint is saved only at the end or when stopped."""
-    keep_checkpoints: Checkpoints = Field(default=2, ge=1)
-    """Number of newest checkpoints that are kept; older ones are removed."""
     precision: Literal["fp32", "bf16_autocast"] = "bf16_autocast"
     """Number formats; bf16_autocast keeps FP32 parameters and computes matrix products in bfloat16."""
     compile: bool = False
@@ -235,16 +239,14 @@ class RunConfig(Section):
     def _check_steps(self) -> "RunConfig":
         check_named_steps(self.training, self.data, self.model.denominators)
         check_validation_weights(self.training.validation_weights, self.data)
+        if self.training.keep_best_checkpoint:
+            check_keep_policy(self.training, self.data, checkpoint_every_steps=self.training.checkpoint_every_steps)
         return self
 
     @model_validator(mode="after")
     def _check_optimizer(self) -> "RunConfig":
         kind, adjustment, stage = self.optimizer.kind, self.training.packing_adjustment, self.deepspeed.zero_stage
-        if self.optimizer.needs_whole_tensors and not SHARDINGS[stage].updates_whole_tensors:
-            raise ValueError(
-                f"optimizer.kind {kind} needs deepspeed.zero_stage=0, found {stage}: its trust ratios are norms of "
-                "whole tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
-            )
+        check_sharding(self.optimizer, stage, compiles=self.training.compile)
         if self.mlperf is not None and (kind != "lamb" or self.training.target_accuracy is None):
             raise ValueError(
                 "the section mlperf: requires optimizer.kind=lamb and a training.target_accuracy, because its log must "

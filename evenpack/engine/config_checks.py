@@ -1,12 +1,31 @@
 """Checks between sections of a run file that depend on one another: steps, sources, layouts."""
 
+import math
 from collections.abc import Mapping
 
 from evenpack.config import nearest
 from evenpack.data.config import DataConfig
 from evenpack.data.order.step_shape import Layout
+from evenpack.engine.optimizers.config import OptimizerBase
 from evenpack.engine.run_length import RunLengthSection
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
+
+
+def check_sharding(optimizer: OptimizerBase, stage: int, *, compiles: bool) -> None:
+    """Checks a ZeRO stage. Raises: ValueError if the optimizer, or compiled blocks, cannot work at it."""
+    sharding = SHARDINGS[stage]
+    if optimizer.needs_whole_tensors and not sharding.updates_whole_tensors:
+        raise ValueError(
+            f"optimizer.kind {optimizer.kind} needs deepspeed.zero_stage=0, found {stage}: its trust ratios are norms "
+            "of whole tensors, and ZeRO cuts them up. Set deepspeed.zero_stage=0 or optimizer.kind=adamw"
+        )
+    if compiles and sharding.gathers_parameters:
+        raise ValueError(
+            f"training.compile is true at deepspeed.zero_stage={stage}, where DeepSpeed gathers the parameters of each "
+            "layer by hooks, which torch.compile cuts out of a block: set training.compile=false, or "
+            "deepspeed.zero_stage=2"
+        )
 
 
 def check_named_steps(training: RunLengthSection, data: DataConfig, denominators: str) -> None:
@@ -67,6 +86,31 @@ def check_layout(layout: Layout, attention: AttentionConfig, *, resets_positions
         raise ValueError(
             f"attention.backend {attention.backend} computes whole rows, and training.layout unpadded has none of "
             "equal length: set training.layout to packed or padded, or choose another backend"
+        )
+
+
+def check_keep_policy(training: RunLengthSection, data: DataConfig, *, checkpoint_every_steps: int | None) -> None:
+    """Checks that there can be a best checkpoint. Raises: ValueError with the reason why there cannot."""
+    every, policy = training.evaluate_every_steps, "training.keep_best_checkpoint"
+    if every is None and training.evaluate_every_samples is None:
+        raise ValueError(
+            f"{policy} compares validation losses, and the model is never evaluated: set "
+            f"training.evaluate_every_steps, or {policy}=false"
+        )
+    if data.validation_fraction == 0.0:
+        raise ValueError(
+            f"{policy} compares validation losses, and nothing is held out: set data.validation_fraction, or {policy}="
+            "false"
+        )
+    steps = training.steps
+    if every is None or checkpoint_every_steps is None or steps is None or training.evaluate_every_samples is not None:
+        return
+    first = math.lcm(every, checkpoint_every_steps)
+    if checkpoint_every_steps < steps < first:
+        raise ValueError(
+            f"{policy} compares checkpoints whose step is evaluated, and the first of them would be that of step "
+            f"{first}, above training.steps ({steps}): training.checkpoint_every_steps ({checkpoint_every_steps}) "
+            f"should be a multiple of training.evaluate_every_steps ({every})"
         )
 
 

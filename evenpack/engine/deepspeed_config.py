@@ -27,6 +27,12 @@ _SET_ELSEWHERE = {
 _WOULD_BE_WRONG = {
     "gradient_allreduce_op": "the loss is scaled for the mean over ranks",
     "managed_gradient_accumulation": "the engine relies on DeepSpeed's count of micro-batches",
+    "checkpoint": "evenpack writes checkpoints in the background and converts them itself",
+    "datastates_ckpt": "evenpack writes checkpoints in the background itself",
+    "zero_optimization.round_robin_gradients": "DeepSpeed's checkpoints then name the wrong places of the parameters",
+    "zero_optimization.elastic_checkpoint": "its checkpoints lack what resuming at another ZeRO stage needs",
+    "zero_optimization.zero_hpz_partition_size": "no checkpoint of it has been resumed with other ranks",
+    "zero_optimization.mics_shard_size": "DeepSpeed 0.19 has no MiCS",
     "zero_optimization.compute_grad_norm": "each step records the norm and stops at one that is not finite",
 }
 """Keys of DeepSpeed that would break evenpack's guarantees, and the reasons."""

@@ -22,6 +22,8 @@ import torch.distributed as dist
 from jaxtyping import Float64
 from torch import Tensor
 
+from evenpack.engine.agreement import machine_facts, require_agreement
+from evenpack.engine.meeting import Meeting
 from evenpack.errors import EvenpackError, RunError
 
 ResultT = TypeVar("ResultT")
@@ -120,13 +122,15 @@ def _processor() -> str:
 
 
 @contextmanager
-def joined_world() -> Iterator[World]:
+def joined_world(facts: Mapping[str, str] | None = None) -> Iterator[World]:
     """Joins the ranks that `deepspeed`, `torchrun` or `mpirun` started; without a launcher this process is alone.
 
+    `facts`, besides device and versions, must be the same on all ranks before they join: see `agreement.run_facts`.
     At the end of the block nothing may hold a DeepSpeed engine any more. After an error the groups are left as they
     are, because the other ranks may wait in one of them: the process should end by `os._exit`.
 
-    Raises: RunError if the launcher's environment is incomplete or the rank has no device.
+    Raises: RunError if the launcher's environment is incomplete, the rank has no device, a rank does not come, or the
+    ranks do not agree.
     """
     complete_environment(os.environ)
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -137,12 +141,17 @@ def joined_world() -> Iterator[World]:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     elif local_rank >= accelerator.device_count():
         raise RunError(
-            f"local rank {local_rank} has no device of its own: this machine shows {accelerator.device_count()}; "
-            "start at most one rank for each device"
+            f"local rank {local_rank} of {socket.gethostname()} has no device of its own: that machine shows "
+            f"{accelerator.device_count()}; start at most one rank for each device (slots of the hostfile)"
         )
     else:
         accelerator.set_device(local_rank)
-    deepspeed.init_distributed(accelerator.communication_backend_name(), verbose=False)
+    meeting = None if os.environ["WORLD_SIZE"] == "1" else meet("agreement")
+    if meeting is not None:
+        own = machine_facts(accelerator.device_name()) | dict(facts or {})
+        require_agreement(meeting, own, speaks_for_machine=local_rank == 0)
+    url = None if meeting is None else meeting.process_group_url()
+    deepspeed.init_distributed(accelerator.communication_backend_name(), init_method=url, verbose=False)
     yield World(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
@@ -152,6 +161,17 @@ def joined_world() -> Iterator[World]:
     # DeepSpeed's engine is a cycle that holds groups. A gloo group that outlives the interpreter aborts the process.
     gc.collect()
     deepspeed.comm.destroy_process_group()
+
+
+def meet(purpose: str) -> Meeting:
+    """Meets the other ranks; see `Meeting`.
+
+    Raises: RunError if the launcher's environment is incomplete, or a rank does not come.
+    """
+    complete_environment(os.environ)
+    if "MASTER_ADDR" not in os.environ:  # DeepSpeed would ask MPI for it later
+        quiet_deepspeed().comm.mpi_discovery(int(os.environ["MASTER_PORT"]), verbose=False)
+    return Meeting(purpose, rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
 
 
 def configure_logging(world: World) -> None:
@@ -253,11 +273,21 @@ def quiet_deepspeed() -> ModuleType:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise each rank warns that it found no other
     import deepspeed
 
-    # DeepSpeed 0.19 still calls the old name under torch 2.13.
-    warnings.filterwarnings("ignore", message=".*all_gather_into_tensor. is deprecated", category=FutureWarning)
+    # DeepSpeed 0.19 still calls the old names under torch 2.13.
+    old_names = "all_gather_into_tensor|reduce_scatter_tensor"
+    warnings.filterwarnings("ignore", message=f".*({old_names}). is deprecated", category=FutureWarning)
     logger = logging.getLogger("DeepSpeed")
     logger.setLevel(logging.WARNING)
+    logger.addFilter(_concerns_us)
     for handler in logger.handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.__stdout__):
             handler.setStream(sys.stderr)  # standard output belongs to --json
     return cast(ModuleType, deepspeed)
+
+
+def _concerns_us(record: logging.LogRecord) -> bool:
+    """Returns whether a warning of DeepSpeed's says anything of evenpack's models.
+
+    ZeRO 3 warns of inputs that it does not look into: batches, in which no gradient flows.
+    """
+    return "unknown inputs or outputs type" not in str(record.msg)

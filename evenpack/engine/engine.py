@@ -42,11 +42,13 @@ class LocalStep:
     """Tokens and next sentences of all micro-batches whose label had the highest logit."""
     gradient_norm: Float[Tensor, ""]
     """L2 norm of the global mean gradient before clipping, the same on all ranks."""
-    local_gradient_norm: Float[Tensor, ""]
-    """L2 norm of this rank's own part of the gradient, before the mean over the ranks."""
+    local_gradient_norm: Float[Tensor, ""] | None
+    """L2 norm of this rank's own part of the gradient, before the mean over the ranks; None from ZeRO 2 on, where each
+    backward pass replaces that part by one of the mean."""
     learning_rate: float
     stopwatch: "Stopwatch"
-    """Time from the first forward to the end of the last backward pass, without the all-reduce after it."""
+    """Time from the first forward to the end of the last backward pass, without the all-reduce after it; from ZeRO 2 on
+    the reduction is within it."""
 
 
 class TrainingEngine:
@@ -70,9 +72,11 @@ class TrainingEngine:
         self.micro_batches: int = settings["gradient_accumulation_steps"]
         optimizer = build_optimizer(model, config.optimizer, world.device)
         initialize = quiet_deepspeed().initialize
-        self.deepspeed: Any = initialize(model=model, optimizer=optimizer, config=settings)[0]
-        # Reduced by `reduce_gradients`, so that computing and waiting for others can be distinguished.
-        self.deepspeed.enable_backward_allreduce = False
+        with self.sharding.hooking_into(model):
+            self.deepspeed: Any = initialize(model=model, optimizer=optimizer, config=settings)[0]
+        # A gradient of a rank's own is reduced by `reduce_gradients`, so that computing and waiting for others can be
+        # distinguished.
+        self.deepspeed.enable_backward_allreduce = self.sharding.balances_each_micro_batch
 
     @property
     def model(self) -> nn.Module:
@@ -83,12 +87,12 @@ class TrainingEngine:
     def train_step(self, step: int, micro_batches: Sequence[PackedBatch]) -> LocalStep:
         """Runs update number `step` + 1 (steps count from 0), over this rank's micro-batches of the step.
 
-        Nothing here waits for the device (at ZeRO 1 DeepSpeed does, to check the gradient norm: three reads and two
-        blocking copies; with `on_nan: skip` this does, for the same). An update with a gradient norm that is not
-        finite is left out then, and is invalid otherwise: the caller must check it.
+        Nothing here waits for the device (from ZeRO 1 on DeepSpeed does, to check the gradient norm: at ZeRO 1 by three
+        reads and two blocking copies; with `on_nan: skip` this does, for the same). An update with a gradient norm that
+        is not finite is left out then, and is invalid otherwise: the caller must check it.
         """
         loss_sums, correct, stopwatch = self.compute_gradients(step, micro_batches)
-        local_gradient_norm = gradient_norm_of(self.model)
+        local_gradient_norm = None if self.sharding.balances_each_micro_batch else gradient_norm_of(self.model)
         gradient_norm = self.reduce_gradients()
         if self.config.training.on_nan == "skip":
             self.sharding.leave_out_unless_finite(self.model, gradient_norm)
@@ -122,7 +126,7 @@ class TrainingEngine:
     def compute_gradients(
         self, step: int, micro_batches: Sequence[PackedBatch]
     ) -> tuple[Float[Tensor, "micro_batches 2"], Int[Tensor, " 2"], "Stopwatch"]:
-        """Accumulates this rank's part of the gradient, without communication.
+        """Accumulates this rank's part of the gradient, without communication up to ZeRO 1.
 
         Raises: ValueError if the number of micro-batches is not that of the step.
         """

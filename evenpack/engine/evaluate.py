@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData, Split
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.sharding import sharding_at
 from evenpack.errors import DataError
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.common.section import TransformerConfig
@@ -80,6 +81,22 @@ def overall_accuracy(evaluations: Evaluations) -> float | None:
     return correct / targets if targets else None
 
 
+def overall_loss(evaluations: Evaluations, weights: Mapping[str, float] | None) -> float | None:
+    """Returns the loss by which checkpoints of a run are compared; None if nothing was held out, or it is not finite.
+
+    It is that of `aggregate_loss`, and without weights the mean over all sources' targets.
+    """
+    if not evaluations:
+        return None
+    aggregate = aggregate_loss(evaluations, weights)
+    if aggregate is not None:
+        loss = float(aggregate["loss"])
+    else:
+        targets = sum(found.targets for found in evaluations.values())
+        loss = math.fsum(found.loss * found.targets for found in evaluations.values()) / targets
+    return loss if math.isfinite(loss) else None
+
+
 def aggregate_loss(evaluations: Evaluations, weights: Mapping[str, float] | None) -> dict[str, Any] | None:
     """Returns the weighted mean of the sources' losses, together with the weights; None without weights.
 
@@ -101,12 +118,20 @@ def aggregate_loss(evaluations: Evaluations, weights: Mapping[str, float] | None
 
 
 @torch.no_grad()
-def evaluate_model(model: nn.Module, run: ResolvedRun, world: World, *, split: Split = "validation") -> Evaluations:
+def evaluate_model(
+    model: nn.Module,
+    run: ResolvedRun,
+    world: World,
+    *,
+    split: Split = "validation",
+    on_batch: Callable[[], None] = lambda: None,
+) -> Evaluations:
     """Evaluates `model`, called as `model(batch) -> LossSums`, on each source's validation packs, by source name.
 
     All ranks call it with the same weights and get the same result. Packs are assigned to the ranks one by one, and
-    a rank may have one batch fewer than another: up to ZeRO 1 a forward pass has no collective that could wait for it.
-    Sums are kept in float64 and reduced over ranks once. The model's mode (training or evaluation) is restored.
+    a rank may have one batch fewer than another. At ZeRO 3, where a forward pass gathers parameters from all ranks, it
+    then computes a batch that does not count. Sums are kept in float64 and reduced over ranks once. The model's mode
+    (training or evaluation) is restored. `on_batch` is called before each batch.
 
     A source without held-out targets is not in the result, and rank 0 logs a warning with its name.
     """
@@ -118,7 +143,9 @@ def evaluate_model(model: nn.Module, run: ResolvedRun, world: World, *, split: S
     model.eval()
     try:
         with precision:
-            sums = torch.stack([_sum_source(model, run, name, world, split) for name in prepared.source_names])
+            sums = torch.stack(
+                [_sum_source(model, run, name, world, split=split, on_batch=on_batch) for name in prepared.source_names]
+            )
     finally:
         model.train(was_training)
     totals = world.all_sum(sums.flatten()).view(sums.shape).tolist()
@@ -161,7 +188,9 @@ def evaluations_to_json(prepared: PreparedData, evaluations: Evaluations) -> dic
     return {name: evaluations[name].to_json() if name in evaluations else None for name in prepared.source_names}
 
 
-def _sum_source(model: nn.Module, run: ResolvedRun, source: str, world: World, split: Split) -> Float64[Tensor, " 7"]:
+def _sum_source(
+    model: nn.Module, run: ResolvedRun, source: str, world: World, *, split: Split, on_batch: Callable[[], None]
+) -> Float64[Tensor, " 7"]:
     """Returns this rank's sums for a source.
 
     They are the loss sum and the number of correct targets, both also for next sentences, then the numbers of targets,
@@ -169,14 +198,32 @@ def _sum_source(model: nn.Module, run: ResolvedRun, source: str, world: World, s
     """
     sums = torch.zeros(_TARGETS, dtype=torch.float64, device=world.device)
     counts = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
-    for batch in validation_batches(run, source, rank=world.rank, ranks=world.size, split=split):
+    for batch, counts_here in _in_step(run, source, world, split):
+        on_batch()
         result = model(batch.to(world.device, non_blocking=True))
+        if not counts_here:
+            continue
         # Summed on the device, so that no batch waits for the previous one.
         next_sentence = (result.next_sentence_loss_sum, result.next_sentence_correct)
         sums += torch.stack([part.double() for part in (result.loss_sum, result.correct, *next_sentence)])
         counts += batch.local_counts
     host_counts = torch.tensor([counts.targets, counts.sequences, counts.packs], dtype=torch.float64)
     return torch.cat([sums.cpu(), host_counts])
+
+
+def _in_step(run: ResolvedRun, source: str, world: World, split: Split) -> Iterator[tuple[PackedBatch, bool]]:
+    """Yields this rank's batches, and whether each counts; where forward passes are collective, equally many on all."""
+    mine = validation_batches(run, source, rank=world.rank, ranks=world.size, split=split)
+    if world.size == 1 or not sharding_at(run.config.deepspeed.zero_stage).gathers_parameters:
+        yield from ((batch, True) for batch in mine)
+        return
+    batch = next(mine, None)
+    while world.any(batch is not None):
+        if batch is not None:
+            yield batch, True
+        else:
+            yield next(validation_batches(run, source, rank=0, ranks=world.size, split=split)), False
+        batch = next(mine, None)
 
 
 _TARGETS = 4

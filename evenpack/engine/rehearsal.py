@@ -99,7 +99,11 @@ def _fake_step(run: ResolvedRun, world: World, batches: Sequence[PackedBatch]) -
     attention = run.config.attention.model_copy(update={"backend": "reference"})
     # A norm without a value would be left out, and there is nothing to compile.
     training = run.config.training.model_copy(update={"on_nan": "stop", "compile": False})
-    faked = replace(run, config=run.config.model_copy(update={"attention": attention, "training": training}))
+    # From ZeRO 2 on no whole gradient is left to be counted, and at 3 DeepSpeed compares ranks that do not exist.
+    stage = min(run.config.deepspeed.zero_stage, 1)
+    deepspeed = run.config.deepspeed.model_copy(update={"zero_stage": stage})
+    sections = {"attention": attention, "training": training, "deepspeed": deepspeed}
+    faked = replace(run, config=run.config.model_copy(update=sections))
     with _joined(world), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = build_model(faked, torch.device("meta"))
         _materialise(model)

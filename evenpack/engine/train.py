@@ -11,9 +11,11 @@ from typing import Any, Literal, Protocol
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.engine.activity import OnActivity, StepActivities, ignore_activity
+from evenpack.engine.agreement import run_facts
 from evenpack.engine.bad_steps import BadSteps
 from evenpack.engine.build import Run, build
 from evenpack.engine.config import RunConfig, TrainingSection
+from evenpack.engine.dead_loaders import explained_loader_deaths
 from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, evaluate_model, overall_accuracy
@@ -26,8 +28,8 @@ from evenpack.engine.reporting.run_record import write_start
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.engine.reporting.trackers.trackers import require_trackers
 from evenpack.engine.resolve import ResolvedRun, open_run, require_trainable
+from evenpack.engine.saves import Saves
 from evenpack.engine.verification import DataVerification
-from evenpack.errors import SaveError
 from evenpack.models.common.losses import exact_denominators
 from evenpack.units import counted
 
@@ -64,7 +66,7 @@ def train(
     Raises: ConfigError, DataError, CheckpointError or BackendError if the run cannot start; RunError for a loss that
     is not finite (nothing is saved then), a full disk, or ranks that do not see the same files.
     """
-    with joined_world() as world:
+    with joined_world(run_facts(config)) as world:
         configure_logging(world)
         return train_in(world, config, stop_requested=stop_requested, on_activity=on_activity)
 
@@ -83,7 +85,7 @@ def train_in(
     resolved = open_run(config)
     require_trainable(resolved)
     world.on_main(lambda: require_trackers(resolved.config.metrics))
-    with explained_memory(resolved, world):
+    with explained_memory(resolved, world), explained_loader_deaths():
         return _train(world, resolved, stop_requested=stop_requested, on_activity=on_activity, started=started)
 
 
@@ -96,7 +98,7 @@ def _train(
     started: float,
 ) -> TrainOutcome:
     on_activity("building the model", 0)
-    run = build(resolved, world)
+    run = build(resolved, world, on_activity=on_activity)
     last_step = run.config.training.last_step
     log.info("%s", describe(run, last_step=last_step))
     if run.first_step >= last_step or run.has_reached_target:
@@ -109,10 +111,14 @@ def _train(
         closing(run.batches(stop_step=last_step)) as batches,
     ):
         first = next(batches)  # starts the loader's processes, which is not part of a step's time
-        with Journal.opened(run, mlperf, run.config.metrics) as journal:
+        with (
+            Journal.opened(run, mlperf, run.config.metrics) as journal,
+            Saves(run, journal, on_activity) as saves,
+        ):
             outcome = _loop(
                 run,
                 journal,
+                saves,
                 chain([first], batches),
                 lambda: stop_requested() or verification.has_found_damage,
                 before_saving=verification.finish,
@@ -138,6 +144,7 @@ def _nothing_to_do(run: Run) -> TrainOutcome:
 def _loop(
     run: Run,
     journal: Journal,
+    saves: Saves,
     batches_of_steps: Iterator[StepBatches | SkippedStep],
     stop_requested: Callable[[], bool],
     *,
@@ -170,8 +177,10 @@ def _loop(
                 note = partial(journal.add, step, totals, learning_rate=local.learning_rate, step_seconds=step_seconds)
         evaluations = None
         if run.resolved.is_evaluation_due(step):
-            on_activity("evaluating", step)
-            evaluations = journal.evaluated(lambda: evaluate_model(run.engine.model, run.resolved, run.world))
+            evaluating = partial(on_activity, "evaluating", step)
+            evaluating()  # and again for each batch, which is progress
+            evaluate = partial(evaluate_model, run.engine.model, run.resolved, run.world, on_batch=evaluating)
+            evaluations = journal.evaluated(evaluate)
         reached = _reached_accuracy(training, evaluations)
         is_last = step == training.last_step or reached is not None
         is_over = reached is not None or step == training.planned_steps
@@ -179,6 +188,7 @@ def _loop(
         is_stopped = stop and not is_last
         are_times_due = _is_due(step, training.log_rank_times_every_steps, is_last=is_last or is_stopped)
         on_activity("recording the step", step)
+        saves.collect()
         note(evaluations=evaluations, ranks=rank_times.gather() if are_times_due and not rank_times.is_empty else None)
         if is_last or is_stopped or _is_due(step, training.checkpoint_every_steps, is_last=False):
             on_activity("saving a checkpoint", step)
@@ -186,23 +196,11 @@ def _loop(
                 before_saving()
                 if is_over:
                     journal.end_mlperf(is_reached=reached is not None, stopped=stopped)
-                _save(run, journal, step, reached_accuracy=reached, may_fail=not (is_last or is_stopped))
+                goes_on = not (is_last or is_stopped)
+                saves.save(step, reached_accuracy=reached, evaluations=evaluations, goes_on=goes_on)
         if is_last or is_stopped:
             return TrainOutcome(state="finished" if is_last else "stopped", step=step, reached_accuracy=reached)
     raise AssertionError("the batches end with the last step")
-
-
-def _save(run: Run, journal: Journal, step: int, *, reached_accuracy: float | None, may_fail: bool) -> None:
-    """Saves a checkpoint. A failure is a warning if the run goes on: the next one may succeed."""
-    journal.commit()
-    state = run.state(step, samples=journal.samples, reached_accuracy=reached_accuracy)
-    try:
-        run.checkpoints.save(run.engine.deepspeed, state)
-    except SaveError as error:
-        if not may_fail:
-            raise
-        if run.world.is_main:
-            log.warning("step %d has no checkpoint, and the run goes on without it: %s", step, error)
 
 
 def _reached_accuracy(training: TrainingSection, evaluations: Evaluations | None) -> float | None:
@@ -248,7 +246,6 @@ def _is_due(step: int, every_steps: int | None, *, is_last: bool) -> bool:
 def describe(run: Run, *, last_step: int) -> str:
     """Returns a description of the run in a few lines, for the start of its log."""
     config, world, training = run.config, run.world, run.config.training
-    parameters = sum(parameter.numel() for parameter in run.engine.model.parameters())
     weights = zip(run.prepared.source_names, run.prepared.weights, strict=True)
     shares = ", ".join(f"{name} {weight}" for name, weight in weights)
     for change in config.data.weight_changes:
@@ -266,7 +263,7 @@ def describe(run: Run, *, last_step: int) -> str:
     return "\n".join(
         [
             f"run {config.run.name} in {config.run.output_dir}: {begin}, up to step {until}",
-            f"  model    {config.model.kind} {config.model.preset}, {parameters:,} parameters, "
+            f"  model    {config.model.kind} {config.model.preset}, {run.resolved.parameters:,} parameters, "
             f"{config.model.positions} positions, vocabulary {run.prepared.vocabulary_size:,}",
             f"  data     {shares} (source and weight); {rows}, layout {training.layout}",
             f"  step     {training.items_per_step} {training.batching} = {counted(world.size, 'rank')} "

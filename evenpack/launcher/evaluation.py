@@ -13,7 +13,7 @@ from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss, evaluate_
 from evenpack.launcher import views
 from evenpack.launcher.evaluation_file import run_over_file
 from evenpack.launcher.processes.devices import settle_accelerator
-from evenpack.launcher.trained import load_trained_model
+from evenpack.launcher.trained import StepOrBest, load_trained_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class RunEvaluation:
         return {"checkpoint": self.checkpoint, "step": self.step, **data, "sources": sources, **aggregate}
 
 
-def evaluate_run(config: RunConfig, *, step: int | None = None, data: Path | None = None) -> RunEvaluation:
-    """Evaluates the run's newest complete checkpoint, or that after `step` steps, in this process.
+def evaluate_run(config: RunConfig, *, step: StepOrBest = None, data: Path | None = None) -> RunEvaluation:
+    """Evaluates the run's newest complete checkpoint, or that after `step` steps, or the best, in this process.
 
     It takes the GPU if there is one. `data` is a file of text, all of which replaces the held-out documents.
 
@@ -53,7 +53,7 @@ def evaluate_run(config: RunConfig, *, step: int | None = None, data: Path | Non
         return _evaluate(over_file, step=step, split="train", data=data)
 
 
-def _evaluate(config: RunConfig, *, step: int | None, split: Split, data: Path | None) -> RunEvaluation:
+def _evaluate(config: RunConfig, *, step: StepOrBest, split: Split, data: Path | None) -> RunEvaluation:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trained = load_trained_model(config, device, step=step)
     evaluations = evaluate_model(trained.model, trained.run, trained.world, split=split)

@@ -7,7 +7,7 @@ import torch
 
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.processes.devices import settle_accelerator
-from evenpack.launcher.trained import load_trained_model
+from evenpack.launcher.trained import StepOrBest, load_trained_model
 from evenpack.models.huggingface import to_huggingface
 
 
@@ -22,8 +22,8 @@ class Export:
     """Whether the tokenizer was written too; False if the sources hold tokens."""
 
 
-def export_run(config: RunConfig, directory: Path, *, step: int | None = None) -> Export:
-    """Writes the run's newest complete checkpoint, or that after `step` steps, into the new folder `directory`.
+def export_run(config: RunConfig, directory: Path, *, step: StepOrBest = None) -> Export:
+    """Writes the run's newest complete checkpoint, or that after `step` steps, or the best, into a new folder.
 
     Raises: as `load_trained_model`; ConfigError if transformers has no such model, or if `directory` is not empty.
     """

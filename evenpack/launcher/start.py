@@ -1,6 +1,7 @@
 """A training run from start to end: describes it, starts it, waits, and shows the outcome."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,10 @@ class TrainingResult:
 def run_training(run: RunSection, launch: LaunchPlan, plan: TrainingPlan) -> TrainingResult:
     """Trains, with the output of the ranks on standard error.
 
-    Raises: RunError if the output directory cannot be locked or written.
+    Raises: ConfigError if a machine of the hostfile is not reached; RunError if the output directory cannot be locked
+    or written.
     """
+    launch = launch.reached(os.environ)
     say(f"starting {launch.devices.choice}")
     result = supervise(
         launch, run.output_dir, say=say, output=_standard_error(), hang_timeout_seconds=run.hang_timeout_seconds

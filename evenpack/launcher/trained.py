@@ -3,13 +3,15 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.engine.build import build_model
-from evenpack.engine.checkpoints.files import Checkpoint
-from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole, whole_at
+from evenpack.engine.checkpoints.files import CHECKPOINTS, Checkpoint
+from evenpack.engine.checkpoints.keeping import best_step
+from evenpack.engine.checkpoints.loading import newest_whole, whole_at
 from evenpack.engine.checkpoints.weights import (
     load_model_weights,
     require_fitting,
@@ -22,6 +24,9 @@ from evenpack.engine.resolve import ResolvedRun, open_run
 from evenpack.errors import CheckpointError, DataError
 from evenpack.models.build import Model
 from evenpack.models.huggingface import mapping_of
+
+StepOrBest = int | Literal["best"] | None
+"""The checkpoint after a step, that of the lowest validation loss, or the newest."""
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +52,8 @@ class TrainedModel:
         return self.run.prepared.padding_id if is_padding else self.run.prepared.end_of_text_id
 
 
-def load_trained_model(config: RunConfig, device: torch.device, *, step: int | None = None) -> TrainedModel:
-    """Opens the run's data and loads its newest complete checkpoint, or that after `step` steps.
+def load_trained_model(config: RunConfig, device: torch.device, *, step: StepOrBest = None) -> TrainedModel:
+    """Opens the run's data and loads its newest complete checkpoint, or that after `step` steps, or the best.
 
     The data may differ from the training data, for example in the recipe, if the tokenizer is the same.
 
@@ -58,6 +63,8 @@ def load_trained_model(config: RunConfig, device: torch.device, *, step: int | N
     run = open_run(_without_cost_model(config))
     world = World(rank=0, size=1, local_rank=0, device=device)
     directory = config.run.output_dir / CHECKPOINTS
+    if step == "best":
+        step = best_step(directory)
     checkpoint = newest_whole(directory, world) if step is None else whole_at(directory, step, world)
     if checkpoint is None:
         raise CheckpointError(f"there is no checkpoint in {directory}: run `evenpack train` with this run file first")

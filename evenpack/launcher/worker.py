@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 -m evenpack.launcher.worker RUN.yaml
     python -m evenpack.launcher.worker RUN.yaml
 
-Exit codes: 0 when the run has reached its last step, 75 when it was asked to stop and has saved, 2 for an error
-that the user can correct, 1 for any other.
+Exit codes: 0 when the run has reached its last step, 75 when it was asked to stop and has saved (0 under
+`torchrun --max-restarts`), 2 for an error that the user can correct, 1 for any other.
 
 Loader processes import this module again, so heavy modules are imported only where they are used.
 """
@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
@@ -34,11 +34,13 @@ from evenpack.launcher.processes.ranks import (
     RankStatus,
     plain_run_id,
 )
-from evenpack.launcher.processes.stop import StopFlag, remove_stop_request
+from evenpack.launcher.processes.roll_call import is_lost_connection
+from evenpack.launcher.processes.stop import StopFlag
 from evenpack.launcher.processes.streams import say, survive_hang_up
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
+    from evenpack.engine.meeting import Meeting
 
 EXIT_ERROR = 1
 """Exit code for errors that the user has not caused."""
@@ -78,18 +80,33 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     share_cores(place)
     try:
         config = _load_config(options.run_file, options.overrides)
+        meeting = _meeting(place, options.evenpack_run)
     except EvenpackError as error:
         if place.local_rank == 0:  # the others of this machine read the same file
             say(f"error: {error}" if place.rank == 0 else f"rank {place.rank}: error: {error}")
         return EXIT_BAD_INPUT
-    return Rank(config, place, options.evenpack_run).run(train or _train)
+    token = options.evenpack_run
+    run_id = token.run_id if token is not None else plain_run_id(place) if meeting is None else meeting.id
+    return Rank(config, place, token, run_id=run_id).run(train or _train)
+
+
+def _meeting(place: RankPlace, token: LaunchToken | None) -> "Meeting | None":
+    """Meets ranks of other machines, for an id of the run that `evenpack train` has not given. Raises: RunError.
+
+    Rank 0 may hold the others' store, so the meeting must live as long as this process.
+    """
+    if token is not None or not place.spans_machines:
+        return None
+    settle_accelerator()
+    from evenpack.engine.distributed import meet
+
+    return meet("run id")
 
 
 class Rank:
     """This process as a rank of one run."""
 
-    def __init__(self, config: "RunConfig", place: RankPlace, token: LaunchToken | None) -> None:
-        run_id = token.run_id if token is not None else plain_run_id(place)
+    def __init__(self, config: "RunConfig", place: RankPlace, token: LaunchToken | None, *, run_id: str) -> None:
         self._config = config
         self._place = place
         self._token = token
@@ -119,7 +136,7 @@ class Rank:
                 self._fail(str(error))
             except BaseException as error:
                 self._crash(error)
-            exit_code = EXIT_STOPPED if outcome.state == "stopped" else 0
+            exit_code = _stopped_exit_code(os.environ) if outcome.state == "stopped" else 0
             with suppress(OSError):
                 self._folder.write_status(self._status.ended(outcome.state, exit_code=exit_code, step=outcome.step))
             self._guard.finish(exit_code)
@@ -136,7 +153,6 @@ class Rank:
         if self._token is None and self._place.rank == 0:  # otherwise `evenpack train` has done it
             held.enter_context(held_output_dir(output_dir))
             self._folder.remove_earlier()
-            remove_stop_request(output_dir)
         self._stop.install()
         self._guard.start()
 
@@ -153,7 +169,7 @@ class Rank:
     def _crash(self, error: BaseException) -> NoReturn:
         """Ends with any other error, and its traceback unless it only follows from another rank's end."""
         summary = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-        first = self._wait_for_other_failure()
+        first = self._guard.missing_rank() if is_lost_connection(error) else self._wait_for_other_failure()
         if first is None:
             first = self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
         if first is None or first.rank == self._place.rank:
@@ -198,6 +214,14 @@ def share_cores(place: RankPlace) -> None:
     which reads the variable then.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // place.local_world_size)))
+
+
+def _stopped_exit_code(environment: Mapping[str, str]) -> int:
+    """Returns the exit code of a rank that was asked to stop and has saved.
+
+    `torchrun --max-restarts` takes each code but 0 for a failure, and would start the ranks again.
+    """
+    return 0 if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 else EXIT_STOPPED
 
 
 def _load_config(path: Path, overrides: Sequence[str]) -> "RunConfig":

@@ -89,7 +89,7 @@ class _Step:
     def weights(self, *, cast_blocks: int) -> int:
         """Returns the bytes of the parameters and of the cast ones of so many blocks."""
         cast = BF16_BYTES * cast_blocks * self.layers.cast_parameters if self.is_cast else 0
-        return FP32_BYTES * self.parameters + cast
+        return self.state.parameters + cast
 
     def phase(
         self, name: Phase, *, cast_blocks: int = 0, gradients: int, activations: int = 0, head: int = 0, buffers: int
@@ -97,7 +97,7 @@ class _Step:
         return PhaseMemory(
             phase=name,
             parameters=self.weights(cast_blocks=cast_blocks),
-            gradients=gradients,
+            gradients=min(gradients, self.state.gradients),
             optimizer=self.state.optimizer,
             activations=activations,
             head=head,

@@ -6,6 +6,7 @@ second, so that every border can be tried.
 
 import os
 import pathlib
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,15 @@ import torch.distributed as dist
 
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState
-from evenpack.engine.checkpoints.store import CheckpointStore
+from evenpack.engine.checkpoints.store import CheckpointStore, newest_whole
 from evenpack.engine.distributed import World
 from evenpack.testing.ranks import fork_context
 
 BORDERS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")
 """Every call of `os` by which a save changes the file system, and `write` where the engine says that it wrote."""
+
+SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
+OLD, NEW = b"old" * 1000, b"new" * 1000
 
 _NOWHERE = os.open(os.devnull, os.O_WRONLY)
 
@@ -39,13 +43,25 @@ def train_state(step: int, *, world_size: int, zero_stage: int = 0) -> TrainStat
     )
 
 
+class PlainFiles:
+    """Writes a file as DeepSpeed's checkpoint engine does, in two pieces."""
+
+    def save(self, state_dict: bytearray, path: str) -> None:
+        with Path(path).open("wb") as file:
+            for half in (state_dict[:1000], state_dict[1000:]):
+                file.write(half)
+                file.flush()
+                os.write(_NOWHERE, half)  # a border
+
+
 class PlainEngine:
-    """Writes `content` into a file of rank 0 and one of each rank, in two pieces each."""
+    """Writes `content` into a file of rank 0 and one of each rank."""
 
     def __init__(self, world: World, content: bytes) -> None:
         self.world = world
-        self.content = content
+        self.content = bytearray(content)
         self.optimizer = None
+        self.checkpoint_engine = PlainFiles()
 
     def zero_optimization_stage(self) -> int:
         return 0
@@ -54,11 +70,7 @@ class PlainEngine:
         assert not save_latest
         names = [f"optimizer_{self.world.rank}.pt"] + ["model.pt"] * self.world.is_main
         for name in names:
-            with (Path(save_dir) / tag / name).open("wb") as file:
-                for half in (self.content[:1000], self.content[1000:]):
-                    file.write(half)
-                    file.flush()
-                    os.write(_NOWHERE, half)  # a border
+            self.checkpoint_engine.save(self.content, path=str(Path(save_dir) / tag / name))
         self.world.barrier()
 
     def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]:
@@ -88,9 +100,20 @@ def count_borders(kill_at: int | None) -> list[str]:
 
 
 def save_and_die(
-    *, rank: int, ranks: int, directory: Path, step: int, content: bytes, kill_at: int | None, answer: Any
+    *,
+    rank: int,
+    ranks: int,
+    directory: Path,
+    step: int,
+    content: bytes,
+    in_background: bool,
+    kill_at: int | None,
+    answer: Any,
 ) -> None:
-    """Saves one checkpoint on one rank; returns the number of its borders if the rank survives."""
+    """Saves one checkpoint on one rank; returns the number of its borders if the rank survives.
+
+    In the background: the content changes as soon as the save has begun.
+    """
     said = os.open(f"{directory}.rank_{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(said, 2)
     if ranks > 1:
@@ -98,12 +121,27 @@ def save_and_die(
     world = World(rank=rank, size=ranks, local_rank=rank, device=torch.device("cpu"))
     store = CheckpointStore(directory, world, keep=1)
     crossed = count_borders(kill_at)
-    store.save(PlainEngine(world, content), train_state(step, world_size=ranks))
+    engine, state = PlainEngine(world, content), train_state(step, world_size=ranks)
+    if in_background:
+        store.background.begin(engine, state)
+        engine.content[:] = b"later" * 1000
+        store.background.finish()
+    else:
+        store.save(engine, state)
     answer.send(len(crossed))
     os._exit(0)
 
 
-def run_save(directory: Path, step: int, content: bytes, *, ranks: int, watched_rank: int, kill_at: int | None) -> int:
+def run_save(
+    directory: Path,
+    step: int,
+    content: bytes,
+    *,
+    ranks: int,
+    watched_rank: int,
+    kill_at: int | None,
+    in_background: bool = False,
+) -> int:
     """Runs one save; once the watched rank is dead the others are killed, as a launcher does.
 
     Returns the borders that the watched rank crossed, 0 if it was killed.
@@ -113,7 +151,11 @@ def run_save(directory: Path, step: int, content: bytes, *, ranks: int, watched_
     for rank in range(ranks):
         here, there = context.Pipe(duplex=False)
         options = {"rank": rank, "ranks": ranks, "directory": directory, "step": step, "content": content}
-        options |= {"kill_at": kill_at if rank == watched_rank else None, "answer": there}
+        options |= {
+            "in_background": in_background,
+            "kill_at": kill_at if rank == watched_rank else None,
+            "answer": there,
+        }
         process = context.Process(target=save_and_die, kwargs=options)
         process.start()
         there.close()
@@ -128,3 +170,47 @@ def run_save(directory: Path, step: int, content: bytes, *, ranks: int, watched_
     said = Path(f"{directory}.rank_{watched_rank}").read_text()
     assert watched.exitcode in (0, -signal.SIGKILL), said
     return answers[watched_rank].recv() if watched.exitcode == 0 else 0
+
+
+def assert_whole_and_usable(directory: Path, *, old_step: int, new_step: int) -> bytes:
+    """Checks that there is a whole checkpoint, old or new, and that saving works again; returns which one it is."""
+    found = newest_whole(directory, SOLO)
+    assert found is not None
+    contents = {(found.path / record.name).read_bytes() for record in found.files}
+    assert len(contents) == 1
+    content = contents.pop()
+    if old_step != new_step:
+        assert found.step == {OLD: old_step, NEW: new_step}[content]
+    store = CheckpointStore(directory, SOLO, keep=1)
+    store.save(PlainEngine(SOLO, b"next"), train_state(new_step + 1, world_size=1))
+    next_name = f"step_{new_step + 1:06d}"
+    assert sorted(path.name for path in directory.iterdir()) == ["latest", next_name]
+    return content
+
+
+def kill_everywhere(
+    tmp_path: Path, *, old_step: int, new_step: int, ranks: int, watched_rank: int, in_background: bool = False
+) -> dict[bytes, int]:
+    """Kills a save before its first, second, ... border until it succeeds; counts the checkpoints found afterwards."""
+    start = tmp_path / "start"
+    run_save(start, old_step, OLD, ranks=ranks, watched_rank=0, kill_at=None)
+    found = {OLD: 0, NEW: 0}
+    kill_at, borders = 0, 0
+    while not borders:
+        directory = tmp_path / f"kill_{kill_at}"
+        shutil.copytree(start, directory)
+        borders = run_save(
+            directory,
+            new_step,
+            NEW,
+            ranks=ranks,
+            watched_rank=watched_rank,
+            kill_at=kill_at,
+            in_background=in_background,
+        )
+        assert borders in (0, kill_at)
+        content = assert_whole_and_usable(directory, old_step=old_step, new_step=new_step)
+        assert not borders or content == NEW
+        found[content] += 1
+        kill_at += 1
+    return found

@@ -42,7 +42,7 @@ def train_on_a_full_disk(world: World, config: RunConfig, full_at: int, writer: 
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("evenpack.engine.train")
+    logger = logging.getLogger("evenpack.engine.saves")
     logger.addHandler(handler)
     error = None
     with pytest.MonkeyPatch.context() as patch:
@@ -58,11 +58,12 @@ def checkpoints(config: RunConfig) -> list[str]:
     return sorted(path.name for path in (config.run.output_dir / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(("stage", "writer"), [(0, 0), (1, 1)])
+@pytest.mark.parametrize(("stage", "writer", "in_background"), [(0, 0, True), (1, 1, True), (1, 1, False)])
 def test_a_save_that_fails_on_one_rank_leaves_the_run_going(
-    config: RunConfig, tmp_path: Path, stage: int, writer: int
+    config: RunConfig, tmp_path: Path, stage: int, writer: int, in_background: bool
 ) -> None:
-    run = changed(config, run={"output_dir": tmp_path}, deepspeed={"zero_stage": stage})
+    training = {"checkpoint_in_background": in_background}
+    run = changed(config, run={"output_dir": tmp_path}, training=training, deepspeed={"zero_stage": stage})
     results = run_ranks(train_on_a_full_disk, 2, run, 2, writer)
     assert [error for error, _ in results] == [None, None]
     (warning,) = results[0][1]
@@ -71,7 +72,11 @@ def test_a_save_that_fails_on_one_rank_leaves_the_run_going(
     assert "No space left on device" in warning
     assert results[1][1] == []
     assert checkpoints(run) == ["latest", "step_000001", "step_000003", "step_000004"]
-    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    (failed,) = (record["checkpoint"] for record in records if "failed" in record.get("checkpoint", {}))
+    assert (failed["step"], failed["failed"]) == (2, 1)
+    assert failed.keys() == {"step", "pause_seconds", "failed"}
 
 
 @pytest.mark.parametrize(("stage", "writer"), [(0, 0), (1, 1)])
@@ -87,13 +92,13 @@ def test_the_last_save_must_succeed(config: RunConfig, tmp_path: Path, stage: in
 
 def train_without_latest(world: World, config: RunConfig) -> None:
     """Trains on a disk that has no room for the file `latest` once the first checkpoint is there."""
-    from evenpack.engine.checkpoints import store
+    from evenpack.engine.checkpoints import saving
 
     def write_text(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path), text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "write_text", write_text)
+        patch.setattr(saving, "write_text", write_text)
         train_in(world, config, stop_requested=never)
 
 

@@ -13,6 +13,7 @@ from evenpack.batch import PackedBatch, StepCounts
 from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.testing import run_config as checked_run
@@ -144,7 +145,7 @@ def compare(world: World, config: RunConfig, setting: Setting, reference: Refere
         tokens=tuple(world.all_gather(sum(batch.local_counts.tokens for batch in mine))),
         gradient=max(relative(ours, theirs) for ours, theirs in zip(seen, gradients, strict=True)),
         gradient_norm=relative(result.gradient_norm, norm[0]),
-        update=relative(flat(engine.model) - flat(start), updated[0] - flat(start)),
+        update=relative(whole(engine) - flat(start), updated[0] - flat(start)),
     )
     engine.deepspeed.destroy()
     return report
@@ -159,7 +160,7 @@ def spy_on_gradients(engine: TrainingEngine) -> list[torch.Tensor]:
 
     def average_and_look() -> None:
         average()
-        if not seen:
+        if not seen and engine.deepspeed.is_gradient_accumulation_boundary():  # ZeRO 2 and 3 call it in each backward
             seen.extend(safe_get_full_grad(parameter).clone() for parameter in engine.model.parameters())
 
     engine.deepspeed.allreduce_gradients = average_and_look
@@ -220,15 +221,26 @@ def flat(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+def whole(engine: TrainingEngine) -> torch.Tensor:
+    """Returns the weights, gathered where the ranks have parts of them."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    with GatheredParameters(list(engine.model.parameters()), enabled=engine.sharding.gathers_parameters):
+        return flat(engine.model)
+
+
 def settings() -> list[Setting]:
     """Returns all ZeRO stages, precisions and accumulations, and clipping and overlap where they matter."""
     every = [
         Setting(stage=stage, precision=precision, accumulation=accumulation, clipping=None, overlap=False)
-        for stage in (0, 1)
+        for stage in SHARDINGS
         for precision in ("fp32", "bf16_autocast")
         for accumulation in ACCUMULATIONS
     ]
+    every = [setting for setting in every if setting.stage < 2 or setting.accumulation == 2]
     clipped = [replace(setting, clipping=CLIPPING) for setting in every if setting.accumulation == 2]
+    every = [setting for setting in every if setting.stage < 2 or setting.precision == "bf16_autocast"]
+    clipped = [setting for setting in clipped if setting.stage < 2 or setting.precision == "fp32"]
     overlapped = [
         replace(setting, overlap=True) for setting in every if setting.stage == 1 and setting.accumulation > 1
     ]

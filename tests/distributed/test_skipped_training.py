@@ -21,7 +21,7 @@ SKIPPED = {2, 3, 5}
 EXACT = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "samples", "order_hash", "skipped")
 LATER_WEIGHTS = {"mixture_schedule": [{"step": 3, "weights": {"words": 9}}]}
 RUNS = {"plain": ("adamw", 0), "skipping": ("adamw", 0), "stopped": ("adamw", 0), "lamb": ("lamb", 0)}
-SHARDED = {"sharded": ("adamw", 1), "sharded_stopped": ("adamw", 1)}
+SHARDED = {"sharded": ("adamw", 1), "sharded_stopped": ("adamw", 1), "zero_3": ("adamw", 3)}
 """Optimizer and ZeRO stage."""
 
 
@@ -89,7 +89,7 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     return all(torch.equal(one[place], other[place]) for place in one)
 
 
-@pytest.mark.parametrize("name", ["skipping", "lamb", "sharded"])
+@pytest.mark.parametrize("name", ["skipping", "lamb", "sharded", "zero_3"])
 def test_nothing_is_learned_from_skipped_steps_and_the_schedule_continues(trained: dict[str, RunConfig], name: str):
     plain, skipping = trained["plain"], trained[name]
     whole, found = records(plain), records(skipping)

@@ -73,6 +73,7 @@ def runs_of_all_kinds(folder: Path) -> dict[str, RunConfig]:
         plain,
         run={"output_dir": folder / "padded"},
         data={"recipe": rows, "pack_length": length, "prepared_dir": folder / "rows"},
+        training={"checkpoint_every_steps": 1},
     )
     pairs = changed(pair_run(folder / "pairs"), run={"output_dir": folder / "bert"}, training=trained)
     runs = {"tracked": tracked, "padded": padded, "pairs": pairs}
@@ -113,7 +114,7 @@ def test_every_key_that_runs_write_is_documented_and_none_other(trained: tuple[P
     folder, _ = trained
     logs = [read_metrics(folder / name / "metrics.jsonl") for name in ("tracked", "padded", "bert")]
     written = {find_metric(path).name for log in logs for record in log for path, _ in values_of(record)}
-    elsewhere = {"skipped/not_finite"}  # by a step that `test_bad_steps.py` spoils
+    elsewhere = {"skipped/not_finite", "checkpoint/failed"}  # see `test_bad_steps.py` and `test_failed_saves.py`
     assert {metric.name for metric in DEFINITIONS} == written | elsewhere
     assert not written & elsewhere
 

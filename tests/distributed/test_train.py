@@ -96,7 +96,7 @@ def stop_and_go_on(world: World, straight: RunConfig, stopped: RunConfig) -> lis
     ]
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_one_rank_that_is_asked_stops_all_and_the_run_resumes_bit_for_bit(config: RunConfig, stage: int):
     folder = config.prepared_dir.parent
     straight, stopped = (

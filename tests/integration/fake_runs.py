@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from evenpack.launcher.processes.launch import free_port
+from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.testing import run_values, write_run_file
 
 HERE = Path(__file__).parent
@@ -79,18 +80,24 @@ class FakeRun:
         arguments = [str(self.run_file), str(self.output_dir), str(ranks), f"training.steps={steps}", *overrides]
         return self.start([str(HERE / "start_fake_run.py"), *arguments], **options)
 
-    def start_ranks(self, ranks: int, *overrides: str) -> list[Any]:
-        """Starts ranks as children of this process, with the environment of a launcher."""
+    def start_ranks(self, ranks: int, *overrides: str, machines: int = 1) -> list[Any]:
+        """Starts ranks as children of this process, with the environment of a launcher.
+
+        Ranks of different `machines` do not watch each other's processes. This process gives these a run id, because
+        they would meet by torch, which fake ranks do not import.
+        """
+        token = [f"--evenpack-run={LaunchToken.of_this_process()}"] if machines > 1 else []
+        local_size = ranks // machines
         place = {
             "WORLD_SIZE": str(ranks),
-            "LOCAL_SIZE": str(ranks),
+            "LOCAL_SIZE": str(local_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }
         return [
             self.start(
-                [str(HERE / "fake_worker.py"), str(self.run_file), *overrides],
-                environment=self.environment(**place, RANK=str(rank), LOCAL_RANK=str(rank)),
+                [str(HERE / "fake_worker.py"), str(self.run_file), *overrides, *token],
+                environment=self.environment(**place, RANK=str(rank), LOCAL_RANK=str(rank % local_size)),
             )
             for rank in range(ranks)
         ]

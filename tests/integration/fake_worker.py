@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.errors import CheckpointError
+from evenpack.errors import CheckpointError, RunError
 from evenpack.launcher.worker import main
 
 STEP_SECONDS = 0.05
@@ -29,7 +29,9 @@ class Meeting:
 
     def __init__(self) -> None:
         self.rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        several_machines = os.environ.get("LOCAL_SIZE", str(size)) != str(size)
+        port = int(os.environ["MASTER_PORT"]) + several_machines  # torch's store has the port itself then
+        address = (os.environ["MASTER_ADDR"], port)
         if self.rank == 0:
             with socket.create_server(address) as server:
                 self.others = [server.accept()[0] for _ in range(size - 1)]
@@ -112,6 +114,21 @@ def crash_on_rank_1(config, *, stop_requested, on_activity):
     return loop(config, stop_requested=stop_requested, on_activity=on_activity)
 
 
+def save_while_rank_1_fails(config, *, stop_requested, on_activity):
+    """Rank 1 fails at once; rank 0 needs longer than a rank that has nothing to do gets, because it is saving."""
+    if os.environ["RANK"] == "0":
+        on_activity("waiting for a save", 3)
+        time.sleep(11)
+        (config.run.output_dir / "saved").touch()
+    raise RunError("the loss is not finite")
+
+
+def break_connection_on_rank_1(config, *, stop_requested, on_activity):
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed: the network is down")
+    return hang(config, stop_requested=stop_requested, on_activity=on_activity)
+
+
 def crash_in_first_life(config, *, stop_requested, on_activity):
     """Works only after torchrun has started the ranks again."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -178,8 +195,10 @@ TRAININGS = {
         loop,
         loop_alone,
         loop_with_helper,
+        save_while_rank_1_fails,
         refuse,
         refuse_on_rank_1,
+        break_connection_on_rank_1,
         crash_in_first_life,
         crash_on_rank_1,
         die_on_rank_1,

@@ -61,3 +61,14 @@ def test_ranks_without_a_supervisor_name_the_one_that_they_wait_for(fake_run: Fa
     assert "wait_for_a_broken_disk" in stack.read_text()
     warning = next(line for line in fake_run.errors().splitlines() if line.startswith("no progress for "))
     assert str(stack) in warning
+
+
+@training("loop")
+def test_a_stopped_rank_is_killed_by_its_neighbours_where_no_supervisor_is(fake_run: FakeRun) -> None:
+    ranks = fake_run.start_ranks(2, "run.hang_timeout_seconds=6")
+    fake_run.wait_for("step")
+    fake_run.signal(1, signal.SIGSTOP)
+    codes = [rank.wait(timeout=HANGS_SECONDS) for rank in ranks]
+    assert codes[0] in (1, 128 + signal.SIGKILL)  # by its lost connection, or by its guard
+    assert codes[1] == -signal.SIGKILL
+    assert fake_run.failure()["rank"] == 1

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ def looping(tmp_path: Path) -> Iterator[FakeRun]:
 def plan(*command: str, environment: dict[str, str] | None = None) -> LaunchPlan:
     """Returns a run of one rank."""
     devices = Devices(kind="cpu", ranks=1, options=(), choice="one rank")
-    return LaunchPlan(command=(sys.executable, *command), environment=environment or {}, devices=devices)
+    return LaunchPlan(
+        command=(sys.executable, *command), environment=environment or {}, devices=devices, hostfile=None, extra=()
+    )
 
 
 def supervise_with(run: FakeRun, meanwhile: Callable[[], None]) -> tuple[LaunchResult, list[str]]:
@@ -92,6 +95,25 @@ def test_an_output_directory_that_is_removed_under_a_run_is_an_error_of_the_user
     result = supervise(plan("-c", script, str(tmp_path / "out")), tmp_path / "out", say=print)
     assert (result.state, result.exit_code) == ("failed", 2)
     assert f"{tmp_path / 'out'} was removed while the run was writing into it" in result.message
+
+
+def test_a_rank_that_had_not_answered_is_named_though_the_launcher_has_ended_all(tmp_path: Path) -> None:
+    """As `mpirun` does, a second after the first rank has ended."""
+    script = (
+        "import sys; from pathlib import Path; from dataclasses import replace\n"
+        "from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankPlace, RankStatus\n"
+        "folder = RankFolder(Path(sys.argv[1]), LaunchToken.parse(sys.argv[2].partition('=')[2]).run_id)\n"
+        "for rank in (0, 1):\n"
+        "    status = RankStatus.starting(folder.run_id, RankPlace.of_environment({'RANK': str(rank)}))\n"
+        "    folder.write_status(replace(status, host=f'node{rank + 1}'))\n"
+        "for name in ('roll_call', 'present_0'): (folder.path / f'{name}_{folder.run_id}').touch()\n"
+        "raise SystemExit(137)"
+    )
+    launch = plan("-c", script, str(tmp_path / "out"))
+    launch = replace(launch, devices=replace(launch.devices, ranks=2))
+    result = supervise(launch, tmp_path / "out", say=print)
+    assert result.exit_code == 1
+    assert result.message.startswith("rank 1 on node2 failed: others have lost their connection to it; the launcher")
 
 
 def test_what_a_launcher_leaves_behind_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

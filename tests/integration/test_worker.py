@@ -11,6 +11,9 @@ from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
 from evenpack.launcher.processes.guard import EXIT_ENDED_BY_GUARD
+from evenpack.launcher.processes.output_lock import held_output_dir
+from evenpack.launcher.processes.ranks import running_run
+from evenpack.launcher.processes.stop import StopRequest, write_stop_request
 
 Ranks = "list[subprocess.Popen[bytes]]"
 
@@ -54,6 +57,16 @@ def test_a_signal_to_one_rank_stops_all_after_saving(fake_run: FakeRun, number: 
     assert int(fake_run.wait_for("saved")) == fake_run.status(0)["step"] == fake_run.status(1)["step"]
 
 
+@training("loop")
+def test_a_stop_that_is_requested_while_a_rank_waits_for_the_output_directory_is_not_lost(fake_run: FakeRun) -> None:
+    with held_output_dir(fake_run.output_dir):
+        ranks = fake_run.start_ranks(1, "training.steps=400")
+        fake_run.wait_for("ranks/rank_0.json")
+        run_id = running_run(fake_run.output_dir)
+        write_stop_request(fake_run.output_dir, StopRequest(run_id=run_id, at_once=False))
+    assert exit_codes(ranks) == [EXIT_STOPPED]
+
+
 @training("hang")
 def test_sigterm_twice_does_not_end_a_rank_since_deepspeed_sends_it_on_top_of_ctrl_c(fake_run: FakeRun) -> None:
     (rank,) = fake_run.start_ranks(1)
@@ -81,6 +94,12 @@ def test_a_second_ctrl_c_ends_a_rank_at_once(fake_run: FakeRun) -> None:
 def test_an_error_of_all_ranks_is_printed_once_and_without_traceback(fake_run: FakeRun) -> None:
     assert exit_codes(fake_run.start_ranks(3)) == [EXIT_BAD_INPUT] * 3
     assert fake_run.errors() == "error: the checkpoint is of another run\n"
+
+
+@training("save_while_rank_1_fails")
+def test_a_rank_that_waits_for_its_save_gets_longer_than_others_after_a_failure(fake_run: FakeRun) -> None:
+    assert exit_codes(fake_run.start_ranks(2)) == [2, 2]
+    assert (fake_run.output_dir / "saved").exists()
 
 
 @training("refuse_on_rank_1")
@@ -112,6 +131,33 @@ def test_a_rank_whose_peer_is_killed_names_it_instead_of_its_own_broken_connecti
     assert "after rank 1 on" in fake_run.errors()
     assert fake_run.failure()["rank"] == 1
     assert fake_run.failure()["error"] is None
+
+
+@training("loop")
+@pytest.mark.parametrize("machines", [1, 2, 4])
+def test_a_rank_whose_peer_on_another_machine_is_killed_names_it(fake_run: FakeRun, machines: int) -> None:
+    """Rank 0 loses its connection, and so do ranks 1 and 3 afterwards; nobody but rank 3's machine can see rank 2."""
+    ranks = fake_run.start_ranks(4, machines=machines)
+    fake_run.wait_for("step")
+    ranks[2].kill()
+    ranks[2].wait()
+    assert all(code != 0 for code in exit_codes(ranks))
+    assert "Traceback" not in fake_run.errors()
+    failure = fake_run.failure()
+    assert failure["rank"] == 2
+    if machines < 4:
+        assert failure["error"] is None
+    else:
+        assert "others have lost their connection to it; it does not answer" in failure["error"]
+        assert "after rank 2 on" in fake_run.errors()
+
+
+@training("break_connection_on_rank_1")
+def test_a_lost_connection_is_the_failure_of_the_rank_that_reports_it_if_all_others_answer(fake_run: FakeRun) -> None:
+    ranks = fake_run.start_ranks(2, machines=2)
+    assert all(code != 0 for code in exit_codes(ranks))
+    assert fake_run.failure()["rank"] == 1
+    assert "the network is down" in fake_run.failure()["error"]
 
 
 @training("hang")
@@ -190,3 +236,28 @@ def test_torchrun_starts_ranks_again_that_have_failed(fake_run: FakeRun) -> None
     process = fake_run.start([*command, str(HERE / "fake_worker.py"), str(fake_run.run_file)])
     assert exit_codes([process]) == [0]
     assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["finished", "finished"]
+
+
+@training("loop_alone")
+@pytest.mark.parametrize(("restarts", "code"), [("0", EXIT_STOPPED), ("3", 0)])
+def test_a_stop_is_no_failure_to_a_torchrun_that_would_start_the_rank_again(
+    fake_run: FakeRun, restarts: str, code: int
+) -> None:
+    environment = fake_run.environment(TORCHELASTIC_MAX_RESTARTS=restarts)
+    rank = fake_run.start([str(HERE / "fake_worker.py"), str(fake_run.run_file)], environment=environment)
+    fake_run.wait_for("step")
+    rank.send_signal(signal.SIGTERM)
+    assert exit_codes([rank]) == [code]
+    assert fake_run.status(0)["state"] == "stopped"
+
+
+@pytest.mark.slow
+@training("loop_alone")
+def test_torchrun_does_not_start_ranks_again_that_were_asked_to_stop(fake_run: FakeRun) -> None:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "--max-restarts", "3"]
+    process = fake_run.start([*command, str(HERE / "fake_worker.py"), str(fake_run.run_file)])
+    fake_run.wait_for("step")
+    run_id = running_run(fake_run.output_dir)
+    write_stop_request(fake_run.output_dir, StopRequest(run_id=run_id, at_once=False))
+    assert exit_codes([process]) == [0]
+    assert (fake_run.status(0)["run_id"], fake_run.status(0)["state"]) == (run_id, "stopped")

@@ -103,7 +103,8 @@ def test_what_one_reading_overrides_is_in_the_next_as_the_file_has_it(run_file: 
         ("model=gpt2", "model: Input should be a valid dictionary"),
         ("model.token_types=2", "model.token_types: no such key"),
         ("model.mlm_reduction=token", "model.mlm_reduction: no such key"),
-        ("deepspeed.zero_stage=2", "deepspeed.zero_stage"),
+        ("deepspeed.zero_stage=4", "deepspeed.zero_stage"),
+        ("deepspeed.zero_stage=true", "deepspeed.zero_stage: Input should be a valid integer, found True"),
         ("training.steps", "not of the form section.key=value"),
         ("training.steps.x=3", "single value, not a section"),
         ("run={}", "run.name: this key is required"),
@@ -338,6 +339,10 @@ def test_the_optimizer_is_adamw_unless_the_run_file_says_lamb(run_file: Path) ->
         (
             ["optimizer.kind=lamb", "deepspeed.zero_stage=1"],
             "optimizer.kind lamb needs deepspeed.zero_stage=0, found 1: its trust ratios are norms of whole tensors",
+        ),
+        (
+            ["training.compile=true", "deepspeed.zero_stage=3"],
+            "training.compile is true at deepspeed.zero_stage=3, where DeepSpeed gathers the parameters",
         ),
         (
             ["training.packing_adjustment=lamb_betas"],

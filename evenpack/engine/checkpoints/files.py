@@ -9,13 +9,15 @@
       .step_000400.partial/          an unfinished save: in progress, or interrupted by a kill
       .step_000200.replaced/         moved aside for a new checkpoint of the same step
       .step_000100.removed/          being deleted
+      .universal/                    a checkpoint rewritten for other ranks; removed by the next save (`universal.py`)
 
-`evenpack.engine.checkpoints.store` writes and reads them with all ranks; this module handles a single rank.
+`saving.py` writes and `loading.py` reads them with all ranks; this module handles a single rank.
 """
 
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,11 +29,16 @@ from evenpack.data.order.step_shape import CostWeights
 from evenpack.errors import CheckpointError
 from evenpack.files import file_checksum, fsync_directory, fsync_file, write_json
 
+CHECKPOINTS = "checkpoints"
+"""Name of the folder in a run's output directory."""
+
 MANIFEST = "manifest.json"
 LATEST = "latest"
 PARTIAL = "partial"
 REPLACED = "replaced"
 REMOVED = "removed"
+UNIVERSAL = ".universal"
+"""Name of the folder of converted checkpoints."""
 
 FORMAT = 2
 """Format of the manifest and of the files beside it. It rises with any change that an older checkpoint does not
@@ -40,7 +47,7 @@ default is the earlier behaviour needs no new number (`continuation.compare_run_
 
 _VISIBLE = re.compile(r"step_(\d{6,})")
 _REPLACED = re.compile(rf"\.step_(\d{{6,}})\.{REPLACED}")
-_HIDDEN = re.compile(rf"\.step_\d+\.({PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\.\d+\.partial")
+_HIDDEN = re.compile(rf"\.step_\d+\.({PARTIAL}|{REPLACED}|{REMOVED})|\.{LATEST}\.\d+\.partial|\{UNIVERSAL}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +69,9 @@ class TrainState:
 
     samples: int | None
     """Number of sequences trained on. None in older checkpoints."""
+
+    validation_loss: float | None = None
+    """The loss by which checkpoints are compared (`evaluate.overall_loss`); None if this step was not evaluated."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.world_size < 1:
@@ -98,6 +108,8 @@ class Checkpoint:
     path: Path
     state: TrainState
     files: tuple[FileRecord, ...]
+    saved_at: float | None
+    """When its manifest was written, by `time.time`; None in older checkpoints."""
 
     @property
     def step(self) -> int:
@@ -153,16 +165,21 @@ def commit_files(directory: Path, names: Iterable[str]) -> list[FileRecord]:
     return records
 
 
-def write_manifest(directory: Path, state: TrainState, files: Sequence[FileRecord]) -> None:
-    """Writes the manifest, which declares `directory` to be a complete checkpoint."""
-    for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
-        fsync_directory(folder)
+def write_manifest(
+    directory: Path, state: TrainState, files: Sequence[FileRecord], *, flushes_folders: bool = True
+) -> float:
+    """Writes the manifest, which declares `directory` to be a complete checkpoint; returns its `saved_at`."""
+    if flushes_folders:
+        for folder in sorted({(directory / record.name).parent for record in files} | {directory}):
+            fsync_directory(folder)
     content = {
         "format": FORMAT,
+        "saved_at": (saved_at := time.time()),
         "state": state.to_json(),
         "files": [asdict(record) for record in sorted(files, key=lambda record: record.name)],
     }
     write_json(directory / MANIFEST, content | {"checksum": _content_checksum(content)})
+    return saved_at
 
 
 def read_manifest(path: Path) -> Checkpoint:
@@ -178,7 +195,8 @@ def read_manifest(path: Path) -> Checkpoint:
             raise CheckpointError(f"{MANIFEST} has checksum {found}, expected {checksum}")
         _require_format(content["format"])
         files = tuple(FileRecord(**record) for record in content["files"])
-        checkpoint = Checkpoint(path=path, state=TrainState.from_json(content["state"]), files=files)
+        state = TrainState.from_json(content["state"])
+        checkpoint = Checkpoint(path=path, state=state, files=files, saved_at=content.get("saved_at"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{MANIFEST} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -186,6 +204,14 @@ def read_manifest(path: Path) -> Checkpoint:
     if checkpoint.step != step_of(path):
         raise CheckpointError(f"{MANIFEST} is of step {checkpoint.step}, unlike the directory's name")
     return checkpoint
+
+
+def manifest_or_problem(path: Path) -> tuple[Checkpoint | None, str | None]:
+    """Returns the checkpoint at `path`, or the problem of its manifest."""
+    try:
+        return read_manifest(path), None
+    except CheckpointError as error:
+        return None, str(error)
 
 
 def find_wrong_size(checkpoint: Checkpoint) -> str | None:

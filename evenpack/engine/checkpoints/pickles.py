@@ -3,7 +3,7 @@
 A pickle can call any function when it is read, and the checksums of a checkpoint do not prove who wrote them.
 DeepSpeed reads its own files by `torch.load(weights_only=False)`, which lets a pickle do so. Here each file is first
 scanned without being read, and then DeepSpeed is restricted to torch's safe reader: it makes tensors, numbers and text,
-and the few classes of DeepSpeed that version 0.19 stores at ZeRO 1 (none at ZeRO 0).
+and the few classes of DeepSpeed that version 0.19 stores from ZeRO 1 on (none at ZeRO 0).
 """
 
 import importlib

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from evenpack.data.prepare.manifest import TOKENIZER_FOLDER
 from evenpack.engine.checkpoints.files import (
+    CHECKPOINTS,
     MANIFEST,
     Checkpoint,
     find_wrong_content,
     find_wrong_size,
     read_manifest,
 )
-from evenpack.engine.checkpoints.store import CHECKPOINTS, newest_whole
+from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.checkpoints.weights import load_model_weights, saved_model_section
 from evenpack.engine.distributed import World
 from evenpack.errors import CheckpointError

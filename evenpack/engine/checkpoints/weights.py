@@ -8,6 +8,7 @@ from torch import Tensor
 
 from evenpack.config import validate
 from evenpack.engine.checkpoints.files import Checkpoint
+from evenpack.engine.checkpoints.shards import WHOLE_WEIGHTS, SavedTensors, saved_tensors
 from evenpack.engine.sharding import sharding_at
 from evenpack.errors import CheckpointError
 from evenpack.models.common.section import TransformerConfig
@@ -20,12 +21,16 @@ _MOST_LINES = 24
 def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Returns the module's state dict on the CPU, by parameter name; whole on every rank.
 
-    Up to ZeRO 1 one file holds all weights. At ZeRO 0 it holds the optimizer's state as well, twice the size of the
-    weights: the file is memory-mapped, so that it is never read. No code in the file is run.
+    Up to ZeRO 2 one file holds all weights. At ZeRO 0 it holds the optimizer's state as well, twice the size of the
+    weights: the file is memory-mapped, so that it is never read. At ZeRO 3 they are put together from the files of all
+    ranks. No code in a file is run.
 
-    Raises: CheckpointError if the file is missing or was not written by DeepSpeed.
+    Raises: CheckpointError if a file is missing or was not written by DeepSpeed, or if a parameter was saved at ZeRO 3
+    under two names.
     """
-    path = sharding_at(checkpoint.state.zero_stage).weight_file(checkpoint.path)
+    if sharding_at(checkpoint.state.zero_stage).gathers_parameters:
+        return _gathered(saved_tensors(checkpoint))
+    path = checkpoint.path / WHOLE_WEIGHTS
     try:
         states = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         # Copied, so that the tensors outlive the checkpoint.
@@ -37,6 +42,19 @@ def load_model_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
         ) from error
     except (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, AttributeError, EOFError) as error:
         raise CheckpointError(f"{path} is not in the form of DeepSpeed's weights: {error}") from error
+
+
+def _gathered(saved: SavedTensors) -> dict[str, Tensor]:
+    weights = {name: saved.read(name, "fp32") for name in saved.shapes}
+    weights |= {name: buffer.clone() for name, buffer in saved.buffers.items()}
+    others = sorted(saved.module.keys() - weights.keys())
+    if others:
+        raise CheckpointError(
+            f"checkpoint {saved.checkpoint.path} was saved at ZeRO stage {saved.checkpoint.state.zero_stage} and does "
+            f"not hold the values of {', '.join(others)}: second names of parameters, or frozen parameters, are read "
+            "up to ZeRO 2 only. Train the model at deepspeed.zero_stage=2"
+        )
+    return weights
 
 
 def saved_model_section(checkpoint: Checkpoint) -> TransformerConfig:

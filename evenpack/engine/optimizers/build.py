@@ -67,6 +67,11 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
-        {"params": [parameter for parameter in parameters if parameter.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.dim() < 2], "weight_decay": 0.0},
+        {"params": [one for one in parameters if decays(one.shape)], "weight_decay": weight_decay},
+        {"params": [one for one in parameters if not decays(one.shape)], "weight_decay": 0.0},
     ]
+
+
+def decays(shape: torch.Size) -> bool:
+    """Returns whether a parameter of this shape is in the first of the groups, which decays."""
+    return len(shape) >= 2

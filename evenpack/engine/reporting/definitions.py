@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 Reduction = Literal["sum", "mean", "max", "same"]
 """How the values of all ranks become one; `same`: all ranks have the same value, and that of rank 0 is taken."""
 
-Group = Literal["progress", "training", "data", "throughput", "waiting", "ranks", "validation"]
+Group = Literal["progress", "training", "data", "throughput", "waiting", "checkpoint", "ranks", "validation"]
 
 Path = tuple[str, ...]
 """The keys that lead from a record to a value, one for each level."""
@@ -59,6 +59,8 @@ _SKIPPED = "skipped steps"
 _EVALUATED = "steps with an evaluation"
 _EVALUATED_PAIRS = "evaluations of models that predict next sentences"
 _WEIGHTED = "evaluations with training.validation_weights"
+_SAVED = "the first step that ends after a save has ended"
+_WRITTEN = "the same, if the checkpoint is whole"
 _GATHERED = "every training.log_rank_times_every_steps steps"
 
 _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
@@ -115,11 +117,24 @@ _DEFINED: dict[Group, tuple[dict[str, Any], ...]] = {
     ),
     "waiting": (
         _metric("loader_seconds", "s", "mean", "Time for which a rank waited for its batches.", when=_TRAINED),
-        _metric("compute_seconds_mean", "s", "mean", "Forward and backward passes of a rank, without all-reduce.",
+        _metric("compute_seconds_mean", "s", "mean", "Forward and backward passes of a rank, without "
+                "the all-reduce after them. At ZeRO 2 and 3 ranks wait for one another in each backward pass, and that "
+                "counts here.",
                 when=_TRAINED),
         _metric("compute_seconds_max", "s", "max",
                 "Forward and backward passes of the slowest rank, for which the others wait.",
                 when=_TRAINED),
+    ),
+    "checkpoint": (
+        _metric("checkpoint/step", "updates", None, "The step after which the checkpoint was saved.", when=_SAVED),
+        _metric("checkpoint/pause_seconds", "s", None, "Time for which training stood still on rank 0: a wait for the "
+                "save before, the copy to host memory; without `checkpoint_in_background` all of the save.",
+                when=_SAVED),
+        _metric("checkpoint/seconds", "s", None, "Time until the checkpoint was whole on disk, and obsolete ones "
+                "were removed.", when=_WRITTEN),
+        _metric("checkpoint/bytes", "bytes", None, "Size of its files, of all ranks.", when=_WRITTEN),
+        _metric("checkpoint/failed", "checkpoints", None, "1: it could not be written, and the run went on without it.",
+                when="the same, if it failed"),
     ),
     "ranks": (
         _metric("ranks/steps", "steps", None, "Steps since the previous such record; the values below are over them.",

@@ -1,6 +1,7 @@
 """Records a run on rank 0: metrics.jsonl, the progress line and summary.json."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from evenpack.engine.reporting.metrics import (
     write_summary,
 )
 from evenpack.engine.reporting.mlperf_log import MlperfLog
+from evenpack.engine.reporting.save_cost import SaveCost, save_totals
 from evenpack.engine.reporting.step_totals import StepTotals
 from evenpack.engine.reporting.summary import run_summary
 from evenpack.engine.reporting.trackers.tracker import RunLog
@@ -71,6 +73,8 @@ class Journal:
         """Number of sequences trained on, earlier starts included; the same on all ranks."""
         self._run = run
         self._mlperf = mlperf
+        self._saves: deque[SaveCost] = deque()
+        """Saves that are in no record yet."""
         self._evaluated_samples = 0
         self._evaluation_seconds: float | None = None
         self._outputs = outputs
@@ -154,6 +158,10 @@ class Journal:
         self._append(record, evaluations=evaluations, ranks=ranks)
         self._outputs.progress.skip(step=skipped.step + 1)
 
+    def saved(self, cost: SaveCost) -> None:
+        """Puts what a save has cost into the next record that has none."""
+        self._saves.append(cost)
+
     def commit(self) -> None:
         """Flushes the metrics to disk; called before a checkpoint of this step is saved."""
         if self._outputs is not None:
@@ -173,6 +181,8 @@ class Journal:
             record["evaluation_seconds"] = self._evaluation_seconds
         if ranks is not None:
             record["ranks"] = ranks
+        if self._saves:
+            record["checkpoint"] = self._saves.popleft().to_json()
         self._outputs.metrics.append(record)
         self._outputs.trackers.write(record)
 
@@ -191,6 +201,7 @@ class Journal:
         records = read_metrics(output_dir / METRICS)
         if records:
             summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
+            summary["checkpoints"] = save_totals(records, self._saves)
             write_summary(output_dir / SUMMARY, summary)
 
     def end_mlperf(self, *, is_reached: bool, stopped: float) -> None:

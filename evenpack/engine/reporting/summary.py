@@ -46,7 +46,7 @@ def run_summary(
         "padding_share": 1.0 - tokens / slots if slots else 0.0,
         "tokens_per_second": _median(alike, "tokens_per_second"),
         "step_seconds_median": _median(alike, "step_seconds"),
-        "parameters": sum(parameter.numel() for parameter in run.engine.model.parameters()),
+        "parameters": run.resolved.parameters,
         "ranks": alike[-1].get("world_size", run.world.size) if alike else run.world.size,
         "device": torch.cuda.get_device_name(run.world.device) if run.world.device.type == "cuda" else "cpu",
         "fingerprint": run.resolved.fingerprint(step),

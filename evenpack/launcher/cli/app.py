@@ -23,6 +23,8 @@ from evenpack.launcher.cli.new import new
 from evenpack.launcher.cli.prepare import prepare
 from evenpack.launcher.cli.report import report
 from evenpack.launcher.cli.shards import shards_app
+from evenpack.launcher.cli.slurm import slurm
+from evenpack.launcher.cli.stop import stop
 from evenpack.launcher.cli.study import STUDIES
 from evenpack.launcher.cli.train import train
 from evenpack.launcher.cli.verify import verify
@@ -34,6 +36,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     verify,
     budget,
     train,
+    stop,
+    slurm,
     evaluate,
     report,
     inspect,

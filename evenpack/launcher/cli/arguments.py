@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -41,13 +41,24 @@ StudyOverrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document; all other output goes to stderr.")]
+
+
+def parse_step(text: str) -> int | str:
+    """Returns the step that an option names, or "best". Raises: BadParameter for anything else."""
+    if text == "best":
+        return text
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise typer.BadParameter(f"expected a step, from 1, or best, found {text!r}")
+
+
 AtStep = Annotated[
-    int | None,
+    Any,
     typer.Option(
         "--checkpoint",
-        metavar="STEP",
-        min=1,
-        help="The checkpoint of this step. Default: the newest.",
+        metavar="STEP|best",
+        parser=parse_step,
+        help="The checkpoint of this step, or that of the lowest validation loss. Default: the newest.",
         show_default=False,
     ),
 ]

@@ -22,8 +22,9 @@ def evaluate(
 ) -> None:
     """Evaluate on each source's held-out documents.
 
-    Uses the newest checkpoint of the run, or that of --checkpoint STEP, in one process, on the GPU if there is one. The
-    data may be prepared with another recipe than in training, by the same tokenizer: the same documents are held out.
+    Uses the newest checkpoint of the run, or that of --checkpoint STEP, or the one of the lowest validation loss
+    (--checkpoint best), in one process, on the GPU if there is one. The data may be prepared with another recipe than
+    in training, by the same tokenizer: the same documents are held out.
 
     \b
     Examples:

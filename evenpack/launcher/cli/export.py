@@ -18,8 +18,9 @@ def export(
 ) -> None:
     """Write a checkpoint for Hugging Face transformers.
 
-    Uses the newest checkpoint of the run, or that of --checkpoint STEP. The class of the run's model in transformers
-    loads it (`GPT2LMHeadModel`, `LlamaForCausalLM`, `BertForPreTraining`) by `.from_pretrained(DIRECTORY)`.
+    Uses the newest checkpoint of the run, or that of --checkpoint STEP, or the one of the lowest validation loss
+    (--checkpoint best). The class of the run's model in transformers loads it (`GPT2LMHeadModel`, `LlamaForCausalLM`,
+    `BertForPreTraining`) by `.from_pretrained(DIRECTORY)`.
 
     \b
     Example:

@@ -5,6 +5,7 @@ notices after minutes, and no signal handler runs while the main thread is in C.
 """
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ import psutil
 from evenpack.launcher.processes.hangs import HangMonitor
 from evenpack.launcher.processes.heartbeat import Heartbeat
 from evenpack.launcher.processes.ranks import Failure, LaunchToken, ProcessIdentity, RankFolder, RankPlace, RankStatus
+from evenpack.launcher.processes.roll_call import RollCall
 from evenpack.launcher.processes.stop import StopFlag, read_stop_request
 
 EXIT_ENDED_BY_GUARD = 128 + 9
@@ -25,6 +27,8 @@ EXIT_ENDED_BY_GUARD = 128 + 9
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 8.0
 """Seconds for the main thread to notice the failure of another rank itself."""
+_SAVING_SECONDS = 20.0
+"""The same for a main thread that waits for a checkpoint to be on disk, which an error has left behind."""
 _STARTING_SECONDS = 5.0
 """Seconds for a launcher to start all ranks of a machine."""
 _LEAVING_SECONDS = 30.0
@@ -58,6 +62,7 @@ class Guard(threading.Thread):
         self._ancestors = Ancestors() if place.launched else None
         self._neighbours = Neighbours(status, place, folder)
         self._heartbeat = heartbeat
+        self._roll_call = RollCall(folder)
         self._hangs = None if hang_timeout_seconds is None else self._monitor(hang_timeout_seconds, token)
         self._failure_seen: float | None = None
         self._announced = False
@@ -67,8 +72,11 @@ class Guard(threading.Thread):
     def run(self) -> None:
         """Checks twice a second until `finish`, and then ensures that the process ends."""
         while not self._finished.wait(_POLL_SECONDS):
+            self._folder.refresh()
             with suppress(OSError):
                 self._heartbeat.keep_up()
+            with suppress(OSError):
+                self._roll_call.answer(self._place.rank)
             self._check_launcher()
             self._check_stop_file()
             self._check_hangs()
@@ -90,6 +98,10 @@ class Guard(threading.Thread):
                 with suppress(OSError):
                     failure = self._folder.claim_failure(failure)
         return failure
+
+    def missing_rank(self) -> Failure | None:
+        """Returns the rank that failed first, for a rank that has lost a connection; see `RollCall.call`."""
+        return self._roll_call.call(self._place.rank, self._place.world_size, self.first_failure)
 
     def _check_launcher(self) -> None:
         if self._launcher is not None and not self._launcher.is_alive():
@@ -124,7 +136,9 @@ class Guard(threading.Thread):
         if failure is not None:
             now = time.monotonic()
             self._failure_seen = self._failure_seen or now
-            if now - self._failure_seen > _GRACE_SECONDS:
+            is_saving = self._heartbeat.activity == "waiting for a save"
+            if now - self._failure_seen > (_SAVING_SECONDS if is_saving else _GRACE_SECONDS):
+                self._neighbours.kill_hanging(failure.rank)
                 self._end(f"ended because {failure.describe()}")
         elif self._stop_flag.is_set() and not self._announced and self._place.rank == 0:
             self._announced = True
@@ -195,6 +209,16 @@ class Neighbours:
                 return Failure.of(last)
             self._gone.add(rank)
         return None
+
+    def kill_hanging(self, rank: int) -> None:
+        """Kills a neighbour that holds up the run: it does not end itself, and launchers wait half a minute for it."""
+        process = self._identify(rank)
+        last = self._folder.read_status(rank)
+        if rank == self._place.rank or process is None or last is None or last.state != "running":
+            return
+        if process.is_alive():
+            with suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
 
     def _identify(self, rank: int) -> ProcessIdentity | None:
         if rank not in self._processes:

@@ -6,13 +6,14 @@ started no heartbeat at all, or its heartbeat has stopped, or it is behind all o
 
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import psutil
 
 from evenpack.launcher.processes.heartbeat import Beat, beat_seconds, read_beat, stack_file
 from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace
+from evenpack.launcher.processes.roll_call import describe_silence
 
 _SILENT_BEATS = 4
 """Heartbeats that must be missed before a rank counts as silent."""
@@ -86,7 +87,8 @@ class HangFinder:
         silent = [rank for rank, one in seen.items() if now - one.beat_at > _SILENT_BEATS * self._beat_every]
         if silent:
             rank = min(silent, key=lambda rank: seen[rank].beat_at)
-            what = f"it does not answer: {_process_state(seen[rank].beat)}"
+            hosts = {other: one.beat.host for other, one in seen.items()}
+            what = _silence(seen[rank].beat, hosts, silent=silent)
         else:
             rank = min(ranks, key=lambda rank: seen[rank].beat.place)
             what = _behind_others([one.beat for one in seen.values()], seen[rank].beat)
@@ -214,10 +216,14 @@ def _behind_others(beats: Collection[Beat], slowest: Beat) -> str:
     return "and so are all others" if len(beats) > 1 else ""
 
 
+def _silence(beat: Beat, hosts: Mapping[int, str], *, silent: Collection[int]) -> str:
+    if beat.host == socket.gethostname():
+        return f"it does not answer: {_process_state(beat)}"
+    return f"{describe_silence(beat.rank, hosts, silent=silent)} (process {beat.pid})"
+
+
 def _process_state(beat: Beat) -> str:
-    """Describes a process that does not answer, as far as this machine can see it."""
-    if beat.host != socket.gethostname():
-        return f"process {beat.pid} is stopped, or its machine is not reachable"
+    """Describes a process of this machine."""
     try:
         state = psutil.Process(beat.pid).status()
     except psutil.Error:

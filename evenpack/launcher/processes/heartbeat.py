@@ -80,6 +80,11 @@ class Heartbeat:
         self._stack_of: int | None = None
         """The moves at which the stack on disk was written; None: there is none."""
 
+    @property
+    def activity(self) -> Activity:
+        """Returns what the rank is doing."""
+        return self._moment.activity
+
     def enter(self, activity: Activity, step: int) -> None:
         """Notes what the rank begins to do, and in which step."""
         moves = self._moment.moves + 1

@@ -7,11 +7,12 @@ import socket
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evenpack.errors import ConfigError, RunError
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
+from evenpack.launcher.processes.hosts import reached_by_pdsh, read_hostfile
 from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.units import counted
 
@@ -61,6 +62,17 @@ class LaunchPlan:
     environment: Mapping[str, str]
     """Environment variables in addition to those of this process."""
     devices: Devices
+    hostfile: Path | None
+    """None: this machine alone."""
+    extra: tuple[str, ...]
+    """Options of `deepspeed` that the user gave."""
+
+    def reached(self, environment: Mapping[str, str]) -> "LaunchPlan":
+        """Returns the plan once every machine is reached; see `reached_by_pdsh`. Raises: ConfigError."""
+        if self.hostfile is None:
+            return self
+        found = reached_by_pdsh(self.hostfile, self.extra, environment)
+        return replace(self, command=(self.command[0], *found, *self.command[1:]))
 
     def command_of(self, token: LaunchToken) -> list[str]:
         """Returns the command, whose ranks get the identity of the `evenpack train` to which they belong.
@@ -114,7 +126,9 @@ def plan_launch(
         str(run_file),
         *overrides,
     ]
-    return LaunchPlan(command=tuple(command), environment=environment, devices=devices)
+    return LaunchPlan(
+        command=tuple(command), environment=environment, devices=devices, hostfile=hostfile, extra=tuple(extra)
+    )
 
 
 def local_devices(
@@ -179,27 +193,8 @@ def _require_one_choice(num_gpus: int | None, cpu_ranks: int | None, hostfile: P
 
 
 def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
-    """Reads the machines of a hostfile with lines `NAME slots=N`.
-
-    Raises: ConfigError with the invalid line.
-    """
-    try:
-        lines = hostfile.read_text().splitlines()
-    except OSError as error:
-        raise ConfigError(f"hostfile {hostfile} cannot be read: {error.strerror}") from error
-    slots: dict[str, int] = {}
-    for number, text in enumerate(lines, 1):
-        line = text.partition("#")[0].strip()
-        if not line:
-            continue
-        match = re.fullmatch(r"(\S+)\s+slots=(\d+)(\s.*)?", line)
-        if match is None or int(match[2]) < 1:
-            raise ConfigError(f"{hostfile}, line {number}: expected 'NAME slots=N', found '{line}'")
-        if match[1] in slots:
-            raise ConfigError(f"{hostfile}, line {number}: {match[1]} is named twice")
-        slots[match[1]] = int(match[2])
-    if not slots:
-        raise ConfigError(f"hostfile {hostfile} names no machine: expected lines 'NAME slots=N'")
+    """Returns the machines of a hostfile as devices. Raises: ConfigError with an invalid line."""
+    slots = read_hostfile(hostfile)
     if num_gpus is not None and num_gpus > min(slots.values()):
         raise ConfigError(f"--num-gpus {num_gpus}: the smallest machine of {hostfile} has {min(slots.values())} slots")
     ranks = sum(slots.values()) if num_gpus is None else num_gpus * len(slots)

@@ -21,6 +21,7 @@ import psutil
 
 from evenpack.errors import RunError
 from evenpack.files import read_json_object, write_json, write_text_once
+from evenpack.launcher.processes.output_lock import is_held
 
 _RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -28,7 +29,7 @@ _LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKI
 _LOCAL_WORLD_NAMES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """torchrun's names first, then `deepspeed`'s, Open MPI's and those of the MPICH family."""
 
-_OF_A_RUN = ("rank_*.json", "failure_*.json", "heartbeat_*", "stack_*.txt")
+_OF_A_RUN = ("rank_*.json", "failure_*.json", "heartbeat_*", "stack_*.txt", "roll_call_*", "present_*")
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
 
 
@@ -80,6 +81,11 @@ class RankPlace:
             local_world_size=number(_LOCAL_WORLD_NAMES, 1),
             launched=any(name in environment for name in _RANK_NAMES),
         )
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether some of the ranks are on other machines."""
+        return self.launched and self.local_world_size < self.world_size
 
     def local_ranks(self) -> range:
         """Returns the ranks on this machine, which every launcher numbers consecutively."""
@@ -220,6 +226,11 @@ class RankFolder:
             return Failure(**self._read(self._failure_file))
         return None
 
+    def refresh(self) -> None:
+        """Makes a network file system look for new files: it remembers for a minute that a file did not exist."""
+        with suppress(OSError):
+            os.close(os.open(self.path, os.O_RDONLY))
+
     def remove_earlier(self) -> None:
         """Removes the files of earlier runs, and makes the folder; for the owner of the output directory.
 
@@ -227,7 +238,7 @@ class RankFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         for path in chain.from_iterable(map(self.path.glob, _OF_A_RUN)):
-            if not self._read(path):
+            if not self._read(path) and not path.name.endswith(self.run_id):
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
@@ -247,10 +258,27 @@ class RankFolder:
 
 
 def plain_run_id(place: RankPlace) -> str:
-    """Returns a run id for a rank that `evenpack train` has not started: one for all that a launcher starts at once."""
+    """Returns a run id for a rank of one machine that `evenpack train` has not started: one for all of a launcher."""
     if place.launched:
         with suppress(psutil.Error):
             parent = psutil.Process(os.getppid())
             restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun stays, and starts the ranks again
             return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}-{restart}"
     return uuid.uuid4().hex
+
+
+def running_run(output_dir: Path) -> str:
+    """Returns the id of the run that goes on in a directory, on any machine.
+
+    A run that was killed could not say so: nobody holds its lock then, and on this machine its process is gone too.
+    The process is looked for as well, because a file system without locks shows none.
+
+    Raises: RunError if its rank 0 has ended, or there is none.
+    """
+    run_id = (read_json_object(output_dir / "ranks" / "rank_0.json") or {}).get("run_id")
+    status = RankFolder(output_dir, run_id).read_status(0) if isinstance(run_id, str) else None
+    if status is None or status.state != "running":
+        raise RunError(f"no run is going on in {output_dir}: its rank 0 has ended, or has not started yet")
+    if status.host == socket.gethostname() and not status.process.is_alive() and not is_held(output_dir):
+        raise RunError(f"no run is going on in {output_dir}: its rank 0 (process {status.process.pid}) was killed")
+    return status.run_id

@@ -21,6 +21,7 @@ from evenpack.launcher.processes.hangs import HangMonitor
 from evenpack.launcher.processes.launch import LaunchPlan
 from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankStatus
+from evenpack.launcher.processes.roll_call import RollCall
 from evenpack.launcher.processes.stop import StopRequest, on_stop_signals, remove_stop_request, write_stop_request
 from evenpack.launcher.processes.verdict import LaunchResult, killed, launch_result
 
@@ -132,7 +133,7 @@ class _Supervisor:
             return LaunchResult(state="failed", exit_code=EXIT_BAD_INPUT, message=message, error=None)
         return launch_result(
             statuses,
-            self._folder.read_failure(),
+            self._folder.read_failure() or RollCall(self._folder).unanswered(self._plan.devices.ranks),
             ranks=self._plan.devices.ranks,
             launcher_code=child.returncode,
             folder=self._folder.path,

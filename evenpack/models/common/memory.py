@@ -66,8 +66,12 @@ class StateSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """What optimizer and sharding hold on one rank, in bytes, by `engine/sharding.py`."""
+    """What optimizer and sharding hold on one rank, in bytes, by `engine/sharding/`."""
 
+    parameters: int
+    """FP32 parameters during a step."""
+    gradients: int
+    """Gradients of parameters, at the most: those of a rank's part where each backward pass reduces them."""
     optimizer: int
     """The optimizer's state, between steps."""
     bucket: int

@@ -36,6 +36,8 @@ class Course:
     """Share of the step's time that a rank waited for its batches, on average."""
     straggler_share: Float64[np.ndarray, " n"]
     """Share of the slowest rank's forward and backward passes that the average rank is idle."""
+    save_pauses: Float64[np.ndarray, " saves"]
+    """Time for which training stood still for each checkpoint, in seconds; of the saves that are recorded."""
     validation: Mapping[str, tuple[Int64[np.ndarray, " m"], Float64[np.ndarray, " m"]]]
     """Places in the arrays above and losses in nats/token, for each source."""
 
@@ -157,6 +159,7 @@ def course_of(records: Sequence[Mapping[str, Any]]) -> Course:
         seconds=np.nancumsum(step_seconds),
         loss=np.array([_number(record, "token_loss", "loss") for record in records], dtype=np.float64),
         tokens_per_second=_column(records, "tokens_per_second"),
+        save_pauses=_column([record["checkpoint"] for record in records if "checkpoint" in record], "pause_seconds"),
         validation={
             source: (
                 np.array([index for index, _ in points], dtype=np.int64),

@@ -17,6 +17,7 @@ from evenpack.studies.report.comparison import Comparison, compare
 from evenpack.studies.report.figures import draw_figures, quartiles
 from evenpack.studies.report.page import write_page
 from evenpack.studies.report.reading import Course, ReportedRun, read_runs
+from evenpack.units import counted
 from evenpack.version import VERSION
 
 PAGE = "report.html"
@@ -90,6 +91,7 @@ def row_of(run: ReportedRun, sources: Sequence[str]) -> dict[str, str]:
         "padding share of all steps": percent(1 - course.tokens[-1] / course.slots[-1]) if slots else "-",
         "waiting for batches in the median step": _share(course.loader_share),
         "waiting for the slowest rank in the median step": _share(course.straggler_share),
+        "standing still for checkpoints": _pauses(course) if has_steps else "-",
         "ranks": f"{start.ranks} x {start.device}" if start else "not recorded",
         "commit": (start.commit or "no checkout") if start else "not recorded",
         "versions": f"evenpack {start.evenpack}, torch {start.torch}" if start else "not recorded",
@@ -109,6 +111,13 @@ def _mean(values: Float64[np.ndarray, " n"]) -> float:
 
 def _loss(loss: float) -> str:
     return f"{loss:.4f}" if math.isfinite(loss) else "-"
+
+
+def _pauses(course: Course) -> str:
+    """Returns the sum of the pauses, and its share of the time with them."""
+    pauses, steps = float(course.save_pauses.sum()), float(course.seconds[-1])
+    share = f" ({percent(pauses / (steps + pauses))} of the time)" if pauses else ""
+    return f"{pauses:,.2f} s in {counted(len(course.save_pauses), 'save')}{share}"
 
 
 def _share(shares: Float64[np.ndarray, " n"]) -> str:

@@ -22,6 +22,7 @@ BY_ENGINE = {
     "packed": {},
     "packed, pairs with dropout": {"kind": "bert", "dropout": 0.1, "checkpointing": True},
     "padded": {"layout": "padded", "positions": "alibi", "zero_stage": 1},
+    "padded, ZeRO 2": {"layout": "padded", "positions": "alibi", "zero_stage": 2, "steps": 20},
     "padded sequences": {"layout": "padded", "batching": "sequences", "backend": "reference"},
     "padded, sorted": {"kind": "bert", "layout": "padded", "batching": "sequences", "assignment": "sorted"},
     "unpadded": {"kind": "llama", "positions": "rotary", "layout": "unpadded", "checkpointing": True},

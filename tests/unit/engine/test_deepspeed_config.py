@@ -101,11 +101,17 @@ def test_a_key_that_evenpack_derives_is_refused_by_name(extra: dict[str, Any], k
     ("extra", "key"),
     [
         ({"gradient_allreduce_op": "sum"}, "gradient_allreduce_op"),
+        ({"checkpoint": {"writer": {"type": "fast"}}}, "checkpoint"),
+        ({"datastates_ckpt": {"host_cache_size": 1}}, "datastates_ckpt"),
         ({"managed_gradient_accumulation": False}, "managed_gradient_accumulation"),
         ({"zero_optimization": {"compute_grad_norm": False}}, "zero_optimization.compute_grad_norm"),
+        ({"zero_optimization": {"round_robin_gradients": True}}, "zero_optimization.round_robin_gradients"),
+        ({"zero_optimization": {"elastic_checkpoint": True}}, "zero_optimization.elastic_checkpoint"),
+        ({"zero_optimization": {"zero_hpz_partition_size": 2}}, "zero_optimization.zero_hpz_partition_size"),
+        ({"zero_optimization": {"mics_shard_size": 2}}, "zero_optimization.mics_shard_size"),
     ],
 )
-def test_a_key_that_would_break_the_normalisation_is_refused(extra: dict[str, Any], key: str):
+def test_a_key_that_would_break_a_guarantee_is_refused(extra: dict[str, Any], key: str):
     with pytest.raises(ConfigError, match=f"'{key}', which must keep its default"):
         settings_of(run_config(deepspeed={"extra": extra}), 1)
 

@@ -234,11 +234,12 @@ def test_every_target_is_counted_once_and_only_targets_are():
 
 def test_at_most_the_given_number_of_packs_is_read():
     config = run_config(evaluation_packs=3, packs_per_micro_batch=2)
-    seen: list[int] = []
+    seen: list[int | str] = []
     model = SuccessorModel(lambda batch: seen.append(batch.local_counts.packs))
-    evaluations = evaluate_model(model, resolve(config, HeldOut(config, LENGTHS)), SOLO)
+    run = resolve(config, HeldOut(config, LENGTHS))
+    evaluations = evaluate_model(model, run, SOLO, on_batch=lambda: seen.append("before"))
     assert {name: evaluation.packs for name, evaluation in evaluations.items()} == {"wiki": 3, "code": 3}
-    assert seen == [2, 1, 2, 1]
+    assert seen == ["before", 2, "before", 1, "before", 2, "before", 1]
 
 
 @pytest.mark.parametrize("nothing", [[], [1, 1]])

@@ -22,6 +22,7 @@ from evenpack.engine.cost_model import CostModel
 from evenpack.engine.cost_weights import operation_weights, warn_of_other_device
 from evenpack.engine.distributed import World
 from evenpack.engine.resolve import open_run
+from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
 from evenpack.errors import ConfigError
 from evenpack.studies.throughput.contenders import changed
@@ -165,6 +166,14 @@ def build_sources(run: Any) -> Any:
     from evenpack.data.packed_sources import packed_sources
 
     return packed_sources(run.prepared, "train", seed=run.config.run.seed)
+
+
+def test_costs_are_balanced_where_the_ranks_of_a_stage_wait(config: RunConfig) -> None:
+    balanced = {
+        stage: open_run(changed(config, deepspeed={"zero_stage": stage})).shape.balances_each_micro_batch
+        for stage in SHARDINGS
+    }
+    assert balanced == {0: False, 1: False, 2: True, 3: True}
 
 
 def test_a_run_that_resumes_keeps_its_cost_weights_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

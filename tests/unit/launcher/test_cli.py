@@ -367,6 +367,19 @@ def test_without_a_checkpoint_there_is_nothing_to_evaluate_or_export(
     assert "run `evenpack train` with this run file first" in done.err
 
 
+@pytest.mark.parametrize("named", ["0", "-3", "1.5", "newest"])
+def test_a_checkpoint_is_named_by_its_step_or_as_the_best(named: str, run_file: Path, evenpack: Command) -> None:
+    done = evenpack("evaluate", run_file, f"--checkpoint={named}")
+    assert done.code == 2
+    assert f"expected a step, from 1, or best, found '{named}'" in " ".join(done.err.replace("│", "").split())
+
+
+def test_the_best_of_no_checkpoints_is_an_error(prepared: Path, evenpack: Command) -> None:
+    done = evenpack("evaluate", prepared, "--checkpoint", "best")
+    assert done.code == 2
+    assert "holds no checkpoint with a validation loss" in done.err
+
+
 def test_an_error_is_a_message_without_traceback(evenpack: Command) -> None:
     done = evenpack("prepare", "nowhere.yaml")
     assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from evenpack.engine.config import RunSection
+from evenpack.errors import ConfigError
 from evenpack.launcher import start
 from evenpack.launcher.processes.launch import Devices, LaunchPlan
 from evenpack.launcher.processes.verdict import LaunchResult
@@ -26,7 +27,7 @@ def outcome(result: LaunchResult, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(start, "supervise", supervise)
     devices = Devices(kind="cpu", ranks=1, options=(), choice="1 rank on the CPU")
-    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices)
+    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=None, extra=())
     plan = object.__new__(TrainingPlan)  # a run that fails reads none of it
     found = run_training(RunSection(name="a", output_dir=folder), launch, plan)
     return found, streams[0]
@@ -41,6 +42,17 @@ def test_a_failure_keeps_its_error_and_its_message_is_printed(
     assert value == {"state": "failed", "message": "rank 1 on host ended", "output_dir": tmp_path}
     assert shown == []
     assert "error: rank 1 on host ended" in capsys.readouterr().err
+
+
+def test_machines_of_a_hostfile_are_reached_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    devices = Devices(kind="hosts", ranks=2, options=(), choice="2 ranks on 2 machines")
+    launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=tmp_path / "hosts", extra=())
+    with pytest.raises(ConfigError, match="pdsh, which is not installed"):
+        run_training(RunSection(name="a", output_dir=tmp_path / "out"), launch, object.__new__(TrainingPlan))
+    assert not (tmp_path / "out").exists()
 
 
 def test_ranks_print_to_standard_error_also_where_a_notebook_has_replaced_it(

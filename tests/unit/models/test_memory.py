@@ -16,6 +16,7 @@ from evenpack.models.build import Model, new_model
 from evenpack.models.common import layers
 from evenpack.models.common.memory import LayerBytes, StateSizes
 from evenpack.models.config import ModelConfig
+from evenpack.models.cost import parameter_count
 from evenpack.models.families import family_of
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.llama.config import LlamaConfig
@@ -112,6 +113,7 @@ def test_dropout_keeps_two_flags_a_block_and_one_after_the_embedding(
     assert dropout.embedding - plain.embedding == SLOTS * WIDTH
 
 
+ZERO: dict[str, Any] = {"zero_optimization": {}}
 STATES = StateSizes(parameters=1000, largest_tensor=600, states=2, temporaries=1, largest_group=700, ranks=4)
 
 
@@ -127,6 +129,41 @@ def test_zero_1_holds_a_part_of_the_state_with_masters_and_a_bucket_of_full_size
     assert (state.update_gradients, state.update) == (1000, 2000)
     settings = {"zero_optimization": {"reduce_bucket_size": 100, "overlap_comm": True}}
     assert SHARDINGS[1].state_bytes(STATES, settings).bucket == 2 * 4 * 100
+
+
+def test_zero_2_keeps_a_part_of_the_gradients_and_zero_3_of_the_parameters_beside_the_live_ones() -> None:
+    replicated, first, second, third = (SHARDINGS[stage].state_bytes(STATES, ZERO) for stage in range(4))
+    assert [state.gradients for state in (replicated, first, second, third)] == [4000, 4000, 1000, 1000]
+    assert [state.parameters for state in (replicated, first, second, third)] == [4000, 4000, 4000, 5000]
+    few = {"zero_optimization": {"stage3_max_live_parameters": 100}}
+    assert SHARDINGS[3].state_bytes(STATES, few).parameters == 4 * (250 + 100)
+    assert (second.optimizer, second.bucket) == (first.optimizer, first.bucket)
+
+
+def test_the_peak_falls_by_the_gradients_that_a_rank_does_not_keep() -> None:
+    config = Gpt2Config(kind="gpt2", preset="large")
+    sizes = {"vocabulary_size": VOCABULARY, "max_positions": SLOTS}
+    parameters = parameter_count(config, **sizes)
+    states = StateSizes(
+        parameters=parameters, largest_tensor=1, states=2, temporaries=1, largest_group=parameters, ranks=8
+    )
+    settings = {"zero_optimization": {"reduce_bucket_size": 1000, "stage3_max_live_parameters": 1000}}
+    peaks = [
+        estimate_training_memory(
+            config,
+            **sizes,
+            slots=SLOTS,
+            head_rows=SLOTS,
+            number_bytes=2,
+            accumulates=False,
+            state=sharding.state_bytes(states, settings),
+        ).peak
+        for sharding in SHARDINGS.values()
+    ]
+    totals = [peak.total for peak in peaks]
+    assert totals == sorted(totals, reverse=True)
+    assert len(set(totals)) == 4
+    assert peaks[2].parameters - peaks[3].parameters == 4 * (parameters - parameters // 8 - 1000)
 
 
 def of_state(*, slots: int, accumulates: bool = False, **changes: Any) -> TrainingMemory:

@@ -64,6 +64,15 @@ def test_a_rank_whose_heartbeat_has_stopped_is_to_blame() -> None:
     assert not hang.answers
 
 
+def test_a_machine_of_which_no_rank_answers_is_named() -> None:
+    cluster = Cluster(4)
+    cluster.beats |= {rank: replace(cluster.beats[rank], host="node2") for rank in (2, 3)}
+    cluster.go_on(5)
+    cluster.go_on(30, silent=(2, 3))
+    assert (cluster.hang().rank, cluster.hang().host) == (2, "node2")
+    assert "none of the ranks 2 to 3 of its machine answers: the machine is down or not" in cluster.hang().message
+
+
 def test_the_rank_that_is_behind_is_to_blame_if_all_answer() -> None:
     cluster = Cluster(3)
     cluster.be(0, "waiting for a batch", step=8)

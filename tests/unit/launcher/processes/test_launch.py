@@ -151,6 +151,7 @@ def test_a_hostfile_run_leaves_port_and_accelerator_to_the_other_machines(hostfi
         ("node-a slots=4\nnode-b\n", "line 2: expected"),
         ("node-a slots=0\n", "line 1: expected"),
         ("node-a slots=4\nnode-a slots=4\n", "line 2: node-a is named twice"),
+        ("-oProxyCommand=x slots=4\n", "line 1: ssh would take -oProxyCommand=x for an option"),
         ("# nobody\n", "names no machine"),
     ],
 )

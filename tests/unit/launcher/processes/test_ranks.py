@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from evenpack.launcher.processes.ranks import (
     RankPlace,
     RankStatus,
     plain_run_id,
+    running_run,
 )
 
 ALONE = RankPlace(rank=0, world_size=1, local_rank=0, local_world_size=1, launched=False)
@@ -216,3 +218,19 @@ def test_status_files_are_plain_json(tmp_path: Path) -> None:
     values = json.loads((tmp_path / "ranks" / "rank_0.json").read_text())
     assert values["process"]["pid"] == os.getpid()
     assert values["state"] == "running"
+
+
+def test_a_run_whose_ranks_were_killed_does_not_go_on(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+    process = ProcessIdentity(pid=ended.pid, session=ended.pid)
+    ended.wait()
+    killed = replace(status(), process=process)
+    folder(tmp_path).write_status(killed)
+    with pytest.raises(RunError, match=rf"rank 0 \(process {ended.pid}\) was killed"):
+        running_run(tmp_path)
+    with held_output_dir(tmp_path):
+        assert running_run(tmp_path) == "run"
+    folder(tmp_path).write_status(status())
+    assert running_run(tmp_path) == "run", "a file system without locks"
+    folder(tmp_path).write_status(replace(killed, host="another machine"))
+    assert running_run(tmp_path) == "run", "nobody can look for its process from here"

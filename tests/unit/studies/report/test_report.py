@@ -73,6 +73,14 @@ def test_runs_that_are_unlike_young_or_without_validation_are_drawn_as_far_as_th
     assert "empty has no step yet and is not drawn." in texts
 
 
+def test_the_page_has_the_pauses_of_saves_and_their_share_of_the_time(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", steps=20, checkpoint={"step": 1, "pause_seconds": 0.5})
+    report = made(tmp_path / "report", run, write_run(tmp_path / "two"))
+    texts = Page(report.value["page"]).texts
+    assert "10.00 s in 20 saves (20.00 % of the time)" in texts
+    assert "0.00 s in 0 saves" in texts
+
+
 def test_without_matplotlib_or_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "one")
     (tmp_path / "file").write_text("")

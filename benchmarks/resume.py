@@ -1,0 +1,123 @@
+"""Measures a resume, from the joined ranks to the first batch: what evenpack adds to DeepSpeed's own loading.
+
+    OMP_NUM_THREADS=2 python benchmarks/resume.py RUN.yaml [--positions 1 1000000] [--rounds 3] [key=value ...]
+
+The run must be prepared. A first process trains one step and saves it. Each round then resumes in a process of its
+own: `open` reads the run and its data, `find` reads the newest checkpoint's manifest and compares its checksums,
+`model` builds the model and DeepSpeed's engine, `load` is DeepSpeed's own loading, `first batch` starts the loader and
+takes the first step's batches. The last is measured at each of `--positions` as well, because a run may stand anywhere:
+the order of packs is computed, not replayed. Wall-clock seconds, medians over the rounds.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from unittest import mock
+
+from evenpack.engine.config import RunConfig
+
+Seconds = dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_file", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--positions", type=int, nargs="+", default=[1, 1_000_000], help="steps")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=None, help="also write the result to this file")
+    arguments = parser.parse_intermixed_args()
+    planned = f"training.steps={max(arguments.positions) + 1}"
+    given = (arguments.run_file, (*arguments.overrides, planned, "training.stop_after_steps=1"))
+    _in_new_process(train_one_step, *given)
+    rounds = [_in_new_process(resume, *given, tuple(arguments.positions)) for _ in range(arguments.rounds)]
+    medians = {part: statistics.median(one[part] for one in rounds) for part in rounds[0]}
+    for part, seconds in medians.items():
+        print(f"{part:32} {seconds:8.3f} s")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"medians": medians, "rounds": rounds}, indent=2) + "\n")
+
+
+def _config(run_file: Path, overrides: tuple[str, ...]) -> RunConfig:
+    from evenpack.config import load_run_file
+
+    return load_run_file(run_file, RunConfig, overrides)
+
+
+def train_one_step(run_file: Path, overrides: tuple[str, ...]) -> Seconds:
+    from evenpack.engine.train import train
+
+    train(_config(run_file, overrides), stop_requested=lambda: False)
+    return {}
+
+
+def resume(run_file: Path, overrides: tuple[str, ...], positions: tuple[int, ...]) -> Seconds:
+    """Returns the seconds of each part of a resume."""
+    from evenpack.data.batches.pipeline import training_batches
+    from evenpack.engine.build import build
+    from evenpack.engine.checkpoints.store import CheckpointStore
+    from evenpack.engine.distributed import joined_world
+    from evenpack.engine.resolve import open_run
+
+    config = _config(run_file, overrides)
+    found: Seconds = {}
+    with joined_world() as world:
+        started = time.perf_counter()
+        with timing(found, "open"):
+            run = open_run(config)
+        with (
+            timed_method(found, "find", CheckpointStore, "newest"),
+            timed_method(found, "load", "deepspeed.DeepSpeedEngine", "load_checkpoint"),
+        ):
+            resumed = build(run, world)
+        if resumed.first_step != 1:
+            raise SystemExit(f"expected to resume after step 1, found step {resumed.first_step}")
+        settings = resumed.resolved.pipeline_settings(world)
+        found["model"] = time.perf_counter() - started - sum(found.values())
+        for position in (1, *positions):
+            steps = training_batches(resumed.prepared, settings, start_step=position, stop_step=position + 1)
+            name = "first batch" if "first batch" not in found else f"first batch, step {position:,}"
+            with timing(found, name):
+                next(steps)
+            del steps  # ends its loader
+    parts = ("open", "find", "model", "first batch")
+    return found | {"beyond DeepSpeed's loading": sum(found[part] for part in parts)}
+
+
+@contextmanager
+def timing(found: Seconds, part: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    found[part] = time.perf_counter() - started
+
+
+@contextmanager
+def timed_method(found: Seconds, part: str, holder: object, name: str) -> Iterator[None]:
+    """Times one call of a method; `holder` is a class, or where one is."""
+    if isinstance(holder, str):
+        module, _, attribute = holder.rpartition(".")
+        holder = getattr(__import__(module), attribute)
+    whole = getattr(holder, name)
+
+    def call(*arguments: object, **options: object) -> object:
+        with timing(found, part):
+            return whole(*arguments, **options)
+
+    with mock.patch.object(holder, name, call):
+        yield
+
+
+def _in_new_process(function, *arguments: object) -> Seconds:  # type: ignore[no-untyped-def]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        seconds: Seconds = pool.submit(function, *arguments).result()
+        return seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""All ranks agree on what they are about to run, before the first of them waits in a collective.
+
+A rank with another version, other data or another run file would train on, and be wrong; one that joins by gloo what
+the others join by NCCL would wait until a time-out. So each rank says what it has, and rank 0 compares.
+
+    facts of each rank -> meeting.py -> rank 0: differences -> every rank: the same error, or none
+"""
+
+import importlib.metadata
+import json
+import logging
+import platform
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch.cuda import nccl
+
+from evenpack.data.prepare.manifest import MANIFEST
+from evenpack.engine.config import RunConfig
+from evenpack.engine.meeting import Meeting
+from evenpack.errors import RunError
+from evenpack.files import file_checksum
+from evenpack.version import VERSION
+
+log = logging.getLogger(__name__)
+
+_CLOCK_SECONDS = 5.0
+_SHOWN_DIFFERENCES = 10
+_SHOWN_PLACES = 4
+_PACKAGES = ("torch", "deepspeed", "numpy")
+"""Those that compute order, batches and updates; tokenizers have done their work in `evenpack prepare`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What a rank has."""
+
+    rank: int
+    host: str
+    facts: Mapping[str, str]
+    """By name, as text that is compared."""
+
+
+def machine_facts(device: str) -> dict[str, str]:
+    """Returns what must be the same on every machine; `device` is the kind that the rank computes on."""
+    facts = {"device": device, "Python": platform.python_version()}
+    facts |= {name: importlib.metadata.version(name) for name in _PACKAGES}
+    facts["evenpack"] = f"{VERSION}, code {_source_checksum()}"
+    if device == "cuda":
+        facts["CUDA of torch"] = str(torch.version.cuda)
+        facts["NCCL"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
+    return facts
+
+
+def run_facts(config: RunConfig) -> dict[str, str]:
+    """Returns what a rank sees of the run: each key of the run file, overrides included, and the prepared data."""
+    try:
+        data = f"checksum {file_checksum(config.prepared_dir / MANIFEST)}"
+    except OSError as error:
+        data = f"{error.strerror}"
+    keys = dict(_flat(config.model_dump(mode="json"), ""))
+    return keys | {f"prepared data in {config.prepared_dir}": data}
+
+
+def require_agreement(meeting: Meeting, facts: Mapping[str, str], *, speaks_for_machine: bool) -> None:
+    """Compares the facts of all ranks, and the clocks of their machines.
+
+    `speaks_for_machine`: whether this rank warns of its machine's clock.
+
+    Raises: RunError on every rank, with each difference by machine.
+    """
+    own = RankFacts(rank=meeting.rank, host=socket.gethostname(), facts=facts)
+    cards = meeting.gather("facts", asdict(own))
+    differences = [] if cards is None else list(find_differences([RankFacts(**card) for card in cards]))
+    answer = meeting.broadcast("differences", {"differences": differences, "host": own.host, "clock": time.time()})
+    if speaks_for_machine:
+        _compare_clocks(own.host, time.time() - answer["clock"], with_host=answer["host"])
+    if answer["differences"]:
+        meeting.wait_for_readers("differences")
+        shown = answer["differences"][:_SHOWN_DIFFERENCES]
+        more = len(answer["differences"]) - len(shown)
+        raise RunError(
+            "the ranks would not compute the same thing, so none has begun. They differ in\n"
+            + "\n".join(f"  {line}" for line in [*shown, *([f"and {more} more"] if more else [])])
+            + "\nGive every machine the same software, run file and prepared data, and start again"
+        )
+
+
+def find_differences(ranks: Sequence[RankFacts]) -> Iterator[str]:
+    """Yields a line for each fact that is not the same everywhere: its values, and the machines that have each."""
+    for name in dict.fromkeys(name for rank in ranks for name in rank.facts):
+        having: dict[str, list[RankFacts]] = {}
+        for rank in ranks:
+            having.setdefault(rank.facts.get(name, "nothing"), []).append(rank)
+        if len(having) > 1:
+            hosts = [{rank.host for rank in group} for group in having.values()]
+            by_host = sum(map(len, hosts)) == len(set.union(*hosts))
+            yield f"{name}: " + "; ".join(f"{value} on {_places(group, by_host)}" for value, group in having.items())
+
+
+def _places(ranks: Sequence[RankFacts], by_host: bool) -> str:
+    names = list(dict.fromkeys(rank.host if by_host else f"rank {rank.rank} ({rank.host})" for rank in ranks))
+    more = len(names) - _SHOWN_PLACES
+    return ", ".join(names[:_SHOWN_PLACES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _compare_clocks(host: str, ahead_seconds: float, *, with_host: str) -> None:
+    """Warns of clocks that differ. Nothing computes with another machine's clock; people compare logs."""
+    if abs(ahead_seconds) > _CLOCK_SECONDS and host != with_host:
+        how = "ahead of" if ahead_seconds > 0 else "behind"
+        log.warning(
+            "the clock of %s is %.0f s %s that of %s: the run does not depend on it, but times in logs differ",
+            host,
+            abs(ahead_seconds),
+            how,
+            with_host,
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(value)
+
+
+def _source_checksum(package_dir: Path = Path(__file__).parents[1]) -> str:
+    """Returns a checksum of the package's code: checkouts of one version differ."""
+    digest = xxhash.xxh3_64()
+    for path in sorted(package_dir.rglob("*.py")):
+        digest.update(str(path.relative_to(package_dir)).encode())
+        digest.update(path.read_bytes())
+    return str(digest.hexdigest())

@@ -1,0 +1,239 @@
+"""Saves checkpoints in the background: training goes on while every rank writes a copy of its part.
+
+    main threads     begin: copy to host memory | training goes on             | finish, before the next save
+    a thread each    write, flush and checksum own files; leave a report beside them
+    rank 0's thread  wait for the reports of all ranks that write; manifest, rename, removal of obsolete checkpoints
+
+Threads use no collectives, whose order would not be the same on all ranks, so they agree through files. A rank whose
+disk does not even take its report gives it in `finish`, which is collective.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from evenpack.engine.checkpoints.deferred_writes import DeferredWrite, deferring_writes
+from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
+from evenpack.engine.checkpoints.host_copies import HostCopies
+from evenpack.engine.checkpoints.saving import CheckpointWriter, WritingEngine
+from evenpack.engine.distributed import World
+from evenpack.errors import SaveError
+from evenpack.files import read_json_object, write_json
+
+_NICENESS = 10
+"""What the thread's priority is lowered by, so that training has the processor where there are no free ones."""
+
+_POLL_SECONDS = 0.1
+"""Seconds between two looks for the reports of other ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReport:
+    """The files of a save that one rank has written."""
+
+    files: tuple[FileRecord, ...]
+    problem: str | None
+    """Why it could not write them all; None if it could."""
+
+    def write(self, path: Path) -> None:
+        """Writes the report for rank 0. Raises: OSError."""
+        write_json(path, asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> "RankReport | None":
+        """Returns the report; None if it is not there yet."""
+        values = read_json_object(path)
+        if values is None:
+            return None
+        return cls(files=tuple(FileRecord(**record) for record in values["files"]), problem=values["problem"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedSave:
+    """A save in the background that is over."""
+
+    result: Checkpoint | SaveError
+    seconds: float
+    """Since it began, until the checkpoint was whole and obsolete ones were removed."""
+
+
+class BackgroundWriter:
+    """Writes checkpoints in the background, one at a time; all ranks call its methods, unless they say otherwise."""
+
+    def __init__(self, writer: CheckpointWriter, world: World) -> None:
+        self._writer = writer
+        self._world = world
+        self._copies = HostCopies()
+        self._flight: _Flight | None = None
+        self._is_over = True
+        self._is_taken = True
+
+    def begin(self, engine: WritingEngine, state: TrainState) -> None:
+        """Copies the state and returns; it may change then. An earlier save is finished first.
+
+        Raises: SaveError on every rank alike if it cannot be copied, or the directory cannot be made.
+        """
+        self.finish()
+        started = time.perf_counter()
+        with self._writer.partial_of(state) as partial:
+            with deferring_writes(engine, self._copies) as writes:
+                self._writer.call_deepspeed(engine, partial, state)
+            writing = self._world.all_gather(bool(writes))
+        others = [rank for rank in range(1, self._world.size) if writing[rank]]
+        self._flight = _Flight(self._writer, self._world, state, partial, writes=writes, others=others, started=started)
+        self._is_over = self._is_taken = False
+        self._flight.start()
+
+    def finish(self, on_own_end: Callable[[], None] = lambda: None) -> None:
+        """Waits until no save is in flight. `ended` tells rank 0 whether the checkpoint is whole.
+
+        `on_own_end` is called when this rank has written its part, before it waits for the others.
+        """
+        if self._flight is None or self._is_over:
+            return
+        own = self._flight.report.result()
+        on_own_end()
+        reports = self._world.all_gather(own)
+        if self._world.is_main:
+            self._flight.tell(reports)
+            self._flight.join()
+        self._world.barrier()
+        self._is_over = True
+
+    def wait_alone(self, *, seconds: float) -> None:
+        """Waits, without the other ranks, for the save in flight; for a run that ends with an error."""
+        if self._flight is not None:
+            self._flight.join(seconds=seconds)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a save is in flight; for rank 0 alone."""
+        return self._flight is not None and not self._flight.published.done()
+
+    def ended(self) -> EndedSave | None:
+        """Returns how the last save ended, once, and None while it is in flight; for rank 0 alone."""
+        if self._flight is None or self._is_taken or not self._flight.published.done():
+            return None
+        self._is_taken = True
+        return self._flight.published.result()
+
+
+class _Flight:
+    """The save in flight, as seen by one rank."""
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        world: World,
+        state: TrainState,
+        partial: Path,
+        *,
+        writes: Sequence[DeferredWrite],
+        others: Sequence[int],
+        started: float,
+    ) -> None:
+        """`others`: the ranks beside rank 0 that write; `started`: when the save began, by `time.perf_counter`."""
+        self.report: Future[RankReport] = Future()
+        """What this rank has written; its report file is there then, if the disk takes it."""
+        self.published: Future[EndedSave] = Future()
+        """Set on rank 0 alone."""
+        self._writer = writer
+        self._world = world
+        self._state = state
+        self._partial = partial
+        self._writes = writes
+        self._others = others
+        self._started = started
+        self._told = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evenpack save", daemon=True)
+        self._reports: Sequence[RankReport] = ()
+
+    def start(self) -> None:
+        """Begins to write."""
+        self._thread.start()
+
+    def join(self, *, seconds: float | None = None) -> None:
+        """Waits for the end of this rank's part."""
+        self._thread.join(seconds)
+
+    def tell(self, reports: Sequence[RankReport]) -> None:
+        """Gives rank 0 the reports of all ranks, for which it need not look any longer."""
+        self._reports = reports
+        self._told.set()
+
+    def _run(self) -> None:
+        """Writes, and on rank 0 publishes; an unexpected error is raised where the results are read."""
+        try:
+            _give_way()
+            report = self._write()
+            if not self._world.is_main and self._writes:
+                with suppress(OSError):  # it is told in `finish`
+                    report.write(self._report_path(self._world.rank))
+            self.report.set_result(report)
+            if self._world.is_main:
+                result = self._publish(report)
+                self.published.set_result(EndedSave(result=result, seconds=time.perf_counter() - self._started))
+        except BaseException as error:
+            for future in (self.report, self.published):
+                if not future.done():
+                    future.set_exception(error)
+
+    def _write(self) -> RankReport:
+        files: list[FileRecord] = []
+        try:
+            with self._writer.explaining_failures():
+                for one in self._writes:
+                    one.write()
+                    files += commit_files(self._partial, [one.path.relative_to(self._partial).as_posix()])
+        except SaveError as error:
+            for one in self._writes:  # gives room to the report
+                with suppress(OSError):
+                    one.path.unlink(missing_ok=True)
+            return RankReport(files=(), problem=str(error))
+        return RankReport(files=tuple(files), problem=None)
+
+    def _publish(self, own: RankReport) -> Checkpoint | SaveError:
+        try:
+            reports = [own, *self._wait_for_others()]
+            for problem in (report.problem for report in reports if report.problem is not None):
+                raise SaveError(problem)
+            files = [record for report in reports for record in report.files]
+            with self._writer.explaining_failures():
+                for rank in self._others:
+                    self._report_path(rank).unlink(missing_ok=True)
+                known = {record.name for record in files}
+                files += commit_files(self._partial, [name for name in list_files(self._partial) if name not in known])
+            return self._writer.publish(self._partial, self._state, files)
+        except SaveError as error:
+            self._writer.discard(self._partial)
+            return error
+
+    def _wait_for_others(self) -> Sequence[RankReport]:
+        found: list[RankReport] = []
+        missing = list(self._others)
+        while missing and not self._told.is_set():
+            for rank in tuple(missing):
+                report = RankReport.read(self._report_path(rank))
+                if report is not None:
+                    found.append(report)
+                    missing.remove(rank)
+            if missing:
+                self._told.wait(_POLL_SECONDS)
+        return self._reports[1:] if missing else found
+
+    def _report_path(self, rank: int) -> Path:
+        return self._partial / f"written_by_rank_{rank}.json"
+
+
+def _give_way() -> None:
+    """Lowers the priority of this thread, if it may; only Linux has priorities of threads."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        with suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)

@@ -1,0 +1,104 @@
+"""Which checkpoints of a run are kept: the newest, one every so many hours, and the best."""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenpack.engine.checkpoints.files import Checkpoint, find_candidates, read_manifest
+from evenpack.errors import CheckpointError
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepPolicy:
+    """Rules of which one is enough for a checkpoint to be kept."""
+
+    newest: int
+    """Number of newest checkpoints to keep, at least 1: the run continues from the newest."""
+    every_hours: float | None
+    """Keep the oldest, and each that was saved at least so many hours after the one before it that this rule keeps."""
+    best: bool
+    """Keep that of the lowest validation loss."""
+
+    def __post_init__(self) -> None:
+        if self.newest < 1:
+            raise ValueError(f"newest must be at least 1, not {self.newest}")
+
+    def kept(self, whole: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Returns those of a run's whole checkpoints that are kept, by step.
+
+        What `every_hours` keeps it still keeps when others have been removed and newer ones added.
+        """
+        in_order = sorted(whole, key=lambda checkpoint: checkpoint.step)
+        steps = {checkpoint.step for checkpoint in in_order[-self.newest :]}
+        if self.every_hours is not None:
+            steps.update(_spaced(in_order, seconds=self.every_hours * _SECONDS_PER_HOUR))
+        best = best_of(in_order) if self.best else None
+        if best is not None:
+            steps.add(best.step)
+        return [checkpoint for checkpoint in in_order if checkpoint.step in steps]
+
+
+def best_of(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Returns the checkpoint of the lowest validation loss, of equal ones the newest; None if none was evaluated."""
+    evaluated = [
+        (loss, -checkpoint.step, checkpoint)
+        for checkpoint in checkpoints
+        if (loss := checkpoint.state.validation_loss) is not None and math.isfinite(loss)
+    ]
+    return min(evaluated)[-1] if evaluated else None
+
+
+def best_step(directory: Path) -> int:
+    """Returns the step of the best checkpoint in a run's directory.
+
+    Raises: CheckpointError if none was evaluated at its step.
+    """
+    best = best_of(whole_by_size(directory))
+    if best is None:
+        raise CheckpointError(
+            f"{directory} holds no checkpoint with a validation loss, so none is the best: a checkpoint has one if the "
+            "model is evaluated after the same step (training.evaluate_every_steps). Name a step instead"
+        )
+    return best.step
+
+
+def whole_by_size(directory: Path) -> list[Checkpoint]:
+    """Returns the checkpoints whose files have the right sizes: reading all bytes at each save would be slow."""
+    found = []
+    for path in find_candidates(directory):
+        with suppress(OSError):
+            found.append(checkpoint_by_size(path))
+    return [checkpoint for checkpoint in found if checkpoint is not None]
+
+
+def checkpoint_by_size(path: Path) -> Checkpoint | None:
+    """Returns the checkpoint at `path`; None if its manifest is damaged, or a file is missing or of another size.
+
+    Raises: OSError if the disk does not answer: the checkpoint may be whole all the same.
+    """
+    try:
+        checkpoint = read_manifest(path)
+        sizes = [(path / record.name).stat().st_size for record in checkpoint.files]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except CheckpointError as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from error
+        return None
+    return checkpoint if sizes == [record.size for record in checkpoint.files] else None
+
+
+def _spaced(in_order: Sequence[Checkpoint], *, seconds: float) -> list[int]:
+    """Returns the steps of the oldest checkpoint and of those so far apart; older formats have no times."""
+    steps: list[int] = []
+    last = -math.inf
+    for checkpoint in in_order:
+        # A time before the last one is of a clock that was wrong: it may keep one too many, never too few.
+        if checkpoint.saved_at is not None and not 0 <= checkpoint.saved_at - last < seconds:
+            steps.append(checkpoint.step)
+            last = checkpoint.saved_at
+    return steps

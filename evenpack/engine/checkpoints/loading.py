@@ -1,0 +1,210 @@
+"""Finds the checkpoints that all ranks see whole, and loads one of them into an engine."""
+
+import logging
+import pickle
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from evenpack.engine.checkpoints.files import (
+    REPLACED,
+    Checkpoint,
+    checkpoint_name,
+    find_candidates,
+    find_wrong_content,
+    find_wrong_size,
+    hidden,
+    manifest_or_problem,
+    step_of,
+)
+from evenpack.engine.checkpoints.pickles import find_classes, forbidding_code
+from evenpack.engine.checkpoints.universal import existing_universal, make_universal
+from evenpack.engine.checkpoints.universal_loading import (
+    load_universal,
+    parameter_shapes,
+    require_only_parameters,
+)
+from evenpack.engine.distributed import World
+from evenpack.errors import CheckpointError
+from evenpack.units import counted
+
+log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class LoadableEngine(Protocol):
+    """The part of `deepspeed.DeepSpeedEngine` that reads its own files."""
+
+    optimizer: Any
+    """Object with torch's `param_groups`."""
+
+    def load_checkpoint(self, load_dir: str, *, tag: str) -> tuple[str | None, Any]: ...
+
+    def zero_optimization_stage(self) -> int: ...
+
+
+def newest_whole(directory: Path, world: World) -> Checkpoint | None:
+    """Returns the newest checkpoint that every rank sees complete, the same on all ranks; None if there never was one.
+
+    Each rank checks the sizes of all files, and the checksums of a part of them. A broken checkpoint is named in a
+    warning and skipped.
+
+    Raises: CheckpointError if there are checkpoints but none is complete: starting from step 0 would hide the loss.
+    """
+    broken = []
+    for path in world.on_main(lambda: find_candidates(directory)):
+        checkpoint, problem = _verify(path, world)
+        if checkpoint is not None and problem is None:
+            return checkpoint
+        broken.append(f"{path.name}: {problem}")
+        if world.is_main:
+            log.warning("checkpoint %s is broken and skipped: %s", path, problem)
+    if broken:
+        raise CheckpointError(
+            f"{directory} holds {len(broken)} checkpoints and none of them is complete:\n  "
+            + "\n  ".join(broken)
+            + f"\nRestore one from a copy, or move {directory} away to start from step 0."
+        )
+    return None
+
+
+def whole_at(directory: Path, step: int, world: World) -> Checkpoint | None:
+    """Returns the checkpoint after `step` steps, checked as by `newest_whole`; None if there are no checkpoints.
+
+    Raises: CheckpointError if it is broken, or if there are checkpoints and none of this step: those are listed.
+    """
+    candidates = world.on_main(lambda: find_candidates(directory))
+    if not candidates:
+        return None
+    names = (checkpoint_name(step), hidden(checkpoint_name(step), REPLACED))
+    path = next((path for path in candidates if path.name in names), None)
+    if path is None:
+        known = ", ".join(str(step_of(path)) for path in reversed(candidates))
+        raise CheckpointError(
+            f"{directory} holds no checkpoint of step {step}; there are those of {known} (training.keep_checkpoints "
+            "is the number that is kept)"
+        )
+    checkpoint, problem = _verify(path, world)
+    if problem is not None:
+        raise CheckpointError(f"checkpoint {path} is broken: {problem}. Restore it from a copy, or name another step")
+    return checkpoint
+
+
+def load_checkpoint(
+    engine: LoadableEngine,
+    checkpoint: Checkpoint,
+    world: World,
+    *,
+    on_conversion: Callable[[], None] = lambda: None,
+) -> None:
+    """Loads a whole checkpoint into `engine`: weights, optimizer and DeepSpeed's own counters.
+
+    One of another ZeRO stage, or from ZeRO 1 on of another number of ranks, is converted first (`universal.py`).
+    There are no random states to restore: data order and dropout are functions of the seed and the step. The
+    optimizer's settings (weight decay, betas, clipping, ...) stay those of this run: torch and DeepSpeed would bring
+    back the saved ones.
+
+    Args:
+        on_conversion: called again and again while a checkpoint is converted.
+
+    Raises: CheckpointError if it does not fit this run's model or optimizer, if it cannot be converted, or if one of
+        its files requests code to be run; none is run.
+    """
+    classes = _require_plain(checkpoint, world)
+    optimizer = engine.optimizer
+    settings = [_without_parameters(group) for group in optimizer.param_groups]
+    clipping = getattr(optimizer, "clip_grad", None)
+    with _explained(checkpoint):
+        if _needs_conversion(engine, checkpoint, world):
+            load_universal(engine, _universal(engine, checkpoint, world, on_conversion), world)
+        else:
+            with forbidding_code(classes):
+                path, _ = engine.load_checkpoint(str(checkpoint.path.parent), tag=checkpoint.path.name)
+            if path is None:
+                raise CheckpointError(f"DeepSpeed found nothing to load in {checkpoint.path}")
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        group.update(values)
+    if clipping is not None:
+        optimizer.clip_grad = clipping
+
+
+@contextmanager
+def _explained(checkpoint: Checkpoint) -> Iterator[None]:
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise _refusal_of_code(checkpoint, f"a file of it cannot be read without running code ({error})") from error
+    except (AssertionError, KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.path} is complete, but does not fit this run's model or optimizer: {error}\n"
+            "Restore the model and optimizer sections with which it was saved (they are in its manifest.json), "
+            "or choose another run.output_dir to start again."
+        ) from error
+
+
+def _needs_conversion(engine: LoadableEngine, checkpoint: Checkpoint, world: World) -> bool:
+    stage, saved = engine.zero_optimization_stage(), checkpoint.state
+    return saved.zero_stage != stage or (stage > 0 and saved.world_size != world.size)
+
+
+def _universal(engine: Any, checkpoint: Checkpoint, world: World, on_conversion: Callable[[], None]) -> Checkpoint:
+    """Returns the universal form of a checkpoint: that of an earlier start if it is whole, else a new one."""
+    require_only_parameters(engine.module, checkpoint)
+    on_conversion()
+    made = world.on_main(lambda: existing_universal(checkpoint))
+    if made is not None and _problem_of(made, world) is None:
+        return made
+    if world.is_main:
+        log.info(
+            "converting %s, saved by %s at ZeRO stage %d, for %s at ZeRO stage %d",
+            checkpoint.path,
+            counted(checkpoint.state.world_size, "rank"),
+            checkpoint.state.zero_stage,
+            counted(world.size, "rank"),
+            engine.zero_optimization_stage(),
+        )
+    return make_universal(checkpoint, parameter_shapes(engine.module), world, on_progress=on_conversion)
+
+
+def _verify(path: Path, world: World) -> tuple[Checkpoint | None, str | None]:
+    """Returns the checkpoint as rank 0 reads its manifest, and the problem that the first rank finds with it."""
+    checkpoint, problem = world.on_main(lambda: manifest_or_problem(path))
+    if checkpoint is None:
+        return None, problem
+    return checkpoint, _problem_of(checkpoint, world)
+
+
+def _problem_of(checkpoint: Checkpoint, world: World) -> str | None:
+    """Returns the problem with its files that the first rank finds, each reading a part of them; None without one."""
+    share = checkpoint.files[world.rank :: world.size]
+    seen_here = find_wrong_size(checkpoint) or find_wrong_content(checkpoint, share)
+    if seen_here is not None:
+        seen_here += f" (seen by rank {world.rank} on {socket.gethostname()})"
+    objections = [objection for objection in world.all_gather(seen_here) if objection is not None]
+    return objections[0] if objections else None
+
+
+def _require_plain(checkpoint: Checkpoint, world: World) -> frozenset[str]:
+    """Checks that DeepSpeed's files hold no more than DeepSpeed stores; each rank reads a part.
+
+    That is: tensors and plain values. Raises: CheckpointError on all ranks otherwise.
+    """
+    reports = world.all_gather(find_classes(checkpoint, checkpoint.files[world.rank :: world.size]))
+    for _, problem in reports:
+        if problem is not None:
+            raise _refusal_of_code(checkpoint, problem)
+    return frozenset().union(*(classes for classes, _ in reports))
+
+
+def _refusal_of_code(checkpoint: Checkpoint, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {checkpoint.path}: {problem}. Reading it could run any code, and no checkpoint that evenpack has "
+        "saved needs it: the file was changed, or comes from elsewhere. None of it was run. Restore the checkpoint "
+        "from a copy that you trust, or move it away to continue from an older one."
+    )
+
+
+def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}

@@ -1,0 +1,276 @@
+"""Reads whole tensors out of a checkpoint's files, whatever its ZeRO stage and number of ranks, without DeepSpeed.
+
+    stage   file of the weights           masters and moments
+    0       mp_rank_00_model_states.pt    in the same file, by the number of the parameter
+    1, 2    the same                      zero_pp_rank_N_mp_rank_00_optim_states.pt: the parameters of a group follow
+                                          one another, and each rank has a slice of this one vector
+    3       none                          the same: each parameter is divided among the ranks, and the parts that a
+                                          rank has of a sub-group follow one another
+
+The layouts are those of DeepSpeed 0.19; a test compares what is read here with DeepSpeed's own conversion.
+"""
+
+import math
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from evenpack.engine.checkpoints.files import Checkpoint
+from evenpack.engine.checkpoints.pickles import ALLOWED, forbidding_code
+from evenpack.engine.optimizers.build import decays
+from evenpack.errors import CheckpointError
+
+State = Literal["fp32", "exp_avg", "exp_avg_sq"]
+"""What AdamW needs of a parameter, by DeepSpeed's names: the parameter itself and its two moments."""
+
+WHOLE_WEIGHTS = "mp_rank_00_model_states.pt"
+"""Name of the file that holds the model's weights up to ZeRO 2, under `module`."""
+
+STATES: tuple[State, ...] = ("fp32", "exp_avg", "exp_avg_sq")
+
+
+class SavedTensors(ABC):
+    """The tensors of a checkpoint of one kind of layout; files are memory-mapped, and read where they are asked for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    @property
+    @abstractmethod
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shapes of the parameters by name."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> frozenset[int]:
+        """The optimizer's counts of updates; more than one is wrong, and none means that there was no update."""
+
+    @property
+    @abstractmethod
+    def group_count(self) -> int:
+        """Number of the optimizer's groups of parameters."""
+
+    @abstractmethod
+    def _parts(self, name: str, state: State) -> Iterator[Tensor]:
+        """Yields the flattened parts of a tensor, in order."""
+
+    @cached_property
+    def model_states(self) -> dict[str, Any]:
+        """DeepSpeed's file of the model on rank 0."""
+        return self._load(WHOLE_WEIGHTS)
+
+    @property
+    def module(self) -> dict[str, Tensor]:
+        """The module's state dict on rank 0; at ZeRO 3 its parameters are empty."""
+        with self._explained():
+            module: dict[str, Tensor] = self.model_states["module"]
+            return module
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Persistent buffers by name; no stage divides them."""
+        with self._explained():
+            return {name: self.module[name] for name in self.model_states["buffer_names"]}
+
+    def read(self, name: str, state: State) -> Tensor:
+        """Returns a whole tensor, FP32 on the CPU; moments of an optimizer that has made no update are zero.
+
+        Raises: CheckpointError if the ranks' parts are not as many numbers as the parameter has.
+        """
+        shape = self.shapes[name]
+        if state != "fp32" and not self.steps:
+            return torch.zeros(shape)
+        with self._explained():
+            parts = list(self._parts(name, state))
+        found = sum(part.numel() for part in parts)
+        if found != shape.numel():
+            raise CheckpointError(
+                f"checkpoint {self.checkpoint.path}: {state} of {name} has {found} numbers in the files of all ranks, "
+                f"expected {shape.numel()}; restore it from a copy, or continue from an older one"
+            )
+        return torch.cat(parts).detach().view(shape)
+
+    def _load(self, name: str) -> dict[str, Any]:
+        path = self.checkpoint.path / name
+        with self._explained(), forbidding_code(ALLOWED):
+            loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return loaded
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{error.filename} does not exist, and the whole state at ZeRO stage "
+                f"{self.checkpoint.state.zero_stage} is in the files of all {self.checkpoint.state.world_size} ranks "
+                "together: restore the file from a copy, or name another checkpoint"
+            ) from error
+        except (pickle.UnpicklingError, RuntimeError, LookupError, TypeError, AttributeError, EOFError) as error:
+            raise CheckpointError(
+                f"checkpoint {self.checkpoint.path} is not in the form of DeepSpeed 0.19 at ZeRO stage "
+                f"{self.checkpoint.state.zero_stage}: {error}"
+            ) from error
+
+
+class _WholeState(SavedTensors):
+    """ZeRO 0: one file, and torch's own state of the optimizer."""
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        with self._explained():
+            return {name: tensor.shape for name, tensor in self.module.items()}
+
+    @property
+    def steps(self) -> frozenset[int]:
+        return _steps(self._optimizer["state"].values())
+
+    @property
+    def group_count(self) -> int:
+        return len(self._optimizer["param_groups"])
+
+    @property
+    def _optimizer(self) -> dict[str, Any]:
+        with self._explained():
+            optimizer: dict[str, Any] = self.model_states["optimizer"]
+            return optimizer
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Numbers by which the optimizer knows the parameters: group after group, as `parameter_groups` makes them."""
+        ordered = sorted(self.shapes, key=lambda name: not decays(self.shapes[name]))  # stable: else the model's order
+        return {name: number for number, name in enumerate(ordered)}
+
+    def _parts(self, name: str, state: State) -> Iterator[Tensor]:
+        tensor = self.module[name]
+        if state != "fp32":
+            tensor = self._optimizer["state"][self._numbers[name]][state]
+        if tensor.shape != self.shapes[name]:
+            raise RuntimeError(f"{state} of {name} has shape {tuple(tensor.shape)}")
+        yield tensor.float().flatten()
+
+
+class _Partitioned(SavedTensors):
+    """A file of each rank."""
+
+    @cached_property
+    def _ranks(self) -> list[dict[str, Any]]:
+        """Each rank's state of the optimizer."""
+        names = (f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(self.checkpoint.state.world_size))
+        loaded = [self._load(name) for name in names]
+        with self._explained():
+            return [one["optimizer_state_dict"] for one in loaded]
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        with self._explained():
+            return {name: shape for group in self.model_states["param_shapes"] for name, shape in group.items()}
+
+
+class _FlatGroups(_Partitioned):
+    """ZeRO 1 and 2: each rank has a slice of every group, and a table of what lies where in it."""
+
+    @property
+    def steps(self) -> frozenset[int]:
+        with self._explained():
+            return _steps(state for rank in self._ranks for state in rank["base_optimizer_state"]["state"].values())
+
+    @property
+    def group_count(self) -> int:
+        with self._explained():
+            return len(self._ranks[0]["base_optimizer_state"]["param_groups"])
+
+    def read(self, name: str, state: State) -> Tensor:
+        """Returns a whole tensor; masters are compared with the model's weights, because a table can be wrong.
+
+        Raises: CheckpointError as above, or if the two differ: they are equal at every precision of evenpack.
+        """
+        tensor = super().read(name, state)
+        if state == "fp32":
+            self._require_equal_weights(name, tensor)
+        return tensor
+
+    def _require_equal_weights(self, name: str, masters: Tensor) -> None:
+        with self._explained():
+            weights = self.module[name]
+            is_equal = torch.allclose(masters, weights, rtol=0.0, atol=0.0, equal_nan=True)
+        if not is_equal:
+            raise CheckpointError(
+                f"checkpoint {self.checkpoint.path}: the optimizer's FP32 copy of {name} is not equal to the model's "
+                "weights, so its files do not belong together, or it was saved with "
+                "zero_optimization.round_robin_gradients. Restore it from a copy, move it away to continue from an "
+                f"older one, or start a new run from the weights, which {WHOLE_WEIGHTS} holds "
+                "(training.initialize_from)"
+            )
+
+    def _parts(self, name: str, state: State) -> Iterator[Tensor]:
+        for rank in self._ranks:
+            for group, table in enumerate(rank["param_slice_mappings"]):
+                if name in table:
+                    masters = rank["single_partition_of_fp32_groups"][group]
+                    flat = masters if state == "fp32" else rank["base_optimizer_state"]["state"][group][state]
+                    yield flat.narrow(0, table[name].start, table[name].numel)
+
+
+class _DividedParameters(_Partitioned):
+    """ZeRO 3: every parameter is padded to a multiple of the ranks and divided among them."""
+
+    @cached_property
+    def model_states(self) -> dict[str, Any]:
+        """DeepSpeed's file of the model on rank 0, with no weights in it."""
+        return self._load("zero_pp_rank_0_mp_rank_00_model_states.pt")
+
+    @property
+    def steps(self) -> frozenset[int]:
+        with self._explained():
+            return _steps(state for rank in self._ranks for state in rank["optimizer_state_dict"]["state"].values())
+
+    @property
+    def group_count(self) -> int:
+        with self._explained():
+            return len(self._ranks[0]["optimizer_state_dict"]["param_groups"])
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """Sub-group of each parameter, and where a rank's part of it begins there."""
+        places = {}
+        for number, group in enumerate(self.model_states["param_shapes"]):
+            offset = 0
+            for name, shape in group.items():
+                places[name] = (number, offset)
+                offset += self._part_size(shape)
+        return places
+
+    def _part_size(self, shape: torch.Size) -> int:
+        return math.ceil(shape.numel() / self.checkpoint.state.world_size)
+
+    def _parts(self, name: str, state: State) -> Iterator[Tensor]:
+        group, offset = self._places[name]
+        size, left = self._part_size(self.shapes[name]), self.shapes[name].numel()
+        for rank in self._ranks:
+            masters = rank["fp32_flat_groups"][group]
+            flat = masters if state == "fp32" else rank["optimizer_state_dict"]["state"][group][state]
+            part = flat.narrow(0, offset, min(size, left))  # the last ranks' parts may be padding
+            left -= part.numel()
+            yield part
+
+
+_LAYOUTS: dict[int, type[SavedTensors]] = {0: _WholeState, 1: _FlatGroups, 2: _FlatGroups, 3: _DividedParameters}
+
+
+def saved_tensors(checkpoint: Checkpoint) -> SavedTensors:
+    """Returns the tensors of a checkpoint; nothing is read yet. Raises: CheckpointError for an unknown ZeRO stage."""
+    stage = checkpoint.state.zero_stage
+    if stage not in _LAYOUTS:
+        raise CheckpointError(f"checkpoint {checkpoint.path} has ZeRO stage {stage}; known: {sorted(_LAYOUTS)}")
+    return _LAYOUTS[stage](checkpoint)
+
+
+def _steps(states: Iterable[Mapping[str, Any]]) -> frozenset[int]:
+    return frozenset(int(state["step"]) for state in states)

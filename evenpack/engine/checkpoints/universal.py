@@ -1,0 +1,190 @@
+"""Rewrites a checkpoint as DeepSpeed's universal one, which any number of ranks at any ZeRO stage can load.
+
+    checkpoints/.universal/
+      step_000200/
+        manifest.json            as of a checkpoint; written last, before the directory gets its name
+        source.json              the checkpoint that it was made of
+        zero/NAME/               of each parameter, whole: fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
+        zero/optimizer_state.pt, *_model_states.pt         what DeepSpeed reads beside them
+      .step_000200.partial/      in progress, or interrupted by a kill
+
+DeepSpeed's own converter reads no ZeRO 0, cannot go between ZeRO 3 and the others, and writes everything twice. This
+one reads by `shards.py`; every rank writes a part of the parameters. The next save removes the directory.
+"""
+
+import math
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from evenpack.engine.checkpoints.failed_writes import free_space
+from evenpack.engine.checkpoints.files import (
+    MANIFEST,
+    PARTIAL,
+    UNIVERSAL,
+    Checkpoint,
+    FileRecord,
+    hidden,
+    manifest_or_problem,
+    read_manifest,
+    write_manifest,
+)
+from evenpack.engine.checkpoints.shards import STATES, SavedTensors, saved_tensors
+from evenpack.engine.distributed import World
+from evenpack.errors import CheckpointError
+from evenpack.files import file_checksum, fsync_directory, read_json_object, write_json
+
+SOURCE = "source.json"
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of a model's parameters by name."""
+
+_COUNTERS = ("dp_world_size", "mp_world_size", "global_steps", "global_samples", "skipped_steps", "ds_version")
+_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+"""Names under which ZeRO 0, 1 and 2, and ZeRO 3, look for DeepSpeed's counters."""
+
+
+def existing_universal(checkpoint: Checkpoint) -> Checkpoint | None:
+    """Returns the universal form that an earlier start has made of this very checkpoint; its files are not checked."""
+    found, _ = manifest_or_problem(checkpoint.path.parent / UNIVERSAL / checkpoint.path.name)
+    if found is None or read_json_object(found.path / SOURCE) != _source(checkpoint):
+        return None
+    return found
+
+
+def make_universal(
+    checkpoint: Checkpoint, shapes: Shapes, world: World, *, on_progress: Callable[[], None]
+) -> Checkpoint:
+    """Writes the universal form of a whole checkpoint; all ranks call it, and have it when it returns.
+
+    Each parameter is checked against the model's `shapes`, and its numbers and the optimizer's count of updates for
+    being possible. `on_progress` is called for each parameter that this rank has written.
+
+    Raises: CheckpointError on every rank alike if a file is missing, or not of this model, or there is no space; what
+    was written is removed then.
+    """
+    directory = checkpoint.path.parent / UNIVERSAL
+    partial = directory / hidden(checkpoint.path.name, PARTIAL)
+    saved = saved_tensors(checkpoint)
+    try:
+        with _together(checkpoint, world):
+            if world.is_main:
+                _begin(partial)
+        with _together(checkpoint, world):
+            names = _write_common(saved, shapes, partial) if world.is_main else []
+            for name in sorted(shapes)[world.rank :: world.size]:
+                names += _write_parameter(saved, name, partial)
+                on_progress()
+            records = [_record(partial, name) for name in names]
+        shares = world.all_gather(records)
+        with _together(checkpoint, world):
+            if world.is_main:
+                _publish(
+                    partial, directory / checkpoint.path.name, checkpoint, [one for part in shares for one in part]
+                )
+    except CheckpointError:
+        world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
+        raise
+    return read_manifest(directory / checkpoint.path.name)
+
+
+def _begin(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "zero").mkdir(parents=True)
+
+
+def _write_common(saved: SavedTensors, shapes: Shapes, partial: Path) -> list[str]:
+    """Checks the checkpoint as a whole, and writes what DeepSpeed reads beside the parameters."""
+    _require_model(saved, shapes)
+    _require_steps(saved)
+    step = torch.tensor(float(next(iter(saved.steps), 0)))
+    groups: list[dict[str, list[int]]] = [{"params": []} for _ in range(saved.group_count)]
+    counters = {name: saved.model_states[name] for name in _COUNTERS}
+    common = counters | {"param_groups": groups}  # ZeRO 3 looks one level below
+    torch.save(
+        common | {"optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups}},
+        partial / "zero" / "optimizer_state.pt",
+    )
+    for name in _MODEL_FILES:
+        torch.save(counters, partial / name)
+    write_json(partial / SOURCE, _source(saved.checkpoint))
+    return ["zero/optimizer_state.pt", *_MODEL_FILES, SOURCE]
+
+
+def _write_parameter(saved: SavedTensors, name: str, partial: Path) -> list[str]:
+    """Writes the files of one parameter and returns their names. Raises: CheckpointError for a number not finite."""
+    folder = partial / "zero" / name
+    folder.mkdir(parents=True)
+    for state in STATES:
+        tensor = saved.read(name, state)
+        if not math.isfinite(tensor.sum(dtype=torch.float64)):
+            raise CheckpointError(
+                f"checkpoint {saved.checkpoint.path}: {state} of {name} has numbers that are not finite"
+            )
+        torch.save({"param": tensor}, folder / f"{state}.pt")
+    torch.save(torch.tensor(float(next(iter(saved.steps), 0))), folder / "step.pt")
+    return [f"zero/{name}/{state}.pt" for state in (*STATES, "step")]
+
+
+def _record(partial: Path, name: str) -> FileRecord:
+    """Returns size and checksum; not flushed to disk, because every later use compares both."""
+    path = partial / name
+    return FileRecord(name=name, size=path.stat().st_size, checksum=file_checksum(path))
+
+
+def _publish(partial: Path, final: Path, checkpoint: Checkpoint, records: list[FileRecord]) -> None:
+    write_manifest(partial, checkpoint.state, records, flushes_folders=False)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    fsync_directory(final.parent)
+
+
+def _require_model(saved: SavedTensors, shapes: Shapes) -> None:
+    found = {name: tuple(shape) for name, shape in saved.shapes.items()}
+    wrong = [name for name in sorted(found.keys() | shapes.keys()) if found.get(name) != shapes.get(name)]
+    if wrong:
+        raise CheckpointError(
+            f"checkpoint {saved.checkpoint.path} is of another model: {wrong[0]} has shape "
+            f"{found.get(wrong[0], 'none')} there and {shapes.get(wrong[0], 'none')} here, and {len(wrong) - 1} more "
+            "differ. Restore the model section with which it was saved (it is in its manifest.json), or choose another "
+            "run.output_dir to start again."
+        )
+
+
+def _require_steps(saved: SavedTensors) -> None:
+    """Checks the optimizer's counts: steps that were left out are not counted."""
+    if len(saved.steps) > 1 or any(not 0 <= step <= saved.checkpoint.step for step in saved.steps):
+        raise CheckpointError(
+            f"checkpoint {saved.checkpoint.path} is of step {saved.checkpoint.step}, and its optimizer has counted "
+            f"{sorted(saved.steps)} updates: its files do not belong together. Restore it from a copy, or move it away "
+            "to continue from an older one."
+        )
+
+
+def _source(checkpoint: Checkpoint) -> dict[str, str]:
+    return {"checkpoint": checkpoint.path.name, "manifest": file_checksum(checkpoint.path / MANIFEST)}
+
+
+@contextmanager
+def _together(checkpoint: Checkpoint, world: World) -> Iterator[None]:
+    """Raises on every rank the error of the first that has one; torch reports a full disk as RuntimeError."""
+    problem = None
+    try:
+        yield
+    except CheckpointError as error:
+        problem = error
+    except (OSError, RuntimeError) as error:
+        problem = CheckpointError(
+            f"rank {world.rank} on {socket.gethostname()} failed while converting {checkpoint.path}, saved by "
+            f"{checkpoint.state.world_size} ranks at ZeRO stage {checkpoint.state.zero_stage}, for {world.size} ranks "
+            f"({free_space(checkpoint.path.parent)}): {error}\n"
+            "The checkpoint itself is untouched. Converting needs as much space again: make some, then run the same "
+            "command again; or continue with as many ranks, and at the ZeRO stage, with which it was saved."
+        )
+    found = [one for one in world.all_gather(problem) if one is not None]
+    if found:
+        raise found[0]

@@ -1,0 +1,34 @@
+"""The split of a model's training state over the ranks (ZeRO), and everything that depends on it.
+
+    stage   split over the ranks                                         here
+    0       nothing                                                      `Replicated`
+    1       the optimizer's state                                        `PartitionedOptimizer`
+    2       the optimizer's state and the gradients                      `PartitionedGradients`
+    3       the optimizer's state, the gradients and the parameters      `PartitionedParameters`
+
+A stage is one class and one line of `SHARDINGS`. It decides how gradients are reduced, their norm and clipping, where
+ranks synchronise, and whether an optimizer sees whole tensors.
+
+The run file is checked against this package, so torch is imported only where it is used.
+"""
+
+from evenpack.engine.sharding.base import Sharding
+from evenpack.engine.sharding.partitioned import PartitionedGradients, PartitionedOptimizer, PartitionedParameters
+from evenpack.engine.sharding.replicated import Replicated
+from evenpack.errors import CheckpointError
+
+__all__ = ["SHARDINGS", "Sharding", "sharding_at"]
+
+SHARDINGS: dict[int, Sharding] = {
+    0: Replicated(),
+    1: PartitionedOptimizer(),
+    2: PartitionedGradients(),
+    3: PartitionedParameters(),
+}
+
+
+def sharding_at(stage: int) -> Sharding:
+    """Returns the sharding of a ZeRO stage. Raises: CheckpointError for an unknown stage (of a checkpoint)."""
+    if stage not in SHARDINGS:
+        raise CheckpointError(f"ZeRO stage {stage} is unknown; known: {', '.join(map(str, SHARDINGS))}")
+    return SHARDINGS[stage]

@@ -1,0 +1,138 @@
+"""ZeRO 1, 2 and 3: the optimizer's state, the gradients and the parameters are divided among the ranks."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from evenpack.engine.sharding.base import REDUCE_BUCKET_SIZE, Sharding
+from evenpack.models.common.memory import FP32_BYTES, StateBytes, StateSizes
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_FP64_BYTES = 8
+
+_LIVE_PARAMETERS = 1_000_000_000
+"""Parameters that a rank may hold gathered at once: the default of `zero_optimization.stage3_max_live_parameters`."""
+
+
+class PartitionedOptimizer(Sharding):
+    """ZeRO 1: every rank holds a part of the optimizer's state, flattened over tensors; weights are whole."""
+
+    stage = 1
+    splits = "the optimizer's state"
+    balances_each_micro_batch = False
+    gathers_parameters = False
+    updates_whole_tensors = False
+    clips = "DeepSpeed"
+
+    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+        norm = 12 + 8  # each gradient is cast to FP64
+        of_a_part = norm + 8 + 8  # clipped, and copied into the weights' buffer, by the rank that updates it
+        whole = 4 + 8 + 8 + 8 + 8  # own norm; into the buffer, scaled, joined; weights copied back
+        return 4 * tensors + 60, whole + of_a_part / ranks
+
+    def deepspeed_settings(self, gradient_clipping: float | None) -> dict[str, Any]:
+        return {"gradient_clipping": gradient_clipping or 0.0, "zero_optimization": {"stage": self.stage}}
+
+    def reduce_gradients(
+        self, deepspeed: Any, model: "nn.Module", *, gradient_clipping: float | None
+    ) -> "Tensor | None":
+        deepspeed.allreduce_gradients()  # DeepSpeed takes the norm and clips in its step
+        return None
+
+    def leave_out_unless_finite(self, model: "nn.Module", norm: "Tensor | None") -> None:
+        """Does nothing: DeepSpeed checks the norm in its step, and leaves the update out."""
+
+    def norm_of_update(self, deepspeed: Any) -> "Tensor | float":
+        norm: Tensor | float = deepspeed.get_global_grad_norm()
+        return norm
+
+    def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
+        """A rank has its part of FP32 masters, a second copy of the parameters, and of the states.
+
+        DeepSpeed makes the bucket at the first gradient of a step, in full size, however small the model is, and moves
+        the gradients into it when they are reduced; those of the rank's part then move to a buffer of their own. The
+        norm is taken in FP64, tensor by tensor.
+        """
+        zero = settings["zero_optimization"]
+        size = zero.get("reduce_bucket_size", REDUCE_BUCKET_SIZE)
+        part = -(-sizes.parameters // sizes.ranks)
+        whole = FP32_BYTES * sizes.parameters
+        return StateBytes(
+            parameters=whole,
+            gradients=whole,
+            optimizer=(1 + sizes.states) * FP32_BYTES * part,
+            bucket=FP32_BYTES * size * (2 if zero.get("overlap_comm", False) else 1),
+            reduction=FP32_BYTES * max(0, part - size),
+            update_gradients=FP32_BYTES * part,
+            update=max(FP32_BYTES * (1 + sizes.temporaries) * part, _FP64_BYTES * min(part, sizes.largest_tensor)),
+        )
+
+
+class PartitionedGradients(PartitionedOptimizer):
+    """ZeRO 2: a rank keeps its part of the gradients alone; each backward pass reduces them as they come."""
+
+    stage = 2
+    splits = "the optimizer's state and the gradients"
+    balances_each_micro_batch = True
+
+    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+        """Read from `ZeroOptimizer_stage_1_and_2` of DeepSpeed 0.19; not traced.
+
+        That of ZeRO 1 without the rank's own norm, and without joining gradients that are reduced one by one.
+        """
+        norm = 12 + 8
+        of_a_part = norm + 8 + 8 + 8  # clipped, copied out of the bucket and into the weights' buffer
+        whole = 8 + 8 + 8  # into the bucket, scaled; weights copied back
+        return 4 * tensors + 60, whole + of_a_part / ranks
+
+    def reduce_gradients(
+        self, deepspeed: Any, model: "nn.Module", *, gradient_clipping: float | None
+    ) -> "Tensor | None":
+        return None  # the backward passes have reduced them; DeepSpeed takes the norm and clips in its step
+
+    def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
+        """As at ZeRO 1, but a rank keeps its part of the gradients, and the bucket holds those on their way."""
+        part = FP32_BYTES * -(-sizes.parameters // sizes.ranks)
+        return replace(super().state_bytes(sizes, settings), gradients=part, reduction=0)
+
+
+class PartitionedParameters(PartitionedGradients):
+    """ZeRO 3: a rank keeps its part of each parameter, and gathers a layer's parameters while it computes with them."""
+
+    stage = 3
+    splits = "the optimizer's state, the gradients and the parameters"
+    gathers_parameters = True
+
+    @contextmanager
+    def hooking_into(self, model: "nn.Module") -> Iterator[None]:
+        """Shows DeepSpeed the tensors of the model's output, which is of no type that it looks into.
+
+        At them it gathers, in the backward pass, the parameters that the model itself uses, such as the matrix of a
+        head whose logits the loss computes. Hooks run in the order in which they are registered.
+        """
+        from evenpack.models.common.losses import LossSums
+
+        model.register_forward_hook(lambda _module, _inputs, sums: dict(vars(sums)))
+        yield
+        model.register_forward_hook(lambda _module, _inputs, values: LossSums(**values))
+
+    def reduction_traffic(self, *, tensors: int, ranks: int) -> tuple[int, float]:
+        """Read from `DeepSpeedZeroOptimizer_Stage3` of DeepSpeed 0.19; not traced.
+
+        That of ZeRO 2, but no weights are copied back: each layer copies what it gathers, forward and backward.
+        """
+        kernels, moved = super().reduction_traffic(tensors=tensors, ranks=ranks)
+        return kernels + 2 * tensors, moved - 8 + 2 * 8
+
+    def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
+        """As at ZeRO 2, and of the parameters a rank keeps its part beside those that are gathered.
+
+        DeepSpeed releases a layer's parameters only if more than `stage3_max_live_parameters` would be gathered.
+        """
+        zero = settings["zero_optimization"]
+        live = min(sizes.parameters, zero.get("stage3_max_live_parameters", _LIVE_PARAMETERS))
+        part = -(-sizes.parameters // sizes.ranks)
+        return replace(super().state_bytes(sizes, settings), parameters=FP32_BYTES * (part + live))

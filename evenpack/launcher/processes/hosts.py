@@ -1,0 +1,119 @@
+"""The machines of a hostfile: read, and reached before anything is started on them."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenpack.errors import ConfigError
+
+_CONNECT_SECONDS = 10
+_ANSWER_SECONDS = 30.0
+_AT_ONCE = 32
+_SHOWN_HOSTS = 5
+
+
+def read_hostfile(hostfile: Path) -> dict[str, int]:
+    """Returns the slots of each machine, from lines `NAME slots=N`. Raises: ConfigError with the invalid line."""
+    try:
+        lines = hostfile.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"hostfile {hostfile} cannot be read: {error.strerror}") from error
+    slots: dict[str, int] = {}
+    for number, text in enumerate(lines, 1):
+        line = text.partition("#")[0].strip()
+        if not line:
+            continue
+        match = re.fullmatch(r"(\S+)\s+slots=(\d+)(\s.*)?", line)
+        if match is None or int(match[2]) < 1:
+            raise ConfigError(f"{hostfile}, line {number}: expected 'NAME slots=N', found '{line}'")
+        if match[1].startswith("-"):
+            raise ConfigError(
+                f"{hostfile}, line {number}: ssh would take {match[1]} for an option: give the name alone"
+            )
+        if match[1] in slots:
+            raise ConfigError(f"{hostfile}, line {number}: {match[1]} is named twice")
+        slots[match[1]] = int(match[2])
+    if not slots:
+        raise ConfigError(f"hostfile {hostfile} names no machine: expected lines 'NAME slots=N'")
+    return slots
+
+
+def reached_by_pdsh(hostfile: Path, deepspeed_options: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Logs in to every machine as pdsh will, and returns options of `deepspeed` that follow from it.
+
+    `deepspeed` looks at the first machine only, without the options that pdsh takes from PDSH_SSH_ARGS_APPEND. So it is
+    told that this has been done, and the address of the first machine. Other launchers than pdsh, and
+    `--no_ssh_check`, get nothing: they log in by means of their own, or not at all.
+
+    Raises: ConfigError with the machines that are not reached, or if pdsh is not installed.
+    """
+    given = [option.partition("=")[0] for option in deepspeed_options]
+    if {"--launcher", "--no_ssh_check", "--no_ssh"} & set(given):
+        return []
+    if shutil.which("pdsh", path=environment.get("PATH")) is None:
+        raise ConfigError(
+            "--hostfile needs pdsh, which is not installed here (Debian: apt-get install pdsh). Open MPI works too: "
+            "--deepspeed-options '--launcher openmpi'"
+        )
+    ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_SECONDS}"]
+    ssh += shlex.split(environment.get("PDSH_SSH_ARGS_APPEND", ""))
+    ssh += ["-p", _value(deepspeed_options, "--ssh_port")] if "--ssh_port" in given else []
+    hosts = list(read_hostfile(hostfile))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = list(pool.map(lambda host: _log_in(host, ssh, environment), hosts))
+    unreached = [answer for answer in answers if answer.problem is not None]
+    if unreached:
+        shown = "".join(f"\n  {answer.host}: {answer.problem}" for answer in unreached[:_SHOWN_HOSTS])
+        more = f"\n  and {len(unreached) - _SHOWN_HOSTS} more" if len(unreached) > _SHOWN_HOSTS else ""
+        raise ConfigError(
+            f"{len(unreached)} of {len(hosts)} machines of {hostfile} are not reached by ssh without a password:"
+            f"{shown}{more}\nTry `ssh HOST hostname`. An ssh configuration of your own goes into "
+            "PDSH_SSH_ARGS_APPEND='-F FILE'; --deepspeed-options '--no_ssh_check' leaves this check out"
+        )
+    options = ["--no_ssh_check"]
+    if "--master_addr" not in given and answers[0].address:
+        options.append(f"--master_addr={answers[0].address}")
+    return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    host: str
+    address: str
+    """The machine's first address; empty if it did not say it."""
+    problem: str | None
+
+
+def _log_in(host: str, ssh: Sequence[str], environment: Mapping[str, str]) -> _Answer:
+    try:
+        done = subprocess.run(
+            [*ssh, host, "hostname", "-I"],
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_SECONDS,
+            stdin=subprocess.DEVNULL,
+            env=dict(environment),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _Answer(host=host, address="", problem=f"no answer within {_ANSWER_SECONDS:g} s")
+    except OSError as error:
+        return _Answer(host=host, address="", problem=f"ssh cannot be started: {error.strerror}")
+    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    address = (done.stdout.split() or [""])[0]
+    return _Answer(host=host, address=address, problem=None if done.returncode == 0 else said)
+
+
+def _value(options: Sequence[str], name: str) -> str:
+    """Returns the value of an option, written as `NAME VALUE` or `NAME=VALUE`; empty without one."""
+    for number, option in enumerate(options):
+        if option.startswith(f"{name}="):
+            return option.partition("=")[2]
+        if option == name:
+            return (*options, "")[number + 1]
+    return ""

@@ -1,0 +1,140 @@
+"""The batch script that runs a run file on several nodes of a Slurm cluster."""
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from evenpack.errors import EXIT_STOPPED, ConfigError
+from evenpack.launcher.processes.launch import WORKER_MODULE
+
+_TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
+"""As Slurm takes it: minutes, HH:MM:SS, or days first, as 2-12:00:00."""
+_DIRECTIVE = re.compile(r"[^\s\"'\\]+")
+
+_TEMPLATE = """\
+#!/usr/bin/env bash
+# {run_file} on {nodes} nodes x {gpus} GPUs, written by `evenpack slurm`. Submit it by: sbatch {script}
+#
+# Slurm starts this script on the first node; srun starts `deepspeed` once on every node, and that a rank for each GPU.
+# Before the time is up Slurm sends USR1: the run saves at the end of its step, the job is queued again and resumes.
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
+{directives}
+#SBATCH --signal=B:USR1@{seconds_to_save}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={output_dir}/slurm_%j.log
+set -uo pipefail
+cd {directory} || exit 1
+
+python={python}
+run=({arguments})
+output_dir={output_dir_quoted}
+
+# Ranks meet at the first node. Each job has its own port, because jobs may share a node.
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+hostfile="$output_dir/hosts_$SLURM_JOB_ID"
+export hostfile python MASTER_ADDR="${{hosts[0]}}" MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000)) PYTHONUNBUFFERED=1
+mkdir -p "$output_dir" && printf '%s slots={gpus}\\n' "${{hosts[@]}}" > "$hostfile" || exit 1
+
+out_of_time=0
+trap 'out_of_time=1; "$python" -m evenpack.launcher.cli stop "${{run[@]}}"' USR1
+
+# A node that ends must not end the others at once: all end by themselves, after a failure within a minute.
+# shellcheck disable=SC2016  # each node puts in its own number
+srun --cpu-bind=none --kill-on-bad-exit=0 --wait=120 bash -c '
+    exec "$python" -m deepspeed.launcher.runner --log_level=critical --no_ssh --node_rank="$SLURM_NODEID" \\
+        --hostfile="$hostfile" --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" --module {module} "$@"
+' bash "${{run[@]}}" &
+step=$!
+while kill -0 "$step" 2> /dev/null; do  # USR1 ends a wait, and not the run
+    wait "$step"
+done
+code=0
+wait "$step" || code=$?  # bash keeps it, also if the run has ended during the trap
+rm -f "$hostfile"
+
+if [ "$code" -eq {stopped} ] && [ "$out_of_time" -eq 1 ]; then
+    echo "saved before the time was up: queueing the job again"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """What is asked of Slurm."""
+
+    nodes: int
+    gpus_per_node: int
+    time: str | None
+    partition: str | None
+    account: str | None
+    seconds_to_save: int
+    """From Slurm's signal to the end of the time: a step, an evaluation and a save must fit."""
+
+    def __post_init__(self) -> None:
+        if self.time is not None and not _TIME.fullmatch(self.time):
+            raise ConfigError(f"--time {self.time}: Slurm takes minutes, HH:MM:SS or D-HH:MM:SS, as 1-12:00:00")
+        for option, value in (("--partition", self.partition), ("--account", self.account)):
+            if value is not None and not _DIRECTIVE.fullmatch(value):
+                raise ConfigError(f"{option} {value!r}: expected a name without spaces and quotes")
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks, one for each GPU."""
+        return self.nodes * self.gpus_per_node
+
+    def directives(self) -> list[str]:
+        """Returns the lines of the script for Slurm that depend on the job."""
+        values = {
+            "--gpus-per-node": str(self.gpus_per_node),
+            "--time": self.time,
+            "--partition": self.partition,
+            "--account": self.account,
+        }
+        return [f"#SBATCH {name}={value}" for name, value in values.items() if value is not None]
+
+
+def slurm_script(
+    job: SlurmJob,
+    *,
+    name: str,
+    run_file: Path,
+    overrides: Sequence[str],
+    output_dir: Path,
+    script: Path,
+    directory: Path,
+    python: str = sys.executable,
+    module: str = WORKER_MODULE,
+) -> str:
+    """Returns the batch script, to be written to `script`; relative paths start from `directory`.
+
+    Raises: ConfigError if the path of the output directory has a character that Slurm would interpret.
+    """
+    absolute = directory / output_dir
+    if not re.fullmatch(r"[\w@+=:,./-]+", str(absolute)):
+        raise ConfigError(f"run.output_dir {absolute}: Slurm writes its log there, and takes no spaces and no signs")
+    return _TEMPLATE.format(
+        run_file=run_file,
+        script=script,
+        name=re.sub(r"[^\w.-]", "_", name),
+        nodes=job.nodes,
+        gpus=job.gpus_per_node,
+        directives="\n".join(job.directives()),
+        seconds_to_save=job.seconds_to_save,
+        directory=shlex.quote(str(directory)),
+        python=shlex.quote(python),
+        arguments=shlex.join([str(run_file), *overrides]),
+        output_dir=absolute,
+        output_dir_quoted=shlex.quote(str(absolute)),
+        module=module,
+        stopped=EXIT_STOPPED,
+    )

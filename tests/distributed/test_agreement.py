@@ -1,0 +1,186 @@
+"""Ranks agree before they join: on devices, versions, data and the run file; and each start meets by itself."""
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenpack.config import load_run_file
+from evenpack.engine.agreement import RankFacts, find_differences, machine_facts, require_agreement, run_facts
+from evenpack.engine.config import RunConfig
+from evenpack.engine.meeting import Meeting
+from evenpack.launcher.processes.launch import free_port
+from evenpack.testing import run_values, write_run_file
+from evenpack.testing.ranks import fork_context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comer:
+    """A rank that comes to the meeting, and its machine."""
+
+    rank: int
+    size: int
+    port: int
+    host: str
+    facts: dict[str, str]
+    ahead_seconds: float
+    """By how much the machine's clock is ahead."""
+    patience_seconds: float
+
+    def be(self) -> None:
+        """Makes this process the rank."""
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "DS_ACCELERATOR": "cpu"}
+        os.environ |= {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": "0"}
+        clock = time.time
+        socket.gethostname = lambda: self.host
+        time.time = lambda: clock() + self.ahead_seconds
+
+
+def meet(answer: Connection, comer: Comer) -> None:
+    """Meets and agrees as a rank does."""
+    comer.be()
+    warnings: list[str] = []
+    import evenpack.engine.agreement as module
+
+    module.log.warning = lambda message, *values: warnings.append(message % values)  # type: ignore[assignment]
+    try:
+        meeting = Meeting("first", rank=comer.rank, size=comer.size, patience_seconds=comer.patience_seconds)
+        again = Meeting("second", rank=comer.rank, size=comer.size, patience_seconds=60.0)
+        require_agreement(again, comer.facts, speaks_for_machine=True)
+        answer.send((None, [meeting.id, again.id], warnings))
+    except Exception as error:
+        answer.send((str(error), [], warnings))
+    answer.recv()  # the store of rank 0 stays
+
+
+def start(answer: Connection, rank: int, port: int, run_file: Path, seed: int) -> None:
+    """Trains as one of two ranks, with a `seed` of its own."""
+    Comer(rank=rank, size=2, port=port, host=f"node{rank + 1}", facts={}, ahead_seconds=0.0, patience_seconds=60.0).be()
+    from evenpack.engine.train import train
+
+    try:
+        config = load_run_file(run_file, RunConfig, [f"run.seed={seed}"])
+        train(config, stop_requested=lambda: False)
+    except Exception as error:
+        answer.send((type(error).__name__, str(error), torch.distributed.is_initialized()))
+    answer.recv()
+
+
+def meet_all(
+    *facts: dict[str, str],
+    hosts: tuple[str, ...],
+    ahead: tuple[float, ...] = (0.0, 0.0, 0.0),
+    absent: int = 0,
+    patience_seconds: float = 60.0,
+) -> list[tuple[str | None, list[str], list[str]]]:
+    """Returns the error, the ids and the warnings of each rank."""
+    context = fork_context()
+    port = free_port()
+    ends, processes = [], []
+    for rank, (own, host) in enumerate(zip(facts, hosts, strict=True)):
+        here, there = context.Pipe()
+        comer = Comer(
+            rank=rank,
+            size=len(facts) + absent,
+            port=port,
+            host=host,
+            facts=own,
+            ahead_seconds=ahead[rank],
+            patience_seconds=patience_seconds,
+        )
+        processes.append(context.Process(target=meet, args=(there, comer)))
+        processes[-1].start()
+        there.close()
+        ends.append(here)
+    results: list[Any] = [end.recv() for end in ends]
+    for end, process in zip(ends, processes, strict=True):
+        end.send(None)
+        process.join()
+    return results
+
+
+def test_ranks_that_agree_have_one_id_for_each_meeting() -> None:
+    same = {"torch": "2.13.0"}
+    results = meet_all(dict(same), dict(same), dict(same), hosts=("a", "a", "b"), ahead=(0.0, 0.0, 73.0))
+    assert [error for error, _, _ in results] == [None] * 3
+    first, second = zip(*(ids for _, ids, _ in results), strict=True)
+    assert len(set(first)) == len(set(second)) == 1
+    assert set(first) != set(second)
+    assert [warnings for _, _, warnings in results[:2]] == [[], []]
+    assert results[2][2][0].startswith("the clock of b is 73 s ahead of that of a")
+
+
+def test_ranks_that_differ_all_get_an_error_that_names_the_machines() -> None:
+    facts = [{"device": "cuda"}, {"device": "cuda"}, {"device": "cpu"}]
+    results = meet_all(*facts, hosts=("node1", "node1", "node2"))
+    (message,) = {error for error, _, _ in results}
+    assert message is not None
+    assert "device: cuda on node1; cpu on node2" in message
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    results = meet_all({}, {}, hosts=("node1", "node1"), absent=1, patience_seconds=3.0)
+    error = results[0][0]
+    assert error is not None
+    assert "rank 0 on node1 has waited 3 s for the others to start; rank 2 has not come" in error
+
+
+def test_ranks_with_other_run_files_are_refused_before_they_join(tmp_path: Path) -> None:
+    run_file = write_run_file(tmp_path / "run.yaml", run_values("gpt2", tmp_path))
+    context, port = fork_context(), free_port()
+    pipes = [context.Pipe() for _ in range(2)]
+    for rank, (_, there) in enumerate(pipes):
+        context.Process(target=start, args=(there, rank, port, run_file, 3 + rank)).start()
+        there.close()
+    results = [here.recv() for here, _ in pipes]
+    for here, _ in pipes:
+        here.send(None)
+    for kind, message, is_initialized in results:
+        assert (kind, is_initialized) == ("RunError", False)
+        assert "run.seed: 3 on node1; 4 on node2\n" in message
+
+
+def test_each_difference_is_named_by_machine_or_by_rank() -> None:
+    def rank(number: int, host: str, **facts: str) -> RankFacts:
+        return RankFacts(rank=number, host=host, facts=facts)
+
+    ranks = [
+        rank(0, "a", torch="2.13", threads="1", seed="5"),
+        rank(1, "a", torch="2.13", threads="2", seed="5"),
+        rank(2, "b", torch="2.12", threads="1", seed="5"),
+        rank(3, "c", torch="2.13", threads="1", seed="5", NCCL="2.27"),
+    ]
+    assert list(find_differences(ranks)) == [
+        "torch: 2.13 on a, c; 2.12 on b",
+        "threads: 1 on rank 0 (a), rank 2 (b), rank 3 (c); 2 on rank 1 (a)",
+        "NCCL: nothing on a, b; 2.27 on c",
+    ]
+    assert list(find_differences(ranks[:1] * 4)) == []
+
+
+def test_run_file_overrides_and_prepared_data_are_facts(tmp_path: Path) -> None:
+    path = write_run_file(tmp_path / "run.yaml", run_values("gpt2", tmp_path))
+    facts = run_facts(load_run_file(path, RunConfig, ["training.packs_per_step=16"]))
+    assert facts["training.packs_per_step"] == "16"
+    assert facts[f"prepared data in {tmp_path / 'data'}"] == "No such file or directory"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "manifest.json").write_text("{}")
+    before = run_facts(load_run_file(path, RunConfig))
+    (tmp_path / "data" / "manifest.json").write_text("{ }")
+    after = run_facts(load_run_file(path, RunConfig))
+    assert [name for name in before if before[name] != after[name]] == [f"prepared data in {tmp_path / 'data'}"]
+
+
+def test_software_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = machine_facts("cpu")
+    assert facts["device"] == "cpu"
+    assert set(facts) == {"device", "Python", "torch", "deepspeed", "numpy", "evenpack"}
+    monkeypatch.setattr("evenpack.engine.agreement.nccl.version", lambda: (2, 27, 3))
+    assert machine_facts("cuda")["NCCL"] == "2.27.3"
+    assert {"CUDA of torch", *facts} < set(machine_facts("cuda"))

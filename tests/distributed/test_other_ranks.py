@@ -1,0 +1,213 @@
+"""A run goes on with another number of ranks and at another ZeRO stage: same packs, same losses (invariant 7)."""
+
+import shutil
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import changed, never, prepare_run
+
+from evenpack.engine.checkpoints.files import read_manifest
+from evenpack.engine.checkpoints.shards import STATES, saved_tensors
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.sharding import SHARDINGS
+from evenpack.engine.train import train_in
+from evenpack.errors import CheckpointError, ConfigError
+from evenpack.launcher.training import plan_training
+from evenpack.testing import run_ranks
+
+DOCUMENTS = [f"{number} {'pack ' * (number % 11)}{number * number}" for number in range(60)]
+STEPS, SAVED = 6, 2
+PARTITIONED = [stage for stage in SHARDINGS if stage]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """Returns a run that one rank has trained at ZeRO 0 without a stop."""
+    first = prepare_run(
+        tmp_path_factory.mktemp("other_ranks"),
+        {"lines": DOCUMENTS},
+        packs_per_step=8,
+        packs_per_micro_batch=1,
+        steps=STEPS,
+        checkpoint_every_steps=1,
+        keep_checkpoints=STEPS,
+        gradient_clipping=0.5,
+    )
+    config = changed(
+        first,
+        run={"output_dir": first.run.output_dir.parent / "whole"},
+        data={"prepared_dir": first.prepared_dir},
+        optimizer={"learning_rate": 3e-3, "epsilon": 1e-3},
+    )
+    run_ranks(train_all, 1, [config])
+    return config
+
+
+def train_all(world: World, configs: Sequence[RunConfig]) -> None:
+    for config in configs:
+        train_in(world, config, stop_requested=never)
+
+
+def begun(whole: RunConfig, stage: int, *, ranks: int) -> RunConfig:
+    """Returns a run at this stage, stopped after its first steps."""
+    config = changed(
+        whole,
+        run={"output_dir": whole.run.output_dir.parent / f"begun_{stage}_{ranks}"},
+        deepspeed={"zero_stage": stage},
+        training={"stop_after_steps": SAVED},
+    )
+    if not config.run.output_dir.exists():
+        run_ranks(train_all, ranks, [config])
+    return config
+
+
+def copy_of(config: RunConfig, name: str, *, stage: int, stop: int | None = None) -> RunConfig:
+    """Returns the run as it goes on in a folder of its own."""
+    folder = config.run.output_dir.parent / name
+    shutil.copytree(config.run.output_dir, folder)
+    return changed(
+        config, run={"output_dir": folder}, deepspeed={"zero_stage": stage}, training={"stop_after_steps": stop}
+    )
+
+
+def require_same(whole: RunConfig, config: RunConfig) -> None:
+    expected, found = (read_metrics(run.run.output_dir / "metrics.jsonl") for run in (whole, config))
+    assert [record["order_hash"] for record in found] == [record["order_hash"] for record in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-6), config.run.output_dir.name
+        assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-5), config.run.output_dir.name
+    states = [saved_tensors(read_manifest(newest(run))) for run in (whole, config)]
+    assert states[0].steps == states[1].steps == {STEPS}
+    for name in states[0].shapes:
+        for state in STATES:
+            here, there = (saved.read(name, state) for saved in states)
+            assert (here - there).norm() <= 1e-4 * there.norm(), (config.run.output_dir.name, name, state)
+    assert not (config.run.output_dir / "checkpoints" / ".universal").exists()
+
+
+def newest(config: RunConfig, step: int = STEPS) -> Path:
+    return config.run.output_dir / "checkpoints" / f"step_{step:06d}"
+
+
+def test_a_run_goes_on_with_one_rank_instead_of_two_and_at_other_stages(whole: RunConfig) -> None:
+    begins = {stage: begun(whole, stage, ranks=2) for stage in (1, 3)}
+    runs = [copy_of(begins[old], f"one_{old}_{new}", stage=new) for old, new in ((1, 1), (1, 3), (3, 2), (3, 0))]
+    run_ranks(train_all, 1, runs)
+    for config in runs:
+        require_same(whole, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_any_stage_goes_on_at_any_other(whole: RunConfig, ranks: int) -> None:
+    runs = [
+        copy_of(begun(whole, old, ranks=2), f"all_{old}_{new}_{ranks}", stage=new)
+        for old in SHARDINGS
+        for new in SHARDINGS
+    ]
+    run_ranks(train_all, ranks, runs)
+    for config in runs:
+        require_same(whole, config)
+
+
+@pytest.mark.slow
+def test_four_ranks_become_two_and_then_eight(whole: RunConfig) -> None:
+    begins = [begun(whole, stage, ranks=4) for stage in SHARDINGS]
+    two = [copy_of(config, f"two_{stage}", stage=stage, stop=4) for stage, config in enumerate(begins)]
+    run_ranks(train_all, 2, two)
+    eight = [changed(config, training={"stop_after_steps": None}) for config in two]
+    run_ranks(train_all, 8, eight)
+    for config in eight:
+        require_same(whole, config)
+
+
+def convert_by_deepspeed(world: World, folders: list[tuple[Path, Path]]) -> None:
+    from deepspeed.checkpoint.ds_to_universal import main
+
+    for source, target in folders:
+        main(
+            Namespace(
+                input_folder=str(source),
+                output_folder=str(target),
+                num_extract_workers=1,
+                num_merge_workers=1,
+                keep_temp_folder=False,
+                strict=True,
+                inject_missing_state=True,
+            )
+        )
+
+
+def test_whole_tensors_are_those_of_deepspeeds_own_converter(whole: RunConfig, tmp_path: Path) -> None:
+    stages = [stage for stage in PARTITIONED if stage != 2]  # which has the layout of 1
+    folders = [(newest(begun(whole, stage, ranks=2), SAVED), tmp_path / f"{stage}" / "universal") for stage in stages]
+    run_ranks(convert_by_deepspeed, 1, folders)
+    for source, target in folders:
+        saved = saved_tensors(read_manifest(source))
+        assert len(saved.shapes) > 10
+        for name in saved.shapes:
+            for state in STATES:
+                theirs = torch.load(target / "zero" / name / f"{state}.pt", weights_only=True)
+                theirs = theirs["param"] if isinstance(theirs, dict) else theirs
+                assert torch.equal(saved.read(name, state), theirs.view(saved.shapes[name])), (name, state)
+
+
+def go_on_twice(world: World, config: RunConfig) -> list[Any]:
+    """Resumes a run that saves nothing more; then again, over a conversion that is damaged, and one that is not."""
+    from evenpack.engine.build import build
+    from evenpack.engine.resolve import open_run
+
+    converted = config.run.output_dir / "checkpoints" / ".universal" / newest(config, SAVED).name
+    part = converted / "zero" / "token_embedding.weight" / "exp_avg.pt"
+    seen: list[Any] = []
+    for damage in (None, b"x", None):
+        if damage is not None and world.is_main:
+            part.write_bytes(damage)
+        world.barrier()
+        activities: list[str] = []
+        build(open_run(config), world, on_activity=lambda activity, _, seen=activities: seen.append(activity))
+        seen.append((len(activities), part.stat().st_mtime_ns, part.stat().st_size))
+        world.barrier()  # or rank 0 might damage it before others have looked
+    return seen
+
+
+def test_a_conversion_is_made_once_and_made_again_if_it_is_damaged(whole: RunConfig) -> None:
+    config = copy_of(begun(whole, 3, ranks=2), "twice", stage=1)
+    for first, again, reused in run_ranks(go_on_twice, 2, config):
+        assert first[0] > 5, "heartbeats go on while parameters are written"
+        assert (again[0], again[2]) == (first[0], first[2])
+        assert again[1] != first[1]
+        assert reused == (1, *again[1:])
+
+
+def test_ranks_that_cannot_divide_the_step_are_refused_before_the_start_with_those_that_can(whole: RunConfig) -> None:
+    config = begun(whole, 3, ranks=2)
+    with pytest.raises(ConfigError) as caught:
+        plan_training(config, ranks=3)
+    assert "the number of ranks can be 1, 2, 4, 8" in str(caught.value)
+    assert plan_training(config, ranks=8).micro_batches_per_rank == 1
+
+
+def other_model(world: World, config: RunConfig) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        train_in(world, config, stop_requested=never)
+    return str(caught.value)
+
+
+def test_a_checkpoint_whose_ranks_files_are_missing_is_refused_by_all(whole: RunConfig) -> None:
+    from evenpack.engine.checkpoints.files import commit_files, list_files, write_manifest
+
+    config = copy_of(begun(whole, 1, ranks=2), "missing", stage=3)
+    path = newest(config, SAVED)
+    (path / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    write_manifest(path, read_manifest(path).state, commit_files(path, list_files(path)))
+    shutil.rmtree(newest(config, 1))
+    first, second = run_ranks(other_model, 2, config)
+    assert first == second
+    assert "zero_pp_rank_1_mp_rank_00_optim_states.pt does not exist, and the whole state at ZeRO stage 1" in first

@@ -1,0 +1,146 @@
+"""Every ZeRO stage trains every family as stage 0 does, evaluates the same, and its weights can be read without it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prepared_files import sentence_documents
+from tiny_training import changed, never
+
+from evenpack.engine.checkpoints.files import read_manifest
+from evenpack.engine.checkpoints.weight_origins import OwnCheckpoint, find_weights
+from evenpack.engine.checkpoints.weights import load_model_weights
+from evenpack.engine.config import RunConfig
+from evenpack.engine.distributed import World
+from evenpack.engine.reporting.metrics import read_metrics
+from evenpack.engine.sharding import SHARDINGS
+from evenpack.engine.train import train_in
+from evenpack.files import read_json_object
+from evenpack.launcher.trained import load_trained_model
+from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, run_values
+
+STEPS = 3
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"activation_checkpointing": True},
+    "bert": {},
+    "llama": {"activation_checkpointing": True},
+}
+"""Families, and keys of their models."""
+
+RELEASING = {
+    "zero_optimization": {
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,
+        "stage3_max_reuse_distance": 0,
+    }
+}
+"""Lets ZeRO 3 release the parameters of each layer after it, as it does with those of large models."""
+
+
+def prepare_family(folder: Path, kind: str) -> RunConfig:
+    """Prepares a run whose validation packs are too few for all ranks to have equally many."""
+    values_of, recipe = (run_values, "documents") if kind != "bert" else (pair_run_values, "sentence_pairs")
+    values = values_of(
+        kind,
+        folder / kind / "prepared",
+        data={
+            "sources": {"text": {"kind": "text", "path": folder / "text.txt", "document_separator": "line"}},
+            "recipe": {"kind": recipe, "max_sequence_length": 48},
+            "pack_length": 48,
+            "validation_fraction": 0.1,
+        },
+        model=FAMILIES[kind],
+        training={
+            "packs_per_step": 8,
+            "packs_per_micro_batch": 1,
+            "steps": STEPS,
+            "evaluate_every_steps": 2,
+            "evaluation_packs": 5,
+            "gradient_clipping": 0.5,
+        },
+        optimizer={"kind": "adamw", "learning_rate": 1e-3, "epsilon": 1e-3},
+    )
+    return prepared(run_config(values))
+
+
+def train_all(world: World, configs: list[RunConfig]) -> None:
+    for config in configs:
+        train_in(world, config, stop_requested=never)
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, RunConfig]]:
+    folder = tmp_path_factory.mktemp("stages")
+    lines = (" ".join(text.split()) for text in sentence_documents(60, seed=1))
+    (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    return folder, {kind: prepare_family(folder, kind) for kind in FAMILIES}
+
+
+def test_zero_3_trains_and_evaluates_as_zero_0(families: tuple[Path, dict[str, RunConfig]]) -> None:
+    require_same_runs(families, ranks=2, kinds=("llama",), stages=(0, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_stage_trains_and_evaluates_every_family_as_zero_0(
+    families: tuple[Path, dict[str, RunConfig]], ranks: int
+) -> None:
+    require_same_runs(families, ranks=ranks, kinds=tuple(FAMILIES), stages=tuple(SHARDINGS))
+
+
+def require_same_runs(
+    families: tuple[Path, dict[str, RunConfig]], *, ranks: int, kinds: tuple[str, ...], stages: tuple[int, ...]
+) -> None:
+    folder, prepared_runs = families
+    runs = {
+        (kind, stage): changed(
+            config,
+            run={"output_dir": folder / f"{kind}_{stage}_{ranks}_{len(stages)}"},
+            data={"prepared_dir": config.prepared_dir},
+            deepspeed={"zero_stage": stage, "extra": RELEASING if stage == 3 else {}},
+        )
+        for kind, config in prepared_runs.items()
+        for stage in stages
+        if kind in kinds
+    }
+    run_ranks(train_all, ranks, list(runs.values()))
+    for kind in kinds:
+        plain = runs[kind, 0]
+        for stage in stages:
+            require_same_run(plain, runs[kind, stage])
+
+
+def require_same_run(plain: RunConfig, sharded: RunConfig) -> None:
+    expected, found = (read_metrics(run.run.output_dir / "metrics.jsonl") for run in (plain, sharded))
+    assert [record["order_hash"] for record in found] == [record["order_hash"] for record in expected]
+    assert len(found) == STEPS
+    for one, other in zip(found, expected, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["gradient_norm"] == pytest.approx(other["gradient_norm"], rel=1e-4)
+        assert one["gradient_norm"] > 0.5, "clipping must clip"
+        assert ("validation" in one) == ("validation" in other)
+    (mine,), (its,) = (
+        [dict(record["validation"]["text"]) for record in records if "validation" in record][:1]
+        for records in (found, expected)
+    )
+    assert (mine["packs"], mine["sequences"], mine["targets"]) == (its["packs"], its["sequences"], its["targets"])
+    assert mine["packs"] % 2, "one rank has a batch more than the other"
+    assert mine["loss"] == pytest.approx(its["loss"], rel=1e-5)
+    summaries = [read_json_object(run.run.output_dir / "summary.json") for run in (plain, sharded)]
+    assert summaries[0]["parameters"] == summaries[1]["parameters"] > 1000
+    for config, path in ((plain, newest(plain)), (sharded, newest(sharded))):
+        model = load_trained_model(config, torch.device("cpu")).model
+        saved = load_model_weights(read_manifest(path))
+        assert all(torch.equal(saved[name], weight) for name, weight in model.state_dict().items())
+    origin = find_weights(newest(sharded))  # as training.initialize_from takes them
+    assert isinstance(origin, OwnCheckpoint)
+    assert origin.read_described()[1].keys() == saved.keys()
+    trained = [load_model_weights(read_manifest(newest(run))) for run in (plain, sharded)]
+    assert trained[0].keys() == trained[1].keys()
+    for name, weight in trained[0].items():
+        torch.testing.assert_close(trained[1][name], weight, rtol=1e-4, atol=1e-6)
+
+
+def newest(config: RunConfig) -> Path:
+    return config.run.output_dir / "checkpoints" / f"step_{STEPS:06d}"

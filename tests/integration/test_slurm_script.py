@@ -1,0 +1,64 @@
+"""The batch script for Slurm starts `deepspeed` over fake ranks on two nodes, and saves before its time is up."""
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_runs import HANGS_SECONDS, HERE, FakeRun
+
+from evenpack.launcher.slurm import SlurmJob, slurm_script
+
+SHIMS = {
+    "scontrol": 'echo "$@" >> "$FAKE_PIDS/../scontrol"; [ "$1" != show ] || printf "127.0.0.1\\nlocalhost\\n"',
+    "srun": """
+while [[ "$1" == --* ]]; do shift; done
+(SLURM_NODEID=1 "$@") &
+SLURM_NODEID=0 "$@"
+code=$?
+wait
+exit "$code"
+""",
+}
+"""Two nodes, which are this machine."""
+
+
+@pytest.fixture
+def fake_run(tmp_path: Path) -> Iterator[FakeRun]:
+    run = FakeRun.create(tmp_path, "loop")
+    yield run
+    assert run.close() == []
+
+
+@pytest.mark.slow
+def test_a_job_whose_time_is_nearly_up_saves_and_is_queued_again(fake_run: FakeRun, tmp_path: Path) -> None:
+    for name, text in SHIMS.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    job = SlurmJob(nodes=2, gpus_per_node=1, time=None, partition=None, account=None, seconds_to_save=60)
+    script = slurm_script(
+        job,
+        name="small",
+        run_file=fake_run.run_file,
+        overrides=[],
+        output_dir=fake_run.output_dir,
+        script=tmp_path / "run.sbatch",
+        directory=tmp_path,
+        module="fake_worker",
+    )
+    (tmp_path / "run.sbatch").write_text(script)
+    environment = fake_run.environment(
+        PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_ID=str(os.getpid()), SLURM_JOB_NODELIST="both"
+    )
+    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(HERE.parents[1])])
+    bash = ["-c", "import os, sys; os.execvp('bash', ['bash', sys.argv[1]])", str(tmp_path / "run.sbatch")]
+    process = fake_run.start(bash, environment=environment)
+    fake_run.wait_for("step")
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=HANGS_SECONDS) == 75, fake_run.errors()
+    assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["stopped", "stopped"]
+    assert int(fake_run.wait_for("saved")) == fake_run.status(0)["step"]
+    assert f"requeue {os.getpid()}" in (tmp_path / "scontrol").read_text()
+    fake_run.wait_until_nothing_lives()
