@@ -1,0 +1,266 @@
+"""Draws faults until the time is over, judges each, and compares each run that has had some with an undisturbed one.
+
+A run is started again and again by the same command, with faults while it is on and between two starts, until it has
+reached its last step. A fault is survived if the run went on, or ended within a minute with a message and an exit code
+other than 0, and if in the end weights and order are those of the undisturbed run, bit for bit.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from faults.at_rest import Damage, damage_a_file
+from faults.converting import ConvertingFaults
+from faults.disks import remove_small_disk, small_disk
+from faults.life import END_SECONDS, Life
+from faults.preparing import PreparingFaults
+from faults.running import RUNNING_FAULTS, Injected, RunningFault, wait_for_moment, write_spoil
+from faults.subject import CASES, STEPS, Case, Subject, SubjectRun
+from faults.tried import BrokenError, MissedError, OtherResultError, Tried, require_clear
+
+_SMALL_DISK_MEGABYTES = 8
+_ENOUGH_STEPS = 4
+"""Steps by which a run shows that it goes on."""
+_START_SECONDS = 240.0
+"""What a start may take on a busy machine."""
+_HANGS_SECONDS = 900.0
+_MOST_LIVES = 14
+"""Starts of one run with faults; after them it runs to its end undisturbed."""
+_NAN = "a loss is NaN"
+
+
+@dataclass(kw_only=True)
+class _State:
+    """A run on its way through its lives."""
+
+    run: SubjectRun
+    most_lives: int
+    lives: int = 0
+    tried: list[Tried] = field(default_factory=list)
+    logged_after: int = 0
+    """The step after which metrics.jsonl is compared: a fault may have taken the lines before it."""
+
+    def add(self, name: str, moment: str, detail: str) -> Tried:
+        """Adds a fault, which is lost until it is judged otherwise."""
+        self.tried.append(Tried(name=name, where=f"{self.run.case}; {moment}", detail=detail))
+        return self.tried[-1]
+
+
+class Campaign:
+    """Faults in one folder, with one seed."""
+
+    def __init__(self, folder: Path, *, seed: int, say: Callable[[str], None]) -> None:
+        self.tried: list[Tried] = []
+        self._folder = folder
+        self._random = Random(seed)
+        self._say = say
+        self._runs = 0
+        disk = folder / "small_disk"
+        remove_small_disk(disk)
+        self._disk = disk if small_disk(disk, megabytes=_SMALL_DISK_MEGABYTES) else None
+        if self._disk is None:
+            say("no small disk can be mounted here: no fault fills one")
+        self._subject = Subject(folder / "subject")
+        self._converting = ConvertingFaults(self._subject, self._random)
+        self._preparing = PreparingFaults(folder / "preparing", disk=self._disk, random=self._random)
+
+    def close(self) -> None:
+        """Takes the small disk away."""
+        if self._disk is not None:
+            remove_small_disk(self._disk)
+
+    def run_for(self, seconds: float) -> None:
+        """Tries faults for that time, and until the last run is done."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            drawn = self._random.random()
+            if drawn < 0.15:
+                self.prepare_with_faults(3)
+            elif drawn < 0.2:
+                self.convert_with_a_fault()
+            else:
+                self.run_with_faults(self._random.choice(CASES), deadline=deadline)
+
+    def prepare_with_faults(self, number: int) -> None:
+        """Prepares data so many times with a fault each."""
+        for _ in range(number):
+            tried = self._preparing.one()
+            if tried is not None:
+                self._tell(tried)
+                self.tried.append(tried)
+
+    def convert_with_a_fault(self) -> None:
+        """Kills a run while it converts a checkpoint."""
+        self._runs += 1
+        tried = self._converting.one(f"converted_{self._runs}")
+        if tried is not None:
+            self._tell(tried)
+            self.tried.append(tried)
+
+    def run_with_faults(self, case: Case, *, deadline: float, most_lives: int = _MOST_LIVES) -> None:
+        """Trains one run to its end, with faults until the deadline."""
+        self._runs += 1
+        on_disk = self._disk if self._random.random() < 0.4 else None
+        run = self._subject.new_run(f"run_{self._runs}", case, within=on_disk)
+        state = _State(run=run, most_lives=most_lives)
+        reference = self._subject.reference(case.ranks, case.zero_stage)
+        try:
+            while not self._live(state, deadline=deadline):
+                pass
+            if not run.result().equals(reference, after=state.logged_after):
+                raise OtherResultError("the run ended with other weights or another order than the undisturbed run")
+        except BrokenError as problem:
+            kept = self._keep(run)
+            blamed = state.tried if isinstance(problem, OtherResultError) else state.tried[-1:]
+            for one in blamed or [state.add("no fault", "undisturbed", "")]:
+                one.outcome, one.problem = "lost", f"{problem} ({kept})"
+            self._say(str(state.tried[-1]))
+        self.tried.extend(state.tried)
+        shutil.rmtree(run.folder, ignore_errors=True)
+
+    def _live(self, state: _State, *, deadline: float) -> bool:
+        """Starts the run once; returns whether it has reached its end."""
+        state.lives += 1
+        has_faults = time.monotonic() < deadline and state.lives <= state.most_lives
+        damaged, spoilt = self._prepare_faults(state) if has_faults else (None, None)
+        life = Life(
+            state.run,
+            state.run.command(spoiled=spoilt is not None),
+            state.run.folder / f"life_{state.lives}.log",
+        )
+        try:
+            if spoilt is not None:
+                return self._ends_by_nan(state, life, spoilt)
+            if damaged is not None and not self._goes_on_after(state, life, damaged):
+                return False
+            while has_faults and life.is_on() and time.monotonic() < deadline:
+                if not self._goes_on_with_a_fault(state, life):
+                    return False
+            return self._reaches_its_end(life)
+        except MissedError:
+            return self._reaches_its_end(life)
+        finally:
+            life.kill()
+
+    def _prepare_faults(self, state: _State) -> tuple[Damage | None, str | None]:
+        """Damages a file, or says which step shall be NaN; often neither."""
+        drawn = self._random.random()
+        if state.lives > 1 and drawn < 0.5:
+            damaged = damage_a_file(state.run, self._random)
+            if damaged is not None and damaged.path.name == "metrics.jsonl":
+                state.logged_after = STEPS
+            return damaged, None
+        if drawn > 0.9:
+            return None, write_spoil(state.run, self._random, after=state.run.last_saved())
+        return None, None
+
+    def _reaches_its_end(self, life: Life) -> bool:
+        life.mark()
+        end = life.wait_for_end(seconds=_HANGS_SECONDS)
+        if end is None:
+            raise BrokenError(f"the run hangs after step {life.step()}")
+        if end.exit_code != 0:
+            raise BrokenError(f"the run ended with {end.exit_code} although nothing disturbed it: {end.said[-600:]}")
+        return True
+
+    def _goes_on_with_a_fault(self, state: _State, life: Life) -> bool:
+        """Injects one fault; returns whether the run goes on. Raises: MissedError, BrokenError."""
+        fitting = [one for one in RUNNING_FAULTS if one.fits(state.run)]
+        # Each that ends the run costs a start: the others are drawn twice as often.
+        fault = self._random.choice([*fitting, *(one for one in fitting if one.ends != "must")])
+        moment = wait_for_moment(life, self._random, start_seconds=12.0)
+        life.mark()
+        injected = fault.inject(life, self._random)
+        tried = state.add(fault.name, moment, injected.detail)
+        if "metrics.jsonl" in injected.detail:
+            state.logged_after = STEPS
+        goes_on = self._judge(life, fault, injected, tried)
+        self._tell(tried)
+        return goes_on
+
+    def _judge(self, life: Life, fault: RunningFault, injected: Injected, tried: Tried) -> bool:
+        """Waits for what the fault leads to; returns whether the run goes on. Raises: BrokenError."""
+        if fault.ends != "must":
+            life.wait_for(lambda: False, seconds=injected.hold_seconds)
+            if injected.undo is not None:
+                injected.undo()
+            if self._goes_on(life):
+                tried.outcome = "went on"
+                return True
+        end = life.wait_for_end() if fault.ends == "must" or not life.is_on() else None
+        tried.said = life.said()[-800:]
+        if fault.ends == "never":
+            raise BrokenError("the run did not go on")
+        if end is None:
+            raise BrokenError(f"the run neither went on nor ended within {END_SECONDS:.0f} s")
+        if end.exit_code == 0 and life.step() >= STEPS:
+            tried.outcome = "went on"  # the fault came when all was saved
+            return True
+        require_clear(end, life.run.case, silent=fault.silent)
+        tried.outcome, tried.seconds = "ended clearly", end.seconds
+        return False
+
+    def _goes_on(self, life: Life) -> bool:
+        """Returns whether the run makes more steps, or has reached its last one."""
+        target = life.step() + _ENOUGH_STEPS
+        if target > STEPS:
+            life.wait_for(lambda: False, seconds=_START_SECONDS)
+            return not life.is_on() and life.process.returncode == 0
+        return life.wait_for(lambda: life.step() >= target, seconds=_START_SECONDS) and life.is_on()
+
+    def _goes_on_after(self, state: _State, life: Life, damaged: Damage) -> bool:
+        """Judges a start after a file was damaged; returns whether the run goes on. Raises: BrokenError."""
+        tried = state.add(damaged.name, "before a start", f"{damaged.path.name}: {damaged.detail}")
+        if life.wait_for(lambda: self._is_past(state.run, life, damaged), seconds=_START_SECONDS) and life.is_on():
+            tried.outcome = "went on"
+            self._tell(tried)
+            return True
+        life.wait_for(lambda: False, seconds=_START_SECONDS)
+        end = life.wait_for_end(seconds=_START_SECONDS + END_SECONDS)
+        tried.said = life.said()[-800:]
+        damaged.repair()
+        if end is None:
+            raise BrokenError("the run hangs at its start")
+        if end.exit_code == 0:
+            tried.outcome = "went on"
+            self._tell(tried)
+            return True
+        require_clear(end, life.run.case, silent=False)
+        tried.outcome = "ended clearly"
+        self._tell(tried)
+        return False
+
+    def _is_past(self, run: SubjectRun, life: Life, damaged: Damage) -> bool:
+        """Returns whether the damage did not prevent a step, and data have been verified."""
+        is_verified = not damaged.is_data or "the prepared data is as it was written" in life.said()
+        return is_verified and "step " in life.said() and life.step() > run.last_saved()
+
+    def _ends_by_nan(self, state: _State, life: Life, spoilt: str) -> bool:
+        """Judges a start in which one step is NaN; returns whether the run has ended before it. Raises: BrokenError."""
+        life.wait_for(lambda: False, seconds=_START_SECONDS)
+        end = life.wait_for_end(seconds=_START_SECONDS + END_SECONDS)
+        if end is not None and end.exit_code == 0:
+            return True
+        tried = state.add(_NAN, "training", spoilt)
+        tried.said = life.said()[-800:]
+        if end is None:
+            raise BrokenError("the run hangs")
+        require_clear(end, state.run.case, silent=False)
+        if "bad_steps" not in end.said:
+            raise BrokenError(f"the message does not name the file of the bad step: {end.said[-400:]}")
+        tried.outcome = "ended clearly"
+        self._tell(tried)
+        return False
+
+    def _keep(self, run: SubjectRun) -> Path:
+        """Keeps the files of a run that broke a promise; returns where."""
+        kept = self._folder / f"broken_{self._runs}"
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(run.folder, kept, ignore_dangling_symlinks=True)
+        return kept
+
+    def _tell(self, tried: Tried) -> None:
+        self._say(str(tried))

@@ -1,0 +1,239 @@
+"""Faults of a run that is on."""
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+import psutil
+
+from faults.disks import fill
+from faults.life import Life
+from faults.subject import SubjectRun
+from faults.tried import BrokenError, MissedError
+
+Ends = Literal["must", "may", "never"]
+"""Whether a run ends by a fault: it must (clearly), it may (clearly) or go on, or it must go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Injected:
+    """A fault that has happened."""
+
+    detail: str
+    undo: Callable[[], None] | None = None
+    """Takes its cause away, for a run that goes on and for the same command afterwards."""
+    hold_seconds: float = 0.0
+    """How long the cause stays, if the run does not end before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningFault:
+    """A fault of a run that is on."""
+
+    name: str
+    ends: Ends
+    inject: Callable[[Life, Random], Injected]
+    fits: Callable[[SubjectRun], bool] = lambda _: True
+    silent: bool = False
+    """Whether the process that is killed is the one that would have said something."""
+
+
+def _alone(run: SubjectRun) -> bool:
+    return run.case.ranks == 1
+
+
+def _together(run: SubjectRun) -> bool:
+    return run.case.ranks > 1
+
+
+def _on_small_disk(run: SubjectRun) -> bool:
+    return "small_disk" in run.folder.parts
+
+
+def _one_rank(life: Life, random: Random) -> tuple[int, psutil.Process]:
+    ranks = life.ranks()
+    if not ranks:
+        raise MissedError
+    index = random.randrange(len(ranks))
+    return index, ranks[index]
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess as error:
+        raise MissedError from error
+
+
+def kill_a_rank(life: Life, random: Random) -> Injected:
+    rank, process = _one_rank(life, random)
+    _send(process, signal.SIGKILL)
+    return Injected(detail=f"rank {rank}")
+
+
+def kill_all_ranks(life: Life, _random: Random) -> Injected:
+    ranks = life.ranks()
+    if not ranks:
+        raise MissedError
+    for process in ranks:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+    return Injected(detail=f"{len(ranks)} ranks")
+
+
+def kill_a_launcher(life: Life, random: Random) -> Injected:
+    launchers = life.launchers()
+    if not launchers:
+        raise MissedError
+    index = random.randrange(len(launchers))
+    _send(launchers[index], signal.SIGKILL)
+    return Injected(detail=f"launcher {index} of {len(launchers)}")
+
+
+def kill_a_loader(life: Life, random: Random) -> Injected:
+    _, rank = _one_rank(life, random)
+    with suppress(psutil.NoSuchProcess):
+        children = [one for one in rank.children() if "spawn_main" in " ".join(one.cmdline())]
+        if children:
+            _send(random.choice(children), signal.SIGKILL)
+            return Injected(detail="a loader's worker")
+    raise MissedError
+
+
+def ask_to_stop(life: Life, random: Random) -> Injected:
+    number = random.choice((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    _send(psutil.Process(life.process.pid), number)
+    return Injected(detail=number.name)
+
+
+def stop_a_rank_for_a_while(life: Life, random: Random) -> Injected:
+    rank, process = _one_rank(life, random)
+    seconds = random.uniform(0.5, 6.0)
+    _send(process, signal.SIGSTOP)
+    return Injected(
+        detail=f"rank {rank} for {seconds:.1f} s",
+        undo=lambda: process.send_signal(signal.SIGCONT),
+        hold_seconds=seconds,
+    )
+
+
+def stop_a_rank_for_good(life: Life, random: Random) -> Injected:
+    rank, process = _one_rank(life, random)
+    _send(process, signal.SIGSTOP)
+    return Injected(detail=f"rank {rank}")
+
+
+def slow_a_rank(life: Life, random: Random) -> Injected:
+    rank, process = _one_rank(life, random)
+    seconds = random.uniform(1.0, 4.0)
+    deadline = time.monotonic() + seconds
+    with suppress(psutil.NoSuchProcess):
+        while time.monotonic() < deadline:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.08)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.02)
+    return Injected(detail=f"rank {rank} at a fifth of its speed for {seconds:.1f} s")
+
+
+def fill_the_disk(life: Life, random: Random) -> Injected:
+    ballast = life.run.folder.parent / "ballast"
+    left = random.choice((0, 4_096, random.randrange(600_000)))
+    fill(ballast, left_bytes=left)
+    return Injected(detail=f"{left} bytes left", undo=lambda: ballast.unlink(missing_ok=True), hold_seconds=4.0)
+
+
+def remove_the_directory(life: Life, _random: Random) -> Injected:
+    if not life.ranks():
+        raise MissedError
+    shutil.rmtree(life.run.output_dir, ignore_errors=True)
+    return Injected(detail="run.output_dir")
+
+
+def start_a_second_run(life: Life, random: Random) -> Injected:
+    if not life.ranks():
+        raise MissedError
+    log = life.run.folder / f"second_{random.randrange(10**9)}.log"
+    second = Life(life.run, life.run.command(), log)
+    deadline = time.monotonic() + 60.0
+    while second.is_on() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if second.is_on():
+        second.process.kill()
+        raise BrokenError("the second run did not end within 60 s")
+    if not life.is_on():
+        raise MissedError
+    if second.process.returncode == 0:
+        raise BrokenError("the second run ended with 0")
+    if "another run" not in second.said() and "in use" not in second.said():
+        raise BrokenError(f"the second run did not say why it ended: {second.said()[-400:]}")
+    return Injected(detail=f"ended with {second.process.returncode}")
+
+
+def delete_a_file(life: Life, random: Random) -> Injected:
+    """Deletes any file that the run has written, or a checkpoint that is being written."""
+    files = [path for path in life.run.output_dir.rglob("*") if path.is_file() or path.name.endswith(".partial")]
+    if not files:
+        raise MissedError
+    path = random.choice(sorted(files))
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+    return Injected(detail=str(path.relative_to(life.run.output_dir)))
+
+
+RUNNING_FAULTS = (
+    RunningFault(name="SIGKILL to a rank", ends="must", inject=kill_a_rank, fits=_together),
+    RunningFault(name="SIGKILL to all ranks", ends="must", inject=kill_all_ranks, fits=_together),
+    RunningFault(name="SIGKILL to the only process", ends="must", inject=kill_all_ranks, fits=_alone, silent=True),
+    RunningFault(name="SIGKILL to a launcher", ends="must", inject=kill_a_launcher, fits=_together, silent=True),
+    RunningFault(name="SIGKILL to a loader's worker", ends="may", inject=kill_a_loader),
+    RunningFault(name="SIGTERM, SIGINT or SIGHUP", ends="must", inject=ask_to_stop, silent=True),
+    RunningFault(name="SIGSTOP to a rank, for a while", ends="never", inject=stop_a_rank_for_a_while),
+    RunningFault(name="SIGSTOP to a rank, for good", ends="must", inject=stop_a_rank_for_good, fits=_together),
+    RunningFault(name="a slow rank", ends="never", inject=slow_a_rank),
+    RunningFault(name="the disk is full", ends="may", inject=fill_the_disk, fits=_on_small_disk),
+    RunningFault(name="the directory is removed", ends="must", inject=remove_the_directory),
+    RunningFault(name="a second run on the directory", ends="never", inject=start_a_second_run),
+    RunningFault(name="a file is deleted under the run", ends="may", inject=delete_a_file),
+)
+
+
+def wait_for_moment(life: Life, random: Random, *, start_seconds: float) -> str:
+    """Waits for a random moment of the start, of the training, or of a save; returns its name.
+
+    Args:
+        start_seconds: what a start takes about.
+
+    Raises: MissedError if the run ends before.
+    """
+    moment = random.choice(("starting", "training", "training", "saving"))
+    if moment == "starting" and life.step() == 0:
+        time.sleep(random.uniform(0.0, start_seconds))
+        if not life.is_on():
+            raise MissedError
+        return moment
+    target = life.step() + random.randrange(1, 20)
+    if not life.wait_for(lambda: life.step() >= target, seconds=300.0):
+        raise MissedError
+    if moment == "saving":
+        if not life.wait_for(lambda: any(life.run.checkpoints.glob(".step_*.partial")), seconds=300.0):
+            raise MissedError
+        time.sleep(random.uniform(0.0, 0.02))
+    else:
+        time.sleep(random.uniform(0.0, 0.1))
+    return f"{moment}, step {life.step()}"
+
+
+def write_spoil(run: SubjectRun, random: Random, *, after: int) -> str:
+    """Names the step and the rank whose loss `spoiled_worker` makes NaN."""
+    wanted = {"step": after + random.randrange(1, 25), "rank": random.randrange(run.case.ranks)}
+    (run.folder / "spoil.json").write_text(json.dumps(wanted))
+    return f"step {wanted['step']} on rank {wanted['rank']}"

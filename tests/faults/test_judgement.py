@@ -1,0 +1,94 @@
+"""The campaign notices what it looks for: its judgement, its damage, and how campaigns are added up."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from faults.at_rest import ACTIONS, damage_a_file, kind_of
+from faults.life import End
+from faults.report import add_campaign
+from faults.subject import CASES, Result, SubjectRun
+from faults.tried import BrokenError, Tried, require_clear
+
+SUPERVISED, UNDER_TORCHRUN = CASES[0], CASES[4]
+TRACEBACK = 'Traceback (most recent call last):\n  File "x", line 1\nValueError: y\n'
+
+
+def end(**changes: object) -> End:
+    values = {"exit_code": 1, "seconds": 3.0, "said": "error: rank 1 failed", "orphans": ()} | changes
+    return End(**values)  # type: ignore[arg-type]
+
+
+def test_a_clear_end_is_accepted() -> None:
+    require_clear(end(), SUPERVISED, silent=False)
+    require_clear(end(said=""), SUPERVISED, silent=True)
+    require_clear(end(said=TRACEBACK), UNDER_TORCHRUN, silent=False)
+    require_clear(end(said=f"error: no\nException ignored in: <f>\n{TRACEBACK}"), SUPERVISED, silent=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"orphans": ("12 python",)}, "lived on"),
+        ({"exit_code": 0}, "ended with 0"),
+        ({"said": " \n"}, "said nothing"),
+        ({"said": f"error: no\n{TRACEBACK}"}, "a traceback"),
+    ],
+)
+def test_an_end_that_is_not_clear_is_a_broken_promise(changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(BrokenError, match=problem):
+        require_clear(end(**changes), SUPERVISED, silent=False)
+
+
+def test_results_differ_by_weights_and_by_steps_that_are_compared() -> None:
+    steps = {1: ("a", 2.0, 5), 2: ("b", 1.0, 5)}
+    reference = Result(weights="w", steps=steps)
+    assert Result(weights="w", steps=dict(steps)).equals(reference, after=0)
+    assert not Result(weights="v", steps=steps).equals(reference, after=2)
+    assert not Result(weights="w", steps=steps | {2: ("c", 1.0, 5)}).equals(reference, after=1)
+    assert not Result(weights="w", steps={2: steps[2]}).equals(reference, after=0)
+    assert Result(weights="w", steps={2: steps[2]}).equals(reference, after=1)
+
+
+@pytest.mark.parametrize("action", sorted(ACTIONS))
+def test_damage_changes_a_file(tmp_path: Path, action: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(200)))
+    ACTIONS[action](path, Random(1))
+    assert not path.exists() or path.read_bytes() != bytes(range(200))
+
+
+def test_damage_is_repaired_from_a_copy(tmp_path: Path) -> None:
+    run = SubjectRun(folder=tmp_path, case=SUPERVISED)
+    run.data_dir.mkdir()
+    (run.data_dir / "tokens.bin").write_bytes(b"tokens" * 50)
+    damaged = damage_a_file(run, Random(2))
+    assert damaged is not None
+    assert damaged.is_data
+    assert not damaged.path.exists() or damaged.path.read_bytes() != b"tokens" * 50
+    damaged.repair()
+    assert damaged.path.read_bytes() == b"tokens" * 50
+
+
+def test_files_of_one_kind_differ_by_numbers() -> None:
+    assert kind_of(Path("zero_pp_rank_0_mp_rank_00.pt")) == kind_of(Path("zero_pp_rank_1_mp_rank_00.pt"))
+    assert kind_of(Path("failure_0123456789abcdef01.json")) == "failure_ID.json"
+
+
+def test_campaigns_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "faults.json"
+    about = {"date": "2026-01-01", "commit": "abc", "hardware": "none", "command": "c", "minutes": 1.0, "seed": 1}
+    kill = Tried(name="SIGKILL to a rank", where="", detail="", outcome="ended clearly", seconds=4.0)
+    slow = Tried(name="a slow rank", where="", detail="", outcome="went on")
+    file = Tried(name="truncated: mp_rank_N_model_states.pt", where="", detail="", outcome="went on")
+    add_campaign(path, about, [kill, slow])
+    lost = Tried(name="SIGKILL to a rank", where="somewhere", detail="rank 1", outcome="lost", seconds=9.0)
+    campaigns = add_campaign(path, about, [lost, file])
+    assert json.loads(path.read_text())["campaigns"] == campaigns
+    assert campaigns[1]["lost"] == [{"name": "SIGKILL to a rank", "where": "somewhere", "detail": "rank 1"}]
+    text = path.with_suffix(".md").read_text()
+    assert "4 faults in 2 campaigns: 3 survived, 1 lost." in text
+    assert "| SIGKILL to a rank | 2 | 0 | 1 | 1 | 9.0 |" in text
+    assert "| before a start: checkpoint truncated | 1 | 1 | 0 | 0 |  |" in text

@@ -1,0 +1,73 @@
+"""A fault that was tried, and what is promised of it."""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from faults.life import End
+from faults.subject import Case
+
+Outcome = Literal["went on", "ended clearly", "lost"]
+
+
+class MissedError(Exception):
+    """The run ended, or had nothing to break, before the fault."""
+
+
+class BrokenError(Exception):
+    """The promise is broken: the message says how."""
+
+
+class OtherResultError(BrokenError):
+    """A run has computed something else than the undisturbed one: any of its faults may be the cause."""
+
+
+@dataclass(kw_only=True)
+class Tried:
+    """One fault."""
+
+    name: str
+    where: str
+    """How the run was started, and the moment."""
+    detail: str
+    outcome: Outcome = "lost"
+    seconds: float | None = None
+    """From the fault to the end of every process."""
+    problem: str = ""
+    """What was not as promised."""
+    said: str = ""
+    """The last words of the run."""
+
+    def __str__(self) -> str:
+        ended = "" if self.seconds is None else f" in {self.seconds:.1f} s"
+        problem = f": {self.problem}" if self.problem else ""
+        return f"{self.name} ({self.where}; {self.detail}): {self.outcome}{ended}{problem}"
+
+
+def require_clear(end: End, case: Case, *, silent: bool) -> None:
+    """Raises: BrokenError unless a run ended with another code than 0, a message, and no process left.
+
+    Args:
+        silent: whether the process that would have said something was killed.
+    """
+    if end.orphans:
+        raise BrokenError(f"processes lived on: {'; '.join(end.orphans)}")
+    if end.exit_code == 0:
+        raise BrokenError("the run ended with 0 before its last step")
+    if not silent and not end.said.strip():
+        raise BrokenError(f"the run ended with {end.exit_code} and said nothing")
+    if has_traceback(end.said) and case.stack != "torchrun":  # torchrun itself prints one
+        raise BrokenError(f"a traceback instead of a message: {end.said[-2000:]}")
+
+
+def has_traceback(said: str) -> bool:
+    """Returns whether a program ended with one; what Python ignores as it ends is not counted."""
+    ignored = re.findall("^Exception ignored in", said, re.MULTILINE)
+    return len(re.findall("^Traceback", said, re.MULTILINE)) > len(ignored)
+
+
+def write_tried(path: Path, tried: list[Tried]) -> None:
+    """Writes the faults, one JSON object a line."""
+    path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in tried))
