@@ -48,6 +48,9 @@ EXIT_ERROR = 1
 _OTHERS_SECONDS = 2.0
 """Seconds that a rank with an error waits for the statuses of others, to see whether they have it too or caused it."""
 
+_OWNER_SECONDS = 30.0
+"""Seconds that a rank waits for rank 0 of its machine to own the output directory; longer than rank 0 tries."""
+
 
 @runtime_checkable
 class Outcome(Protocol):
@@ -112,6 +115,8 @@ class Rank:
         self._token = token
         self._folder = RankFolder(config.run.output_dir, run_id)
         self._status = RankStatus.starting(run_id, place)
+        self._owns_files = False
+        """Whether the files of ranks in the output directory are this run's."""
         self._stop = StopFlag()
         timeout = config.run.hang_timeout_seconds
         self._heartbeat = Heartbeat(self._folder.path, run_id=run_id, rank=place.rank, timeout_seconds=timeout)
@@ -144,23 +149,39 @@ class Rank:
 
     def _begin(self, held: ExitStack) -> None:
         output_dir = self._config.run.output_dir
+        if self._token is None:  # otherwise `evenpack train` owns the directory
+            self._own_output_dir(held)
+        self._owns_files = True
         try:
             self._folder.path.mkdir(parents=True, exist_ok=True)
             self._folder.write_status(self._status)
             self._heartbeat.keep_up()  # so that a rank which is stopped at once is known
         except OSError as error:
             raise RunError(f"run.output_dir {output_dir} cannot be written: {error.strerror}") from error
-        if self._token is None and self._place.rank == 0:  # otherwise `evenpack train` has done it
-            held.enter_context(held_output_dir(output_dir))
-            self._folder.remove_earlier()
         self._stop.install()
         self._guard.start()
+
+    def _own_output_dir(self, held: ExitStack) -> None:
+        """Makes the output directory this run's, or waits until rank 0 has: before, its files may be another run's.
+
+        Ranks of other machines do not wait, because they need not see the directory. Raises: RunError.
+        """
+        if self._place.rank == 0:
+            held.enter_context(held_output_dir(self._config.run.output_dir))
+            self._folder.remove_earlier()
+        elif 0 in self._place.local_ranks():
+            deadline = time.monotonic() + _OWNER_SECONDS
+            while self._folder.read_status(0) is None and time.monotonic() < deadline:
+                if self._folder.read_failure() is not None:  # rank 0 says it
+                    end_process(EXIT_BAD_INPUT)
+                time.sleep(0.02)
 
     def _fail(self, error: str) -> NoReturn:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""
         self._record(self._status.ended("failed", exit_code=EXIT_BAD_INPUT, error=error))
-        shared = self._place.world_size > 1 and self._other_rank_reports(error)
-        if self._place.world_size == 1 or (shared and self._place.rank == 0):
+        is_alone = self._place.world_size == 1 or not self._owns_files  # no rank of a run without files has a status
+        shared = not is_alone and self._other_rank_reports(error)
+        if is_alone or (shared and self._place.rank == 0):
             say(f"error: {error}")
         elif not shared:
             say(f"rank {self._place.rank}: error: {error}")
@@ -182,7 +203,8 @@ class Rank:
     def _record(self, status: RankStatus) -> Failure | None:
         """Writes the final status; returns the first failure of the run, or None if the disk does not store it."""
         with suppress(OSError):
-            self._folder.write_status(status)
+            if self._owns_files:
+                self._folder.write_status(status)
             return self._folder.claim_failure(Failure.of(status))
         return None
 

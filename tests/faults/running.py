@@ -216,7 +216,7 @@ def wait_for_moment(life: Life, random: Random, *, start_seconds: float) -> str:
     """
     moment = random.choice(("starting", "training", "training", "saving"))
     if moment == "starting" and life.step() == 0:
-        time.sleep(random.uniform(0.0, start_seconds))
+        life.wait_for(lambda: life.step() > 0, seconds=random.uniform(0.0, start_seconds))
         if not life.is_on():
             raise MissedError
         return moment

@@ -80,8 +80,10 @@ class FakeRun:
         arguments = [str(self.run_file), str(self.output_dir), str(ranks), f"training.steps={steps}", *overrides]
         return self.start([str(HERE / "start_fake_run.py"), *arguments], **options)
 
-    def start_ranks(self, ranks: int, *overrides: str, machines: int = 1) -> list[Any]:
+    def start_ranks(self, ranks: int, *overrides: str, machines: int = 1, again: int = 0) -> list[Any]:
         """Starts ranks as children of this process, with the environment of a launcher.
+
+        `again` is how often the launcher has started them before: each time they are another run.
 
         Ranks of different `machines` do not watch each other's processes. This process gives these a run id, because
         they would meet by torch, which fake ranks do not import.
@@ -91,6 +93,7 @@ class FakeRun:
         place = {
             "WORLD_SIZE": str(ranks),
             "LOCAL_SIZE": str(local_size),
+            "TORCHELASTIC_RESTART_COUNT": str(again),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
         }

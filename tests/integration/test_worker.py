@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
 
-from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
+from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, RunError
 from evenpack.launcher.processes.guard import EXIT_ENDED_BY_GUARD
 from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.ranks import running_run
@@ -58,13 +59,29 @@ def test_a_signal_to_one_rank_stops_all_after_saving(fake_run: FakeRun, number: 
 
 
 @training("loop")
-def test_a_stop_that_is_requested_while_a_rank_waits_for_the_output_directory_is_not_lost(fake_run: FakeRun) -> None:
+def test_a_second_run_leaves_the_files_of_the_first_as_they_are(fake_run: FakeRun) -> None:
+    first = fake_run.start_ranks(2, "training.steps=10000")
+    fake_run.wait_for("step")
+    statuses = [fake_run.status(rank) for rank in (0, 1)]
+    assert exit_codes(fake_run.start_ranks(2, again=1)) == [EXIT_BAD_INPUT] * 2
+    assert "error: another run is writing into" in fake_run.errors()
+    assert "rank" not in fake_run.errors()
+    assert [fake_run.status(rank) for rank in (0, 1)] == statuses
+    run_id = running_run(fake_run.output_dir)
+    write_stop_request(fake_run.output_dir, StopRequest(run_id=run_id, at_once=False))
+    assert exit_codes(first) == [EXIT_STOPPED] * 2
+
+
+@training("loop")
+def test_a_rank_that_waits_for_the_output_directory_has_not_started(fake_run: FakeRun) -> None:
     with held_output_dir(fake_run.output_dir):
-        ranks = fake_run.start_ranks(1, "training.steps=400")
-        fake_run.wait_for("ranks/rank_0.json")
-        run_id = running_run(fake_run.output_dir)
-        write_stop_request(fake_run.output_dir, StopRequest(run_id=run_id, at_once=False))
-    assert exit_codes(ranks) == [EXIT_STOPPED]
+        (rank,) = fake_run.start_ranks(1, "training.steps=400")
+        lock = str(fake_run.output_dir / ".lock")
+        files = psutil.Process(rank.pid).open_files
+        wait_until(lambda: any(file.path == lock for file in files()), "the rank to wait for the lock")
+        with pytest.raises(RunError, match="has not started yet"):
+            running_run(fake_run.output_dir)
+    assert exit_codes([rank]) == [0]
 
 
 @training("hang")
