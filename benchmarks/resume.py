@@ -1,16 +1,20 @@
 """Measures a resume, from the joined ranks to the first batch: what evenpack adds to DeepSpeed's own loading.
 
-    OMP_NUM_THREADS=2 python benchmarks/resume.py RUN.yaml [--positions 1 1000000] [--rounds 3] [key=value ...]
+    OMP_NUM_THREADS=2 python benchmarks/resume.py RUN.yaml [--positions 1 1000000] [--rounds 3] [--then KEY=VALUE]
+                                                  [key=value ...]
 
 The run must be prepared. A first process trains one step and saves it. Each round then resumes in a process of its
 own: `open` reads the run and its data, `find` reads the newest checkpoint's manifest and compares its checksums,
 `model` builds the model and DeepSpeed's engine, `load` is DeepSpeed's own loading, `first batch` starts the loader and
 takes the first step's batches. The last is measured at each of `--positions` as well, because a run may stand anywhere:
-the order of packs is computed, not replayed. Wall-clock seconds, medians over the rounds.
+the order of packs is computed, not replayed. `--then` is a value with which alone the resumes differ from the run that
+saved, such as deepspeed.zero_stage=2: `convert` rewrites the checkpoint, anew in each round. Wall-clock seconds,
+medians over the rounds.
 """
 
 import argparse
 import json
+import shutil
 import statistics
 import time
 from collections.abc import Iterator
@@ -31,12 +35,14 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--positions", type=int, nargs="+", default=[1, 1_000_000], help="steps")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--then", action="append", default=[], metavar="KEY=VALUE", help="of the resumes alone")
     parser.add_argument("--json", type=Path, default=None, help="also write the result to this file")
     arguments = parser.parse_intermixed_args()
     planned = f"training.steps={max(arguments.positions) + 1}"
-    given = (arguments.run_file, (*arguments.overrides, planned, "training.stop_after_steps=1"))
-    _in_new_process(train_one_step, *given)
-    rounds = [_in_new_process(resume, *given, tuple(arguments.positions)) for _ in range(arguments.rounds)]
+    overrides = (*arguments.overrides, planned, "training.stop_after_steps=1")
+    _in_new_process(train_one_step, arguments.run_file, overrides)
+    given = (arguments.run_file, (*overrides, *arguments.then), tuple(arguments.positions))
+    rounds = [_in_new_process(resume, *given) for _ in range(arguments.rounds)]
     medians = {part: statistics.median(one[part] for one in rounds) for part in rounds[0]}
     for part, seconds in medians.items():
         print(f"{part:32} {seconds:8.3f} s")
@@ -61,6 +67,8 @@ def resume(run_file: Path, overrides: tuple[str, ...], positions: tuple[int, ...
     """Returns the seconds of each part of a resume."""
     from evenpack.data.batches.pipeline import training_batches
     from evenpack.engine.build import build
+    from evenpack.engine.checkpoints import loading
+    from evenpack.engine.checkpoints.files import CHECKPOINTS, UNIVERSAL
     from evenpack.engine.checkpoints.store import CheckpointStore
     from evenpack.engine.distributed import joined_world
     from evenpack.engine.resolve import open_run
@@ -73,9 +81,11 @@ def resume(run_file: Path, overrides: tuple[str, ...], positions: tuple[int, ...
             run = open_run(config)
         with (
             timed_method(found, "find", CheckpointStore, "newest"),
+            timed_method(found, "convert", loading, "make_universal"),
             timed_method(found, "load", "deepspeed.DeepSpeedEngine", "load_checkpoint"),
         ):
             resumed = build(run, world)
+        shutil.rmtree(config.run.output_dir / CHECKPOINTS / UNIVERSAL, ignore_errors=True)
         if resumed.first_step != 1:
             raise SystemExit(f"expected to resume after step 1, found step {resumed.first_step}")
         settings = resumed.resolved.pipeline_settings(world)
@@ -86,8 +96,8 @@ def resume(run_file: Path, overrides: tuple[str, ...], positions: tuple[int, ...
             with timing(found, name):
                 next(steps)
             del steps  # ends its loader
-    parts = ("open", "find", "model", "first batch")
-    return found | {"beyond DeepSpeed's loading": sum(found[part] for part in parts)}
+    parts = ("open", "find", "convert", "model", "first batch")
+    return found | {"beyond DeepSpeed's loading": sum(found.get(part, 0.0) for part in parts)}
 
 
 @contextmanager

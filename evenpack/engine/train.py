@@ -10,6 +10,7 @@ from itertools import chain, count
 from typing import Any, Literal, Protocol
 
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
+from evenpack.data.prepare.verification import explained_damage
 from evenpack.engine.activity import OnActivity, StepActivities, ignore_activity
 from evenpack.engine.agreement import run_facts
 from evenpack.engine.bad_steps import BadSteps
@@ -82,11 +83,12 @@ def train_in(
     started = time.time()
     require_shared_directory(config.run.output_dir, world)
     on_activity("opening the data", 0)
-    resolved = open_run(config)
-    require_trainable(resolved)
-    world.on_main(lambda: require_trackers(resolved.config.metrics))
-    with explained_memory(resolved, world), explained_loader_deaths():
-        return _train(world, resolved, stop_requested=stop_requested, on_activity=on_activity, started=started)
+    with explained_damage(config.prepared_dir):
+        resolved = open_run(config)
+        require_trainable(resolved)
+        world.on_main(lambda: require_trackers(resolved.config.metrics))
+        with explained_memory(resolved, world), explained_loader_deaths():
+            return _train(world, resolved, stop_requested=stop_requested, on_activity=on_activity, started=started)
 
 
 def _train(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from rich.console import RenderableType
 
+from evenpack.data.prepare.verification import explained_damage
 from evenpack.data.prepared import Split
 from evenpack.engine.config import RunConfig
 from evenpack.engine.evaluate import SourceEvaluation, aggregate_loss, evaluate_model
@@ -55,8 +56,9 @@ def evaluate_run(config: RunConfig, *, step: StepOrBest = None, data: Path | Non
 
 def _evaluate(config: RunConfig, *, step: StepOrBest, split: Split, data: Path | None) -> RunEvaluation:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trained = load_trained_model(config, device, step=step)
-    evaluations = evaluate_model(trained.model, trained.run, trained.world, split=split)
+    with explained_damage(config.prepared_dir):
+        trained = load_trained_model(config, device, step=step)
+        evaluations = evaluate_model(trained.model, trained.run, trained.world, split=split)
     return RunEvaluation(
         checkpoint=trained.checkpoint.path,
         step=trained.checkpoint.step,

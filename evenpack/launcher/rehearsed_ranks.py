@@ -51,10 +51,12 @@ class RehearsedRanks:
 
         Raises: ConfigError if there is no such rank, or if the ranks cannot divide a step; DataError for damaged data.
         """
+        from evenpack.data.prepare.verification import explained_damage
         from evenpack.engine.rehearsal import rehearse
         from evenpack.engine.resolve import open_run
         from evenpack.launcher.views import rehearsal_table
 
         assert self.rank is not None, "asked for"
-        found = rehearse(open_run(config), rank=self.rank, ranks=ranks)
+        with explained_damage(config.prepared_dir):
+            found = rehearse(open_run(config), rank=self.rank, ranks=ranks)
         return found, rehearsal_table(found, config.training.batching)

@@ -7,11 +7,12 @@ from typing import Any
 
 from evenpack.data.batches.capacity import BatchCapacity
 from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
+from evenpack.data.prepare.verification import explained_damage
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.memory import RunMemory, run_memory
 from evenpack.engine.reporting.trackers.trackers import require_trackers
-from evenpack.engine.resolve import open_run, require_trainable
+from evenpack.engine.resolve import ResolvedRun, open_run, require_trainable
 from evenpack.engine.sharding import sharding_at
 from evenpack.engine.step_items import items_of_an_epoch
 from evenpack.files import read_json_object
@@ -75,7 +76,11 @@ def plan_training(config: RunConfig, *, ranks: int, device: DevicePeak | None = 
     Raises: NotPreparedError or DataError; ConfigError if the ranks cannot divide a step, or
     `training.packing_adjustment` is not possible; and see `require_trainable` and `require_trackers`.
     """
-    run = open_run(config)
+    with explained_damage(config.prepared_dir):
+        return _plan(open_run(config), ranks=ranks, device=device)
+
+
+def _plan(run: ResolvedRun, *, ranks: int, device: DevicePeak | None) -> TrainingPlan:
     require_trainable(run)
     require_trackers(run.config.metrics)
     prepared, training = run.prepared, run.config.training

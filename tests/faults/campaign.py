@@ -173,7 +173,11 @@ class Campaign:
         fault = self._random.choice([*fitting, *(one for one in fitting if one.ends != "must")])
         moment = wait_for_moment(life, self._random, start_seconds=12.0)
         life.mark()
-        injected = fault.inject(life, self._random)
+        try:
+            injected = fault.inject(life, self._random)
+        except BrokenError:
+            state.add(fault.name, moment, "")
+            raise
         tried = state.add(fault.name, moment, injected.detail)
         if "metrics.jsonl" in injected.detail:
             state.logged_after = STEPS

@@ -163,6 +163,9 @@ def start_a_second_run(life: Life, random: Random) -> Injected:
     second = Life(life.run, life.run.command(), log)
     deadline = time.monotonic() + 60.0
     while second.is_on() and time.monotonic() < deadline:
+        if not life.is_on():  # done, so that the second one may go on
+            second.kill()
+            raise MissedError
         time.sleep(0.1)
     if second.is_on():
         second.process.kill()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +22,12 @@ from evenpack.data.prepare.manifest import FileRecord, Manifest
 from evenpack.data.prepare.progress import PrepareState, Progress
 from evenpack.data.prepare.shared_tokens import remedy
 from evenpack.data.tokens.index import read_index
-from evenpack.errors import DataError
+from evenpack.errors import DataError, EvenpackError
 
 _MOST_THREADS = 8
+
+_EXPLANATION_SECONDS = 20.0
+"""Seconds for which files are read to explain an error, the smallest first: less than a run has to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +93,23 @@ class Verifier:
         A set that takes more than half of the machine's memory is not left in the page cache, which the loader needs;
         it ends early if `is_cancelled`.
         """
-        pieces, started, done = self.pieces(), time.monotonic(), 0
+        pieces = self.pieces()
         mine = pieces[len(pieces) * share // shares : len(pieces) * (share + 1) // shares]
+        return self._verify(mine, self.find_wrong_sizes() if share == 0 else {}, is_cancelled=is_cancelled)
+
+    def verify_smallest(self, *, seconds: float) -> Verified:
+        """Reads as many files as it can in that time, in the calling thread, the smallest first."""
+        deadline = time.monotonic() + seconds
+        pieces = sorted(self.pieces(), key=lambda piece: piece.record.content.bytes)
+        return self._verify(pieces, self.find_wrong_sizes(), is_cancelled=lambda: time.monotonic() > deadline)
+
+    def _verify(
+        self, pieces: list[Piece], damages: dict[Path, Damage], *, is_cancelled: Callable[[], bool]
+    ) -> Verified:
+        """Adds the damage of these pieces to `damages`."""
+        started, done = time.monotonic(), 0
         reader = ChunkReader(leave_cached=self.total_bytes <= _memory_bytes() // 2)
-        damages: dict[Path, Damage] = self.find_wrong_sizes() if share == 0 else {}
-        for piece in mine:
+        for piece in pieces:
             if is_cancelled():
                 break
             damage = self._find_damage(piece, reader)
@@ -167,6 +183,27 @@ class Verifier:
             total_bytes=self.total_bytes,
             elapsed_seconds=elapsed_seconds,
         )
+
+
+@contextmanager
+def explained_damage(directory: Path) -> Iterator[None]:
+    """Verifies a prepared directory when the block ends with an error that damaged files can lead to.
+
+    Those are all that nobody has explained, but for RuntimeError, which torch raises for lost connections and devices.
+
+    Raises: DataError instead of that error if a file is damaged.
+    """
+    try:
+        yield
+    except (EvenpackError, RuntimeError):
+        raise
+    except Exception as error:
+        try:
+            verifier = Verifier(directory, Manifest.read(directory))
+            verifier.refuse(verifier.verify_smallest(seconds=_EXPLANATION_SECONDS).damages)
+        except DataError as damage:
+            raise damage from error
+        raise
 
 
 def _memory_bytes() -> int:

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.config import validate
-from evenpack.data.prepare.verification import Verified, Verifier
+from evenpack.data.prepare.verification import Verified, Verifier, explained_damage
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import Run
 from evenpack.engine.checkpoints.store import CheckpointStore
@@ -20,7 +21,8 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
-from evenpack.errors import DataError, RunError
+from evenpack.errors import DataError, EvenpackError, RunError
+from evenpack.launcher.training import plan_training
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +214,45 @@ def test_neither_key_changes_what_the_data_is(config: RunConfig) -> None:
     other = with_data(config, verify_in_training=False, on_changed_sources="ignore")
     first, second = (PreparedData.open(run.prepared_dir, run.data).fingerprint(1) for run in (config, other))
     assert first == second
+
+
+def damage_ids(config: RunConfig) -> Path:
+    """Makes ids of sequences larger than there are sequences."""
+    (path,) = (config.prepared_dir / "sources" / "one" / "train").glob("sorted_sequences.npy")
+    ids = np.load(path, mmap_mode="r+")
+    ids[:] = np.iinfo(ids.dtype).max
+    ids.flush()
+    return path
+
+
+def test_ids_that_no_sequence_has_are_damage_of_a_file_not_a_traceback(world: World, config: RunConfig) -> None:
+    path = damage_ids(config)
+    unverified = with_data(config, verify_in_training=False)
+    for use in (lambda: train(world, unverified), lambda: plan_training(config, ranks=1)):
+        with pytest.raises(DataError, match=rf"is damaged:\n  {path} is not as it was written") as raised:
+            use()
+        assert isinstance(raised.value.__cause__, IndexError)
+
+
+def test_an_error_over_sound_data_stays_as_it_is(config: RunConfig) -> None:
+    with pytest.raises(IndexError, match="not of the data"), explained_damage(config.prepared_dir):
+        raise IndexError("not of the data")
+
+
+def test_a_bit_of_any_prepared_file_is_explained_or_does_not_matter_to_a_plan(config: RunConfig) -> None:
+    random = Random(5)
+    refused = 0
+    for path in sorted(config.prepared_dir.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        for _ in range(4 if content else 0):
+            damaged = bytearray(content)
+            damaged[random.randrange(len(content))] ^= 1 << random.randrange(8)
+            path.write_bytes(damaged)
+            try:
+                plan_training(config, ranks=2)
+            except EvenpackError:
+                refused += 1
+        if content:
+            path.write_bytes(content)
+    assert refused > 10
+    plan_training(config, ranks=2)
