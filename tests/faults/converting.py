@@ -24,7 +24,8 @@ AFTER = (
     Case(stack="torchrun", ranks=2, zero_stage=2),
     Case(stack="evenpack train", ranks=2, zero_stage=0),
 )
-NAME = "SIGKILL during the conversion of a checkpoint"
+DURING = "SIGKILL during the conversion of a checkpoint"
+AFTER_IT = "SIGKILL right after the conversion of a checkpoint"
 
 _START_SECONDS = 240.0
 
@@ -41,7 +42,7 @@ class ConvertingFaults:
         before, after = self._random.choice([pair for pair in product(BEFORE, AFTER) if _converts(*pair)])
         run = self._subject.new_run(name, before)
         undisturbed = self._subject.new_run(f"{name}_undisturbed", before)
-        tried = Tried(name=NAME, where=f"{before} -> {after}", detail="")
+        tried = Tried(name=DURING, where=f"{before} -> {after}", detail="")
         try:
             self._train_a_part(run)
             shutil.rmtree(undisturbed.output_dir, ignore_errors=True)
@@ -71,7 +72,7 @@ class ConvertingFaults:
         return run.result()
 
     def _kill_while_converting(self, run: SubjectRun, tried: Tried) -> str:
-        """Returns what was killed, and when. Raises: MissedError, BrokenError."""
+        """Returns when it was killed, and what there was then. Raises: MissedError, BrokenError."""
         life = Life(run, run.command(), run.folder / "killed.log")
         universal = run.checkpoints / ".universal"
         try:
@@ -80,6 +81,7 @@ class ConvertingFaults:
             seconds = self._random.choice((0.0, self._random.uniform(0.0, 0.3)))
             time.sleep(seconds)
             names = sorted(path.name for path in _children(universal))
+            tried.name = DURING if all(name.startswith(".") for name in names) else AFTER_IT
             life.mark()
             for process in life.ranks():
                 with suppress(psutil.NoSuchProcess):

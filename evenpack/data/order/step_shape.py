@@ -106,7 +106,7 @@ def micro_batches_per_step(items_per_step: int, items_per_micro_batch: int, *, b
         sizes = f"the number of ranks can be {_divisors(step // micro_batch)}"
     remedy = f"{ranks} ranks can do {items}_per_micro_batch {_divisors(step // ranks)}"
     if step % ranks:
-        remedy = f"no {items}_per_micro_batch helps {ranks} ranks: choose a {items}_per_step that they divide"
+        remedy = f"no {items}_per_micro_batch helps {ranks} ranks: only a new run may have another {items}_per_step"
     raise ConfigError(
         f"{ranks} ranks x training.{items}_per_micro_batch ({micro_batch}) must divide training.{items}_per_step "
         f"({step}), so that every rank gets the same number of {items}. With this {items}_per_micro_batch "
