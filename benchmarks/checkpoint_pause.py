@@ -38,9 +38,9 @@ def measured(run_file: Path, overrides: Sequence[str], folder: Path) -> dict[str
     """Returns the measurements of both ways to save, and prints them."""
     from evenpack.config import load_run_file
     from evenpack.engine.config import RunConfig
-    from evenpack.engine.distributed import joined_world
     from evenpack.engine.reporting.metrics import read_metrics
     from evenpack.engine.train import train_in
+    from evenpack.engine.world.distributed import joined_world
     from evenpack.testing import changed
 
     config = load_run_file(run_file, RunConfig, overrides)

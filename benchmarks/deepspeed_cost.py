@@ -24,8 +24,8 @@ from evenpack.testing.fake_cuda.device import compile_hooks, pretend_cuda
 
 if TYPE_CHECKING:
     from evenpack.batch import PackedBatch
-    from evenpack.engine.distributed import World
-    from evenpack.engine.resolve import ResolvedRun
+    from evenpack.engine.resolving.resolve import ResolvedRun
+    from evenpack.engine.world.distributed import World
 
 BUILT = Path(__file__).parents[1] / "build/fake_cuda"
 
@@ -51,7 +51,7 @@ def main() -> None:
 def opened(arguments: argparse.Namespace) -> "ResolvedRun":
     from evenpack.config import load_run_file
     from evenpack.engine.config import RunConfig
-    from evenpack.engine.resolve import open_run
+    from evenpack.engine.resolving.resolve import open_run
 
     return open_run(load_run_file(arguments.run_file, RunConfig, arguments.overrides))
 
@@ -59,7 +59,7 @@ def opened(arguments: argparse.Namespace) -> "ResolvedRun":
 def timed(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns seconds of each way to take a step and their ratios, and prints them."""
     from evenpack.data.batches.pipeline import SkippedStep, training_batches
-    from evenpack.engine.distributed import joined_world
+    from evenpack.engine.world.distributed import joined_world
 
     run = opened(arguments)
     with joined_world() as world:
@@ -142,8 +142,8 @@ def traced(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from evenpack.data.batches.pipeline import SkippedStep, training_batches
-    from evenpack.engine.distributed import World
     from evenpack.engine.engine import TrainingEngine
+    from evenpack.engine.world.distributed import World
     from evenpack.testing.fake_cuda.operators import StepOperators
     from evenpack.testing.fake_cuda.trace import trace_steps
 

@@ -29,9 +29,9 @@ from evenpack.config import load_run_file
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.build import build_model
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World, configure_logging, joined_world
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import World, configure_logging, joined_world
 from evenpack.kernels import dense_mask
 from evenpack.models.families import family_of
 

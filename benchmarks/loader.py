@@ -20,8 +20,8 @@ import torch
 from evenpack.config import load_run_file
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import World
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ import torch
 from evenpack.config import load_run_file
 from evenpack.data.batches.pipeline import StepBatches, training_batches
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import World
 
 QUEUED_STEPS = 4
 

@@ -39,9 +39,9 @@ from evenpack.data.packed_sources import packed_sources
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.engine.build import build_model
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World, configure_logging, joined_world
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.resolve import ResolvedRun, open_run
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run
+from evenpack.engine.world.distributed import World, configure_logging, joined_world
 from evenpack.errors import DataError
 from evenpack.models.common.batch_work import performed_work
 from evenpack.models.cost import step_flops

@@ -70,8 +70,8 @@ def resume(run_file: Path, overrides: tuple[str, ...], positions: tuple[int, ...
     from evenpack.engine.checkpoints import loading
     from evenpack.engine.checkpoints.files import CHECKPOINTS, UNIVERSAL
     from evenpack.engine.checkpoints.store import CheckpointStore
-    from evenpack.engine.distributed import joined_world
-    from evenpack.engine.resolve import open_run
+    from evenpack.engine.resolving.resolve import open_run
+    from evenpack.engine.world.distributed import joined_world
 
     config = _config(run_file, overrides)
     found: Seconds = {}

@@ -29,8 +29,8 @@ from evenpack.data.prepared import PreparedData
 from evenpack.data.shards.export import export_shards
 from evenpack.data.shards.writing import WrittenLayout
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import World
 from evenpack.progress import Progress
 from evenpack.testing import changed
 

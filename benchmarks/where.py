@@ -76,7 +76,7 @@ def in_own_process(function: Callable[..., Figures], *arguments: object) -> Figu
 
 def import_seconds() -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import evenpack.engine.where"], check=True)
+    subprocess.run([sys.executable, "-c", "import evenpack.engine.resolving.where"], check=True)
     return round(time.perf_counter() - started, 3)
 
 

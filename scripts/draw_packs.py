@@ -14,7 +14,7 @@ from evenpack.config import load_run_file
 from evenpack.data.order.step_plan import StepPlanner
 from evenpack.data.packed_sources import packed_sources
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
 
 RANKS = 4
 PACKS_PER_RANK = 3

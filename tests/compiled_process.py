@@ -90,7 +90,7 @@ def taken_by_engine(job: Job, compiled: bool, folder: Path, world: Any) -> dict[
     """Steps of a run with its evaluation at the end."""
     from evenpack.engine.build import build
     from evenpack.engine.evaluate import evaluate_model
-    from evenpack.engine.resolve import open_run
+    from evenpack.engine.resolving.resolve import open_run
     from evenpack.testing import changed
 
     config = changed(run_of(job, folder), training={"compile": compiled}, run={"output_dir": str(folder / "none")})
@@ -131,7 +131,7 @@ def main() -> None:
     jobs = [Job(**json.loads(line)) for line in sys.argv[2:]]
     world = nullcontext()
     if any(job.is_engine for job in jobs):
-        from evenpack.engine.distributed import joined_world
+        from evenpack.engine.world.distributed import joined_world
 
         world = joined_world()
     with world as entered:

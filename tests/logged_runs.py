@@ -9,7 +9,7 @@ import numpy as np
 
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.run_record import DataIdentity, RunRecord, Start
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
 
 CPU = "CPU (test), 1 thread a rank"
 

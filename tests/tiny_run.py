@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World, joined_world
+from evenpack.engine.world.distributed import World, joined_world
 from evenpack.testing import prepared, run_config, run_values, text_sources
 
 PACK_LENGTH = 64

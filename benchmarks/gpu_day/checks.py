@@ -16,7 +16,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from evenpack.batch import PackedBatch
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.files import write_json
 from gpu_day.stepping import device_name, micro_batches, read_arguments, stepping, synchronise
 

@@ -12,7 +12,7 @@ import torch
 from evenpack.batch import PackedBatch
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World, configure_logging, joined_world
+from evenpack.engine.world.distributed import World, configure_logging, joined_world
 from evenpack.launcher.processes.devices import settle_accelerator
 from evenpack.studies.throughput.contenders import Contender, contender, run_to_measure
 from evenpack.studies.throughput.measure import StepTimer

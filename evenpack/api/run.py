@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from evenpack.batch import PackedBatch
     from evenpack.data.batches.pipeline import StepBatches
     from evenpack.data.prepare.manifest import Manifest
-    from evenpack.engine.resolve import ResolvedRun
+    from evenpack.engine.resolving.resolve import ResolvedRun
     from evenpack.launcher.evaluation import RunEvaluation
     from evenpack.launcher.exporting import Export
     from evenpack.launcher.start import TrainingResult
@@ -217,7 +217,7 @@ class Run:
 
     @property
     def _resolved(self) -> "ResolvedRun":
-        from evenpack.engine.resolve import open_run
+        from evenpack.engine.resolving.resolve import open_run
 
         return open_run(self.config)
 
@@ -235,7 +235,7 @@ def _steps(
     import torch
 
     from evenpack.data.batches.pipeline import StepBatches, training_batches
-    from evenpack.engine.distributed import World
+    from evenpack.engine.world.distributed import World
 
     rank, ranks = place
     world = World(rank=rank, size=ranks, local_rank=0, device=torch.device("cpu"))

@@ -8,7 +8,6 @@ import torch
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches, training_batches
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.activity import OnActivity, ignore_activity
-from evenpack.engine.attention_choice import check_attention
 from evenpack.engine.checkpoints.continuation import (
     compare_run_files,
     kept_cost_weights,
@@ -20,11 +19,12 @@ from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
-from evenpack.engine.cost_weights import warn_of_other_device
-from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.reporting.metrics import METRICS, samples_trained
-from evenpack.engine.resolve import ResolvedRun, announce
+from evenpack.engine.resolving.attention_choice import check_attention
+from evenpack.engine.resolving.cost_weights import warn_of_other_device
+from evenpack.engine.resolving.resolve import ResolvedRun, announce
+from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.models.build import Model, new_model
 

@@ -20,7 +20,7 @@ from evenpack.engine.config_checks import (
 )
 from evenpack.engine.optimizers.config import OptimizerSection, ScheduleSection
 from evenpack.engine.reporting.config import MetricsSection, MlperfSection
-from evenpack.engine.run_length import RunLengthSection
+from evenpack.engine.resolving.run_length import RunLengthSection
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import AttentionConfig
 from evenpack.models.config import ModelConfig

@@ -7,7 +7,7 @@ from evenpack.config import nearest
 from evenpack.data.config import DataConfig
 from evenpack.data.order.step_shape import Layout
 from evenpack.engine.optimizers.config import OptimizerBase
-from evenpack.engine.run_length import RunLengthSection
+from evenpack.engine.resolving.run_length import RunLengthSection
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.kernels.config import WHOLE_ROWS, AttentionConfig
 

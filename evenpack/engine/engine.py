@@ -15,12 +15,12 @@ from evenpack.engine.compilation import compile_if_asked
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
 from evenpack.engine.device_copies import DeviceCopies
-from evenpack.engine.distributed import World, quiet_deepspeed
-from evenpack.engine.objective import Denominators
 from evenpack.engine.optimizers.build import build_optimizer
 from evenpack.engine.optimizers.norms import gradient_norm_of
 from evenpack.engine.optimizers.schedules import learning_rate
+from evenpack.engine.resolving.objective import Denominators
 from evenpack.engine.sharding import sharding_at
+from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.models.common.losses import LossDenominators, LossSums, scaled_loss
 
 Phase = Literal["begin", "forward", "backward", "all_reduce", "update"]

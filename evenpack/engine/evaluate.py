@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.pipeline import evaluation_batches
 from evenpack.data.prepared import PreparedData, Split
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.engine.sharding import sharding_at
+from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.common.section import TransformerConfig

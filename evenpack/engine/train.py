@@ -12,15 +12,13 @@ from typing import Any, Literal, Protocol
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.engine.activity import OnActivity, StepActivities, ignore_activity
-from evenpack.engine.agreement import run_facts
 from evenpack.engine.bad_steps import BadSteps
 from evenpack.engine.build import Run, build
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.dead_loaders import explained_loader_deaths
-from evenpack.engine.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, evaluate_model, overall_accuracy
-from evenpack.engine.out_of_memory import explained_memory
+from evenpack.engine.memory.exhausted import explained_memory
 from evenpack.engine.reporting.config import MetricsSection
 from evenpack.engine.reporting.journal import Journal
 from evenpack.engine.reporting.mlperf_log import MlperfLog
@@ -28,9 +26,11 @@ from evenpack.engine.reporting.rank_times import RankTimes
 from evenpack.engine.reporting.run_record import write_start
 from evenpack.engine.reporting.step_totals import StepTotals, sum_over_ranks
 from evenpack.engine.reporting.trackers.trackers import require_trackers
-from evenpack.engine.resolve import ResolvedRun, open_run, require_trainable
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run, require_trainable
 from evenpack.engine.saves import Saves
 from evenpack.engine.verification import DataVerification
+from evenpack.engine.world.agreement import run_facts
+from evenpack.engine.world.distributed import World, configure_logging, joined_world, require_shared_directory
 from evenpack.models.common.losses import exact_denominators
 from evenpack.units import counted
 

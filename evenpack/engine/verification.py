@@ -14,7 +14,7 @@ from evenpack.data.prepare.changed_inputs import refuse_changed_sources
 from evenpack.data.prepare.manifest import MANIFEST
 from evenpack.data.prepare.verification import Verified, Verifier
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.units import counted
 

@@ -9,7 +9,7 @@ from evenpack.errors import ConfigError
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
-    from evenpack.engine.rehearsal import RankRehearsal
+    from evenpack.engine.memory.rehearsal import RankRehearsal
     from evenpack.models.common.device_peaks import DevicePeak
 
 
@@ -52,8 +52,8 @@ class RehearsedRanks:
         Raises: ConfigError if there is no such rank, or if the ranks cannot divide a step; DataError for damaged data.
         """
         from evenpack.data.prepare.verification import explained_damage
-        from evenpack.engine.rehearsal import rehearse
-        from evenpack.engine.resolve import open_run
+        from evenpack.engine.memory.rehearsal import rehearse
+        from evenpack.engine.resolving.resolve import open_run
         from evenpack.launcher.views import rehearsal_table
 
         assert self.rank is not None, "asked for"

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.engine.config import RunSection
-from evenpack.engine.memory_text import memory_text
+from evenpack.engine.memory.text import memory_text
 from evenpack.errors import ConfigError, DataError
 from evenpack.launcher import views
 from evenpack.launcher.loss_plot import draw_loss

@@ -19,8 +19,8 @@ from evenpack.engine.checkpoints.weights import (
     saved_model_section,
 )
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import ResolvedRun, open_run
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, DataError
 from evenpack.models.build import Model
 from evenpack.models.huggingface import mapping_of

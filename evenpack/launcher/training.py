@@ -10,11 +10,11 @@ from evenpack.data.order.step_shape import AssignmentPolicy, Batching, Layout
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config
-from evenpack.engine.memory import RunMemory, run_memory
+from evenpack.engine.memory.estimate import RunMemory, run_memory
 from evenpack.engine.reporting.trackers.trackers import require_trackers
-from evenpack.engine.resolve import ResolvedRun, open_run, require_trainable
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run, require_trainable
+from evenpack.engine.resolving.step_items import items_of_an_epoch
 from evenpack.engine.sharding import sharding_at
-from evenpack.engine.step_items import items_of_an_epoch
 from evenpack.files import read_json_object
 from evenpack.models.common.device_peaks import DevicePeak
 

@@ -9,13 +9,13 @@ from rich.text import Text
 from evenpack.console import pairs, percent, table, text
 from evenpack.data.batches.capacity import ROW_MULTIPLE
 from evenpack.data.order.step_shape import Batching
-from evenpack.engine.run_length import CHINCHILLA_RATIO
+from evenpack.engine.resolving.run_length import CHINCHILLA_RATIO
 from evenpack.launcher.training import TrainingPlan, TrainingReport
 from evenpack.progress import format_rate
 from evenpack.units import counted
 
 if TYPE_CHECKING:
-    from evenpack.engine.rehearsal import RankRehearsal
+    from evenpack.engine.memory.rehearsal import RankRehearsal
 
 
 def evaluation_table(evaluations: Mapping[str, Mapping[str, Any] | None], *, title: str) -> Table:

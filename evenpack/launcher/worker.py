@@ -40,7 +40,7 @@ from evenpack.launcher.processes.streams import say, survive_hang_up
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
-    from evenpack.engine.meeting import Meeting
+    from evenpack.engine.world.meeting import Meeting
 
 EXIT_ERROR = 1
 """Exit code for errors that the user has not caused."""
@@ -101,7 +101,7 @@ def _meeting(place: RankPlace, token: LaunchToken | None) -> "Meeting | None":
     if token is not None or not place.spans_machines:
         return None
     settle_accelerator()
-    from evenpack.engine.distributed import meet
+    from evenpack.engine.world.distributed import meet
 
     return meet("run id")
 

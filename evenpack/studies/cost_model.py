@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from scipy.optimize import nnls
 
-from evenpack.engine.cost_model import CostModel, MeasuredOn
+from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.errors import DataError
 
 _HELD_OUT_SHARE = 0.25

@@ -154,7 +154,7 @@ def _rank_main(
     try:
         for module in preloaded:  # imported already; an import error is reported here
             importlib.import_module(module)
-        from evenpack.engine.distributed import joined_world
+        from evenpack.engine.world.distributed import joined_world
 
         module_name, name, arguments = call
         function = getattr(importlib.import_module(module_name), name)

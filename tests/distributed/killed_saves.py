@@ -18,7 +18,7 @@ import torch.distributed as dist
 from evenpack.data.order.step_shape import CostWeights
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.checkpoints.store import CheckpointStore, newest_whole
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.testing.ranks import fork_context
 
 BORDERS = ("mkdir", "write", "fsync", "rename", "replace", "unlink", "rmdir")

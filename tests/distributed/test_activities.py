@@ -6,8 +6,8 @@ from tiny_training import never
 
 from evenpack.engine.activity import Activity
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.testing import prepared, run_config, run_ranks, run_values, text_sources
 
 

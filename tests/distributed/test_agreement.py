@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from evenpack.config import load_run_file
-from evenpack.engine.agreement import RankFacts, find_differences, machine_facts, require_agreement, run_facts
 from evenpack.engine.config import RunConfig
-from evenpack.engine.meeting import Meeting
+from evenpack.engine.world.agreement import RankFacts, find_differences, machine_facts, require_agreement, run_facts
+from evenpack.engine.world.meeting import Meeting
 from evenpack.launcher.processes.launch import free_port
 from evenpack.testing import run_values, write_run_file
 from evenpack.testing.ranks import fork_context
@@ -46,7 +46,7 @@ def meet(answer: Connection, comer: Comer) -> None:
     """Meets and agrees as a rank does."""
     comer.be()
     warnings: list[str] = []
-    import evenpack.engine.agreement as module
+    import evenpack.engine.world.agreement as module
 
     module.log.warning = lambda message, *values: warnings.append(message % values)  # type: ignore[assignment]
     try:
@@ -181,6 +181,6 @@ def test_software_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = machine_facts("cpu")
     assert facts["device"] == "cpu"
     assert set(facts) == {"device", "Python", "torch", "deepspeed", "numpy", "evenpack"}
-    monkeypatch.setattr("evenpack.engine.agreement.nccl.version", lambda: (2, 27, 3))
+    monkeypatch.setattr("evenpack.engine.world.agreement.nccl.version", lambda: (2, 27, 3))
     assert machine_facts("cuda")["NCCL"] == "2.27.3"
     assert {"CUDA of torch", *facts} < set(machine_facts("cuda"))

@@ -15,7 +15,7 @@ from test_checkpoint import batch_of, training_engine
 from evenpack.engine.checkpoints.background import RankReport
 from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.checkpoints.store import CheckpointStore
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
 from evenpack.testing import run_ranks
 

@@ -11,12 +11,12 @@ from tiny_training import changed, never, prepare_run
 from evenpack.engine import bad_steps
 from evenpack.engine import engine as engine_module
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.reporting.definitions import find_metric, values_of
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.testing import run_ranks
 

@@ -22,11 +22,11 @@ from evenpack.engine.build import CHECKPOINTS, build, build_model
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.resolve import open_run, resolve
+from evenpack.engine.resolving.resolve import open_run, resolve
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.testing import run_ranks
 
 STEP = 2

@@ -7,9 +7,9 @@ from tiny_training import changed, never, prepare_run
 
 from evenpack.data.prepare.prepare import prepare
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.testing import run_ranks
 
 EXACT = ("step", "loss", "tokens", "targets", "gradient_norm", "order_hash")

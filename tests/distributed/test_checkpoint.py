@@ -20,7 +20,7 @@ from evenpack.engine.checkpoints.files import checkpoint_name, find_candidates, 
 from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.checkpoints.weights import load_model_weights
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.common.losses import LossSums, exact_denominators
 from evenpack.testing import RanksFailed, run_config, run_ranks, run_values

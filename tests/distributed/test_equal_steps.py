@@ -10,10 +10,10 @@ from tiny_training import changed, never, prepare_run
 
 from evenpack.engine.build import build
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.testing import run_ranks
 
 FEW = ["the first of three lines", "another line of this", "and the third line is it"]

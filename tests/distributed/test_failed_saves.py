@@ -10,9 +10,9 @@ import pytest
 from tiny_training import changed, never, prepare_run
 
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
 from evenpack.testing import run_ranks
 

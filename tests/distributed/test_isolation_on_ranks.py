@@ -13,9 +13,9 @@ from tiny_training import never, prepare_run
 from evenpack.batch import PackedBatch
 from evenpack.engine.build import Run, build
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World, configure_logging
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World, configure_logging
 from evenpack.errors import BackendError
 from evenpack.testing import changed, pair_run_values, prepared, run_config, run_ranks, text_sources
 

@@ -24,12 +24,12 @@ from tiny_training import changed, never, prepare_run
 
 from evenpack.engine.build import build
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.packing_adjustment import adjust_to_packing
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.packing_adjustment import adjust_to_packing
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.common.losses import exact_denominators
 from evenpack.testing import run_ranks

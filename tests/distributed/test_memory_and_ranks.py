@@ -8,10 +8,10 @@ import torch
 from tiny_training import changed, never, prepare_run
 
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.testing import run_ranks
 

@@ -11,9 +11,9 @@ from tiny_training import changed, never
 
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, RunError
 from evenpack.studies.mlperf.compliance import check_log
 from evenpack.studies.mlperf.results import read_result

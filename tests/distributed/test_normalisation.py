@@ -11,9 +11,9 @@ from batches import build_batch, random_sequences
 
 from evenpack.batch import PackedBatch, StepCounts
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
 from evenpack.engine.sharding import SHARDINGS
+from evenpack.engine.world.distributed import World
 from evenpack.models.common.losses import exact_denominators
 from evenpack.models.gpt2.model import Gpt2
 from evenpack.testing import run_config as checked_run

@@ -11,8 +11,8 @@ from masked_batches import MaskedPair, build_masked_batch, random_pairs, roughen
 
 from evenpack.batch import PackedBatch
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
+from evenpack.engine.world.distributed import World
 from evenpack.models.bert.model import Bert
 from evenpack.models.common.losses import exact_denominators
 from evenpack.testing import pair_run_values, run_ranks

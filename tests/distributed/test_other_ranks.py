@@ -13,10 +13,10 @@ from tiny_training import changed, never, prepare_run
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.shards import STATES, saved_tensors
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.launcher.training import plan_training
 from evenpack.testing import run_ranks
@@ -161,7 +161,7 @@ def test_whole_tensors_are_those_of_deepspeeds_own_converter(whole: RunConfig, t
 def go_on_twice(world: World, config: RunConfig) -> list[Any]:
     """Resumes a run that saves nothing more; then again, over a conversion that is damaged, and one that is not."""
     from evenpack.engine.build import build
-    from evenpack.engine.resolve import open_run
+    from evenpack.engine.resolving.resolve import open_run
 
     converted = config.run.output_dir / "checkpoints" / ".universal" / newest(config, SAVED).name
     part = converted / "zero" / "token_embedding.weight" / "exp_avg.pt"

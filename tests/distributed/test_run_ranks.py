@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import EvenpackError
 from evenpack.testing import RanksFailed, preload, run_ranks
 

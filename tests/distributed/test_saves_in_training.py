@@ -14,9 +14,9 @@ from tiny_training import changed, never, prepare_run
 from evenpack.engine.activity import ACTIVITIES
 from evenpack.engine.checkpoints.background import BackgroundWriter
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.testing import run_ranks
 

@@ -14,10 +14,10 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
-from evenpack.engine.resolve import resolve
+from evenpack.engine.resolving.resolve import resolve
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.testing import run_ranks
 
 STEPS = 4

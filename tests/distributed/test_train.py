@@ -18,12 +18,12 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World, require_shared_directory
 from evenpack.engine.reporting.journal import step_record
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.reporting.step_totals import sum_over_ranks
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.train import TrainOutcome, train_in
+from evenpack.engine.world.distributed import World, require_shared_directory
 from evenpack.errors import CheckpointError, RunError
 from evenpack.files import read_json_object
 from evenpack.models.common.losses import exact_denominators

@@ -9,8 +9,8 @@ from tiny_training import changed, never, prepare_run
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.verification import Verifier
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError
 from evenpack.testing import run_ranks
 

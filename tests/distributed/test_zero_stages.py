@@ -12,10 +12,10 @@ from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weight_origins import OwnCheckpoint, find_weights
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.files import read_json_object
 from evenpack.launcher.trained import load_trained_model
 from evenpack.testing import pair_run_values, prepared, run_config, run_ranks, run_values

@@ -26,7 +26,7 @@ from spoilers import SPOILERS  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 from traced_cases import CASES, EXPECTED_WAITS, Case, whole_preset  # noqa: E402
 
-from evenpack.engine.memory import MicroBatchSize, training_memory  # noqa: E402
+from evenpack.engine.memory.estimate import MicroBatchSize, training_memory  # noqa: E402
 from evenpack.kernels.sdpa import WINDOW_TOKENS, plan_windows  # noqa: E402
 from evenpack.models.common.batch_work import performed_work  # noqa: E402
 from evenpack.models.cost import parameter_count  # noqa: E402

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_run import tiny_gpt2_run
 
-from evenpack.engine.distributed import joined_world
+from evenpack.engine.world.distributed import joined_world
 from evenpack.studies.throughput.contenders import changed
 from evenpack.studies.throughput.study import ThroughputOptions, study_throughput
 

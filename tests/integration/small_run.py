@@ -16,7 +16,7 @@ import torch
 from evenpack.engine.checkpoints.files import read_manifest
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.launcher.cli.app import main
 from evenpack.testing import RunValues, run_values, write_run_file
 

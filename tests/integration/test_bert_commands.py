@@ -145,9 +145,9 @@ def test_transformers_gives_our_logits_and_recognises_the_padding(exported: Path
 
 def test_what_is_exported_is_the_model_that_was_trained(run_file: Path, exported: Path) -> None:
     """The exported model's loss on the held-out pairs is that of the run."""
-    from evenpack.engine.distributed import World
     from evenpack.engine.evaluate import evaluate_model
-    from evenpack.engine.resolve import open_run
+    from evenpack.engine.resolving.resolve import open_run
+    from evenpack.engine.world.distributed import World
 
     config = load_run_file(run_file, RunConfig, [])
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))

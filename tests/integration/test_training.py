@@ -12,7 +12,7 @@ from small_run import EXACT, STEPS, assert_same_run, evenpack, losses, metrics, 
 from evenpack.config import load_run_file
 from evenpack.engine.checkpoints.files import read_manifest, write_manifest
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.testing import changed, prepared, run_config, run_ranks, write_run_file
 

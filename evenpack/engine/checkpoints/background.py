@@ -22,7 +22,7 @@ from evenpack.engine.checkpoints.deferred_writes import DeferredWrite, deferring
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
 from evenpack.engine.checkpoints.host_copies import HostCopies
 from evenpack.engine.checkpoints.saving import CheckpointWriter, WritingEngine
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
 from evenpack.files import read_json_object, write_json
 

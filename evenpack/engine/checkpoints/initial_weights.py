@@ -19,7 +19,7 @@ from torch import Tensor
 from evenpack.data.tokenizers.vocabulary import first_difference, read_vocabulary
 from evenpack.engine.checkpoints.weight_origins import WeightOrigin, find_weights
 from evenpack.engine.checkpoints.weights import require_fitting, require_same_network
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model
 from evenpack.models.common.tensors import NamedWeights, load_tensors

@@ -26,7 +26,7 @@ from evenpack.engine.checkpoints.universal_loading import (
     parameter_shapes,
     require_only_parameters,
 )
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.units import counted
 

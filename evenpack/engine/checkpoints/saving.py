@@ -31,7 +31,7 @@ from evenpack.engine.checkpoints.files import (
     write_manifest,
 )
 from evenpack.engine.checkpoints.keeping import KeepPolicy, checkpoint_by_size
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import SaveError
 from evenpack.files import fsync_directory, write_text
 

@@ -9,7 +9,7 @@ from evenpack.engine.checkpoints.files import Checkpoint, TrainState
 from evenpack.engine.checkpoints.keeping import KeepPolicy
 from evenpack.engine.checkpoints.loading import LoadableEngine, load_checkpoint, newest_whole
 from evenpack.engine.checkpoints.saving import CheckpointWriter, WritingEngine
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 
 
 @runtime_checkable

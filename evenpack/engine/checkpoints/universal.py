@@ -34,7 +34,7 @@ from evenpack.engine.checkpoints.files import (
     write_manifest,
 )
 from evenpack.engine.checkpoints.shards import STATES, SavedTensors, saved_tensors
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.files import file_checksum, fsync_directory, read_json_object, write_json
 

@@ -18,7 +18,7 @@ from torch import nn
 from evenpack.engine.checkpoints.files import Checkpoint
 from evenpack.engine.checkpoints.pickles import forbidding_code
 from evenpack.engine.checkpoints.universal import Shapes
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.units import counted
 

@@ -19,7 +19,7 @@ from evenpack.engine.checkpoints.files import (
 )
 from evenpack.engine.checkpoints.loading import newest_whole
 from evenpack.engine.checkpoints.weights import load_model_weights, saved_model_section
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model
 from evenpack.models.common.section import TransformerConfig

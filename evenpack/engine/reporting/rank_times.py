@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evenpack.batch import PackedBatch
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 
 _DIGITS = 6
 """Decimal places of seconds; the clock is no more precise."""

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.definitions import Reduction, find_metric
+from evenpack.engine.world.distributed import World
 
 RankValue = int | float | Tensor
 """One measured number; a tensor is on the rank's device, with which the host synchronises once."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from evenpack.batch import StepCounts
 from evenpack.data.batches.pipeline import StepBatches
-from evenpack.engine.distributed import World
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.reporting.reduction import RankValue, reduce_over_ranks
+from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.models.common.losses import LossDenominators
 

@@ -42,7 +42,7 @@ def where(
         raise ConfigError(f"a step has sequences of all sources: leave --source {source} out, or give --document ID")
     config = load(run_file, overrides)
     with reporting(as_json, save=save) as report:
-        from evenpack.engine.where import differs_from_trained, open_where
+        from evenpack.engine.resolving.where import differs_from_trained, open_where
         from evenpack.launcher import where_views
 
         opened = open_where(config, with_text=text)

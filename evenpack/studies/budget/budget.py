@@ -12,9 +12,9 @@ from evenpack.data.order.step_shape import Batching
 from evenpack.data.prepare.known_tokens import find_tokens
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.memory import RunMemory, run_memory
-from evenpack.engine.resolve import resolve
-from evenpack.engine.settle import parameters_of, settle, settled_micro_batches
+from evenpack.engine.memory.estimate import RunMemory, run_memory
+from evenpack.engine.resolving.resolve import resolve
+from evenpack.engine.resolving.settle import parameters_of, settle, settled_micro_batches
 from evenpack.errors import ConfigError, NotPreparedError
 from evenpack.models.common.device_peaks import DevicePeak, find_device_peak
 from evenpack.models.cost import Work, step_flops

@@ -15,9 +15,9 @@ from evenpack.data.prepare.manifest import PackingSummary
 from evenpack.data.sequences import SequenceView
 from evenpack.data.sequences.pieces import RowsView
 from evenpack.engine.config import RunConfig
-from evenpack.engine.objective import next_tokens
-from evenpack.engine.resolve import ResolvedRun
-from evenpack.engine.step_items import average_of, drawn_shares, training_packing
+from evenpack.engine.resolving.objective import next_tokens
+from evenpack.engine.resolving.resolve import ResolvedRun
+from evenpack.engine.resolving.step_items import average_of, drawn_shares, training_packing
 from evenpack.errors import DataError
 from evenpack.studies.budget.data import ItemWork, RunData, SourceData
 

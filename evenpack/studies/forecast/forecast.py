@@ -20,9 +20,9 @@ from jaxtyping import Float64
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.config import RunConfig
-from evenpack.engine.cost_model import CostModel, MeasuredOn
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import ResolvedRun, resolve
+from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
+from evenpack.engine.resolving.resolve import ResolvedRun, resolve
+from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model

@@ -5,7 +5,7 @@ from pathlib import Path
 from evenpack import console
 from evenpack.console import Report
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import configure_logging, joined_world
+from evenpack.engine.world.distributed import configure_logging, joined_world
 from evenpack.progress import Progress
 from evenpack.studies.forecast.forecast import (
     METHODS,

@@ -7,7 +7,7 @@ from evenpack.config import validate
 from evenpack.data.order.step_shape import default_policy
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.reporting.run_record import RUN_RECORD, RunRecord
-from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
 from evenpack.studies.forecast.forecast import ForecastOptions
 from evenpack.studies.forecast.logged_ranks import LoggedRanks

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RunRecord, read_run_record
-from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies.imbalance.comparable import different_settings
 from evenpack.studies.imbalance.logged_run import LoggedRun, read_logged_run

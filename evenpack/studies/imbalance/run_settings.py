@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from evenpack.engine.resolve import ResolvedRun, resolve
+from evenpack.engine.resolving.resolve import ResolvedRun, resolve
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.arguments import ImbalanceArguments
 from evenpack.studies.imbalance.cluster import ClusterOptions

@@ -8,10 +8,10 @@ from jaxtyping import Float64, Int64
 from pydantic import Field
 
 from evenpack.config import Section, nearest, validate
-from evenpack.engine.cost_model import CostModel, read_cost_values
-from evenpack.engine.cost_weights import head_share
 from evenpack.engine.optimizers.config import OptimizerSection
-from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.resolving.cost_model import CostModel, read_cost_values
+from evenpack.engine.resolving.cost_weights import head_share
+from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from evenpack import console
 from evenpack.data.packing import Packing, pack
 from evenpack.engine.provenance import commit_of_source
-from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.progress import Progress
 from evenpack.studies.imbalance.forecast import LogForecast, forecast_from_log
 from evenpack.studies.imbalance.logged_run import LoggedRun

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from evenpack.data.order.step_shape import Layout
 from evenpack.engine.config import RunConfig
-from evenpack.engine.settle import parameters_of, settled_micro_batches
+from evenpack.engine.resolving.settle import parameters_of, settled_micro_batches
 from evenpack.errors import ConfigError
 from evenpack.models.common.device_peaks import find_device_peak
 from evenpack.models.common.traffic import FUSIONS

@@ -11,7 +11,7 @@ import xxhash
 from evenpack.config import load_run_file
 from evenpack.data.prepare.manifest import data_section
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError, EvenpackError
 from evenpack.studies.runs.config import PhaseSection, RunsStudyConfig
 from evenpack.studies.runs.results import steps_done

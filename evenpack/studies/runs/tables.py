@@ -9,7 +9,7 @@ from evenpack import console
 from evenpack.data.prepare.manifest import MANIFEST
 from evenpack.engine.config import TrainingSection
 from evenpack.engine.deepspeed_config import micro_batches_per_step
-from evenpack.engine.resolve import ResolvedRun, open_run
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run
 from evenpack.errors import ConfigError
 from evenpack.studies.runs.config import RunsStudyConfig
 from evenpack.studies.runs.expansion import StudyRun

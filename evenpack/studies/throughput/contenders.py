@@ -9,8 +9,8 @@ from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.data.config import PackingConfig
 from evenpack.data.order.step_shape import POLICIES, AssignmentPolicy, Batching, Layout
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import ResolvedRun, open_run, resolve
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run, resolve
+from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "unpadded", "packed")

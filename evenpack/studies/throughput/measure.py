@@ -9,9 +9,9 @@ import torch
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.build import build_model
-from evenpack.engine.distributed import World
 from evenpack.engine.engine import TrainingEngine
-from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.resolving.resolve import ResolvedRun
+from evenpack.engine.world.distributed import World
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.common.batch_work import performed_work, useful_work, work_on_whole_rows
 from evenpack.models.cost import Work, step_flops

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import torch
 
-from evenpack.engine.cost_model import MeasuredOn
-from evenpack.engine.distributed import World
 from evenpack.engine.provenance import commit_of_source
-from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.resolving.cost_model import MeasuredOn
+from evenpack.engine.resolving.resolve import ResolvedRun
+from evenpack.engine.world.distributed import World
 from evenpack.models.families import family_of
 from evenpack.version import VERSION
 

@@ -12,8 +12,8 @@ import torch
 
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.config import RunConfig
-from evenpack.engine.cost_model import CostModel, MeasuredOn
-from evenpack.engine.distributed import World
+from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
+from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError, DataError
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.common.device_peaks import device_peak_flops

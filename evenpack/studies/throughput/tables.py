@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from evenpack import console
-from evenpack.engine.cost_model import CostModel
+from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.studies.throughput.clock import Spread
 from evenpack.studies.throughput.study import DepthRow, LayoutRow, ThroughputStudy
 

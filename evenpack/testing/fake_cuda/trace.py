@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from evenpack.batch import PackedBatch
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World, quiet_deepspeed
 from evenpack.engine.engine import LocalStep, Phase, TrainingEngine
+from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.errors import EvenpackError
 from evenpack.kernels.capabilities import FUSED
 from evenpack.kernels.config import WHOLE_ROWS

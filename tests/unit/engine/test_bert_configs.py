@@ -11,8 +11,8 @@ from evenpack.data.packing import pack
 from evenpack.engine.checkpoints.files import find_changed_keys
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
-from evenpack.engine.memory import MicroBatchSize, training_memory
-from evenpack.engine.packing_adjustment import adjust_to_packing
+from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
+from evenpack.engine.resolving.packing_adjustment import adjust_to_packing
 from evenpack.models.cost import parameter_count
 from evenpack.models.memory import PhaseMemory
 from evenpack.studies.lengths.published import published_histogram

@@ -18,9 +18,9 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import Run
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
 from evenpack.launcher.training import plan_training
 

@@ -21,9 +21,9 @@ from evenpack.data.order.plan import PackPlan
 from evenpack.data.packing import LengthHistogram, pack
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import SourceEvaluation, evaluate_model, evaluations_to_json
-from evenpack.engine.resolve import resolve
+from evenpack.engine.resolving.resolve import resolve
+from evenpack.engine.world.distributed import World
 from evenpack.models.common.losses import LossSums
 from evenpack.models.gpt2.config import Gpt2Config
 from evenpack.models.gpt2.model import Gpt2

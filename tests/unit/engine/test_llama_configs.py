@@ -7,7 +7,7 @@ import pytest
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import micro_batches_per_step
-from evenpack.engine.memory import MicroBatchSize, training_memory
+from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.models.cost import parameter_count
 
 CONFIGS = Path(__file__).parents[3] / "configs"

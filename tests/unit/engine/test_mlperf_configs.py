@@ -7,7 +7,7 @@ from evenpack.config import load_run_file
 from evenpack.data.packing import pack
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import micro_batches_per_step
-from evenpack.engine.memory import MicroBatchSize, training_memory
+from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
 from evenpack.studies.lengths.published import published_histogram
 
 GPUS = {"bert_large_packed": 8, "bert_large_unpadded": 8, "bert_large_padded": 8, "bert_large_packed_64": 64}

@@ -8,7 +8,7 @@ import pytest
 
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.config import MetricsSection
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError
 from evenpack.launcher.training import plan_training
 from evenpack.testing import pair_run_values, prepared, run_config, text_sources

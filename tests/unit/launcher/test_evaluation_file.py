@@ -7,7 +7,7 @@ import pytest
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.errors import ConfigError, DataError, NotPreparedError
 from evenpack.launcher.evaluation_file import run_over_file
 from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources

@@ -8,7 +8,7 @@ import pytest
 
 import evenpack
 from evenpack.data.order.step_shape import CostWeights
-from evenpack.engine.cost_model import CostModel, MeasuredOn
+from evenpack.engine.resolving.cost_model import CostModel, MeasuredOn
 from evenpack.errors import ConfigError, DataError
 from evenpack.studies import cost_model
 from evenpack.studies.cost_model import MicroBatchTimes, fit_cost_model, shuffled_places

@@ -15,7 +15,7 @@ from evenpack.data.order.blocked_plan import BlockedPlan
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolve import resolve
+from evenpack.engine.resolving.resolve import resolve
 from evenpack.testing import changed
 
 

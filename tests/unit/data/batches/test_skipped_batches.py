@@ -7,8 +7,8 @@ import pytest
 
 from evenpack.data.batches.pipeline import MicroBatchDataset, SkippedStep, StepBatches, training_batches
 from evenpack.data.order.skipped_steps import SkippedSteps
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import ResolvedRun, open_run
+from evenpack.engine.resolving.resolve import ResolvedRun, open_run
+from evenpack.engine.world.distributed import World
 from evenpack.testing import prepared, run_config, run_values, text_sources
 
 

@@ -17,9 +17,9 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.build import build_model
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import evaluate_model, evaluations_to_json
-from evenpack.engine.resolve import open_run, resolve
+from evenpack.engine.resolving.resolve import open_run, resolve
+from evenpack.engine.world.distributed import World
 from evenpack.launcher.training import TrainingPlan, plan_training
 from evenpack.launcher.views import plan_table
 

@@ -26,8 +26,8 @@ from evenpack.data.prepared import PreparedData, Split
 from evenpack.data.sequences import MaskedPairsView, SentencePairsView
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
-from evenpack.engine.cost_weights import operation_weights
-from evenpack.engine.resolve import resolve
+from evenpack.engine.resolving.cost_weights import operation_weights
+from evenpack.engine.resolving.resolve import resolve
 from evenpack.errors import ConfigError, DataError
 
 LONGEST = 48

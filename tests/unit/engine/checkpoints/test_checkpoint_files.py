@@ -32,7 +32,7 @@ from evenpack.engine.checkpoints.loading import newest_whole, whole_at
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, RunError
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))

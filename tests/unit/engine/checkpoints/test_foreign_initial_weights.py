@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
 from evenpack.engine.checkpoints.initial_weights import initialize
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
 from evenpack.models.families import config_of

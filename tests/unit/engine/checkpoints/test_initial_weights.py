@@ -13,7 +13,7 @@ from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import CHECKPOINTS, TrainState, checkpoint_name, commit_files, write_manifest
 from evenpack.engine.checkpoints.initial_weights import initialize
 from evenpack.engine.checkpoints.weight_origins import find_weights
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 from evenpack.models.build import Model, new_model
 from evenpack.models.families import config_of

@@ -18,8 +18,8 @@ from evenpack.engine.checkpoints.files import Checkpoint, read_manifest
 from evenpack.engine.checkpoints.keeping import KeepPolicy, best_step
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
 from evenpack.engine.evaluate import SourceEvaluation, overall_loss
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError, ConfigError
 from evenpack.testing import run_config, run_values
 

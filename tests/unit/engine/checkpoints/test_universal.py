@@ -30,8 +30,8 @@ from evenpack.engine.checkpoints.shards import WHOLE_WEIGHTS, saved_tensors
 from evenpack.engine.checkpoints.universal import existing_universal, make_universal
 from evenpack.engine.checkpoints.universal_loading import load_universal, parameter_shapes
 from evenpack.engine.checkpoints.weights import load_model_weights
-from evenpack.engine.distributed import World
 from evenpack.engine.optimizers.build import parameter_groups
+from evenpack.engine.world.distributed import World
 from evenpack.errors import CheckpointError
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))

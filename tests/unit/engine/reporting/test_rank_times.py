@@ -7,8 +7,8 @@ import torch
 from batches import build_batch, random_sequences
 
 from evenpack.batch import PackedBatch
-from evenpack.engine.distributed import World
 from evenpack.engine.reporting.rank_times import RankTimes
+from evenpack.engine.world.distributed import World
 
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 

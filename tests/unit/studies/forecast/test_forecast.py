@@ -11,8 +11,8 @@ from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.batch import PackedBatch
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import resolve
+from evenpack.engine.resolving.resolve import resolve
+from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError, DataError
 from evenpack.models.common.batch_work import performed_work
 from evenpack.studies.forecast import forecast

@@ -9,7 +9,7 @@ from logged_runs import CPU, log_run
 from tiny_run import tiny_gpt2_run
 
 from evenpack.engine.config import RunConfig
-from evenpack.engine.cost_model import MeasuredOn
+from evenpack.engine.resolving.cost_model import MeasuredOn
 from evenpack.errors import ConfigError
 from evenpack.studies.forecast import plots
 from evenpack.studies.forecast.command import ForecastCommand

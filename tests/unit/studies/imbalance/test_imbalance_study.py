@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from tiny_run import tiny_gpt2_run
 
 from evenpack.data.prepared import PreparedData
-from evenpack.engine.resolve import resolve
+from evenpack.engine.resolving.resolve import resolve
 from evenpack.launcher.cli import app as cli
 from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings

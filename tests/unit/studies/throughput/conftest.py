@@ -7,7 +7,7 @@ from tiny_run import lone_world, tiny_gpt2_run
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 
 
 @pytest.fixture(scope="module")

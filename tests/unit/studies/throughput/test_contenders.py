@@ -9,8 +9,8 @@ from tiny_run import PACK_LENGTH
 from evenpack.data.config import PackingConfig
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import World
 from evenpack.studies.throughput.contenders import (
     contender,
     depth_contenders,

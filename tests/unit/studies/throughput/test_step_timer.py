@@ -13,8 +13,8 @@ from tiny_run import PACK_LENGTH
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.models.common.batch_work import useful_work
 from evenpack.models.cost import step_flops

@@ -19,7 +19,7 @@ from seen_figures import DrawnFigure
 from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
+from evenpack.engine.world.distributed import World
 from evenpack.progress import Progress
 from evenpack.studies.plotting import figure_as_png, require_plot
 from evenpack.studies.throughput import plots, study

@@ -18,12 +18,12 @@ from evenpack.engine.build import build
 from evenpack.engine.checkpoints.continuation import compare_run_files
 from evenpack.engine.checkpoints.files import TrainState
 from evenpack.engine.config import RunConfig
-from evenpack.engine.cost_model import CostModel
-from evenpack.engine.cost_weights import operation_weights, warn_of_other_device
-from evenpack.engine.distributed import World
-from evenpack.engine.resolve import open_run
+from evenpack.engine.resolving.cost_model import CostModel
+from evenpack.engine.resolving.cost_weights import operation_weights, warn_of_other_device
+from evenpack.engine.resolving.resolve import open_run
 from evenpack.engine.sharding import SHARDINGS
 from evenpack.engine.train import train_in
+from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.studies.throughput.contenders import changed
 

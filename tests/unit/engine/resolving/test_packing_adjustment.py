@@ -14,7 +14,7 @@ from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import micro_batches_per_step
 from evenpack.engine.optimizers.lamb import Lamb
-from evenpack.engine.packing_adjustment import PackingAdjustment, adjust_to_packing, measured_packing_factor
+from evenpack.engine.resolving.packing_adjustment import PackingAdjustment, adjust_to_packing, measured_packing_factor
 from evenpack.errors import ConfigError, DataError
 
 

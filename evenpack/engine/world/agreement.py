@@ -23,7 +23,7 @@ from torch.cuda import nccl
 
 from evenpack.data.prepare.manifest import MANIFEST
 from evenpack.engine.config import RunConfig
-from evenpack.engine.meeting import Meeting
+from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import RunError
 from evenpack.files import file_checksum
 from evenpack.version import VERSION

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import torch
 
-from evenpack.engine.distributed import World
-from evenpack.engine.memory import run_memory
-from evenpack.engine.memory_text import memory_text
-from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.memory.estimate import run_memory
+from evenpack.engine.memory.text import memory_text
+from evenpack.engine.resolving.resolve import ResolvedRun
+from evenpack.engine.world.distributed import World
 from evenpack.errors import RunError
 from evenpack.models.common.device_peaks import known_device
 

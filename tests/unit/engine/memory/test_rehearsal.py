@@ -11,9 +11,9 @@ from rich.table import Table
 
 from evenpack.data.batches.pipeline import MicroBatchDataset, StepBatches, training_batches
 from evenpack.engine.config import RunConfig
-from evenpack.engine.distributed import World
-from evenpack.engine.rehearsal import RankRehearsal, rehearse
-from evenpack.engine.resolve import open_run
+from evenpack.engine.memory.rehearsal import RankRehearsal, rehearse
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.launcher.views import rehearsal_table
 from evenpack.testing import changed, pair_run_values, prepared, run_config, run_values, text_sources

@@ -14,8 +14,8 @@ import numpy as np
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
+from evenpack.engine.resolving.step_items import AverageItem
 from evenpack.engine.sharding import sharding_at
-from evenpack.engine.step_items import AverageItem
 from evenpack.models.common.device_peaks import DevicePeak
 from evenpack.models.common.memory import BF16_BYTES, FP32_BYTES, StateSizes
 from evenpack.models.cost import parameter_count

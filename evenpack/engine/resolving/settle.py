@@ -10,9 +10,9 @@ from fractions import Fraction
 from evenpack.config import validate
 from evenpack.engine.config import RunConfig, TrainingSection
 from evenpack.engine.deepspeed_config import micro_batches_per_step
-from evenpack.engine.packing_adjustment import adjust_to_packing
-from evenpack.engine.run_length import LENGTHS, StepContents, steps_of
-from evenpack.engine.step_items import AverageItem
+from evenpack.engine.resolving.packing_adjustment import adjust_to_packing
+from evenpack.engine.resolving.run_length import LENGTHS, StepContents, steps_of
+from evenpack.engine.resolving.step_items import AverageItem
 from evenpack.errors import ConfigError
 from evenpack.models.cost import parameter_count
 

@@ -22,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from evenpack.batch import PackedBatch
 from evenpack.data.batches.pipeline import MicroBatchDataset
 from evenpack.engine.build import build_model
-from evenpack.engine.distributed import World, quiet_deepspeed
 from evenpack.engine.engine import Phase, TrainingEngine
-from evenpack.engine.memory import MicroBatchSize, training_memory
-from evenpack.engine.resolve import ResolvedRun
+from evenpack.engine.memory.estimate import MicroBatchSize, training_memory
+from evenpack.engine.resolving.resolve import ResolvedRun
+from evenpack.engine.world.distributed import World, quiet_deepspeed
 from evenpack.errors import ConfigError
 from evenpack.models.memory import TrainingMemory
 

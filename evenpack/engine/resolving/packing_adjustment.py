@@ -18,7 +18,7 @@ from typing import Any
 from evenpack.config import validate
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.step_items import training_packing
+from evenpack.engine.resolving.step_items import training_packing
 from evenpack.errors import ConfigError
 
 _NEAR = 0.05

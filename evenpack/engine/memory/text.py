@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from evenpack.data.order.step_shape import Batching
-from evenpack.engine.memory import FREE_SHARE, FittingSettings, RunMemory
+from evenpack.engine.memory.estimate import FREE_SHARE, FittingSettings, RunMemory
 from evenpack.models.memory import PhaseMemory
 from evenpack.units import counted
 

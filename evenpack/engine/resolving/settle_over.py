@@ -2,9 +2,9 @@
 
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.packing_adjustment import measured_packing_factor
-from evenpack.engine.settle import settle
-from evenpack.engine.step_items import average_item, items_of_an_epoch
+from evenpack.engine.resolving.packing_adjustment import measured_packing_factor
+from evenpack.engine.resolving.settle import settle
+from evenpack.engine.resolving.step_items import average_item, items_of_an_epoch
 
 
 def settle_over(config: RunConfig, prepared: PreparedData) -> tuple[RunConfig, tuple[str, ...]]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from evenpack.config import load_run_file
-from evenpack.engine.attention_choice import attention_request, check_attention
 from evenpack.engine.config import RunConfig
+from evenpack.engine.resolving.attention_choice import attention_request, check_attention
 from evenpack.errors import ConfigError
 from evenpack.kernels.capabilities import resolve_backend
 from evenpack.shipped import shipped_run_files

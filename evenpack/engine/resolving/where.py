@@ -19,7 +19,7 @@ from evenpack.data.tokens.file import DOCUMENT_HASHES, TokenFile
 from evenpack.data.where import Decode, StepContent, TracedSource, Where
 from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS, find_record
-from evenpack.engine.settle_over import settle_over
+from evenpack.engine.resolving.settle_over import settle_over
 from evenpack.errors import ConfigError
 
 

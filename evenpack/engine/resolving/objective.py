@@ -17,7 +17,7 @@ from evenpack.data.order.step_shape import Batching, StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.data.sequences.masking import masked_count
-from evenpack.engine.step_items import average_item, items_of_an_epoch
+from evenpack.engine.resolving.step_items import average_item, items_of_an_epoch
 from evenpack.models.common.losses import LossDenominators, exact_denominators, expected_denominators
 from evenpack.models.config import ModelConfig
 from evenpack.models.families import family_of

@@ -16,16 +16,16 @@ from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.step_shape import CostWeights, StepShape
 from evenpack.data.prepared import PreparedData
 from evenpack.engine.config import RunConfig
-from evenpack.engine.cost_model import CostModel
-from evenpack.engine.cost_weights import operation_weights, read_cost_model
-from evenpack.engine.distributed import World
-from evenpack.engine.objective import Denominators, build_denominators, build_objective
 from evenpack.engine.reporting.config import require_mlperf_logging
-from evenpack.engine.run_length import is_evaluation_due
-from evenpack.engine.settle import parameters_of, settled_micro_batches
-from evenpack.engine.settle_over import settle_over
+from evenpack.engine.resolving.cost_model import CostModel
+from evenpack.engine.resolving.cost_weights import operation_weights, read_cost_model
+from evenpack.engine.resolving.objective import Denominators, build_denominators, build_objective
+from evenpack.engine.resolving.run_length import is_evaluation_due
+from evenpack.engine.resolving.settle import parameters_of, settled_micro_batches
+from evenpack.engine.resolving.settle_over import settle_over
+from evenpack.engine.resolving.step_items import AverageItem, average_item, drawn_shares, items_of_an_epoch
 from evenpack.engine.sharding import sharding_at
-from evenpack.engine.step_items import AverageItem, average_item, drawn_shares, items_of_an_epoch
+from evenpack.engine.world.distributed import World
 from evenpack.errors import ConfigError
 from evenpack.kernels.config import WHOLE_ROWS
 from evenpack.models.config import study_switches

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from evenpack.engine.distributed import World, complete_environment, configure_logging, require_shared_directory
+from evenpack.engine.world.distributed import World, complete_environment, configure_logging, require_shared_directory
 from evenpack.errors import DataError, RunError
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))

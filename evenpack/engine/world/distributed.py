@@ -22,8 +22,8 @@ import torch.distributed as dist
 from jaxtyping import Float64
 from torch import Tensor
 
-from evenpack.engine.agreement import machine_facts, require_agreement
-from evenpack.engine.meeting import Meeting
+from evenpack.engine.world.agreement import machine_facts, require_agreement
+from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import EvenpackError, RunError
 
 ResultT = TypeVar("ResultT")

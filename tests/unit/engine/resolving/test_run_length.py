@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenpack.engine.resolve import open_run
-from evenpack.engine.run_length import (
+from evenpack.engine.resolving.resolve import open_run
+from evenpack.engine.resolving.run_length import (
     RunLengthSection,
     StepContents,
     is_evaluation_due,

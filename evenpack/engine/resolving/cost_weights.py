@@ -8,7 +8,7 @@ from evenpack.data.order.step_shape import CostWeights, Layout
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences import MaskedPairsView
 from evenpack.engine.config import TrainingSection
-from evenpack.engine.cost_model import CostModel
+from evenpack.engine.resolving.cost_model import CostModel
 from evenpack.errors import ConfigError
 from evenpack.models.config import ModelConfig
 from evenpack.models.cost import Work, step_flops

@@ -18,7 +18,7 @@ from evenpack.data.prepare.prepare import prepare
 from evenpack.data.prepared import PreparedData
 from evenpack.data.sequences.masking import masked_count
 from evenpack.engine.config import RunConfig
-from evenpack.engine.resolve import resolve
+from evenpack.engine.resolving.resolve import resolve
 from evenpack.testing import run_config, run_values
 
 PACKS_PER_STEP = 5
