@@ -55,8 +55,8 @@ class CostWeights:
 class StepShape:
     """How every step of a run is formed, whatever the number of ranks.
 
-    Made once, by `engine/resolving/resolve.py`, from the run file, the prepared data and the model family, and passed on
-    whole.
+    Made once, by `engine/resolving/resolve.py`, from the run file, the prepared data and the model family, and
+    passed on whole.
     """
 
     batching: Batching
