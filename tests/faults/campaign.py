@@ -78,9 +78,9 @@ class Campaign:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             drawn = self._random.random()
-            if drawn < 0.15:
+            if drawn < 0.3:
                 self.prepare_with_faults(3)
-            elif drawn < 0.2:
+            elif drawn < 0.35:
                 self.convert_with_a_fault()
             else:
                 self.run_with_faults(self._random.choice(CASES), deadline=deadline)
@@ -169,8 +169,8 @@ class Campaign:
     def _goes_on_with_a_fault(self, state: _State, life: Life) -> bool:
         """Injects one fault; returns whether the run goes on. Raises: MissedError, BrokenError."""
         fitting = [one for one in RUNNING_FAULTS if one.fits(state.run)]
-        # Each that ends the run costs a start: the others are drawn twice as often.
-        fault = self._random.choice([*fitting, *(one for one in fitting if one.ends != "must")])
+        weights = [1 if one.ends == "must" else 3 for one in fitting]  # each that ends the run costs a start
+        (fault,) = self._random.choices(fitting, weights)
         moment = wait_for_moment(life, self._random, start_seconds=12.0)
         life.mark()
         try:

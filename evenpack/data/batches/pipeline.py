@@ -1,8 +1,6 @@
 """Micro-batches of prepared data for one rank, prefetched by worker processes in a fixed order."""
 
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -14,6 +12,7 @@ from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.capacity import BatchCapacity, find_capacity
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.flat import FlatBatch
+from evenpack.data.batches.loader_processes import begin_loader_process, stop_signals_blocked
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
 from evenpack.data.order.selection import PackedSource, select_packs
@@ -142,14 +141,14 @@ def training_batches(
         sampler=chain.from_iterable(range((first - 1) * per_step, last * per_step) for first, last in kept),
         batch_size=None,
         collate_fn=_flat,
-        worker_init_fn=_ignore_first_stop_signal,
+        worker_init_fn=begin_loader_process,
         num_workers=settings.loader_workers,
         # Forking a process that holds a process group or a CUDA context is undefined behaviour.
         multiprocessing_context="spawn" if settings.loader_workers else None,
         prefetch_factor=min(2 * per_step, _MOST_PREFETCHED) if settings.loader_workers else None,
         pin_memory=settings.pin_memory,
     )
-    with _blocked_stop_signals():  # the workers inherit this until they install their own handlers
+    with stop_signals_blocked():  # the processes inherit this until they install their own handlers
         batches = iter(loader)
     for step in range(start_step, stop_step):
         if step + 1 in skipped:
@@ -194,7 +193,6 @@ def evaluation_batches(
 
 _MOST_PREFETCHED = 32
 """Micro-batches per worker; each keeps a shared-memory file open, and 1,024 is a usual limit of files."""
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NO_COUNTS = StepCounts(packs=0, sequences=0, tokens=0, targets=0)
 
 
@@ -219,23 +217,3 @@ def _collator(
 
 def _flat(batch: Any) -> FlatBatch:
     return FlatBatch.of(batch)
-
-
-@contextmanager
-def _blocked_stop_signals() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _ignore_first_stop_signal(_worker: int) -> None:
-    """Ignores the first stop signal, which `deepspeed` sends to loaders too: a run needs batches until its step ends.
-
-    A second SIGTERM ends the worker: this is how the loader itself ends workers that do not exit.
-    """
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
