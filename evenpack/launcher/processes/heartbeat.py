@@ -146,6 +146,17 @@ def read_beat(folder: Path, rank: int, *, run_id: str) -> Beat | None:
     return None
 
 
+def silent_seconds(folder: Path, rank: int, *, run_id: str, now: Path) -> float | None:
+    """Returns for how long a rank has written no heartbeat; None if it does, or writes none.
+
+    `now` is a file on the same disk that was just written: no clock of another machine is compared with this one's.
+    """
+    if read_beat(folder, rank, run_id=run_id) is None:
+        return None
+    seconds = now.stat().st_mtime - heartbeat_file(folder, rank).stat().st_mtime
+    return seconds if seconds > 3 * _LONGEST_SECONDS else None
+
+
 def _main_thread() -> str:
     """Returns the stack of the main thread, outermost call first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)

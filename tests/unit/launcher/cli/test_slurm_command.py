@@ -1,11 +1,13 @@
 """`evenpack slurm` checks the run before it writes; `evenpack stop` asks the run that goes on."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from evenpack.launcher.cli import app as cli
+from evenpack.launcher.processes.heartbeat import Heartbeat, heartbeat_file
 from evenpack.launcher.processes.ranks import RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.stop import read_stop_request
 from evenpack.testing import prepared, run_config, run_values, write_run_file
@@ -78,3 +80,18 @@ def test_a_run_that_goes_on_is_asked_to_stop(
     folder.write_status(status.ended("finished", exit_code=0, step=6))
     assert evenpack(monkeypatch, "stop", run_file) == 2
     assert "no run is going on" in capsys.readouterr().err
+
+
+def test_a_run_whose_rank_0_has_long_been_silent_may_have_been_killed(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RankFolder(run_file.parent / "out", "now")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.write_status(RankStatus.starting("now", RankPlace.of_environment({})))
+    Heartbeat(folder.path, run_id="now", rank=0, timeout_seconds=900.0).keep_up()
+    assert evenpack(monkeypatch, "stop", run_file) == 0
+    assert "heartbeat" not in capsys.readouterr().out
+    file = heartbeat_file(folder.path, 0)
+    os.utime(file, (0.0, file.stat().st_mtime - 3700.0))
+    assert evenpack(monkeypatch, "stop", run_file) == 0
+    assert "no heartbeat for 1h01m" in " ".join(capsys.readouterr().out.split())
