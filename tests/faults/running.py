@@ -30,6 +30,8 @@ class Injected:
     """Takes its cause away, for a run that goes on and for the same command afterwards."""
     hold_seconds: float = 0.0
     """How long the cause stays, if the run does not end before."""
+    may_return_0: bool = False
+    """Whether the exit code is DeepSpeed's own affair: `deepspeed` returns 0 if a signal ends what it has started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,9 @@ def kill_a_launcher(life: Life, random: Random) -> Injected:
         raise MissedError
     index = random.randrange(len(launchers))
     _send(launchers[index], signal.SIGKILL)
-    return Injected(detail=f"launcher {index} of {len(launchers)}")
+    may_return_0 = life.run.case.stack == "deepspeed" and index > 0
+    more = ", so that `deepspeed` returns 0" if may_return_0 else ""
+    return Injected(detail=f"launcher {index} of {len(launchers)}{more}", may_return_0=may_return_0)
 
 
 def kill_a_loader(life: Life, random: Random) -> Injected:

@@ -24,6 +24,7 @@ def end(**changes: object) -> End:
 def test_a_clear_end_is_accepted() -> None:
     require_clear(end(), SUPERVISED, silent=False)
     require_clear(end(said=""), SUPERVISED, silent=True)
+    require_clear(end(exit_code=0), SUPERVISED, silent=False, may_return_0=True)
     require_clear(end(said=TRACEBACK), UNDER_TORCHRUN, silent=False)
     require_clear(end(said=f"error: no\nException ignored in: <f>\n{TRACEBACK}"), SUPERVISED, silent=False)
 

@@ -46,15 +46,16 @@ class Tried:
         return f"{self.name} ({self.where}; {self.detail}): {self.outcome}{ended}{problem}"
 
 
-def require_clear(end: End, case: Case, *, silent: bool) -> None:
+def require_clear(end: End, case: Case, *, silent: bool, may_return_0: bool = False) -> None:
     """Raises: BrokenError unless a run ended with another code than 0, a message, and no process left.
 
     Args:
         silent: whether the process that would have said something was killed.
+        may_return_0: whether the code is not evenpack's affair.
     """
     if end.orphans:
         raise BrokenError(f"processes lived on: {'; '.join(end.orphans)}")
-    if end.exit_code == 0:
+    if end.exit_code == 0 and not may_return_0:
         raise BrokenError("the run ended with 0 before its last step")
     if not silent and not end.said.strip():
         raise BrokenError(f"the run ended with {end.exit_code} and said nothing")
