@@ -30,6 +30,8 @@ _START_SECONDS = 240.0
 _HANGS_SECONDS = 900.0
 _MOST_LIVES = 14
 """Starts of one run with faults; after them it runs to its end undisturbed."""
+_OFTENER = 5
+"""How much oftener a fault is drawn that costs no start."""
 _NAN = "a loss is NaN"
 
 
@@ -169,8 +171,7 @@ class Campaign:
     def _goes_on_with_a_fault(self, state: _State, life: Life) -> bool:
         """Injects one fault; returns whether the run goes on. Raises: MissedError, BrokenError."""
         fitting = [one for one in RUNNING_FAULTS if one.fits(state.run)]
-        weights = [1 if one.ends == "must" else 3 for one in fitting]  # each that ends the run costs a start
-        (fault,) = self._random.choices(fitting, weights)
+        (fault,) = self._random.choices(fitting, [1 if one.costs_start else _OFTENER for one in fitting])
         moment = wait_for_moment(life, self._random, start_seconds=12.0)
         life.mark()
         try:

@@ -42,6 +42,8 @@ class RunningFault:
     ends: Ends
     inject: Callable[[Life, Random], Injected]
     fits: Callable[[SubjectRun], bool] = lambda _: True
+    costs_start: bool = False
+    """Whether the run has to be started again, or another one once: it is drawn less often."""
     silent: bool = False
     """Whether the process that is killed is the one that would have said something."""
 
@@ -197,18 +199,29 @@ def delete_a_file(life: Life, random: Random) -> Injected:
 
 
 RUNNING_FAULTS = (
-    RunningFault(name="SIGKILL to a rank", ends="must", inject=kill_a_rank, fits=_together),
-    RunningFault(name="SIGKILL to all ranks", ends="must", inject=kill_all_ranks, fits=_together),
-    RunningFault(name="SIGKILL to the only process", ends="must", inject=kill_all_ranks, fits=_alone, silent=True),
-    RunningFault(name="SIGKILL to a launcher", ends="must", inject=kill_a_launcher, fits=_together, silent=True),
-    RunningFault(name="SIGKILL to a loader's worker", ends="may", inject=kill_a_loader),
-    RunningFault(name="SIGTERM, SIGINT or SIGHUP", ends="must", inject=ask_to_stop, silent=True),
+    RunningFault(name="SIGKILL to a rank", ends="must", costs_start=True, inject=kill_a_rank, fits=_together),
+    RunningFault(name="SIGKILL to all ranks", ends="must", costs_start=True, inject=kill_all_ranks, fits=_together),
+    RunningFault(
+        name="SIGKILL to the only process",
+        ends="must",
+        costs_start=True,
+        inject=kill_all_ranks,
+        fits=_alone,
+        silent=True,
+    ),
+    RunningFault(
+        name="SIGKILL to a launcher", ends="must", costs_start=True, inject=kill_a_launcher, fits=_together, silent=True
+    ),
+    RunningFault(name="SIGKILL to a loader's worker", ends="may", costs_start=True, inject=kill_a_loader),
+    RunningFault(name="SIGTERM, SIGINT or SIGHUP", ends="must", costs_start=True, inject=ask_to_stop, silent=True),
     RunningFault(name="SIGSTOP to a rank, for a while", ends="never", inject=stop_a_rank_for_a_while),
-    RunningFault(name="SIGSTOP to a rank, for good", ends="must", inject=stop_a_rank_for_good, fits=_together),
+    RunningFault(
+        name="SIGSTOP to a rank, for good", ends="must", costs_start=True, inject=stop_a_rank_for_good, fits=_together
+    ),
     RunningFault(name="a slow rank", ends="never", inject=slow_a_rank),
     RunningFault(name="the disk is full", ends="may", inject=fill_the_disk, fits=_on_small_disk),
-    RunningFault(name="the directory is removed", ends="must", inject=remove_the_directory),
-    RunningFault(name="a second run on the directory", ends="never", inject=start_a_second_run),
+    RunningFault(name="the directory is removed", ends="must", costs_start=True, inject=remove_the_directory),
+    RunningFault(name="a second run on the directory", ends="never", costs_start=True, inject=start_a_second_run),
     RunningFault(name="a file is deleted under the run", ends="may", inject=delete_a_file),
 )
 

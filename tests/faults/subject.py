@@ -22,7 +22,7 @@ from evenpack.launcher.processes.launch import free_port
 
 Stack = Literal["evenpack train", "deepspeed", "torchrun", "python"]
 
-STEPS = 150
+STEPS = 240
 CHECKPOINT_EVERY = 10
 HANG_TIMEOUT_SECONDS = 32
 """So that a run which hangs ends within the minute that is promised, on a machine that starts a run in 20 s."""
