@@ -67,7 +67,7 @@ def train(
     Raises: ConfigError, DataError, CheckpointError or BackendError if the run cannot start; RunError for a loss that
     is not finite (nothing is saved then), a full disk, or ranks that do not see the same files.
     """
-    with joined_world(run_facts(config)) as world:
+    with joined_world(run_facts(config), stop_requested=stop_requested) as world:
         configure_logging(world)
         return train_in(world, config, stop_requested=stop_requested, on_activity=on_activity)
 

@@ -48,8 +48,12 @@ EXIT_ERROR = 1
 _OTHERS_SECONDS = 2.0
 """Seconds that a rank with an error waits for the statuses of others, to see whether they have it too or caused it."""
 
-_OWNER_SECONDS = 30.0
-"""Seconds that a rank waits for rank 0 of its machine to own the output directory; longer than rank 0 tries."""
+_OWNER_SECONDS = 600.0
+"""Seconds that a rank waits for rank 0 to own the output directory: it may start later, and tries for a while."""
+
+
+_IS_OWN = "the output directory is this run's"
+"""Name in a meeting."""
 
 
 @runtime_checkable
@@ -83,14 +87,35 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     share_cores(place)
     try:
         config = _load_config(options.run_file, options.overrides)
+    except EvenpackError as error:
+        _refuse(error, place)
+        if place.spans_machines:  # on the others it may be right
+            _tell_others(error, place, options.evenpack_run)
+        return EXIT_BAD_INPUT
+    try:
         meeting = _meeting(place, options.evenpack_run)
     except EvenpackError as error:
-        if place.local_rank == 0:  # the others of this machine read the same file
-            say(f"error: {error}" if place.rank == 0 else f"rank {place.rank}: error: {error}")
+        _refuse(error, place)
         return EXIT_BAD_INPUT
     token = options.evenpack_run
     run_id = token.run_id if token is not None else plain_run_id(place) if meeting is None else meeting.id
-    return Rank(config, place, token, run_id=run_id).run(train or _train)
+    return Rank(config, place, token, run_id=run_id, meeting=meeting).run(train or _train)
+
+
+def _refuse(error: EvenpackError, place: RankPlace) -> None:
+    if place.local_rank == 0:  # the others of this machine read the same file
+        say(f"error: {error}" if place.rank == 0 else f"rank {place.rank}: error: {error}")
+
+
+def _tell_others(error: EvenpackError, place: RankPlace, token: LaunchToken | None) -> None:
+    """Meets the others as a rank that starts does, so that they end with this error instead of waiting."""
+    settle_accelerator()
+    from evenpack.engine.world.distributed import tell_that_rank_cannot_start
+
+    with suppress(EvenpackError):
+        meeting = _meeting(place, token)
+        tell_that_rank_cannot_start(str(error))
+        del meeting
 
 
 def _meeting(place: RankPlace, token: LaunchToken | None) -> "Meeting | None":
@@ -109,8 +134,18 @@ def _meeting(place: RankPlace, token: LaunchToken | None) -> "Meeting | None":
 class Rank:
     """This process as a rank of one run."""
 
-    def __init__(self, config: "RunConfig", place: RankPlace, token: LaunchToken | None, *, run_id: str) -> None:
+    def __init__(
+        self,
+        config: "RunConfig",
+        place: RankPlace,
+        token: LaunchToken | None,
+        *,
+        run_id: str,
+        meeting: "Meeting | None" = None,
+    ) -> None:
+        """`meeting`: where ranks of several machines have met that `evenpack train` has not started."""
         self._config = config
+        self._meeting = meeting
         self._place = place
         self._token = token
         self._folder = RankFolder(config.run.output_dir, run_id)
@@ -164,17 +199,42 @@ class Rank:
     def _own_output_dir(self, held: ExitStack) -> None:
         """Makes the output directory this run's, or waits until rank 0 has: before, its files may be another run's.
 
-        Ranks of other machines do not wait, because they need not see the directory. Raises: RunError.
+        Ranks of several machines learn it in their meeting, others by files. Raises: RunError.
         """
         if self._place.rank == 0:
-            held.enter_context(held_output_dir(self._config.run.output_dir))
-            self._folder.remove_earlier()
-        elif 0 in self._place.local_ranks():
-            deadline = time.monotonic() + _OWNER_SECONDS
-            while self._folder.read_status(0) is None and time.monotonic() < deadline:
-                if self._folder.read_failure() is not None:  # rank 0 says it
-                    end_process(EXIT_BAD_INPUT)
-                time.sleep(0.02)
+            try:
+                held.enter_context(held_output_dir(self._config.run.output_dir))
+                self._folder.remove_earlier()
+            except RunError:
+                self._say_whose_directory(is_own=False)
+                raise
+            self._say_whose_directory(is_own=True)
+        elif self._meeting is not None:
+            if not self._meeting.broadcast(_IS_OWN):
+                end_process(EXIT_BAD_INPUT)  # rank 0 says why
+        else:
+            self._wait_for_owner()
+
+    def _say_whose_directory(self, *, is_own: bool) -> None:
+        if self._meeting is not None:
+            self._meeting.broadcast(_IS_OWN, is_own)
+        if self._meeting is not None and not is_own:
+            self._meeting.wait_for_readers(_IS_OWN)
+        elif not is_own:
+            with suppress(OSError):
+                self._folder.refuse()
+
+    def _wait_for_owner(self) -> None:
+        deadline = time.monotonic() + _OWNER_SECONDS
+        while self._folder.read_status(0) is None:
+            if self._folder.is_refused():  # rank 0 says why
+                end_process(EXIT_BAD_INPUT)
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"rank 0 of this start has not written its status into {self._folder.path} within "
+                    f"{_OWNER_SECONDS:.0f} s: look at the first lines of its log, and start the same command again"
+                )
+            time.sleep(0.02)
 
     def _fail(self, error: str) -> NoReturn:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""
@@ -205,7 +265,7 @@ class Rank:
         with suppress(OSError):
             if self._owns_files:
                 self._folder.write_status(status)
-            return self._folder.claim_failure(Failure.of(status))
+                return self._folder.claim_failure(Failure.of(status))
         return None
 
     def _other_rank_reports(self, error: str) -> bool:

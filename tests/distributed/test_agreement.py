@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+import evenpack
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
-from evenpack.engine.world.agreement import RankFacts, find_differences, machine_facts, require_agreement, run_facts
+from evenpack.engine.world.agreement import (
+    RankFacts,
+    _source_checksum,
+    find_differences,
+    machine_facts,
+    require_agreement,
+    run_facts,
+)
 from evenpack.engine.world.meeting import Meeting
+from evenpack.errors import RunError
 from evenpack.launcher.processes.launch import free_port
 from evenpack.testing import run_values, write_run_file
 from evenpack.testing.ranks import fork_context
@@ -131,6 +140,37 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert "rank 0 on node1 has waited 3 s for the others to start; rank 2 has not come" in error
 
 
+def wait_in_vain(answer: Connection, rank: int, port: int, patience_seconds: float) -> None:
+    """Meets as one of three ranks, of which the third does not come, and ends."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        Meeting("start", rank=rank, size=3, patience_seconds=patience_seconds)
+    except RunError as error:
+        answer.send(str(error))
+
+
+def test_a_rank_that_loses_rank_0_in_the_meeting_says_so() -> None:
+    context, port = fork_context(), free_port()
+    pipes = [context.Pipe() for _ in range(2)]
+    for rank, (_, there) in enumerate(pipes):
+        context.Process(target=wait_in_vain, args=(there, rank, port, 3.0 if rank == 0 else 60.0)).start()
+        there.close()
+    messages = [here.recv() for here, _ in pipes]
+    assert "rank 2 has not come" in messages[0] or "2 have not come" in messages[0]
+    assert "rank 1 on" in messages[1]
+    assert "has lost the store in which the ranks meet" in messages[1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stop_ends_the_wait_for_others(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for rank 1, and rank 1 for a store that nobody holds."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    answers = iter([False, True, True])
+    with pytest.raises(RunError, match="asked to stop before all ranks had come"):
+        Meeting("start", rank=rank, size=2, stop_requested=lambda: next(answers))
+
+
 def test_ranks_with_other_run_files_are_refused_before_they_join(tmp_path: Path) -> None:
     run_file = write_run_file(tmp_path / "run.yaml", run_values("gpt2", tmp_path))
     context, port = fork_context(), free_port()
@@ -180,7 +220,9 @@ def test_run_file_overrides_and_prepared_data_are_facts(tmp_path: Path) -> None:
 def test_software_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = machine_facts("cpu")
     assert facts["device"] == "cpu"
+    assert facts["evenpack"].endswith(_source_checksum(Path(evenpack.__file__).parent)), "the code of all packages"
     assert set(facts) == {"device", "Python", "torch", "deepspeed", "numpy", "evenpack"}
     monkeypatch.setattr("evenpack.engine.world.agreement.nccl.version", lambda: (2, 27, 3))
     assert machine_facts("cuda")["NCCL"] == "2.27.3"
+    assert "flash-attn" in machine_facts("cuda"), "attention.backend=auto goes by it"
     assert {"CUDA of torch", *facts} < set(machine_facts("cuda"))

@@ -80,15 +80,16 @@ class FakeRun:
         arguments = [str(self.run_file), str(self.output_dir), str(ranks), f"training.steps={steps}", *overrides]
         return self.start([str(HERE / "start_fake_run.py"), *arguments], **options)
 
-    def start_ranks(self, ranks: int, *overrides: str, machines: int = 1, again: int = 0) -> list[Any]:
+    def start_ranks(
+        self, ranks: int, *overrides: str, machines: int = 1, again: int = 0, meets: bool = False
+    ) -> list[Any]:
         """Starts ranks as children of this process, with the environment of a launcher.
 
-        `again` is how often the launcher has started them before: each time they are another run.
-
-        Ranks of different `machines` do not watch each other's processes. This process gives these a run id, because
-        they would meet by torch, which fake ranks do not import.
+        Ranks of different `machines` do not watch each other's processes. This process gives these a run id unless
+        they are to meet by torch, which fake ranks do not import otherwise. `again` is how often the launcher has
+        started ranks before: each time they are another run.
         """
-        token = [f"--evenpack-run={LaunchToken.of_this_process()}"] if machines > 1 else []
+        token = [f"--evenpack-run={LaunchToken.of_this_process()}"] if machines > 1 and not meets else []
         local_size = ranks // machines
         place = {
             "WORLD_SIZE": str(ranks),

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ import psutil
 import pytest
 from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
 
+from evenpack.engine.world.meeting import MEETING_SECONDS
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, RunError
 from evenpack.launcher.processes.guard import EXIT_ENDED_BY_GUARD
+from evenpack.launcher.processes.launch import free_port
 from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.ranks import running_run
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
@@ -59,17 +62,39 @@ def test_a_signal_to_one_rank_stops_all_after_saving(fake_run: FakeRun, number: 
 
 
 @training("loop")
-def test_a_second_run_leaves_the_files_of_the_first_as_they_are(fake_run: FakeRun) -> None:
-    first = fake_run.start_ranks(2, "training.steps=10000")
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_second_run_leaves_the_files_of_the_first_as_they_are(fake_run: FakeRun, machines: int) -> None:
+    meets = machines > 1
+    first = fake_run.start_ranks(2, "training.steps=10000", machines=machines, meets=meets)
     fake_run.wait_for("step")
     statuses = [fake_run.status(rank) for rank in (0, 1)]
-    assert exit_codes(fake_run.start_ranks(2, again=1)) == [EXIT_BAD_INPUT] * 2
+    assert exit_codes(fake_run.start_ranks(2, machines=machines, again=1, meets=meets)) == [EXIT_BAD_INPUT] * 2
     assert "error: another run is writing into" in fake_run.errors()
     assert "rank" not in fake_run.errors()
     assert [fake_run.status(rank) for rank in (0, 1)] == statuses
+    assert not list((fake_run.output_dir / "ranks").glob("failure_*"))
     run_id = running_run(fake_run.output_dir)
     write_stop_request(fake_run.output_dir, StopRequest(run_id=run_id, at_once=False))
     assert exit_codes(first) == [EXIT_STOPPED] * 2
+
+
+@training("loop")
+def test_a_rank_that_cannot_read_its_run_file_ends_the_others_with_its_error(fake_run: FakeRun) -> None:
+    place = {"WORLD_SIZE": "2", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    files = [fake_run.run_file, fake_run.folder / "only_elsewhere.yaml"]
+    started = time.monotonic()
+    ranks = [
+        fake_run.start(
+            ["-m", "evenpack.launcher.worker", str(file)],
+            environment=fake_run.environment(**place, RANK=str(rank), LOCAL_RANK="0"),
+        )
+        for rank, file in enumerate(files)
+    ]
+    assert exit_codes(ranks) == [EXIT_BAD_INPUT] * 2
+    assert time.monotonic() - started < MEETING_SECONDS
+    missing = f"run file {files[1]} does not exist"
+    assert f"rank 1: error: {missing}" in fake_run.errors()
+    assert f"error: other ranks cannot start:\n  {socket.gethostname()}: {missing}" in fake_run.errors()
 
 
 @training("loop")

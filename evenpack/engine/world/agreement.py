@@ -45,6 +45,8 @@ class RankFacts:
     host: str
     facts: Mapping[str, str]
     """By name, as text that is compared."""
+    problem: str | None = None
+    """Why it cannot start; it has no facts then."""
 
 
 def machine_facts(device: str) -> dict[str, str]:
@@ -55,6 +57,7 @@ def machine_facts(device: str) -> dict[str, str]:
     if device == "cuda":
         facts["CUDA of torch"] = str(torch.version.cuda)
         facts["NCCL"] = ".".join(map(str, nccl.version()))  # type: ignore[no-untyped-call]
+        facts["flash-attn"] = _version_or_none("flash-attn")  # decides what attention.backend=auto takes
     return facts
 
 
@@ -73,16 +76,15 @@ def require_agreement(meeting: Meeting, facts: Mapping[str, str], *, speaks_for_
 
     `speaks_for_machine`: whether this rank warns of its machine's clock.
 
-    Raises: RunError on every rank, with each difference by machine.
+    Raises: RunError on every rank, with each difference by machine, or with the reasons of ranks that cannot start.
     """
     own = RankFacts(rank=meeting.rank, host=socket.gethostname(), facts=facts)
-    cards = meeting.gather("facts", asdict(own))
-    differences = [] if cards is None else list(find_differences([RankFacts(**card) for card in cards]))
-    answer = meeting.broadcast("differences", {"differences": differences, "host": own.host, "clock": time.time()})
+    answer = _compared(meeting, own)
     if speaks_for_machine:
         _compare_clocks(own.host, time.time() - answer["clock"], with_host=answer["host"])
+    if answer["problems"]:
+        raise RunError("\n  ".join(["other ranks cannot start:", *answer["problems"]]))
     if answer["differences"]:
-        meeting.wait_for_readers("differences")
         shown = answer["differences"][:_SHOWN_DIFFERENCES]
         more = len(answer["differences"]) - len(shown)
         raise RunError(
@@ -90,6 +92,27 @@ def require_agreement(meeting: Meeting, facts: Mapping[str, str], *, speaks_for_
             + "\n".join(f"  {line}" for line in [*shown, *([f"and {more} more"] if more else [])])
             + "\nGive every machine the same software, run file and prepared data, and start again"
         )
+
+
+def report_problem(meeting: Meeting, problem: str) -> None:
+    """Tells the ranks that come to `require_agreement` that this one cannot start, and why."""
+    _compared(meeting, RankFacts(rank=meeting.rank, host=socket.gethostname(), facts={}, problem=problem))
+
+
+def _compared(meeting: Meeting, own: RankFacts) -> dict[str, Any]:
+    """Returns the problems and the differences of all ranks, and host and clock of rank 0."""
+    cards = [RankFacts(**card) for card in meeting.gather("facts", asdict(own)) or []]
+    problems = [f"{card.host}: {card.problem}" for card in cards if card.problem is not None]
+    found = {
+        "problems": list(dict.fromkeys(problems))[:_SHOWN_DIFFERENCES],
+        "differences": [] if problems else list(find_differences(cards)),
+        "host": own.host,
+        "clock": time.time(),
+    }
+    answer: dict[str, Any] = meeting.broadcast("differences", found)
+    if answer["problems"] or answer["differences"]:
+        meeting.wait_for_readers("differences")
+    return answer
 
 
 def find_differences(ranks: Sequence[RankFacts]) -> Iterator[str]:
@@ -102,6 +125,13 @@ def find_differences(ranks: Sequence[RankFacts]) -> Iterator[str]:
             hosts = [{rank.host for rank in group} for group in having.values()]
             by_host = sum(map(len, hosts)) == len(set.union(*hosts))
             yield f"{name}: " + "; ".join(f"{value} on {_places(group, by_host)}" for value, group in having.items())
+
+
+def _version_or_none(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def _places(ranks: Sequence[RankFacts], by_host: bool) -> str:
@@ -131,7 +161,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
             yield f"{prefix}{name}", json.dumps(value)
 
 
-def _source_checksum(package_dir: Path = Path(__file__).parents[1]) -> str:
+def _source_checksum(package_dir: Path = Path(__file__).parents[2]) -> str:
     """Returns a checksum of the package's code: checkouts of one version differ."""
     digest = xxhash.xxh3_64()
     for path in sorted(package_dir.rglob("*.py")):

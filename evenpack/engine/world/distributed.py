@@ -22,11 +22,14 @@ import torch.distributed as dist
 from jaxtyping import Float64
 from torch import Tensor
 
-from evenpack.engine.world.agreement import machine_facts, require_agreement
+from evenpack.engine.world.agreement import machine_facts, report_problem, require_agreement
 from evenpack.engine.world.meeting import Meeting
 from evenpack.errors import EvenpackError, RunError
 
 ResultT = TypeVar("ResultT")
+
+_AGREEMENT = "agreement"
+"""Purpose of the meeting before the ranks join."""
 
 _MPI_NAMES = {
     "RANK": ("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
@@ -122,15 +125,17 @@ def _processor() -> str:
 
 
 @contextmanager
-def joined_world(facts: Mapping[str, str] | None = None) -> Iterator[World]:
+def joined_world(
+    facts: Mapping[str, str] | None = None, *, stop_requested: Callable[[], bool] = lambda: False
+) -> Iterator[World]:
     """Joins the ranks that `deepspeed`, `torchrun` or `mpirun` started; without a launcher this process is alone.
 
     `facts`, besides device and versions, must be the same on all ranks before they join: see `agreement.run_facts`.
     At the end of the block nothing may hold a DeepSpeed engine any more. After an error the groups are left as they
     are, because the other ranks may wait in one of them: the process should end by `os._exit`.
 
-    Raises: RunError if the launcher's environment is incomplete, the rank has no device, a rank does not come, or the
-    ranks do not agree.
+    Raises: RunError if the launcher's environment is incomplete, the rank has no device, a rank does not come, the
+    ranks do not agree, or `stop_requested` before all have come.
     """
     complete_environment(os.environ)
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -146,7 +151,7 @@ def joined_world(facts: Mapping[str, str] | None = None) -> Iterator[World]:
         )
     else:
         accelerator.set_device(local_rank)
-    meeting = None if os.environ["WORLD_SIZE"] == "1" else meet("agreement")
+    meeting = None if os.environ["WORLD_SIZE"] == "1" else meet(_AGREEMENT, stop_requested=stop_requested)
     if meeting is not None:
         own = machine_facts(accelerator.device_name()) | dict(facts or {})
         require_agreement(meeting, own, speaks_for_machine=local_rank == 0)
@@ -163,15 +168,21 @@ def joined_world(facts: Mapping[str, str] | None = None) -> Iterator[World]:
     deepspeed.comm.destroy_process_group()
 
 
-def meet(purpose: str) -> Meeting:
+def meet(purpose: str, *, stop_requested: Callable[[], bool] = lambda: False) -> Meeting:
     """Meets the other ranks; see `Meeting`.
 
-    Raises: RunError if the launcher's environment is incomplete, or a rank does not come.
+    Raises: RunError if the launcher's environment is incomplete, a rank does not come, or `stop_requested`.
     """
     complete_environment(os.environ)
     if "MASTER_ADDR" not in os.environ:  # DeepSpeed would ask MPI for it later
         quiet_deepspeed().comm.mpi_discovery(int(os.environ["MASTER_PORT"]), verbose=False)
-    return Meeting(purpose, rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return Meeting(purpose, rank=rank, size=size, stop_requested=stop_requested)
+
+
+def tell_that_rank_cannot_start(problem: str) -> None:
+    """Comes to the meeting before the ranks join, and gives all others this error. Raises: RunError as `meet`."""
+    report_problem(meet(_AGREEMENT), problem)
 
 
 def configure_logging(world: World) -> None:

@@ -9,7 +9,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -22,27 +23,43 @@ MEETING_SECONDS = 600.0
 """Seconds for all ranks to come: importing torch from a cold network file system takes minutes on many machines."""
 
 _POLL_SECONDS = 0.05
+_CONNECT_SECONDS = 5.0
+"""Seconds of one attempt to reach the store: torch hears nothing meanwhile, not even that it shall stop."""
 _READERS_SECONDS = 10.0
 _SHOWN_RANKS = 8
+_STOPPED = "the run was asked to stop before all ranks had come; start the same command again"
 
 
 class Meeting:
     """All ranks of one start; the store lives as long as this."""
 
-    def __init__(self, purpose: str, *, rank: int, size: int, patience_seconds: float = MEETING_SECONDS) -> None:
+    def __init__(
+        self,
+        purpose: str,
+        *,
+        rank: int,
+        size: int,
+        patience_seconds: float = MEETING_SECONDS,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Waits until every rank has come.
 
         Meetings of one process need purposes of their own: some ranks come to the next one before all have left.
 
-        Raises: RunError if the store is not reached, or a rank does not come within `patience_seconds`.
+        Raises: RunError if the store is not reached or lost, if a rank does not come within `patience_seconds`, or if
+        `stop_requested`.
         """
         self.rank = rank
         self.size = size
         self._patience = patience_seconds
         self._deadline = time.monotonic() + patience_seconds
-        self._store = _open_store(f"evenpack/{purpose}", rank=rank, patience_seconds=patience_seconds)
-        self.id = self._lead() if rank == 0 else self._follow()
-        """An id that all ranks of this start have, and no others."""
+        self._stop_requested = stop_requested
+        self._store = _open_store(
+            f"evenpack/{purpose}", rank=rank, patience_seconds=patience_seconds, stop_requested=stop_requested
+        )
+        with self._loss_explained():
+            self.id = self._lead() if rank == 0 else self._follow()
+            """An id that all ranks of this start have, and no others."""
 
     def process_group_url(self) -> str:
         """Returns the `init_method` by which torch's process group meets in this store, under this id.
@@ -55,19 +72,24 @@ class Meeting:
         return f"{scheme}://"
 
     def gather(self, name: str, value: Any) -> list[Any] | None:
-        """Returns on rank 0 what every rank gives, in the order of ranks; None on the others. `value` is of JSON."""
+        """Returns on rank 0 what every rank gives, in the order of ranks; None on the others. `value` is of JSON.
+
+        Raises: RunError if the store is lost.
+        """
         keys = [f"{self.id}/{name}/{rank}" for rank in range(self.size)]
-        self._store.set(keys[self.rank], json.dumps(value))
-        return [json.loads(text) for text in self._store.multi_get(keys)] if self.rank == 0 else None
+        with self._loss_explained():
+            self._store.set(keys[self.rank], json.dumps(value))
+            return [json.loads(text) for text in self._store.multi_get(keys)] if self.rank == 0 else None
 
     def broadcast(self, name: str, value: Any = None) -> Any:
-        """Returns on every rank what rank 0 gives."""
+        """Returns on every rank what rank 0 gives. Raises: RunError if the store is lost."""
         key = f"{self.id}/{name}"
-        if self.rank == 0:
-            self._store.set(key, json.dumps(value))
-        answer = json.loads(self._store.get(key))
-        self._store.set(f"{key}/read/{self.rank}", "")
-        return answer
+        with self._loss_explained():
+            if self.rank == 0:
+                self._store.set(key, json.dumps(value))
+            answer = json.loads(self._store.get(key))
+            self._store.set(f"{key}/read/{self.rank}", "")
+            return answer
 
     def wait_for_readers(self, name: str) -> None:
         """Waits a little until every rank has read a broadcast: where rank 0 ends, so does its store."""
@@ -117,13 +139,26 @@ class Meeting:
         return str(self._store.get(key).decode())
 
     def _wait(self, missing: Callable[[], list[int]]) -> None:
-        """Waits a moment. Raises: RunError after the deadline, with the ranks that are `missing`."""
+        """Waits a moment. Raises: RunError after the deadline, with the ranks that are `missing`, or at a stop."""
+        if self._stop_requested():
+            raise RunError(_STOPPED)
         if time.monotonic() > self._deadline:
             raise RunError(
                 f"rank {self.rank} on {socket.gethostname()} has waited {self._patience:g} s for the others to start; "
                 f"{_name_ranks(missing())}. Look at the first lines of their log, and whether their machine is up"
             )
         time.sleep(_POLL_SECONDS)
+
+    @contextmanager
+    def _loss_explained(self) -> Iterator[None]:
+        try:
+            yield
+        except dist.DistError as error:
+            raise RunError(
+                f"rank {self.rank} on {socket.gethostname()} has lost the store in which the ranks meet "
+                f"({str(error).partition(chr(10))[0]}): rank 0, which holds it unless torchrun does, has ended; its "
+                "log says why"
+            ) from error
 
 
 def _name_ranks(missing: list[int]) -> str:
@@ -133,8 +168,8 @@ def _name_ranks(missing: list[int]) -> str:
     return f"rank {shown} has not come" if len(missing) == 1 else f"{len(missing)} have not come: ranks {shown}"
 
 
-def _open_store(prefix: str, *, rank: int, patience_seconds: float) -> dist.Store:
-    """Connects to the store, in which keys begin with `prefix`. Raises: RunError if it is not reached."""
+def _open_store(prefix: str, *, rank: int, patience_seconds: float, stop_requested: Callable[[], bool]) -> dist.Store:
+    """Connects to the store, in which keys begin with `prefix`. Raises: RunError if it is not reached, or at a stop."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     host = socket.gethostname()
     try:
@@ -145,20 +180,31 @@ def _open_store(prefix: str, *, rank: int, patience_seconds: float) -> dist.Stor
             '`evenpack train` --deepspeed-options "--master_addr ADDRESS"'
         ) from error
     is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    try:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            address,
-            port,
-            is_master=is_server,
-            timeout=timedelta(seconds=patience_seconds),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    except (dist.DistError, TimeoutError) as error:
-        what = f"{host} has not reached rank 0 at {address}:{port} within {patience_seconds:g} s"
-        do = "is the address one that every machine reaches, and the port open?"
-        if is_server:
-            what = f"{host} cannot listen for the other ranks at {address}:{port} ({str(error).partition(chr(10))[0]})"
-            do = "another run may use the port (MASTER_PORT), or the address is that of another machine"
-        raise RunError(f"{what}; {do}") from error
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        if stop_requested():
+            raise RunError(_STOPPED)
+        left = deadline - time.monotonic()
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                address,
+                port,
+                is_master=is_server,
+                timeout=timedelta(seconds=max(1.0, min(left, _CONNECT_SECONDS))),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+            break
+        except (dist.DistError, TimeoutError) as error:
+            if left > _CONNECT_SECONDS and not is_server:
+                continue
+            what = f"{host} has not reached rank 0 at {address}:{port} within {patience_seconds:g} s"
+            do = "is the address one that every machine reaches, and the port open?"
+            if is_server:
+                what = (
+                    f"{host} cannot listen for the other ranks at {address}:{port} ({str(error).partition(chr(10))[0]})"
+                )
+                do = "another run may use the port (MASTER_PORT), or the address is that of another machine"
+            raise RunError(f"{what}; {do}") from error
+    store.set_timeout(timedelta(seconds=patience_seconds))
     return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ _LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKI
 _LOCAL_WORLD_NAMES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """torchrun's names first, then `deepspeed`'s, Open MPI's and those of the MPICH family."""
 
-_OF_A_RUN = ("rank_*.json", "failure_*.json", "heartbeat_*", "stack_*.txt", "roll_call_*", "present_*")
+_OF_A_RUN = ("rank_*.json", "failure_*.json", "refused_*", "heartbeat_*", "stack_*.txt", "roll_call_*", "present_*")
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
 
 
@@ -226,6 +226,14 @@ class RankFolder:
             return Failure(**self._read(self._failure_file))
         return None
 
+    def refuse(self) -> None:
+        """Notes that the folder is another run's, for the other ranks of this one. Raises: OSError."""
+        self._refusal_file.touch()
+
+    def is_refused(self) -> bool:
+        """Returns whether rank 0 has noted that the folder is another run's."""
+        return self._refusal_file.exists()
+
     def refresh(self) -> None:
         """Makes a network file system look for new files: it remembers for a minute that a file did not exist."""
         with suppress(OSError):
@@ -251,6 +259,10 @@ class RankFolder:
 
     def _status_file(self, rank: int) -> Path:
         return self.path / f"rank_{rank}.json"
+
+    @property
+    def _refusal_file(self) -> Path:
+        return self.path / f"refused_{self.run_id}"
 
     @property
     def _failure_file(self) -> Path:
