@@ -41,6 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunConf
             "left_out": {"on_nan": "skip"},
             "stopped": {},
             "in_a_row": {"on_nan": "skip", "nan_steps_in_a_row": 2},
+            "interrupted": {"on_nan": "skip", "nan_steps_in_a_row": 2},
             "spike": {"report_spikes_above": 10.0},
         }.items():
             if stage not in STAGES_OF_THE_REST and name not in ("named", "left_out"):
@@ -61,7 +62,7 @@ def train_all(world: World, runs: dict[str, RunConfig]) -> dict[str, str]:
     errors = {}
     whole = TrainingEngine.compute_gradients
     for name, config in runs.items():
-        bad = {"named": (), "in_a_row": (2, 3, 4)}.get(name[:-2], (BAD,))
+        bad = {"named": (), "in_a_row": (2, 3, 4), "interrupted": (1, 2, 4, 5)}.get(name[:-2], (BAD,))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(bad_steps, "_FEWEST_STEPS", 2)
             factor = 1e4 if name.startswith("spike") else torch.nan
@@ -177,6 +178,16 @@ def test_too_many_in_a_row_end_the_run(trained: tuple[dict[str, RunConfig], dict
     assert message.startswith("step 4: loss nan")
     assert "3 steps in a row are not finite, and training.nan_steps_in_a_row is 2" in message
     assert [report(runs[f"in_a_row_{stage}"], step)["goes_on"] for step in (2, 3, 4)] == [True, True, False]
+
+
+@pytest.mark.parametrize("stage", STAGES_OF_THE_REST)
+def test_a_step_that_is_finite_begins_the_count_again(
+    trained: tuple[dict[str, RunConfig], dict[str, str]], stage: int
+) -> None:
+    runs, errors = trained
+    assert f"interrupted_{stage}" not in errors
+    assert [one["step"] for one in records(runs[f"interrupted_{stage}"])] == [1, 2, 3, 4, 5]
+    assert all(report(runs[f"interrupted_{stage}"], step)["goes_on"] for step in (1, 2, 4, 5))
 
 
 @pytest.mark.parametrize("stage", STAGES_OF_THE_REST)

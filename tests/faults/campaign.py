@@ -19,8 +19,8 @@ from faults.disks import remove_small_disk, small_disk
 from faults.life import END_SECONDS, Life
 from faults.preparing import PreparingFaults
 from faults.running import RUNNING_FAULTS, Injected, RunningFault, wait_for_moment, write_spoil
-from faults.subject import CASES, STEPS, Case, Subject, SubjectRun
-from faults.tried import BrokenError, MissedError, OtherResultError, Tried, require_clear
+from faults.subject import CASES, STEPS, Case, Stack, Subject, SubjectRun
+from faults.tried import BrokenError, MissedError, OtherResultError, Tried, require_clear, require_saved
 
 _SMALL_DISK_MEGABYTES = 8
 _ENOUGH_STEPS = 4
@@ -32,6 +32,8 @@ _MOST_LIVES = 14
 """Starts of one run with faults; after them it runs to its end undisturbed."""
 _OFTENER = 5
 """How much oftener a fault is drawn that costs no start."""
+_PASS_CODES_ON: tuple[Stack, ...] = ("evenpack train", "python")
+"""Stacks whose exit code is the ranks'."""
 _NAN = "a loss is NaN"
 
 
@@ -174,6 +176,7 @@ class Campaign:
         (fault,) = self._random.choices(fitting, [1 if one.costs_start else _OFTENER for one in fitting])
         moment = wait_for_moment(life, self._random, start_seconds=12.0)
         life.mark()
+        step = 0 if moment == "starting" else life.step()
         try:
             injected = fault.inject(life, self._random)
         except BrokenError:
@@ -183,6 +186,8 @@ class Campaign:
         if "metrics.jsonl" in injected.detail:
             state.logged_after = STEPS
         goes_on = self._judge(life, fault, injected, tried)
+        if not goes_on and step > 0 and fault.asks_to_save and state.run.case.stack in _PASS_CODES_ON:
+            require_saved(state.run, tried, exit_code=life.process.wait(), step=step)
         self._tell(tried)
         return goes_on
 

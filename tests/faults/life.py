@@ -50,6 +50,7 @@ class Life:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_hear_signals,  # noqa: PLW1509 - a campaign has no threads
             )
 
     def mark(self) -> None:
@@ -144,6 +145,12 @@ def living_in(folder: Path) -> list[psutil.Process]:
             if process.environ().get(SUBJECT_VARIABLE) == str(folder) and _lives(process):
                 found.append(process)
     return found
+
+
+def _hear_signals() -> None:
+    """Undoes what `nohup` and a shell's `&` do: a run leaves signals ignored that it finds so."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _lives(process: psutil.Process) -> bool:

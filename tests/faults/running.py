@@ -44,6 +44,8 @@ class RunningFault:
     fits: Callable[[SubjectRun], bool] = lambda _: True
     costs_start: bool = False
     """Whether the run has to be started again, or another one once: it is drawn less often."""
+    asks_to_save: bool = False
+    """Whether a run that trains must save, and end with the code for it; `deepspeed` and `torchrun` have others."""
     silent: bool = False
     """Whether the process that is killed is the one that would have said something."""
 
@@ -213,7 +215,14 @@ RUNNING_FAULTS = (
         name="SIGKILL to a launcher", ends="must", costs_start=True, inject=kill_a_launcher, fits=_together, silent=True
     ),
     RunningFault(name="SIGKILL to a loader's worker", ends="may", costs_start=True, inject=kill_a_loader),
-    RunningFault(name="SIGTERM, SIGINT or SIGHUP", ends="must", costs_start=True, inject=ask_to_stop, silent=True),
+    RunningFault(
+        name="SIGTERM, SIGINT or SIGHUP",
+        ends="must",
+        costs_start=True,
+        inject=ask_to_stop,
+        asks_to_save=True,
+        silent=True,
+    ),
     RunningFault(name="SIGSTOP to a rank, for a while", ends="never", inject=stop_a_rank_for_a_while),
     RunningFault(
         name="SIGSTOP to a rank, for good", ends="must", costs_start=True, inject=stop_a_rank_for_good, fits=_together

@@ -10,7 +10,7 @@ from faults.at_rest import ACTIONS, damage_a_file, kind_of
 from faults.life import End
 from faults.report import add_campaign
 from faults.subject import CASES, Result, SubjectRun
-from faults.tried import BrokenError, Tried, require_clear
+from faults.tried import BrokenError, Tried, require_clear, require_saved
 
 SUPERVISED, UNDER_TORCHRUN = CASES[0], CASES[4]
 TRACEBACK = 'Traceback (most recent call last):\n  File "x", line 1\nValueError: y\n'
@@ -41,6 +41,20 @@ def test_a_clear_end_is_accepted() -> None:
 def test_an_end_that_is_not_clear_is_a_broken_promise(changes: dict[str, object], problem: str) -> None:
     with pytest.raises(BrokenError, match=problem):
         require_clear(end(**changes), SUPERVISED, silent=False)
+
+
+@pytest.mark.parametrize(("exit_code", "saved"), [(1, 20), (75, 10), (75, None)])
+def test_a_run_that_was_asked_to_stop_must_have_saved(tmp_path: Path, exit_code: int, saved: int | None) -> None:
+    run = SubjectRun(folder=tmp_path, case=SUPERVISED)
+    tried = Tried(name="SIGTERM", where="training, step 14", detail="", outcome="ended clearly")
+    (run.checkpoints / f"step_{20:06d}").mkdir(parents=True)
+    require_saved(run, tried, exit_code=75, step=14)
+    (run.checkpoints / f"step_{20:06d}").rmdir()
+    if saved is not None:
+        (run.checkpoints / f"step_{saved:06d}").mkdir()
+    with pytest.raises(BrokenError, match="asked to stop at step 14"):
+        require_saved(run, tried, exit_code=exit_code, step=14)
+    assert tried.outcome == "lost"
 
 
 def test_results_differ_by_weights_and_by_steps_that_are_compared() -> None:

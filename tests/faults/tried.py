@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from evenpack.errors import EXIT_STOPPED
 from faults.life import End
-from faults.subject import Case
+from faults.subject import Case, SubjectRun
 
 Outcome = Literal["went on", "ended clearly", "lost"]
 
@@ -61,6 +62,16 @@ def require_clear(end: End, case: Case, *, silent: bool, may_return_0: bool = Fa
         raise BrokenError(f"the run ended with {end.exit_code} and said nothing")
     if has_traceback(end.said) and case.stack != "torchrun":  # torchrun itself prints one
         raise BrokenError(f"a traceback instead of a message: {end.said[-2000:]}")
+
+
+def require_saved(run: SubjectRun, tried: Tried, *, exit_code: int, step: int) -> None:
+    """Raises: BrokenError unless a run that was asked to stop after a step has saved, and says so by its code."""
+    if exit_code != EXIT_STOPPED or run.last_saved() < step:
+        tried.outcome = "lost"
+        raise BrokenError(
+            f"asked to stop at step {step}, the run ended with {exit_code}, and its last checkpoint is of "
+            f"{run.last_saved()}"
+        )
 
 
 def has_traceback(said: str) -> bool:

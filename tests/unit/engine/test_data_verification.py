@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,10 @@ from evenpack.engine.reporting.metrics import read_metrics
 from evenpack.engine.train import TrainOutcome, train_in
 from evenpack.engine.world.distributed import World
 from evenpack.errors import DataError, EvenpackError, RunError
+from evenpack.launcher.evaluation import evaluate_run
+from evenpack.launcher.rehearsed_ranks import RehearsedRanks
 from evenpack.launcher.training import plan_training
+from evenpack.testing import prepared
 
 
 @pytest.fixture(scope="module")
@@ -216,9 +220,9 @@ def test_neither_key_changes_what_the_data_is(config: RunConfig) -> None:
     assert first == second
 
 
-def damage_ids(config: RunConfig) -> Path:
+def damage_ids(config: RunConfig, split: str = "train") -> Path:
     """Makes ids of sequences larger than there are sequences."""
-    (path,) = (config.prepared_dir / "sources" / "one" / "train").glob("sorted_sequences.npy")
+    (path,) = (config.prepared_dir / "sources" / "one" / split).glob("sorted_sequences.npy")
     ids = np.load(path, mmap_mode="r+")
     ids[:] = np.iinfo(ids.dtype).max
     ids.flush()
@@ -232,6 +236,21 @@ def test_ids_that_no_sequence_has_are_damage_of_a_file_not_a_traceback(world: Wo
         with pytest.raises(DataError, match=rf"is damaged:\n  {path} is not as it was written") as raised:
             use()
         assert isinstance(raised.value.__cause__, IndexError)
+
+
+def test_an_evaluation_and_a_rehearsal_name_damage_too(world: World, config: RunConfig) -> None:
+    config = prepared(with_data(config, prepared_dir=config.run.output_dir / "other", validation_fraction=0.3))
+    train(world, config)
+    for split, use in {
+        "validation": lambda: evaluate_run(config),
+        "train": lambda: RehearsedRanks(ranks=2, rank=1, device=None).rehearse(config, ranks=2),
+    }.items():
+        path = damage_ids(config, split)
+        with pytest.raises(DataError, match=rf"is damaged.*:\n  {path} is not as it was written") as raised:
+            use()
+        assert isinstance(raised.value.__cause__, IndexError)
+        shutil.rmtree(config.prepared_dir)
+        prepared(config)
 
 
 def test_an_error_over_sound_data_stays_as_it_is(config: RunConfig) -> None:
