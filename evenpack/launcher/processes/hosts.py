@@ -18,11 +18,19 @@ _SHOWN_HOSTS = 5
 
 
 def read_hostfile(hostfile: Path) -> dict[str, int]:
-    """Returns the slots of each machine, from lines `NAME slots=N`. Raises: ConfigError with the invalid line."""
+    """Returns the slots of each machine, from lines `NAME slots=N`.
+
+    Raises: ConfigError with the invalid line, or if the file cannot be read or is not UTF-8.
+    """
     try:
-        lines = hostfile.read_text().splitlines()
+        lines = hostfile.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"hostfile {hostfile} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"hostfile {hostfile}: expected lines 'NAME slots=N' in UTF-8, found {error.object[error.start]:#04x} at "
+            f"byte {error.start}; save it as UTF-8"
+        ) from error
     slots: dict[str, int] = {}
     for number, text in enumerate(lines, 1):
         line = text.partition("#")[0].strip()

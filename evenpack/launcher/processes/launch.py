@@ -140,9 +140,8 @@ def local_devices(
 
     Raises: ConfigError if there are fewer GPUs than requested.
     """
-    for option, number in (("--num-gpus", num_gpus), ("--cpu-ranks", cpu_ranks)):
-        if number is not None and number < 1:
-            raise ConfigError(f"{option} must be at least 1, not {number}")
+    _require_positive("--num-gpus", num_gpus)
+    _require_positive("--cpu-ranks", cpu_ranks)
     if cpu_ranks is not None:
         return _on_cpu(cpu_ranks, why="as requested")
     hidden = environment.get("DS_ACCELERATOR") == "cpu"
@@ -182,6 +181,11 @@ def _on_cpu(ranks: int, *, why: str) -> Devices:
     return Devices(kind="cpu", ranks=ranks, options=(f"--num_gpus={ranks}",), choice=choice)
 
 
+def _require_positive(option: str, number: int | None) -> None:
+    if number is not None and number < 1:
+        raise ConfigError(f"{option} must be at least 1, not {number}")
+
+
 def _require_one_choice(num_gpus: int | None, cpu_ranks: int | None, hostfile: Path | None) -> None:
     if cpu_ranks is not None and num_gpus is not None:
         raise ConfigError(f"--num-gpus {num_gpus} and --cpu-ranks {cpu_ranks} exclude each other: give one of them")
@@ -193,7 +197,11 @@ def _require_one_choice(num_gpus: int | None, cpu_ranks: int | None, hostfile: P
 
 
 def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
-    """Returns the machines of a hostfile as devices. Raises: ConfigError with an invalid line."""
+    """Returns the machines of a hostfile as devices.
+
+    Raises: ConfigError with an invalid line, or if a machine has fewer slots than `num_gpus`, which is at least 1.
+    """
+    _require_positive("--num-gpus", num_gpus)
     slots = read_hostfile(hostfile)
     if num_gpus is not None and num_gpus > min(slots.values()):
         raise ConfigError(f"--num-gpus {num_gpus}: the smallest machine of {hostfile} has {min(slots.values())} slots")

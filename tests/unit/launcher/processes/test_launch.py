@@ -167,6 +167,24 @@ def test_a_missing_hostfile_is_refused_though_deepspeed_would_run_here_instead(t
         plan_launch(RUN, [], num_gpus=None, hostfile=tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [("node-a slots=4\n".encode("utf-16"), "0xff at byte 0"), (b"node-a slots=4  # gro\xdf\n", "0xdf at byte 21")],
+    ids=["UTF-16", "Latin-1"],
+)
+def test_a_hostfile_that_is_not_utf_8_is_refused_with_the_byte(tmp_path: Path, content: bytes, found: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"expected lines 'NAME slots=N' in UTF-8, found {found}; save it as UTF-8"):
+        hosts_of(path, None)
+
+
+@pytest.mark.parametrize("num_gpus", [0, -2])
+def test_a_number_of_gpus_of_each_machine_that_is_not_positive_is_refused(hostfile: Path, num_gpus: int) -> None:
+    with pytest.raises(ConfigError, match=f"--num-gpus must be at least 1, not {num_gpus}"):
+        plan_launch(RUN, [], num_gpus=num_gpus, hostfile=hostfile)
+
+
 def test_more_ranks_than_a_machine_of_the_hostfile_has_slots_is_an_error(hostfile: Path) -> None:
     with pytest.raises(ConfigError, match=r"smallest machine of .* has 4 slots"):
         hosts_of(hostfile, 5)
