@@ -56,12 +56,14 @@ def reached_by_pdsh(hostfile: Path, deepspeed_options: Sequence[str], environmen
 
     `deepspeed` looks at the first machine only, without the options that pdsh takes from PDSH_SSH_ARGS_APPEND. So it is
     told that this has been done, and the address of the first machine. Other launchers than pdsh, and
-    `--no_ssh_check`, get nothing: they log in by means of their own, or not at all.
+    `--no_ssh_check`, get nothing: they log in by means of their own, or not at all. `--launcher pdsh` says what
+    `deepspeed` does without it.
 
     Raises: ConfigError with the machines that are not reached, or if pdsh is not installed.
     """
     given = [option.partition("=")[0] for option in deepspeed_options]
-    if {"--launcher", "--no_ssh_check", "--no_ssh"} & set(given):
+    launcher = _value(deepspeed_options, "--launcher") if "--launcher" in given else "pdsh"
+    if launcher.lower() != "pdsh" or {"--no_ssh_check", "--no_ssh"} & set(given):
         return []
     if shutil.which("pdsh", path=environment.get("PATH")) is None:
         raise ConfigError(
@@ -118,10 +120,11 @@ def _log_in(host: str, ssh: Sequence[str], environment: Mapping[str, str]) -> _A
 
 
 def _value(options: Sequence[str], name: str) -> str:
-    """Returns the value of an option, written as `NAME VALUE` or `NAME=VALUE`; empty without one."""
-    for number, option in enumerate(options):
+    """Returns the value of an option, written as `NAME VALUE` or `NAME=VALUE`; the last one counts; empty without."""
+    value = ""
+    for option, following in zip(options, (*options[1:], ""), strict=True):
         if option.startswith(f"{name}="):
-            return option.partition("=")[2]
+            value = option.partition("=")[2]
         if option == name:
-            return (*options, "")[number + 1]
-    return ""
+            value = following
+    return value

@@ -54,9 +54,22 @@ def test_deepspeed_is_told_what_was_found_by_the_options_of_pdsh(tmp_path: Path,
     assert plan.command[1:4] == ("--no_ssh_check", "--master_addr=10.0.0.7", "--log_level=critical")
 
 
-@pytest.mark.parametrize("option", ["--no_ssh_check", "--launcher=openmpi", "--no_ssh"])
-def test_nobody_logs_in_where_pdsh_does_not(tmp_path: Path, environment: dict[str, str], option: str) -> None:
-    assert reached_by_pdsh(hostfile(tmp_path, "node2"), [option], environment) == []
+@pytest.mark.parametrize(
+    "options", ["--no_ssh_check", "--launcher=openmpi", "--launcher OpenMPI", "--launcher pdsh --no_ssh", "--no_ssh"]
+)
+def test_nobody_logs_in_where_pdsh_does_not(tmp_path: Path, environment: dict[str, str], options: str) -> None:
+    assert reached_by_pdsh(hostfile(tmp_path, "node2"), options.split(), environment) == []
+
+
+@pytest.mark.parametrize("options", ["--launcher pdsh", "--launcher=pdsh", "--launcher PDSH", "--launcher_args=-b"])
+def test_pdsh_that_is_named_logs_in_too(tmp_path: Path, environment: dict[str, str], options: str) -> None:
+    with pytest.raises(ConfigError, match="node2: ssh: connect to host"):
+        reached_by_pdsh(hostfile(tmp_path, "node2"), options.split(), environment)
+
+
+def test_the_last_of_two_launchers_counts_as_for_deepspeed(tmp_path: Path, environment: dict[str, str]) -> None:
+    two = ["--launcher=pdsh", "--launcher", "openmpi"]
+    assert reached_by_pdsh(hostfile(tmp_path, "node2"), two, environment) == []
 
 
 def test_pdsh_that_is_missing_is_named_with_what_to_do(tmp_path: Path) -> None:
