@@ -36,9 +36,11 @@ class Cluster:
     machines: TwoMachines
     run_file: Path
 
-    def evenpack_train(self, output_dir: Path, *overrides: str, slots: int, options: str = "") -> "Started":
-        """Starts `evenpack train` on node1 for both machines."""
-        hostfile = self.machines.hostfile(slots)
+    def evenpack_train(
+        self, output_dir: Path, *overrides: str, slots: int, options: str = "", on: Sequence[Machine] = ()
+    ) -> "Started":
+        """Starts `evenpack train` on node1, for both machines or those of `on`."""
+        hostfile = self.machines.hostfile(slots, *on)
         arguments = [str(self.run_file), f"run.output_dir={output_dir}", *overrides, "--hostfile", str(hostfile)]
         command = ["-m", "evenpack.launcher.cli", "train", *arguments]
         command += ["--deepspeed-options", options]
@@ -170,6 +172,16 @@ def test_a_hostfile_gives_the_order_of_one_machine(cluster: Cluster, on_one_mach
     run = cluster.evenpack_train(output_dir, slots=1, options=options_of(launcher, cluster))
     assert run.end() == [0], run.log
     assert_same_order(output_dir, on_one_machine)
+
+
+@pytest.mark.parametrize("launcher", ["pdsh", "openmpi"])
+def test_a_hostfile_of_the_other_machine_alone_runs_there(cluster: Cluster, launcher: str) -> None:
+    output_dir = cluster.run_file.parent / f"{launcher}_there"
+    options = options_of(launcher, cluster).replace(cluster.machines.node1.address, cluster.machines.node2.address)
+    run = cluster.evenpack_train(output_dir, "training.steps=5", slots=2, options=options, on=[cluster.machines.node2])
+    assert run.end() == [0], run.log
+    statuses = [json.loads(path.read_text()) for path in (output_dir / "ranks").glob("rank_*.json")]
+    assert [(status["host"], status["state"]) for status in statuses] == [("node2", "finished")] * 2
 
 
 @pytest.mark.parametrize(("launcher", "slots"), [("pdsh", 1), ("pdsh", 2), ("openmpi", 1)])

@@ -74,9 +74,10 @@ class TwoMachines:
     def ssh_options(self) -> str:
         return f"-F {self.folder / 'ssh_config'}"
 
-    def hostfile(self, slots: int) -> Path:
+    def hostfile(self, slots: int, *of: Machine) -> Path:
+        """Writes a hostfile of these machines, or of both."""
         path = self.folder / "hosts"
-        path.write_text(f"node1 slots={slots}\nnode2 slots={slots}\n")
+        path.write_text("".join(f"{machine.name} slots={slots}\n" for machine in of or (self.node1, self.node2)))
         return path
 
     def processes(self, *of: Machine) -> list[int]:

@@ -3,11 +3,14 @@
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from evenpack.errors import ConfigError
 
@@ -49,6 +52,16 @@ def read_hostfile(hostfile: Path) -> dict[str, int]:
     if not slots:
         raise ConfigError(f"hostfile {hostfile} names no machine: expected lines 'NAME slots=N'")
     return slots
+
+
+def is_this_machine(name: str) -> bool:
+    """Returns whether a name in a hostfile is this machine's for certain: its host name, `localhost`, or an address.
+
+    Names are not looked up, because ssh may have an address of its own for them. A name of this machine that is not
+    recognised costs a log-in from this machine to itself; another machine's must never be taken for this one's.
+    """
+    addresses = {address.address for of_port in psutil.net_if_addrs().values() for address in of_port}
+    return name in {"localhost", socket.gethostname(), *addresses}
 
 
 def reached_by_pdsh(hostfile: Path, deepspeed_options: Sequence[str], environment: Mapping[str, str]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from evenpack.errors import ConfigError, RunError
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
-from evenpack.launcher.processes.hosts import reached_by_pdsh, read_hostfile
+from evenpack.launcher.processes.hosts import is_this_machine, reached_by_pdsh, read_hostfile
 from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.units import counted
 
@@ -207,11 +207,16 @@ def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
         raise ConfigError(f"--num-gpus {num_gpus}: the smallest machine of {hostfile} has {min(slots.values())} slots")
     ranks = sum(slots.values()) if num_gpus is None else num_gpus * len(slots)
     options = [f"--hostfile={hostfile}", *([f"--num_gpus={num_gpus}"] if num_gpus is not None else [])]
+    machines = counted(len(slots), "machine")
+    if len(slots) == 1:
+        machines = next(iter(slots))
+        if not is_this_machine(machines):
+            options.append("--force_multi")  # otherwise `deepspeed` would start the only machine's ranks on this one
     return Devices(
         kind="hosts",
         ranks=ranks,
         options=tuple(options),
-        choice=f"{counted(ranks, 'rank')} on {counted(len(slots), 'machine')} of {hostfile}",
+        choice=f"{counted(ranks, 'rank')} on {machines} of {hostfile}",
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from evenpack.errors import ConfigError, RunError
-from evenpack.launcher.processes import launch
+from evenpack.launcher.processes import hosts, launch
+from evenpack.launcher.processes.hosts import is_this_machine
 from evenpack.launcher.processes.launch import WORKER_MODULE, hosts_of, local_devices, plan_launch
 from evenpack.launcher.processes.ranks import LaunchToken
 
@@ -135,6 +136,29 @@ def test_a_hostfile_gives_its_slots_or_the_requested_number_on_each_machine(host
     assert (devices.ranks, devices.options) == (12, (f"--hostfile={hostfile}",))
     assert hosts_of(hostfile, 2).ranks == 4
     assert hosts_of(hostfile, 2).options == (f"--hostfile={hostfile}", "--num_gpus=2")
+
+
+@pytest.mark.parametrize(
+    ("name", "remote"),
+    [("node2", True), ("user@node1", True), ("10.99.0.2", True), ("node1", False), ("localhost", False)],
+)
+def test_the_only_machine_of_a_hostfile_is_the_one_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, remote: bool
+) -> None:
+    """`deepspeed` starts the ranks of one machine where it is called, unless it is told not to."""
+    from deepspeed.launcher.runner import parse_args
+
+    monkeypatch.setattr(hosts.socket, "gethostname", lambda: "node1")
+    path = tmp_path / "hosts"
+    path.write_text(f"{name} slots=2\n")
+    plan = plan_launch(RUN, [], num_gpus=None, hostfile=path)
+    assert parse_args(plan.command[1:]).force_multi == remote
+    assert plan.devices.choice == f"2 ranks on {name} of {path}"
+
+
+def test_this_machine_is_known_by_its_addresses() -> None:
+    assert is_this_machine("127.0.0.1")
+    assert not is_this_machine("192.0.2.1")  # of no machine: for documentation (RFC 5737)
 
 
 def test_a_hostfile_run_leaves_port_and_accelerator_to_the_other_machines(hostfile: Path) -> None:
