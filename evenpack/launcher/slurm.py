@@ -1,5 +1,6 @@
 """The batch script that runs a run file on several nodes of a Slurm cluster."""
 
+import math
 import re
 import shlex
 import sys
@@ -11,7 +12,7 @@ from evenpack.errors import EXIT_STOPPED, ConfigError
 from evenpack.launcher.processes.launch import WORKER_MODULE
 
 _TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}")
-"""As Slurm takes it: minutes, HH:MM:SS, or days first, as 2-12:00:00."""
+"""As Slurm takes it: M, M:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS."""
 _DIRECTIVE = re.compile(r"[^\s\"'\\]+")
 
 _TEMPLATE = """\
@@ -31,6 +32,12 @@ _TEMPLATE = """\
 #SBATCH --open-mode=append
 #SBATCH --output={output_dir}/slurm_%j.log
 set -uo pipefail
+
+out_of_time=0 step=
+save_and_stop() {{  # a run that has not begun cannot be asked yet: it is asked again until it is, or has ended
+    until "$python" -m evenpack.launcher.cli stop "${{run[@]}}" || ! kill -0 "$step" 2> /dev/null; do sleep 5; done
+}}
+trap 'out_of_time=1; [ -z "$step" ] || save_and_stop' USR1
 cd {directory} || exit 1
 
 python={python}
@@ -43,9 +50,6 @@ hostfile="$output_dir/hosts_$SLURM_JOB_ID"
 export hostfile python MASTER_ADDR="${{hosts[0]}}" MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000)) PYTHONUNBUFFERED=1
 mkdir -p "$output_dir" && printf '%s slots={gpus}\\n' "${{hosts[@]}}" > "$hostfile" || exit 1
 
-out_of_time=0
-trap 'out_of_time=1; "$python" -m evenpack.launcher.cli stop "${{run[@]}}"' USR1
-
 # A node that ends must not end the others at once: all end by themselves, after a failure within a minute.
 # shellcheck disable=SC2016  # each node puts in its own number
 srun --cpu-bind=none --kill-on-bad-exit=0 --wait=120 bash -c '
@@ -53,6 +57,7 @@ srun --cpu-bind=none --kill-on-bad-exit=0 --wait=120 bash -c '
         --hostfile="$hostfile" --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" --module {module} "$@"
 ' bash "${{run[@]}}" &
 step=$!
+[ "$out_of_time" -eq 0 ] || save_and_stop  # USR1 came before there was a step
 while kill -0 "$step" 2> /dev/null; do  # USR1 ends a wait, and not the run
     wait "$step"
 done
@@ -83,6 +88,13 @@ class SlurmJob:
     def __post_init__(self) -> None:
         if self.time is not None and not _TIME.fullmatch(self.time):
             raise ConfigError(f"--time {self.time}: Slurm takes minutes, HH:MM:SS or D-HH:MM:SS, as 1-12:00:00")
+        limit = None if self.time is None else _limit_seconds(self.time)
+        if limit is not None and limit <= self.seconds_to_save:
+            raise ConfigError(
+                f"--time {self.time} is {limit} s, and must be longer than --seconds-to-save, which is "
+                f"{self.seconds_to_save} s: the run would be asked to save before it has begun. Give a longer --time, "
+                "or fewer --seconds-to-save"
+            )
         for option, value in (("--partition", self.partition), ("--account", self.account)):
             if value is not None and not _DIRECTIVE.fullmatch(value):
                 raise ConfigError(f"{option} {value!r}: expected a name without spaces and quotes")
@@ -101,6 +113,18 @@ class SlurmJob:
             "--account": self.account,
         }
         return [f"#SBATCH {name}={value}" for name, value in values.items() if value is not None]
+
+
+def _limit_seconds(time: str) -> int | None:
+    """Returns the time limit of a job in seconds, which Slurm rounds up to minutes; None: no limit, which is its 0."""
+    days, _, rest = time.rpartition("-")
+    fields = [int(field) for field in rest.split(":")]
+    if days or len(fields) == 3:
+        hours, minutes, seconds = (*fields, 0, 0)[:3]
+    else:
+        hours, minutes, seconds = 0, *(*fields, 0)[:2]
+    total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return math.ceil(total / 60) * 60 or None
 
 
 def slurm_script(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_runs import HANGS_SECONDS, HERE, FakeRun
+from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
 
 from evenpack.launcher.slurm import SlurmJob, slurm_script
 
@@ -33,7 +33,8 @@ def fake_run(tmp_path: Path) -> Iterator[FakeRun]:
 
 
 @pytest.mark.slow
-def test_a_job_whose_time_is_nearly_up_saves_and_is_queued_again(fake_run: FakeRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["before its ranks have started", "at a step"])
+def test_a_job_whose_time_is_nearly_up_saves_and_is_queued_again(fake_run: FakeRun, tmp_path: Path, when: str) -> None:
     for name, text in SHIMS.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / name).chmod(stat.S_IRWXU)
@@ -55,7 +56,11 @@ def test_a_job_whose_time_is_nearly_up_saves_and_is_queued_again(fake_run: FakeR
     environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(HERE.parents[1])])
     bash = ["-c", "import os, sys; os.execvp('bash', ['bash', sys.argv[1]])", str(tmp_path / "run.sbatch")]
     process = fake_run.start(bash, environment=environment)
-    fake_run.wait_for("step")
+    if when == "at a step":
+        fake_run.wait_for("step")
+    else:
+        wait_until(lambda: "show hostnames both" in (tmp_path / "scontrol").read_text(), "the script to begin")
+        assert not (fake_run.output_dir / "ranks").exists()
     process.send_signal(signal.SIGUSR1)
     assert process.wait(timeout=HANGS_SECONDS) == 75, fake_run.errors()
     assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["stopped", "stopped"]

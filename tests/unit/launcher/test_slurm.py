@@ -15,6 +15,8 @@ from evenpack.launcher.slurm import SlurmJob, slurm_script
 
 JOB = SlurmJob(nodes=2, gpus_per_node=4, time="1-12:00:00", partition="gpu", account=None, seconds_to_save=120)
 
+STOP = "-m evenpack.launcher.cli stop my run.yaml run.seed=3"
+
 SHIMS = {
     "scontrol": 'echo "$@" >> "$RECORD"; [ "$1" != show ] || printf "node1\\nnode2\\n"',
     "srun": """
@@ -29,6 +31,7 @@ exit "$code"
 echo "$@" >> "$RECORD"
 case "$*" in
     *evenpack.launcher.cli\\ stop*)
+        [ "$(grep -c "cli stop" "$RECORD")" -gt "$NOT_YET" ] || exit 2
         touch "$STOP"
         [ "$ENDS_BY" != "end of stop" ] || while kill -0 "$(< "$RECORD.srun")" 2> /dev/null; do sleep 0.05; done ;;
     *deepspeed.launcher.runner*)
@@ -38,8 +41,11 @@ case "$*" in
         exit "$CODE" ;;
 esac
 """,
+    "mkdir": '[ -z "$EARLY" ] || kill -USR1 "$PPID"; exec /bin/mkdir "$@"',
+    "sleep": "exec /bin/sleep 0.05",
 }
-"""`srun` starts a task on each of two nodes; `python` records how it was called and is `deepspeed`."""
+"""`srun` starts a task on each of two nodes; `python` records how it was called and is `deepspeed`, whose run cannot be
+stopped for the first `NOT_YET` times. `mkdir` comes before `srun`, and with `EARLY` the end of the time does too."""
 
 
 def script(folder: Path, **changes: object) -> str:
@@ -58,7 +64,7 @@ def script(folder: Path, **changes: object) -> str:
 class Submitted:
     """A job whose script runs."""
 
-    def __init__(self, folder: Path, *, code: int, ends_by: str) -> None:
+    def __init__(self, folder: Path, *, code: int, ends_by: str, not_yet: int = 0, early: bool = False) -> None:
         (folder / "bin").mkdir()
         for name, text in SHIMS.items():
             path = folder / "bin" / name
@@ -76,6 +82,8 @@ class Submitted:
                 "STOP": str(folder / "stop"),
                 "CODE": str(code),
                 "ENDS_BY": ends_by,
+                "NOT_YET": str(not_yet),
+                "EARLY": "1" if early else "",
             },
         )
 
@@ -111,8 +119,35 @@ def test_a_job_that_runs_out_of_time_saves_and_is_queued_again(tmp_path: Path, e
     job.process.send_signal(signal.SIGUSR1)
     code, calls = job.end()
     assert code == 75
-    assert "-m evenpack.launcher.cli stop my run.yaml run.seed=3" in calls
+    assert calls.count(STOP) == 1
     assert calls[-1] == "requeue 70001"
+
+
+def test_a_run_that_has_not_begun_is_asked_again_until_it_can_be(tmp_path: Path) -> None:
+    job = Submitted(tmp_path, code=75, ends_by="stop", not_yet=2)
+    job.wait_for("--node_rank=1")
+    job.process.send_signal(signal.SIGUSR1)
+    code, calls = job.end()
+    assert code == 75
+    assert calls.count(STOP) == 3
+    assert calls[-1] == "requeue 70001"
+
+
+def test_a_job_whose_time_is_up_before_it_has_a_step_saves_too(tmp_path: Path) -> None:
+    code, calls = Submitted(tmp_path, code=75, ends_by="stop", not_yet=1, early=True).end()
+    assert code == 75
+    assert calls[-1] == "requeue 70001"
+
+
+def test_a_run_that_ends_before_it_can_be_asked_is_asked_no_more(tmp_path: Path) -> None:
+    job = Submitted(tmp_path, code=0, ends_by="stop", not_yet=1_000_000)
+    job.wait_for("--node_rank=1")
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for(STOP)
+    (tmp_path / "stop").touch()
+    code, calls = job.end()
+    assert code == 0
+    assert not any("requeue" in call for call in calls)
 
 
 @pytest.mark.parametrize("code", [75, 1])
@@ -149,6 +184,37 @@ def test_what_slurm_would_misread_is_refused(change: dict[str, str]) -> None:
     values = {"nodes": 1, "gpus_per_node": 1, "time": None, "partition": None, "account": None, "seconds_to_save": 1}
     with pytest.raises(ConfigError, match=f"--{next(iter(change))}"):
         SlurmJob(**(values | change))  # type: ignore[arg-type]
+
+
+def job_of(time: str | None, seconds_to_save: int) -> SlurmJob:
+    return SlurmJob(nodes=1, gpus_per_node=1, time=time, partition=None, account=None, seconds_to_save=seconds_to_save)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("5", 300),
+        ("1", 60),
+        ("0:30", 60),
+        ("90:01", 5460),
+        ("1:30:00", 5400),
+        ("1:30:01", 5460),
+        ("2-3", 183600),
+        ("2-03:04", 183840),
+        ("2-03:04:00", 183840),
+    ],
+)
+def test_a_time_that_is_no_longer_than_the_seconds_to_save_is_refused(time: str, seconds: int) -> None:
+    """Slurm rounds seconds up to minutes."""
+    message = f"--time {time} is {seconds} s, and must be longer than --seconds-to-save, which is {seconds} s: "
+    with pytest.raises(ConfigError, match=message):
+        job_of(time, seconds)
+    assert job_of(time, seconds - 1).time == time
+
+
+@pytest.mark.parametrize("time", [None, "0", "0:00", "0-0"])
+def test_a_job_without_an_end_has_time_to_save(time: str | None) -> None:
+    assert job_of(time, 300).time == time
 
 
 def test_an_output_directory_that_slurm_would_misread_is_refused(tmp_path: Path) -> None:
