@@ -9,13 +9,13 @@ from functools import partial
 from itertools import chain, count
 from typing import Any, Literal, Protocol
 
+from evenpack.data.batches.loader_processes import explained_loader_deaths
 from evenpack.data.batches.pipeline import SkippedStep, StepBatches
 from evenpack.data.prepare.verification import explained_damage
 from evenpack.engine.activity import OnActivity, StepActivities, ignore_activity
 from evenpack.engine.bad_steps import BadSteps
 from evenpack.engine.build import Run, build
 from evenpack.engine.config import RunConfig, TrainingSection
-from evenpack.engine.dead_loaders import explained_loader_deaths
 from evenpack.engine.engine import LocalStep
 from evenpack.engine.evaluate import Evaluations, evaluate_model, overall_accuracy
 from evenpack.engine.memory.exhausted import explained_memory
@@ -83,11 +83,11 @@ def train_in(
     started = time.time()
     require_shared_directory(config.run.output_dir, world)
     on_activity("opening the data", 0)
-    with explained_damage(config.prepared_dir):
+    with explained_loader_deaths(), explained_damage(config.prepared_dir):  # a loader may also die while it verifies
         resolved = open_run(config)
         require_trainable(resolved)
         world.on_main(lambda: require_trackers(resolved.config.metrics))
-        with explained_memory(resolved, world), explained_loader_deaths():
+        with explained_memory(resolved, world):
             return _train(world, resolved, stop_requested=stop_requested, on_activity=on_activity, started=started)
 
 

@@ -1,10 +1,14 @@
-"""What a process that loads batches does differently from others: its signals, and what it says at its end."""
+"""Processes that load batches: their signals, and what is said when one of them, or the rank that it serves, ends."""
 
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+
+from evenpack.errors import RunError
+
+_TORCH_SAYS = "DataLoader worker (pid"
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,6 +34,40 @@ def begin_loader_process(_worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     sys.excepthook = _say_nothing_of_lost_connections
+
+
+@contextmanager
+def explained_loader_deaths() -> Iterator[None]:
+    """Explains the death of a loader, which torch raises wherever the main thread is at that moment.
+
+    Raises: RunError instead of torch's RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        if _TORCH_SAYS not in first_line:
+            raise
+        raise _death(first_line.rstrip(". ")) from error
+
+
+@contextmanager
+def explained_lost_loader() -> Iterator[None]:
+    """Explains the death of a loader from which a batch is just taken: the connection to it is lost.
+
+    Raises: RunError instead of the connection's error.
+    """
+    try:
+        yield
+    except (ConnectionError, EOFError) as error:
+        raise _death(f"the connection to it was lost ({type(error).__name__})") from error
+
+
+def _death(how: str) -> RunError:
+    return RunError(
+        f"a process that loads batches has died: {how}. The kernel kills it when memory runs "
+        "out, or someone did: look at `dmesg`, lower training.loader_workers, and start the same command again"
+    )
 
 
 def _say_nothing_of_lost_connections(

@@ -12,7 +12,11 @@ from evenpack.batch import PackedBatch, StepCounts
 from evenpack.data.batches.capacity import BatchCapacity, find_capacity
 from evenpack.data.batches.collate import Collator
 from evenpack.data.batches.flat import FlatBatch
-from evenpack.data.batches.loader_processes import begin_loader_process, stop_signals_blocked
+from evenpack.data.batches.loader_processes import (
+    begin_loader_process,
+    explained_lost_loader,
+    stop_signals_blocked,
+)
 from evenpack.data.batches.objectives import Objective
 from evenpack.data.batches.read_ahead import ReadAhead
 from evenpack.data.order.selection import PackedSource, select_packs
@@ -148,13 +152,15 @@ def training_batches(
         prefetch_factor=min(2 * per_step, _MOST_PREFETCHED) if settings.loader_workers else None,
         pin_memory=settings.pin_memory,
     )
-    with stop_signals_blocked():  # the processes inherit this until they install their own handlers
+    with stop_signals_blocked(), explained_lost_loader():  # its processes inherit this until they have own handlers
         batches = iter(loader)
     for step in range(start_step, stop_step):
         if step + 1 in skipped:
             yield SkippedStep(step=step, counts=dataset.planner.plan(step).counts)
         else:
-            yield StepBatches(step=step, micro_batches=tuple(next(batches).batch() for _ in range(per_step)))
+            with explained_lost_loader():
+                micro_batches = tuple(next(batches).batch() for _ in range(per_step))
+            yield StepBatches(step=step, micro_batches=micro_batches)
 
 
 def evaluation_batches(

@@ -1,12 +1,24 @@
-"""A loader's process says nothing when its rank is killed, and everything else."""
+"""What is said when a loader's process ends, and what it says when its rank does."""
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
+from tiny_run import lone_world, tiny_gpt2_run
 from torch.utils.data import DataLoader, Dataset
 
-from evenpack.data.batches.loader_processes import begin_loader_process
+from evenpack.data.batches.loader_processes import (
+    begin_loader_process,
+    explained_loader_deaths,
+    explained_lost_loader,
+)
+from evenpack.engine.train import train_in
+from evenpack.errors import RunError
 
 KILLED_WHILE_IT_TAKES_A_BATCH = """
 import os, signal, threading, time
@@ -43,6 +55,45 @@ def test_a_loader_says_nothing_when_its_rank_is_killed_as_it_takes_a_batch(proce
     command = [sys.executable, "-c", KILLED_WHILE_IT_TAKES_A_BATCH, process]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ("Traceback" in done.stderr) == says, done.stderr
+
+
+class Killed(Dataset[int]):
+    """Kills the process that reads it."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("not reached")
+
+
+def test_a_killed_process_of_a_loader_is_explained() -> None:
+    with pytest.raises(RunError, match=r"loads batches has died: DataLoader worker .*lower training.loader_workers"):  # noqa: SIM117
+        with explained_loader_deaths():
+            next(iter(DataLoader(Killed(), num_workers=1)))
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_loader_that_dies_as_a_batch_is_taken_is_explained(error: Exception) -> None:
+    with pytest.raises(RunError, match="has died: the connection to it was lost"), explained_lost_loader():
+        raise error
+
+
+def test_the_loader_of_a_run_explains_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_loader: object) -> Iterator[object]:
+        raise ConnectionResetError(104, "Connection reset by peer")
+        yield
+
+    monkeypatch.setattr(DataLoader, "__iter__", lost)
+    config = tiny_gpt2_run(tmp_path)
+    with lone_world() as world, pytest.raises(RunError, match="has died: the connection to it was lost"):
+        train_in(world, config, stop_requested=lambda: False)
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="must match"), explained_loader_deaths():
+        torch.ones(2) + torch.ones(3)
 
 
 class Raises(Dataset[int]):
