@@ -1,7 +1,7 @@
 """Adds campaigns up: a JSON file with each of them, and a table over all."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,20 @@ def counted(tried: Iterable[Tried]) -> dict[str, dict[str, Any]]:
 def add_campaign(path: Path, about: dict[str, Any], tried: list[Tried]) -> list[dict[str, Any]]:
     """Adds a campaign to a JSON file, and writes the table of all beside it; returns all campaigns."""
     lost = [{"name": one.name, "where": one.where, "detail": one.detail} for one in tried if one.outcome == "lost"]
-    campaigns = [*(read_json_object(path) or {}).get("campaigns", []), about | {"faults": counted(tried), "lost": lost}]
-    write_json(path, {"campaigns": campaigns})
-    write_text(path.with_suffix(".md"), text_of(campaigns))
+    found = read_json_object(path) or {}
+    campaigns = [*found.get("campaigns", []), about | {"faults": counted(tried), "lost": lost}]
+    write_json(path, found | {"campaigns": campaigns})
+    write_text(path.with_suffix(".md"), text_of(campaigns, found.get("not_added_up", [])))
     return campaigns
 
 
-def text_of(campaigns: list[dict[str, Any]]) -> str:
-    """Returns the report over all campaigns."""
+def text_of(campaigns: list[dict[str, Any]], not_added_up: Sequence[dict[str, Any]] = ()) -> str:
+    """Returns the report over all campaigns.
+
+    Args:
+        not_added_up: campaigns that led to a mend, which are written into the file by hand: date, commit, seed,
+            number of faults, number lost, why.
+    """
     rows = sum_of(campaigns)
     total = {outcome: sum(row[outcome] for row in rows.values()) for outcome in OUTCOMES}
     tried = sum(total.values())
@@ -50,11 +56,17 @@ def text_of(campaigns: list[dict[str, Any]]) -> str:
         counts = [row[outcome] for outcome in OUTCOMES]
         longest = "" if row["longest_seconds"] is None else f"{row['longest_seconds']:.1f}"
         lines.append(f"| {name} | {sum(counts)} | {' | '.join(map(str, counts))} | {longest} |")
-    lines += ["", "| campaign | commit | minutes | seed | faults | hardware | command |", "| " + "--- | " * 7]
+    lines += ["", "| campaign | commit | minutes | seed | faults | hardware | command |", "|" + " --- |" * 7]
     for one in campaigns:
         number = sum(sum(row[outcome] for outcome in OUTCOMES) for row in one["faults"].values())
         fields = (one["date"], f"`{one['commit']}`", f"{one['minutes']:.0f}", one["seed"], number, one["hardware"])
         lines.append("| " + " | ".join(map(str, fields)) + f" | `{one['command']}` |")
+    if not_added_up:
+        lines += ["", "Not added up, because each ended with a mend:", ""]
+        lines += ["| campaign | commit | seed | faults | lost | why |", "|" + " --- |" * 6]
+    for one in not_added_up:
+        fields = (one["date"], f"`{one['commit']}`", one["seed"], one["faults"], one["lost"], one["why"])
+        lines.append("| " + " | ".join(map(str, fields)) + " |")
     return "\n".join(lines) + "\n"
 
 

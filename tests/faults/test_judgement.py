@@ -107,3 +107,15 @@ def test_campaigns_add_up(tmp_path: Path) -> None:
     assert "4 faults in 2 campaigns: 3 survived, 1 lost." in text
     assert "| SIGKILL to a rank | 2 | 0 | 1 | 1 | 9.0 |" in text
     assert "| before a start: checkpoint truncated | 1 | 1 | 0 | 0 |  |" in text
+
+
+def test_campaigns_that_are_not_added_up_stay_listed(tmp_path: Path) -> None:
+    path = tmp_path / "campaigns.json"
+    mended = {"date": "2026-11-23", "commit": "d", "seed": 2, "faults": 7, "lost": 1, "why": "a traceback (mended)"}
+    path.write_text(json.dumps({"campaigns": [], "not_added_up": [mended]}))
+    about = {"date": "2026-11-24", "commit": "c", "hardware": "h", "command": "x", "minutes": 1.0, "seed": 1}
+    add_campaign(path, about, [Tried(name="a slow rank", where="", detail="", outcome="went on")])
+    assert json.loads(path.read_text())["not_added_up"] == [mended]
+    text = path.with_suffix(".md").read_text()
+    assert "1 faults in 1 campaign: 1 survived, 0 lost." in text
+    assert "| 2026-11-23 | `d` | 2 | 7 | 1 | a traceback (mended) |" in text
