@@ -8,7 +8,7 @@ own: `open` reads the run and its data, `find` reads the newest checkpoint's man
 `model` builds the model and DeepSpeed's engine, `load` is DeepSpeed's own loading, `first batch` starts the loader and
 takes the first step's batches. The last is measured at each of `--positions` as well, because a run may stand anywhere:
 the order of packs is computed, not replayed. `--then` is a value with which alone the resumes differ from the run that
-saved, such as deepspeed.zero_stage=2: `convert` rewrites the checkpoint, anew in each round. Wall-clock seconds,
+saved, such as deepspeed.zero_stage=2: `convert` rewrites the checkpoint, in every round. Wall-clock seconds,
 medians over the rounds.
 """
 

@@ -51,7 +51,6 @@ _OTHERS_SECONDS = 2.0
 _OWNER_SECONDS = 600.0
 """Seconds that a rank waits for rank 0 to own the output directory: it may start later, and tries for a while."""
 
-
 _IS_OWN = "the output directory is this run's"
 """Name in a meeting."""
 
@@ -218,8 +217,8 @@ class Rank:
     def _say_whose_directory(self, *, is_own: bool) -> None:
         if self._meeting is not None:
             self._meeting.broadcast(_IS_OWN, is_own)
-        if self._meeting is not None and not is_own:
-            self._meeting.wait_for_readers(_IS_OWN)
+            if not is_own:
+                self._meeting.wait_for_readers(_IS_OWN)
         elif not is_own:
             with suppress(OSError):
                 self._folder.refuse()

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.files import read_json_object, write_json, write_text
+from evenpack.units import counted
 from faults.tried import Outcome, Tried
 
 OUTCOMES: tuple[Outcome, ...] = ("went on", "ended clearly", "lost")
 
 
-def counted(tried: Iterable[Tried]) -> dict[str, dict[str, Any]]:
+def counts_of(tried: Iterable[Tried]) -> dict[str, dict[str, Any]]:
     """Returns of each kind of fault how often each outcome came, and the longest time until the end."""
     found: dict[str, dict[str, Any]] = {}
     for one in tried:
@@ -26,7 +27,7 @@ def add_campaign(path: Path, about: dict[str, Any], tried: list[Tried]) -> list[
     """Adds a campaign to a JSON file, and writes the table of all beside it; returns all campaigns."""
     lost = [{"name": one.name, "where": one.where, "detail": one.detail} for one in tried if one.outcome == "lost"]
     found = read_json_object(path) or {}
-    campaigns = [*found.get("campaigns", []), about | {"faults": counted(tried), "lost": lost}]
+    campaigns = [*found.get("campaigns", []), about | {"faults": counts_of(tried), "lost": lost}]
     write_json(path, found | {"campaigns": campaigns})
     write_text(path.with_suffix(".md"), text_of(campaigns, found.get("not_added_up", [])))
     return campaigns
@@ -45,7 +46,7 @@ def text_of(campaigns: list[dict[str, Any]], not_added_up: Sequence[dict[str, An
     lines = [
         "# Faults",
         "",
-        f"{tried} faults in {len(campaigns)} campaign{'s' if len(campaigns) != 1 else ''}: "
+        f"{counted(tried, 'fault')} in {counted(len(campaigns), 'campaign')}: "
         f"{tried - total['lost']} survived, {total['lost']} lost. "
         'What counts as survived: docs/operations.md, "Tried out".',
         "",

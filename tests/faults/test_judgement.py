@@ -117,5 +117,5 @@ def test_campaigns_that_are_not_added_up_stay_listed(tmp_path: Path) -> None:
     add_campaign(path, about, [Tried(name="a slow rank", where="", detail="", outcome="went on")])
     assert json.loads(path.read_text())["not_added_up"] == [mended]
     text = path.with_suffix(".md").read_text()
-    assert "1 faults in 1 campaign: 1 survived, 0 lost." in text
+    assert "1 fault in 1 campaign: 1 survived, 0 lost." in text
     assert "| 2026-11-23 | `d` | 2 | 7 | 1 | a traceback (mended) |" in text

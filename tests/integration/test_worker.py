@@ -98,6 +98,14 @@ def test_a_rank_that_cannot_read_its_run_file_ends_the_others_with_its_error(fak
 
 
 @training("loop")
+def test_an_output_directory_that_cannot_be_used_is_one_message(fake_run: FakeRun) -> None:
+    (fake_run.output_dir / "ranks").write_text("a file in the way")
+    (rank,) = fake_run.start_ranks(1)
+    assert exit_codes([rank]) == [EXIT_BAD_INPUT]
+    assert fake_run.errors() == f"error: {fake_run.output_dir / 'ranks'} cannot be made: File exists\n"
+
+
+@training("loop")
 def test_a_rank_that_waits_for_the_output_directory_has_not_started(fake_run: FakeRun) -> None:
     with held_output_dir(fake_run.output_dir):
         (rank,) = fake_run.start_ranks(1, "training.steps=400")

@@ -242,9 +242,12 @@ class RankFolder:
     def remove_earlier(self) -> None:
         """Removes the files of earlier runs, and makes the folder; for the owner of the output directory.
 
-        Raises: RunError if it cannot be removed.
+        Raises: RunError if a file cannot be removed, or the folder cannot be made.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be made: {error.strerror}") from error
         for path in chain.from_iterable(map(self.path.glob, _OF_A_RUN)):
             if not self._read(path) and not path.name.endswith(self.run_id):
                 try:
