@@ -14,6 +14,18 @@ from faults.tried import BrokenError, Tried, require_clear, require_saved
 
 SUPERVISED, UNDER_TORCHRUN = CASES[0], CASES[4]
 TRACEBACK = 'Traceback (most recent call last):\n  File "x", line 1\nValueError: y\n'
+UNBORN = """\
+Traceback (most recent call last):
+  File "<string>", line 1, in <module>
+  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 122, in spawn_main
+    exitcode = _main(fd, parent_sentinel)
+               ^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 130, in _main
+    preparation_data = reduction.pickle.load(from_parent)
+                       ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+EOFError: Ran out of input
+"""
+"""A process whose parent was killed as it started it."""
 
 
 def end(**changes: object) -> End:
@@ -27,6 +39,7 @@ def test_a_clear_end_is_accepted() -> None:
     require_clear(end(exit_code=0), SUPERVISED, silent=False, may_return_0=True)
     require_clear(end(said=TRACEBACK), UNDER_TORCHRUN, silent=False)
     require_clear(end(said=f"error: no\nException ignored in: <f>\n{TRACEBACK}"), SUPERVISED, silent=False)
+    require_clear(end(said=f"error: no\n{UNBORN}{UNBORN}"), SUPERVISED, silent=False)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +49,8 @@ def test_a_clear_end_is_accepted() -> None:
         ({"exit_code": 0}, "ended with 0"),
         ({"said": " \n"}, "said nothing"),
         ({"said": f"error: no\n{TRACEBACK}"}, "a traceback"),
+        ({"said": f"error: no\n{TRACEBACK}{UNBORN}"}, "a traceback"),
+        ({"said": f"error: no\n{TRACEBACK.replace('ValueError: y', 'EOFError: Ran out of input')}"}, "a traceback"),
     ],
 )
 def test_an_end_that_is_not_clear_is_a_broken_promise(changes: dict[str, object], problem: str) -> None:

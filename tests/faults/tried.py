@@ -74,8 +74,16 @@ def require_saved(run: SubjectRun, tried: Tried, *, exit_code: int, step: int) -
         )
 
 
+_UNBORN = re.compile(r"^Traceback .*\n(?: .*\n)* .* in spawn_main\n(?: .*\n)*EOFError: Ran out of input$", re.MULTILINE)
+"""What Python prints in a process whose parent is killed as it starts it: no line of evenpack has run there yet."""
+
+
 def has_traceback(said: str) -> bool:
-    """Returns whether a program ended with one; what Python ignores as it ends is not counted."""
+    """Returns whether a program ended with one.
+
+    What Python ignores as it ends is not counted, nor what it prints in a process that has not begun.
+    """
+    said = _UNBORN.sub("", said)
     ignored = re.findall("^Exception ignored in", said, re.MULTILINE)
     return len(re.findall("^Traceback", said, re.MULTILINE)) > len(ignored)
 
