@@ -79,20 +79,28 @@ def test_a_weight_of_one_is_solved_once() -> None:
     assert labels == ["weight 1", "weight 0.09 up to 8", "weight 0.09 up to 16"]
 
 
+OTHER_ROUNDING = 8
+"""Packs of 40,000 that may differ between processors: many mixtures fit equally well, and rounding selects one.
+
+Seen: 6, with the kernels of OpenBLAS for AVX-512, AVX2, AVX and SSE4 (OPENBLAS_CORETYPE).
+"""
+
+
 @pytest.mark.slow
 def test_weights_of_squad_raise_its_efficiency_as_published() -> None:
     """The efficiency rises from 96.94 to 97.38 %."""
     rows = search("squad_1_1_384", (1.0, 8), (0.09, 8))
-    assert 100 * rows[1.0, 8].efficiency == pytest.approx(96.94, abs=0.01)
-    assert 100 * rows[0.09, 8].efficiency == pytest.approx(97.38, abs=0.015)
+    assert 100 * rows[1.0, 8].efficiency == pytest.approx(96.94, rel=OTHER_ROUNDING / 40_965)
+    assert 100 * rows[0.09, 8].efficiency == pytest.approx(97.38, rel=OTHER_ROUNDING / 40_778)
 
 
 @pytest.mark.slow
-def test_the_weights_searched_for_squad_fill_its_packs_as_published_but_for_a_digit() -> None:
-    """The paper prints 98.767, and 98.757 comes out: four packs of 40,212."""
+def test_the_weights_searched_for_squad_fill_its_packs_as_published_but_for_some() -> None:
+    """The paper prints 98.767, which is 40,208 packs; 40,210, 40,212 and 40,214 came out."""
     (row,) = search("squad_1_1_384", (0.002, 64)).values()
-    assert 100 * row.efficiency == pytest.approx(98.757, abs=0.003)
-    assert row.left_over == pytest.approx(22, abs=5)
+    assert row.packs == pytest.approx(40_212, abs=OTHER_ROUNDING)
+    assert 100 * row.efficiency == pytest.approx(98.757, rel=OTHER_ROUNDING / 40_212)
+    assert row.left_over == pytest.approx(19, abs=8)
 
 
 PUBLISHED_EFFICIENCIES = {
