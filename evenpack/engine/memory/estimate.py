@@ -16,6 +16,7 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.deepspeed_config import deepspeed_config, micro_batches_per_step
 from evenpack.engine.resolving.step_items import AverageItem
 from evenpack.engine.sharding import sharding_at
+from evenpack.engine.sharding.base import SavedBytes
 from evenpack.models.common.device_peaks import DevicePeak
 from evenpack.models.common.memory import BF16_BYTES, FP32_BYTES, StateSizes
 from evenpack.models.cost import parameter_count
@@ -72,6 +73,8 @@ class RunMemory:
     alternatives: tuple[FittingSettings, ...]
     """If the run's micro-batch does not fit: changes with which one does, each with its largest micro-batch."""
     notes: tuple[str, ...]
+    host_copies: SavedBytes | None
+    """What ranks copy to host memory for a checkpoint in the background; None if none is saved so."""
 
     @property
     def usable(self) -> int | None:
@@ -86,17 +89,27 @@ class RunMemory:
 
 def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> TrainingMemory:
     """Estimates a micro-batch of this size. Raises: ConfigError if the ranks cannot divide a step."""
-    sizes = {
-        "vocabulary_size": vocabulary_size,
-        "max_positions": config.model.max_positions or config.positions_needed,
-    }
-    parameters = parameter_count(config.model, **sizes)
-    number_bytes = FP32_BYTES if config.training.precision == "fp32" else BF16_BYTES
+    state = _state_sizes(config, size, vocabulary_size=vocabulary_size, ranks=ranks)
+    settings = deepspeed_config(config.training, config.deepspeed, ranks)
+    return estimate_training_memory(
+        config.model,
+        vocabulary_size=vocabulary_size,
+        max_positions=_max_positions(config),
+        slots=size.slots,
+        head_rows=size.head_rows,
+        number_bytes=_number_bytes(config),
+        accumulates=micro_batches_per_step(config.training, ranks) > 1,
+        state=sharding_at(config.deepspeed.zero_stage).state_bytes(state, settings),
+    )
+
+
+def _state_sizes(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> StateSizes:
+    parameters = parameter_count(config.model, vocabulary_size=vocabulary_size, max_positions=_max_positions(config))
     layers = family_of(config.model).cost.layer_bytes(
-        config.model, slots=size.slots, head_rows=size.head_rows, number_bytes=number_bytes
+        config.model, slots=size.slots, head_rows=size.head_rows, number_bytes=_number_bytes(config)
     )
     merged = [config.model.shape["layers"] * elements for elements in layers.merged_parameters]
-    state = StateSizes(
+    return StateSizes(
         parameters=parameters,
         largest_tensor=vocabulary_size * config.model.shape["hidden_size"],
         states=config.optimizer.fp32_states,
@@ -104,16 +117,14 @@ def training_memory(config: RunConfig, size: MicroBatchSize, *, vocabulary_size:
         largest_group=max(parameters - sum(merged), *merged, 0),
         ranks=ranks,
     )
-    settings = deepspeed_config(config.training, config.deepspeed, ranks)
-    return estimate_training_memory(
-        config.model,
-        **sizes,
-        slots=size.slots,
-        head_rows=size.head_rows,
-        number_bytes=number_bytes,
-        accumulates=micro_batches_per_step(config.training, ranks) > 1,
-        state=sharding_at(config.deepspeed.zero_stage).state_bytes(state, settings),
-    )
+
+
+def _max_positions(config: RunConfig) -> int:
+    return config.model.max_positions or config.positions_needed
+
+
+def _number_bytes(config: RunConfig) -> int:
+    return FP32_BYTES if config.training.precision == "fp32" else BF16_BYTES
 
 
 def micro_batch_size(config: RunConfig, item: AverageItem) -> MicroBatchSize:
@@ -150,6 +161,7 @@ def run_memory(
         largest=None,
         alternatives=(),
         notes=tuple(_notes(config, device)),
+        host_copies=_host_copies(config, size, vocabulary_size=vocabulary_size, ranks=ranks),
     )
     if found.usable is None:
         return found
@@ -161,6 +173,14 @@ def run_memory(
             "alternatives": () if found.fits else tuple(search.alternatives(config)),
         }
     )
+
+
+def _host_copies(config: RunConfig, size: MicroBatchSize, *, vocabulary_size: int, ranks: int) -> SavedBytes | None:
+    training = config.training
+    if training.checkpoint_every_steps is None or not training.checkpoint_in_background:
+        return None
+    state = _state_sizes(config, size, vocabulary_size=vocabulary_size, ranks=ranks)
+    return sharding_at(config.deepspeed.zero_stage).saved_bytes(state)
 
 
 def _notes(config: RunConfig, device: DevicePeak | None) -> Iterator[str]:

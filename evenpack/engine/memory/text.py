@@ -17,7 +17,8 @@ _WIDTH = 13
 
 def memory_text(found: RunMemory, *, batching: Batching) -> str:
     """Returns the memory of each phase in GB (10^9 bytes) or MB, the peak marked, and what fits."""
-    return "\n".join([*_table(found, batching), *_advice(found, batching), *(f"Note: {note}" for note in found.notes)])
+    notes = (f"Note: {note}" for note in found.notes)
+    return "\n".join([*_table(found, batching), *_advice(found, batching), *_host_copies(found), *notes])
 
 
 def _table(found: RunMemory, batching: Batching) -> Iterator[str]:
@@ -59,6 +60,18 @@ def _advice(found: RunMemory, batching: Batching) -> Iterator[str]:
     yield (
         "Not even a micro-batch of one does, with activation checkpointing and ZeRO 1 where possible: take "
         "shorter packs (data.pack_length), a smaller model, a device with more memory, or more ranks at ZeRO 1"
+    )
+
+
+def _host_copies(found: RunMemory) -> Iterator[str]:
+    copies = found.host_copies
+    if copies is None:
+        return
+    unit, name = (_GIGABYTE, "GB") if copies.first_rank >= _GIGABYTE else (1e6, "MB")
+    others = f", {copies.other_rank / unit:,.2f} {name} on each other" if copies.other_rank and found.ranks > 1 else ""
+    yield (
+        "Host memory for what a background checkpoint copies, estimated: "
+        f"{copies.first_rank / unit:,.2f} {name} on rank 0{others} (training.checkpoint_in_background)"
     )
 
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evenpack.models.common.memory import StateBytes, StateSizes
@@ -12,6 +13,14 @@ if TYPE_CHECKING:
 
 REDUCE_BUCKET_SIZE = 500_000_000
 """Gradients that DeepSpeed reduces at once, as a number: the default of `zero_optimization.reduce_bucket_size`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedBytes:
+    """What a rank writes of a checkpoint, in bytes; a background save first copies it to host memory."""
+
+    first_rank: int
+    other_rank: int
 
 
 class Sharding(ABC):
@@ -77,3 +86,7 @@ class Sharding(ABC):
         Args:
             settings: DeepSpeed's configuration.
         """
+
+    @abstractmethod
+    def saved_bytes(self, sizes: StateSizes) -> SavedBytes:
+        """Returns what ranks write of a checkpoint: the tensors of DeepSpeed's files, without their names."""

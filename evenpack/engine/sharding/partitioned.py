@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from evenpack.engine.sharding.base import REDUCE_BUCKET_SIZE, Sharding
+from evenpack.engine.sharding.base import REDUCE_BUCKET_SIZE, SavedBytes, Sharding
 from evenpack.models.common.memory import FP32_BYTES, StateBytes, StateSizes
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class PartitionedOptimizer(Sharding):
         """
         zero = settings["zero_optimization"]
         size = zero.get("reduce_bucket_size", REDUCE_BUCKET_SIZE)
-        part = -(-sizes.parameters // sizes.ranks)
+        part = _part(sizes)
         whole = FP32_BYTES * sizes.parameters
         return StateBytes(
             parameters=whole,
@@ -69,6 +69,11 @@ class PartitionedOptimizer(Sharding):
             update_gradients=FP32_BYTES * part,
             update=max(FP32_BYTES * (1 + sizes.temporaries) * part, _FP64_BYTES * min(part, sizes.largest_tensor)),
         )
+
+    def saved_bytes(self, sizes: StateSizes) -> SavedBytes:
+        """Every rank writes its part of the masters and states, and rank 0 the parameters as well."""
+        part = FP32_BYTES * (1 + sizes.states) * _part(sizes)
+        return SavedBytes(first_rank=part + FP32_BYTES * sizes.parameters, other_rank=part)
 
 
 class PartitionedGradients(PartitionedOptimizer):
@@ -95,7 +100,7 @@ class PartitionedGradients(PartitionedOptimizer):
 
     def state_bytes(self, sizes: StateSizes, settings: Mapping[str, Any]) -> StateBytes:
         """As at ZeRO 1, but a rank keeps its part of the gradients, and the bucket holds those on their way."""
-        part = FP32_BYTES * -(-sizes.parameters // sizes.ranks)
+        part = FP32_BYTES * _part(sizes)
         return replace(super().state_bytes(sizes, settings), gradients=part, reduction=0)
 
 
@@ -134,5 +139,14 @@ class PartitionedParameters(PartitionedGradients):
         """
         zero = settings["zero_optimization"]
         live = min(sizes.parameters, zero.get("stage3_max_live_parameters", _LIVE_PARAMETERS))
-        part = -(-sizes.parameters // sizes.ranks)
-        return replace(super().state_bytes(sizes, settings), parameters=FP32_BYTES * (part + live))
+        return replace(super().state_bytes(sizes, settings), parameters=FP32_BYTES * (_part(sizes) + live))
+
+    def saved_bytes(self, sizes: StateSizes) -> SavedBytes:
+        """Every rank writes its part of the masters and states, and DeepSpeed no other parameters."""
+        part = FP32_BYTES * (1 + sizes.states) * _part(sizes)
+        return SavedBytes(first_rank=part, other_rank=part)
+
+
+def _part(sizes: StateSizes) -> int:
+    """Returns the parameters of a rank's part."""
+    return -(-sizes.parameters // sizes.ranks)

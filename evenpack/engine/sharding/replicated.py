@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evenpack.engine.sharding.base import REDUCE_BUCKET_SIZE, Sharding
+from evenpack.engine.sharding.base import REDUCE_BUCKET_SIZE, SavedBytes, Sharding
 from evenpack.models.common.memory import FP32_BYTES, StateBytes, StateSizes
 
 if TYPE_CHECKING:
@@ -64,3 +64,7 @@ class Replicated(Sharding):
             update_gradients=gradients,
             update=FP32_BYTES * sizes.temporaries * sizes.largest_group,
         )
+
+    def saved_bytes(self, sizes: StateSizes) -> SavedBytes:
+        """Rank 0 has everything, and writes it."""
+        return SavedBytes(first_rank=FP32_BYTES * (1 + sizes.states) * sizes.parameters, other_rank=0)

@@ -106,6 +106,31 @@ def test_sizes_follow_the_layout_and_the_objective() -> None:
     assert micro_batch_size(config_of(training={"layout": "padded"}), ITEM).slots == 8 * 2 * 1024
 
 
+@pytest.mark.parametrize(
+    ("stage", "first", "other"),
+    [(0, 12, 0), (1, 4 + 12 / RANKS, 12 / RANKS), (2, 4 + 12 / RANKS, 12 / RANKS), (3, 12 / RANKS, 12 / RANKS)],
+)
+def test_the_host_memory_of_a_background_checkpoint_is_said(stage: int, first: float, other: float) -> None:
+    found = memory_of(config_of(deepspeed={"zero_stage": stage}, training={"checkpoint_every_steps": 100}))
+    assert found.host_copies is not None
+    parameters = 774_030_080
+    assert found.host_copies.first_rank == pytest.approx(first * parameters)
+    assert found.host_copies.other_rank == pytest.approx(other * parameters)
+    others = f", {other * parameters / 1e9:.2f} GB on each other" if stage else ""
+    said = f"copies, estimated: {first * parameters / 1e9:.2f} GB on rank 0{others} (training.checkpoint_in_background)"
+    assert said in memory_text(found, batching="packs")
+
+
+@pytest.mark.parametrize(("every_steps", "in_background"), [(100, False), (None, True)])
+def test_without_background_checkpoints_nothing_is_said_of_host_memory(
+    every_steps: int | None, in_background: bool
+) -> None:
+    keys = {"checkpoint_every_steps": every_steps, "checkpoint_in_background": in_background}
+    found = memory_of(config_of(training=keys))
+    assert found.host_copies is None
+    assert "Host memory" not in memory_text(found, batching="packs")
+
+
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "dense_mask"])
 def test_a_backend_that_keeps_scores_is_named(backend: str) -> None:
     assert f"{backend} keeps scores or masks" in memory_of(config_of(attention={"backend": backend})).notes[0]
