@@ -75,8 +75,7 @@ def reached_by_pdsh(hostfile: Path, deepspeed_options: Sequence[str], environmen
     Raises: ConfigError with the machines that are not reached, or if pdsh is not installed.
     """
     given = [option.partition("=")[0] for option in deepspeed_options]
-    launcher = _value(deepspeed_options, "--launcher") if "--launcher" in given else "pdsh"
-    if launcher.lower() != "pdsh" or {"--no_ssh_check", "--no_ssh"} & set(given):
+    if launcher_of(deepspeed_options) != "pdsh" or {"--no_ssh_check", "--no_ssh"} & set(given):
         return []
     if shutil.which("pdsh", path=environment.get("PATH")) is None:
         raise ConfigError(
@@ -102,6 +101,11 @@ def reached_by_pdsh(hostfile: Path, deepspeed_options: Sequence[str], environmen
     if "--master_addr" not in given and answers[0].address:
         options.append(f"--master_addr={answers[0].address}")
     return options
+
+
+def launcher_of(deepspeed_options: Sequence[str]) -> str:
+    """Returns what `deepspeed` reaches other machines with, in lower case."""
+    return _value(deepspeed_options, "--launcher").lower() or "pdsh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +139,7 @@ def _log_in(host: str, ssh: Sequence[str], environment: Mapping[str, str]) -> _A
 def _value(options: Sequence[str], name: str) -> str:
     """Returns the value of an option, written as `NAME VALUE` or `NAME=VALUE`; the last one counts; empty without."""
     value = ""
-    for option, following in zip(options, (*options[1:], ""), strict=True):
+    for option, following in zip(options, (*options, "")[1:], strict=True):
         if option.startswith(f"{name}="):
             value = option.partition("=")[2]
         if option == name:

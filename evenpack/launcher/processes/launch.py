@@ -12,7 +12,7 @@ from pathlib import Path
 
 from evenpack.errors import ConfigError, RunError
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
-from evenpack.launcher.processes.hosts import is_this_machine, reached_by_pdsh, read_hostfile
+from evenpack.launcher.processes.hosts import is_this_machine, launcher_of, reached_by_pdsh, read_hostfile
 from evenpack.launcher.processes.ranks import LaunchToken
 from evenpack.units import counted
 
@@ -108,6 +108,7 @@ def plan_launch(
     environment = {"PYTHONUNBUFFERED": "1"}
     _require_one_choice(num_gpus, cpu_ranks, hostfile)
     if hostfile is not None:
+        _require_pdsh_for_fewer_gpus(num_gpus, extra)
         devices = hosts_of(hostfile, num_gpus)
         _refuse_shell_characters([str(run_file), *overrides])
     else:
@@ -254,12 +255,31 @@ def _checked_options(deepspeed_options: str) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"--deepspeed-options '{deepspeed_options}': {error}") from error
     for option in options:
-        if option.partition("=")[0] in _OWN_OPTIONS:
+        if _is_own(option):
             raise ConfigError(
                 f"--deepspeed-options: {option} decides which ranks there are; use --num-gpus, --cpu-ranks and "
                 "--hostfile instead"
             )
     return options
+
+
+def _is_own(option: str) -> bool:
+    """Returns whether argparse may take it for one of `_OWN_OPTIONS`: it takes the beginnings of long ones as well."""
+    name = option.partition("=")[0]
+    if " " in name:  # a value
+        return False
+    if name.startswith("--"):
+        return len(name) > 2 and any(own.startswith(name) for own in _OWN_OPTIONS)
+    return name[:2] in _OWN_OPTIONS
+
+
+def _require_pdsh_for_fewer_gpus(num_gpus: int | None, extra: Sequence[str]) -> None:
+    launcher = launcher_of(extra)
+    if num_gpus is not None and launcher != "pdsh":
+        raise ConfigError(
+            f"--num-gpus {num_gpus}: with --launcher {launcher} DeepSpeed uses all slots of a hostfile; write "
+            f"slots={num_gpus} into it for each machine, and leave --num-gpus out"
+        )
 
 
 def _refuse_shell_characters(arguments: Sequence[str]) -> None:

@@ -214,12 +214,22 @@ def test_more_ranks_than_a_machine_of_the_hostfile_has_slots_is_an_error(hostfil
         hosts_of(hostfile, 5)
 
 
+def test_fewer_gpus_than_slots_need_pdsh(hostfile: Path) -> None:
+    openmpi = "--launcher OpenMPI --launcher_args '-env X=1'"
+    with pytest.raises(ConfigError, match="with --launcher openmpi DeepSpeed uses all slots"):
+        plan_launch(RUN, [], num_gpus=2, hostfile=hostfile, deepspeed_options=openmpi)
+    assert plan_launch(RUN, [], num_gpus=None, hostfile=hostfile, deepspeed_options=openmpi).devices.kind == "hosts"
+    assert plan_launch(RUN, [], num_gpus=2, hostfile=hostfile, deepspeed_options="--launcher PDSH").devices.ranks == 4
+
+
 def test_an_override_that_a_remote_shell_would_interpret_is_refused(hostfile: Path) -> None:
     with pytest.raises(ConfigError, match="write it into the run file instead"):
         plan_launch(RUN, ["run.name=a;b"], num_gpus=None, hostfile=hostfile)
 
 
-@pytest.mark.parametrize("option", ["--num_gpus=4", "--include localhost:0", "-H hosts", "--no_python"])
+@pytest.mark.parametrize(
+    "option", ["--num_gpus=4", "--include localhost:0", "--inclu=a", "-H hosts", "-ihost:0", "--no_py"]
+)
 def test_options_that_decide_which_ranks_there_are_cannot_be_smuggled_in(option: str) -> None:
     with pytest.raises(ConfigError, match="use --num-gpus, --cpu-ranks and --hostfile instead"):
         plan_launch(RUN, [], num_gpus=None, hostfile=None, deepspeed_options=option)
