@@ -1,9 +1,8 @@
 """Simulates clusters of any size on given lengths, step by step for each layout and policy."""
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from types import MappingProxyType
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.data.packing import LengthHistogram, Packing
-from evenpack.errors import ConfigError
+from evenpack.errors import ConfigError, RunError
 from evenpack.studies.imbalance.cluster import SCHEMES, UNPADDED_ARRIVAL, Cluster, ClusterOptions, Scheme
 from evenpack.studies.imbalance.crossings import Crossing, find_crossings
 from evenpack.studies.imbalance.drawing import pack_kinds, sequence_kinds
@@ -21,6 +20,7 @@ from evenpack.studies.imbalance.step_cost import StepCost
 from evenpack.studies.imbalance.step_histogram import StepHistogram, step_histogram
 from evenpack.studies.imbalance.step_times import SimulationRow, StepTimes, step_speed_ups, summarise
 from evenpack.studies.statistics.laws import Gumbel
+from evenpack.worker_pool import worker_pool
 
 MOST_DEVICES = 1 << 17
 """More devices than any cluster has, and 1 GB for a step at 32 sequences per device."""
@@ -127,7 +127,8 @@ def simulate(
             `step_histograms`, whether or not `devices` has them, and compared with the law unless it is None.
         processes: None: one for each core, where there is enough work. The result does not depend on it.
 
-    Raises: ConfigError for device counts that are not positive integers, and for steps of too many sequences.
+    Raises: ConfigError for device counts that are not positive integers, and for steps of too many sequences; RunError
+        if a process dies.
     """
     counts = device_counts(devices)
     cluster = make_cluster(histogram, packing, cost=cost, options=options, causal=causal)
@@ -223,10 +224,12 @@ def _results(
     if processes == 1:
         yield ((task, cluster.steps(task.devices, task.first, task.count)) for task in tasks)
         return
-    # Not forked, because a process that shows progress may have threads.
-    executor = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        futures = {executor.submit(cluster.steps, task.devices, task.first, task.count): task for task in tasks}
-        yield ((futures[future], future.result()) for future in as_completed(futures))
-    finally:
-        executor.shutdown(cancel_futures=True)
+    with worker_pool(processes, preloaded=[__name__]) as pool:
+        futures = {pool.submit(cluster.steps, task.devices, task.first, task.count): task for task in tasks}
+        try:
+            yield ((futures[future], future.result()) for future in as_completed(futures))
+        except BrokenExecutor as error:
+            raise RunError(
+                f"one of {processes} processes that simulate has died. The kernel kills one when memory runs out, or "
+                "someone did: look at `dmesg`, take fewer of them, and start the same command again"
+            ) from error

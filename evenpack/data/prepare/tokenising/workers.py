@@ -1,18 +1,15 @@
 """Processes that tokenise parts, on this machine (`concurrent.futures`), or MPI ranks on many (`mpi4py.futures`)."""
 
-import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from concurrent.futures import BrokenExecutor, Executor, Future, wait
+from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from evenpack.data.prepare.tokenising.part_files import PartFile, PartTask, stop_file, write_part
 from evenpack.errors import RunError
+from evenpack.worker_pool import worker_pool
 
 _PRELOADED = ["evenpack.data.prepare.tokenising.part_files"]
 _DEATHS_WITHOUT_PROGRESS = 3
@@ -81,25 +78,9 @@ class LocalWorkers:
                     ) from error
                 observer.note(f"warning: a worker died; the unfinished ones of {parts} are resumed by new workers")
 
-    @contextmanager
-    def _pool(self) -> Iterator[ProcessPoolExecutor]:
-        """Yields workers that end with the block, whatever they do, and when this process dies."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
-        lifeline, end = context.Pipe(duplex=False)
+    def _pool(self) -> AbstractContextManager[Executor]:
         cores = max(1, len(os.sched_getaffinity(0)) // self._count)
-        pool = ProcessPoolExecutor(
-            self._count, mp_context=context, initializer=_begin_worker, initargs=(lifeline, cores)
-        )
-        try:
-            yield pool
-        except BaseException:
-            end.close()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-            end.close()
-            lifeline.close()
+        return worker_pool(self._count, preloaded=_PRELOADED, environment={"RAYON_NUM_THREADS": str(cores)})
 
 
 class MpiWorkers:
@@ -171,17 +152,3 @@ def _first(pending: _Pending, observer: Observer) -> PartFile:
 
 def _numbers(tasks: list[PartTask]) -> str:
     return f"part {tasks[0].number}" if len(tasks) == 1 else f"parts {tasks[0].number} to {tasks[-1].number}"
-
-
-def _begin_worker(lifeline: Connection, cores: int) -> None:
-    """Prepares a worker: interrupts are the parent's, and the worker ends with the other end of `lifeline`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["RAYON_NUM_THREADS"] = str(cores)
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-
-
-def _end_with(lifeline: Connection) -> None:
-    try:
-        lifeline.recv()
-    except (EOFError, OSError):
-        os._exit(1)

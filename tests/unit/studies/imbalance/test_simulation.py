@@ -1,15 +1,19 @@
 """Simulated clusters in cases that can be computed by hand."""
 
 import itertools
+import os
+from typing import Any
 
 import pytest
 from simulated_clusters import cost, run, some_steps
 
+from evenpack.errors import RunError
 from evenpack.studies.imbalance import simulation
 from evenpack.studies.imbalance.cluster import (
     BALANCED_PACKS,
     BASELINE,
     SCHEMES,
+    Cluster,
 )
 
 
@@ -157,3 +161,14 @@ def test_processes_pieces_of_work_and_the_other_counts_change_nothing(monkeypatc
     assert run(counts, devices=(1, 2, 4), processes=2, **setting) == alone
     assert run(counts, devices=(4,), **setting).rows == tuple(row for row in alone.rows if row.devices == 4)
     assert run(counts, devices=(4,), **setting, seed=1).rows != run(counts, devices=(4,), **setting).rows
+
+
+class DyingCluster(Cluster):
+    def steps(self, *_: object) -> Any:
+        os._exit(9)
+
+
+def test_a_process_that_dies_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "Cluster", DyingCluster)
+    with pytest.raises(RunError, match="one of 2 processes that simulate has died"):
+        run({20: 5, 90: 3, 128: 2}, devices=(1, 2), batch=2, steps=40, processes=2)
