@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from evenpack.engine.activity import OnActivity
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError
+from evenpack.launcher.processes.deepspeed_launcher import parent_command
 from evenpack.launcher.processes.devices import cpu_cores, settle_accelerator
 from evenpack.launcher.processes.guard import Guard, end_process
 from evenpack.launcher.processes.heartbeat import Heartbeat
@@ -36,7 +37,7 @@ from evenpack.launcher.processes.ranks import (
 )
 from evenpack.launcher.processes.roll_call import is_lost_connection
 from evenpack.launcher.processes.stop import StopFlag
-from evenpack.launcher.processes.streams import say, survive_hang_up
+from evenpack.launcher.processes.streams import say, survive_readers
 
 if TYPE_CHECKING:
     from evenpack.engine.config import RunConfig
@@ -81,8 +82,8 @@ class TrainFunction(Protocol):
 def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None = None) -> int:
     """Runs one rank and returns its exit code. `train` replaces evenpack's own loop."""
     options = _parser().parse_intermixed_args(arguments)
-    place = RankPlace.of_environment(os.environ)
-    survive_hang_up()
+    place = RankPlace.of_environment(os.environ, parent_command())
+    survive_readers()
     share_cores(place)
     try:
         config = _load_config(options.run_file, options.overrides)

@@ -8,12 +8,12 @@ from pathlib import Path
 from evenpack.config import load_run_file
 from evenpack.engine.config import RunConfig
 from evenpack.launcher.processes.launch import plan_launch
-from evenpack.launcher.processes.streams import say, survive_hang_up
+from evenpack.launcher.processes.streams import say, survive_readers
 from evenpack.launcher.processes.supervise import supervise
 
 
 def main(run_file: str, output_dir: str, ranks: str, *overrides: str) -> int:
-    survive_hang_up()
+    survive_readers()
     plan = plan_launch(
         Path(run_file), overrides, num_gpus=None, cpu_ranks=int(ranks), hostfile=None, module="fake_worker"
     )

@@ -4,16 +4,18 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from fake_runs import HANGS_SECONDS, FakeRun, wait_until
+from fake_runs import HANGS_SECONDS, HERE, FakeRun, wait_until
 
 from evenpack.errors import EXIT_STOPPED, RunError
 from evenpack.launcher.processes.output_lock import held_output_dir
+from evenpack.launcher.processes.ranks import running_run
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
 
 
@@ -119,6 +121,34 @@ def test_a_lost_terminal_stops_the_run_in_order(fake_run: FakeRun) -> None:
     os.close(here)
     assert end(process) == EXIT_STOPPED
     assert int(fake_run.wait_for("saved")) == fake_run.status(0)["step"]
+
+
+@training("loop")
+def test_a_ctrl_c_that_ends_the_reader_of_the_output_too_stops_the_run_in_order(fake_run: FakeRun) -> None:
+    """As with `evenpack train RUN.yaml 2>&1 | tee log`."""
+    here, there = os.pipe()
+    process = fake_run.launch(stdout=there, stderr=there)
+    os.close(there)
+    fake_run.wait_for("step")
+    os.close(here)
+    process.send_signal(signal.SIGINT)
+    assert end(process) == EXIT_STOPPED
+    assert int(fake_run.wait_for("saved")) == fake_run.status(0)["step"]
+
+
+@training("loop_alone")
+def test_a_run_goes_on_when_the_shell_has_ended_that_started_its_launcher(fake_run: FakeRun) -> None:
+    shell = "import subprocess, sys; subprocess.Popen(sys.argv[1:]); sys.stdin.read()"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    command = ["-c", shell, *torchrun, str(HERE / "fake_worker.py"), str(fake_run.run_file)]
+    process = fake_run.start(command, stdin=subprocess.PIPE)
+    fake_run.wait_for("step")
+    process.communicate()
+    time.sleep(3.0)  # a guard looks twice a second
+    assert fake_run.status(0)["state"] == "running"
+    write_stop_request(fake_run.output_dir, StopRequest(run_id=running_run(fake_run.output_dir), at_once=False))
+    fake_run.wait_until_nothing_lives()
+    assert fake_run.status(0)["state"] == "stopped"
 
 
 @training("loop")

@@ -55,10 +55,10 @@ def train(
       evenpack train gpt2_xl --dry-run --ranks 2048 --rank 1777 --device h100
     """
     from evenpack.launcher.processes.launch import plan_launch
-    from evenpack.launcher.processes.streams import survive_hang_up
+    from evenpack.launcher.processes.streams import survive_readers
     from evenpack.launcher.rehearsed_ranks import RehearsedRanks
 
-    survive_hang_up()
+    survive_readers()
     config = load(run_file, overrides)
     rehearsed = RehearsedRanks(ranks=ranks, rank=rank, device=device)
     rehearsed.require_valid(dry_run=dry_run, places_given=(num_gpus, cpu_ranks, hostfile) != (None, None, None))

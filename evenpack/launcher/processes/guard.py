@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import psutil
 
+from evenpack.launcher.processes.deepspeed_launcher import is_deepspeed_launcher, parent_command
 from evenpack.launcher.processes.hangs import HangMonitor
 from evenpack.launcher.processes.heartbeat import Heartbeat
 from evenpack.launcher.processes.ranks import Failure, LaunchToken, ProcessIdentity, RankFolder, RankPlace, RankStatus
@@ -142,7 +143,8 @@ class Guard(threading.Thread):
                 self._end(f"ended because {failure.describe()}")
         elif self._stop_flag.is_set() and not self._announced and self._place.rank == 0:
             self._announced = True
-            self._say("asked to stop: saving at the end of this step")
+            with suppress(OSError):
+                self._say("asked to stop: saving at the end of this step")
 
     def _end(self, reason: str) -> None:
         """Ends this process immediately, because the main thread may be anywhere."""
@@ -162,18 +164,20 @@ class Ancestors:
     """The launcher that started this rank, and the process that started it.
 
     If the parent has ended, no process waits for this rank any more. If only the grandparent has ended, as after a
-    SIGTERM to `deepspeed`, the parent still waits: there is time to save.
+    SIGTERM to `deepspeed`, the parent still waits: there is time to save. Other launchers are parents themselves, and
+    what has started them (a shell, a job daemon) may end while the run goes on.
     """
 
     def __init__(self) -> None:
         self.parent = os.getppid()
+        self._watches_grandparent = is_deepspeed_launcher(parent_command())
         self._grandparent = self._find_grandparent()
 
     def parent_is_gone(self) -> bool:
         return os.getppid() != self.parent
 
     def grandparent_is_gone(self) -> bool:
-        return self._find_grandparent() != self._grandparent
+        return self._watches_grandparent and self._find_grandparent() != self._grandparent
 
     def _find_grandparent(self) -> int | None:
         with suppress(psutil.Error):
@@ -197,6 +201,8 @@ class Neighbours:
         for rank in self._place.local_ranks():
             if rank == self._place.rank or rank in self._gone:
                 continue
+            if self._is_elsewhere(rank):
+                continue
             seen = self._identify(rank)
             if seen is None and self._launcher_lacks_children():
                 return self._exit_without_message(rank)
@@ -219,6 +225,11 @@ class Neighbours:
         if process.is_alive():
             with suppress(OSError):
                 os.kill(process.pid, signal.SIGKILL)
+
+    def _is_elsewhere(self, rank: int) -> bool:
+        """Returns whether a rank is on another machine, as where `mpirun --map-by node` deals them out."""
+        status = None if rank in self._processes else self._folder.read_status(rank)
+        return status is not None and status.host != self._status.host
 
     def _identify(self, rank: int) -> ProcessIdentity | None:
         if rank not in self._processes:

@@ -10,7 +10,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -21,6 +21,7 @@ import psutil
 
 from evenpack.errors import RunError
 from evenpack.files import read_json_object, write_json, write_text_once
+from evenpack.launcher.processes.deepspeed_launcher import first_rank_of_machine
 from evenpack.launcher.processes.output_lock import is_held
 
 _RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -28,6 +29,8 @@ _WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _LOCAL_WORLD_NAMES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """torchrun's names first, then `deepspeed`'s, Open MPI's and those of the MPICH family."""
+_MACHINE_NAME = "CROSS_RANK"
+"""DeepSpeed's name for the number of a machine in the hostfile."""
 
 _OF_A_RUN = ("rank_*.json", "failure_*.json", "refused_*", "heartbeat_*", "stack_*.txt", "roll_call_*", "present_*")
 _RANK_FILE = re.compile(r"rank_(\d+)\.json")
@@ -68,18 +71,25 @@ class RankPlace:
     local_world_size: int
     launched: bool
     """Whether a launcher (deepspeed, torchrun, mpirun) started it; otherwise it is alone."""
+    first_of_machine: int
+    """The lowest rank of this machine."""
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> "RankPlace":
+    def of_environment(cls, environment: Mapping[str, str], launcher: Sequence[str] = ()) -> "RankPlace":
+        """Returns the place that the environment names; `launcher`: the command line of the parent process."""
+
         def number(names: tuple[str, ...], otherwise: int) -> int:
             return next((int(environment[name]) for name in names if name in environment), otherwise)
 
+        rank, local_rank = number(_RANK_NAMES, 0), number(_LOCAL_RANK_NAMES, 0)
+        first = first_rank_of_machine(launcher, number((_MACHINE_NAME,), 0))
         return cls(
-            rank=number(_RANK_NAMES, 0),
+            rank=rank,
             world_size=number(_WORLD_NAMES, 1),
-            local_rank=number(_LOCAL_RANK_NAMES, 0),
+            local_rank=local_rank,
             local_world_size=number(_LOCAL_WORLD_NAMES, 1),
             launched=any(name in environment for name in _RANK_NAMES),
+            first_of_machine=rank - local_rank if first is None else first,
         )
 
     @property
@@ -88,9 +98,8 @@ class RankPlace:
         return self.launched and self.local_world_size < self.world_size
 
     def local_ranks(self) -> range:
-        """Returns the ranks on this machine, which every launcher numbers consecutively."""
-        first = self.rank - self.local_rank
-        return range(first, min(first + self.local_world_size, self.world_size))
+        """Returns the ranks on this machine, which launchers number consecutively unless they are told otherwise."""
+        return range(self.first_of_machine, min(self.first_of_machine + self.local_world_size, self.world_size))
 
 
 @dataclass(frozen=True, kw_only=True)

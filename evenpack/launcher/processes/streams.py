@@ -1,38 +1,38 @@
-"""Standard output and error that survive the end of the terminal."""
+"""Standard output and error that survive whoever reads them."""
 
-import errno
 import io
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 
-class TerminalFile(io.FileIO):
-    """A terminal; after it has been closed (a lost connection), output to it is discarded.
+class LastingFile(io.FileIO):
+    """A terminal, pipe or file; what it does not take is discarded.
 
-    Otherwise the next progress line would raise OSError in a run that has just been asked to save its state.
+    A terminal may be closed (a lost connection), the reader of a pipe end (a Ctrl-C ends `tee` too), a disk be full.
+    Otherwise the next progress line would end the run, perhaps just as it has been asked to save its state.
     """
 
-    def write(self, data: Any, /) -> int:
+    def write(self, data: Any, /) -> int | None:
         try:
             return super().write(data)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
+        except OSError:
             return memoryview(data).nbytes
 
 
-def survive_hang_up() -> None:
-    """Makes `sys.stdout` and `sys.stderr` survive a hang-up; files and pipes are not changed."""
+def survive_readers() -> None:
+    """Makes `sys.stdout` and `sys.stderr` survive a terminal, a reader or a disk that takes no more."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream.isatty():
+        with suppress(OSError):  # it has no descriptor
+            descriptor = os.dup(stream.fileno())
             stream.flush()
-            setattr(sys, name, _lasting_text(stream.fileno(), stream.encoding))
+            setattr(sys, name, _lasting_text(descriptor, stream.encoding))
 
 
 def _lasting_text(descriptor: int, encoding: str) -> io.TextIOWrapper:
-    raw = TerminalFile(os.dup(descriptor), "w")
+    raw = LastingFile(descriptor, "w")
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors="replace", line_buffering=True)
 
 

@@ -162,13 +162,13 @@ class _Supervisor:
     def _answer_signals(self, child: int) -> None:
         if self._signals and not self._asked_to_stop:
             self._asked_to_stop = True
-            self._say("saving at the end of this step; press again to stop immediately")
             self._request_stop(at_once=False)
+            self._say("saving at the end of this step; press again to stop immediately")
         again = [number for at, number in self._signals if at - self._signals[0][0] > _SAME_REQUEST_SECONDS]
         if again:
             self._killed_by = again[0]
-            self._say("stopping immediately")
             self._request_stop(at_once=True)
+            self._say("stopping immediately")
             if self._plan.devices.kind == "hosts":
                 os.kill(child, signal.SIGTERM)  # upon which `deepspeed` kills processes that pdsh has started elsewhere
                 self._wait_for_final_statuses()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rank_places import place_of
 
 from evenpack.engine.activity import Activity
 from evenpack.launcher.processes.hangs import Hang, HangFinder, HangMonitor
@@ -256,9 +257,7 @@ def test_a_rank_that_sees_only_its_machine_leaves_it_to_others_to_name_the_one_o
     clock = [0.0]
     folder = RankFolder(tmp_path, "now")
     folder.path.mkdir()
-    places = [
-        RankPlace(rank=rank, world_size=4, local_rank=rank % 2, local_world_size=2, launched=True) for rank in (1, 0)
-    ]
+    places = [place_of(rank, ranks=4, each=2) for rank in (1, 0)]
     said: list[str] = []
     near, far = (
         HangMonitor.of_rank(place, folder, timeout_seconds=100.0, warn=said.append, clock=lambda: clock[0])

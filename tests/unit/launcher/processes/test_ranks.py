@@ -1,5 +1,6 @@
 """Ranks record their status, and which one failed first."""
 
+import base64
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rank_places import place_of
 
 from evenpack.errors import RunError
 from evenpack.launcher.processes.output_lock import held_output_dir, is_held
@@ -22,11 +24,11 @@ from evenpack.launcher.processes.ranks import (
     running_run,
 )
 
-ALONE = RankPlace(rank=0, world_size=1, local_rank=0, local_world_size=1, launched=False)
+ALONE = RankPlace.of_environment({})
 
 
 def status(run_id: str = "run", rank: int = 0) -> RankStatus:
-    place = RankPlace(rank=rank, world_size=4, local_rank=rank, local_world_size=4, launched=True)
+    place = place_of(rank, ranks=4, each=4)
     return RankStatus.starting(run_id, place)
 
 
@@ -62,8 +64,26 @@ def test_the_place_comes_from_whichever_launcher_there_was(
 
 
 def test_the_ranks_of_a_machine_are_numbered_one_after_another() -> None:
-    place = RankPlace(rank=9, world_size=12, local_rank=1, local_world_size=4, launched=True)
+    place = place_of(9, ranks=12, each=4)
     assert list(place.local_ranks()) == [8, 9, 10, 11]
+
+
+WORLD = base64.urlsafe_b64encode(json.dumps({"a": [0, 1], "b": [0, 1, 2], "c": [0]}).encode()).decode()
+LAUNCHER = ["python", "-u", "-m", "deepspeed.launcher.launch", f"--world_info={WORLD}", "--node_rank=1"]
+
+
+@pytest.mark.parametrize(("rank", "local_rank"), [(2, 2), (3, 0), (4, 1)])
+def test_the_ranks_of_a_machine_are_known_where_machines_have_unequal_slots(rank: int, local_rank: int) -> None:
+    """DeepSpeed numbers them by the rank modulo the machine's ranks."""
+    environment = {"RANK": str(rank), "WORLD_SIZE": "6", "LOCAL_RANK": str(local_rank), "LOCAL_SIZE": "3"}
+    place = RankPlace.of_environment({**environment, "CROSS_RANK": "1"}, LAUNCHER)
+    assert list(place.local_ranks()) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("command", [["torchrun"], LAUNCHER[:4], [*LAUNCHER[:4], "--world_info=None"]])
+def test_a_launcher_that_does_not_say_the_slots_numbers_ranks_by_the_machine(command: list[str]) -> None:
+    environment = {"RANK": "3", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1"}
+    assert list(RankPlace.of_environment(environment, command).local_ranks()) == [2, 3]
 
 
 def test_a_process_is_alive_until_it_ends_and_a_zombie_is_not() -> None:
@@ -196,7 +216,7 @@ def test_children_of_one_launcher_share_a_run_id_and_lone_processes_do_not() -> 
 
 def test_each_restart_by_torchrun_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the failure of the first start would end every later one."""
-    launched = RankPlace(rank=0, world_size=2, local_rank=0, local_world_size=2, launched=True)
+    launched = place_of(0, ranks=2, each=2)
     ids = set()
     for count in ("0", "1", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)

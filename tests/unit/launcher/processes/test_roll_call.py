@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rank_places import place_of
 
 from evenpack.launcher.processes import roll_call
-from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace, RankStatus
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankStatus
 from evenpack.launcher.processes.roll_call import RollCall, is_lost_connection
 
 
@@ -25,7 +26,7 @@ def folder(tmp_path: Path) -> RankFolder:
     found = RankFolder(tmp_path, "now")
     found.path.mkdir()
     for rank in range(4):
-        place = RankPlace(rank=rank, world_size=4, local_rank=rank % 2, local_world_size=2, launched=True)
+        place = place_of(rank, ranks=4, each=2)
         found.write_status(replace(RankStatus.starting("now", place), host=f"node{rank // 2 + 1}"))
     return found
 

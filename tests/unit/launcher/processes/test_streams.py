@@ -1,5 +1,6 @@
 """Standard output continues when the terminal is gone."""
 
+import io
 import os
 import pty
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evenpack.launcher.processes.streams import survive_hang_up
+from evenpack.launcher.processes.streams import survive_readers
 
 
 def test_what_is_written_to_a_terminal_that_is_gone_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +17,7 @@ def test_what_is_written_to_a_terminal_that_is_gone_is_dropped(monkeypatch: pyte
     with os.fdopen(there, "w", buffering=1) as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "stderr", stream)
-        survive_hang_up()
+        survive_readers()
         print("hello", flush=True)
         assert os.read(here, 100) == b"hello\r\n"
         assert sys.stdout.isatty()
@@ -29,10 +30,42 @@ def test_what_is_written_to_a_terminal_that_is_gone_is_dropped(monkeypatch: pyte
     control.close()
 
 
-def test_files_and_pipes_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_to_a_pipe_without_a_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = os.pipe()
+    with os.fdopen(there, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        survive_readers()
+        print("hello")
+        assert os.read(here, 100) == b"hello\n"
+        os.close(here)
+        print("nobody hears this", flush=True)
+        with pytest.raises(BrokenPipeError):
+            os.write(there, b"while a plain stream fails")
+        sys.stdout.close()
+
+
+def test_what_is_written_to_a_full_disk_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        survive_readers()
+        print("nobody reads this", flush=True)
+        with pytest.raises(OSError, match="No space left"):
+            os.write(stream.fileno(), b"while a plain stream fails")
+        sys.stdout.close()
+
+
+def test_files_get_every_line_and_streams_without_a_descriptor_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (tmp_path / "log").open("w") as file:
         monkeypatch.setattr(sys, "stdout", file)
-        monkeypatch.setattr(sys, "stderr", file)
-        survive_hang_up()
-        assert sys.stdout is file
-        assert sys.stderr is file
+        print("before")
+        memory = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", memory)
+        survive_readers()
+        print("after")
+        assert sys.stderr is memory
+        assert (tmp_path / "log").read_text() == "before\nafter\n"
+        sys.stdout.close()

@@ -4,14 +4,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from rank_places import place_of
 
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED
-from evenpack.launcher.processes.ranks import Failure, RankPlace, RankStatus, State
+from evenpack.launcher.processes.ranks import Failure, RankStatus, State
 from evenpack.launcher.processes.verdict import LaunchResult, describe_exit, killed, launch_result
 
 
 def rank(number: int, state: State, *, exit_code: int | None = None, error: str | None = None) -> RankStatus:
-    place = RankPlace(rank=number, world_size=2, local_rank=number, local_world_size=2, launched=True)
+    place = place_of(number, ranks=2, each=2)
     begun = RankStatus.starting("run", place)
     return begun if exit_code is None else begun.ended(state, exit_code=exit_code, step=9, error=error)
 
