@@ -34,8 +34,8 @@ _TEMPLATE = """\
 set -uo pipefail
 
 out_of_time=0 step=
-save_and_stop() {{  # a run that has not begun cannot be asked yet: it is asked again until it is, or has ended
-    until "$python" -m evenpack.launcher.cli stop "${{run[@]}}" || ! kill -0 "$step" 2> /dev/null; do sleep 5; done
+save_and_stop() {{  # asks until the run has ended: before it has begun, the status of an earlier one may be there
+    while kill -0 "$step" 2> /dev/null; do "$python" -m evenpack.launcher.cli stop "${{run[@]}}"; sleep 5; done
 }}
 trap 'out_of_time=1; [ -z "$step" ] || save_and_stop' USR1
 cd {directory} || exit 1
@@ -47,7 +47,7 @@ output_dir={output_dir_quoted}
 # Ranks meet at the first node. Each job has its own port, because jobs may share a node.
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 hostfile="$output_dir/hosts_$SLURM_JOB_ID"
-export hostfile python MASTER_ADDR="${{hosts[0]}}" MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000)) PYTHONUNBUFFERED=1
+export hostfile python MASTER_ADDR="${{hosts[0]}}" MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000)) PYTHONUNBUFFERED=1
 mkdir -p "$output_dir" && printf '%s slots={gpus}\\n' "${{hosts[@]}}" > "$hostfile" || exit 1
 
 # A node that ends must not end the others at once: all end by themselves, after a failure within a minute.

@@ -59,7 +59,7 @@ class Guard(threading.Thread):
         self._folder = folder
         self._stop_flag = stop
         self._say = say
-        self._launcher = token.process if token is not None and token.host == status.host else None
+        self._launcher = None if token is None else token.process_if_here()
         self._ancestors = Ancestors() if place.launched else None
         self._neighbours = Neighbours(status, place, folder)
         self._heartbeat = heartbeat

@@ -51,6 +51,8 @@ class Devices:
     """Options of `deepspeed`."""
     choice: str
     """The choice and its reason, in a line."""
+    spans_machines: bool = False
+    """Whether ranks are started on other machines than this one, which must be reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class LaunchPlan:
 
     def reached(self, environment: Mapping[str, str]) -> "LaunchPlan":
         """Returns the plan once every machine is reached; see `reached_by_pdsh`. Raises: ConfigError."""
-        if self.hostfile is None:
+        if self.hostfile is None or not self.devices.spans_machines:
             return self
         found = reached_by_pdsh(self.hostfile, self.extra, environment)
         return replace(self, command=(self.command[0], *found, *self.command[1:]))
@@ -208,16 +210,18 @@ def hosts_of(hostfile: Path, num_gpus: int | None) -> Devices:
         raise ConfigError(f"--num-gpus {num_gpus}: the smallest machine of {hostfile} has {min(slots.values())} slots")
     ranks = sum(slots.values()) if num_gpus is None else num_gpus * len(slots)
     options = [f"--hostfile={hostfile}", *([f"--num_gpus={num_gpus}"] if num_gpus is not None else [])]
-    machines = counted(len(slots), "machine")
+    machines, is_remote = counted(len(slots), "machine"), True
     if len(slots) == 1:
         machines = next(iter(slots))
-        if not is_this_machine(machines):
+        is_remote = not is_this_machine(machines)
+        if is_remote:
             options.append("--force_multi")  # otherwise `deepspeed` would start the only machine's ranks on this one
     return Devices(
         kind="hosts",
         ranks=ranks,
         options=tuple(options),
         choice=f"{counted(ranks, 'rank')} on {machines} of {hostfile}",
+        spans_machines=is_remote,
     )
 
 

@@ -107,6 +107,8 @@ class LaunchToken:
     """The `evenpack train` that started a rank, passed on the command line, which reaches every machine."""
 
     host: str
+    machine: str
+    """Distinguishes machines that have the same host name."""
     process: ProcessIdentity
     run_id: str
 
@@ -114,6 +116,7 @@ class LaunchToken:
     def of_this_process(cls) -> "LaunchToken":
         return cls(
             host=socket.gethostname(),
+            machine=this_machine(),
             process=ProcessIdentity(pid=os.getpid(), session=os.getsid(0)),
             run_id=uuid.uuid4().hex,
         )
@@ -121,11 +124,27 @@ class LaunchToken:
     @classmethod
     def parse(cls, text: str) -> "LaunchToken":
         """Parses the argument. Raises: ValueError."""
-        run_id, pid, session, host = text.split(":", 3)
-        return cls(host=host, process=ProcessIdentity(pid=int(pid), session=int(session)), run_id=run_id)
+        run_id, pid, session, machine, host = text.split(":", 4)
+        process = ProcessIdentity(pid=int(pid), session=int(session))
+        return cls(host=host, machine=machine, process=process, run_id=run_id)
 
     def __str__(self) -> str:
-        return f"{self.run_id}:{self.process.pid}:{self.process.session}:{self.host}"
+        return f"{self.run_id}:{self.process.pid}:{self.process.session}:{self.machine}:{self.host}"
+
+    def process_if_here(self) -> ProcessIdentity | None:
+        """Returns the process if it is one of this machine."""
+        return self.process if (self.host, self.machine) == (socket.gethostname(), this_machine()) else None
+
+
+def this_machine() -> str:
+    """Returns what distinguishes the processes of this machine, or container, from others of the same host name.
+
+    That is the start of its kernel and the namespace of its process ids; empty where the kernel does not say them.
+    """
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
+    return ""
 
 
 State = Literal["running", "finished", "stopped", "failed"]
@@ -285,10 +304,19 @@ def plain_run_id(place: RankPlace) -> str:
     """Returns a run id for a rank of one machine that `evenpack train` has not started: one for all of a launcher."""
     if place.launched:
         with suppress(psutil.Error):
-            parent = psutil.Process(os.getppid())
+            launcher = _find_launcher()
             restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun stays, and starts the ranks again
-            return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}-{restart}"
+            return f"{socket.gethostname()}-{launcher.pid}-{launcher.create_time():.0f}-{restart}"
     return uuid.uuid4().hex
+
+
+def _find_launcher() -> psutil.Process:
+    """Returns the process that gave this one its rank: between them may be a script, such as one that binds cores."""
+    found = psutil.Process(os.getppid())
+    name = next((name for name in _RANK_NAMES if name in os.environ), None)
+    while name is not None and name in found.environ() and (parent := found.parent()) is not None:
+        found = parent
+    return found
 
 
 def running_run(output_dir: Path) -> str:

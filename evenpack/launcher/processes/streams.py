@@ -14,7 +14,7 @@ class LastingFile(io.FileIO):
     Otherwise the next progress line would end the run, perhaps just as it has been asked to save its state.
     """
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,8 @@ def test_the_only_machine_of_a_hostfile_is_the_one_that_runs(
     plan = plan_launch(RUN, [], num_gpus=None, hostfile=path)
     assert parse_args(plan.command[1:]).force_multi == remote
     assert plan.devices.choice == f"2 ranks on {name} of {path}"
+    with pytest.raises(ConfigError, match="needs pdsh") if remote else nullcontext():
+        assert plan.reached({"PATH": str(tmp_path)}) is plan
 
 
 def test_this_machine_is_known_by_its_addresses() -> None:

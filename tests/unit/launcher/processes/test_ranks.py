@@ -105,10 +105,18 @@ def test_another_process_with_the_same_pid_is_not_the_same() -> None:
 
 
 def test_a_token_survives_the_command_line_whatever_the_host_is_called() -> None:
-    token = LaunchToken(host="fe80::1", process=ProcessIdentity(pid=7, session=8), run_id="abc")
+    token = LaunchToken(host="fe80::1", machine="m-1", process=ProcessIdentity(pid=7, session=8), run_id="abc")
     assert LaunchToken.parse(str(token)) == token
     with pytest.raises(ValueError, match="not enough values"):
         LaunchToken.parse("abc")
+
+
+def test_a_launcher_is_looked_for_on_its_own_machine_alone() -> None:
+    """Two machines, or containers, may have one host name."""
+    token = LaunchToken.of_this_process()
+    assert token.process_if_here() == token.process
+    assert replace(token, machine="another").process_if_here() is None
+    assert replace(token, host="another").process_if_here() is None
 
 
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -212,6 +220,23 @@ def test_children_of_one_launcher_share_a_run_id_and_lone_processes_do_not() -> 
     launched = RankPlace.of_environment({"RANK": "0"})
     assert plain_run_id(launched) == plain_run_id(launched)
     assert plain_run_id(ALONE) != plain_run_id(ALONE)
+
+
+def test_ranks_behind_a_script_of_their_own_share_a_run_id() -> None:
+    """As with `mpirun bind_cores.sh python -m evenpack.launcher.worker RUN.yaml`."""
+    said = (
+        "from evenpack.launcher.processes.ranks import RankPlace, plain_run_id; import os; "
+        "print(plain_run_id(RankPlace.of_environment(os.environ)))"
+    )
+    scripts = [["bash", "-c", '"$0" -c "$1"; exit 0', sys.executable, said] for _ in range(2)]
+    environments = [os.environ | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(3)]
+    commands = [*scripts, [sys.executable, "-c", said]]
+    ids = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    assert ids[0] == ids[1] == ids[2]
+    assert f"-{os.getpid()}-" in ids[0]
 
 
 def test_each_restart_by_torchrun_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
