@@ -9,6 +9,7 @@
     ├── FitError           measurements that a law or model could not be fitted to
     ├── CheckpointError    a checkpoint that is missing, broken or of another run
     └── RunError           a run that could not continue: a rank died, the disk is full
+        └── SaveError, StoppedEarlyError
 
 Each message says what was expected, what was found, and what to do. The command line prints it without a
 traceback and exits with `EXIT_BAD_INPUT`.
@@ -55,6 +56,10 @@ class CheckpointError(EvenpackError):
 
 class RunError(EvenpackError):
     """A run could not continue."""
+
+
+class StoppedEarlyError(RunError):
+    """A run was asked to stop before its ranks had met: nothing has changed, and the same command continues it."""
 
 
 class SaveError(RunError):

@@ -65,7 +65,8 @@ def train(
     end of the step and return. `on_activity` is told what this rank begins to do.
 
     Raises: ConfigError, DataError, CheckpointError or BackendError if the run cannot start; RunError for a loss that
-    is not finite (nothing is saved then), a full disk, or ranks that do not see the same files.
+    is not finite (nothing is saved then), a full disk, or ranks that do not see the same files; StoppedEarlyError if
+    `stop_requested` before all ranks have met.
     """
     with joined_world(run_facts(config), stop_requested=stop_requested) as world:
         configure_logging(world)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 from evenpack.engine.activity import OnActivity
-from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError
+from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
 from evenpack.launcher.processes.deepspeed_launcher import parent_command
 from evenpack.launcher.processes.devices import cpu_cores, settle_accelerator
 from evenpack.launcher.processes.guard import Guard, end_process
@@ -36,7 +36,7 @@ from evenpack.launcher.processes.ranks import (
     plain_run_id,
 )
 from evenpack.launcher.processes.roll_call import is_lost_connection
-from evenpack.launcher.processes.stop import StopFlag
+from evenpack.launcher.processes.stop import StopFlag, StopRequest, write_stop_request
 from evenpack.launcher.processes.streams import say, survive_readers
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ EXIT_ERROR = 1
 
 _OTHERS_SECONDS = 2.0
 """Seconds that a rank with an error waits for the statuses of others, to see whether they have it too or caused it."""
+
+_STOP_SECONDS = 2.0
+"""Seconds for the guards of other ranks to find a stop request."""
 
 _OWNER_SECONDS = 600.0
 """Seconds that a rank waits for rank 0 to own the output directory: it may start later, and tries for a while."""
@@ -172,6 +175,8 @@ class Rank:
             try:
                 self._begin(held)
                 outcome = train(self._config, stop_requested=self._stop.is_set, on_activity=self._heartbeat.enter)
+            except StoppedEarlyError:
+                self._stop_early()
             except EvenpackError as error:
                 self._fail(str(error))
             except BaseException as error:
@@ -235,6 +240,19 @@ class Rank:
                     f"{_OWNER_SECONDS:.0f} s: look at the first lines of its log, and start the same command again"
                 )
             time.sleep(0.02)
+
+    def _stop_early(self) -> NoReturn:
+        """Ends a run that was asked to stop before its ranks had met: by a signal perhaps this rank alone."""
+        exit_code = _stopped_exit_code(os.environ)
+        with suppress(OSError):
+            output_dir = self._config.run.output_dir
+            write_stop_request(output_dir, StopRequest(run_id=self._status.run_id, at_once=False))
+            self._folder.write_status(self._status.ended("stopped", exit_code=exit_code))
+        if self._place.rank == 0:
+            if self._place.world_size > 1:
+                time.sleep(_STOP_SECONDS)  # the store in which the others wait ends with this process
+            say("stopped before the first step; run the same command again to continue")
+        end_process(exit_code)
 
     def _fail(self, error: str) -> NoReturn:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenpack.errors import CheckpointError, RunError
+from evenpack.errors import CheckpointError, RunError, StoppedEarlyError
 from evenpack.launcher.worker import main
 
 STEP_SECONDS = 0.05
@@ -92,6 +92,14 @@ def loop_alone(config, *, stop_requested, on_activity):
         (config.run.output_dir / "step").write_text(str(step))
         time.sleep(STEP_SECONDS)
     return Outcome("stopped", step)
+
+
+def meet_in_vain(config, *, stop_requested, on_activity):
+    """Waits for a rank that does not come, as ranks do before their first collective, until a stop is requested."""
+    (config.run.output_dir / f"waits_{os.environ['RANK']}").write_text("yes")
+    while not stop_requested():
+        time.sleep(STEP_SECONDS)
+    raise StoppedEarlyError("asked to stop")
 
 
 def finish(config, *, stop_requested, on_activity):
@@ -192,6 +200,7 @@ TRAININGS = {
     function.__name__: function
     for function in (
         finish,
+        meet_in_vain,
         loop,
         loop_alone,
         loop_with_helper,

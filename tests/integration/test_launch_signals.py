@@ -59,6 +59,15 @@ def test_ctrl_c_saves_at_the_end_of_the_step_and_ends_with_the_code_of_a_stopped
     assert not (fake_run.output_dir / ".stop").exists()
 
 
+@training("meet_in_vain")
+def test_a_run_that_stops_before_its_first_step_has_the_code_of_a_stopped_run(fake_run: FakeRun) -> None:
+    process = fake_run.launch()
+    fake_run.wait_for("waits_1")
+    process.send_signal(signal.SIGTERM)
+    assert end(process) == EXIT_STOPPED
+    assert "stopped before the first step" in fake_run.result()["message"]
+
+
 @training("hang_holding_everything")
 def test_a_second_ctrl_c_kills_ranks_in_which_nothing_runs_any_more(fake_run: FakeRun) -> None:
     process = fake_run.launch()

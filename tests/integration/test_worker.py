@@ -117,6 +117,17 @@ def test_a_rank_that_waits_for_the_output_directory_has_not_started(fake_run: Fa
     assert exit_codes([rank]) == [0]
 
 
+@training("meet_in_vain")
+def test_a_stop_before_the_ranks_have_met_ends_them_all_as_stopped_though_one_has_the_signal(fake_run: FakeRun) -> None:
+    ranks = fake_run.start_ranks(2)
+    for rank in (0, 1):
+        fake_run.wait_for(f"waits_{rank}")
+    ranks[1].send_signal(signal.SIGTERM)
+    assert exit_codes(ranks) == [EXIT_STOPPED] * 2
+    assert [fake_run.status(rank)["state"] for rank in (0, 1)] == ["stopped", "stopped"]
+    assert "error" not in fake_run.errors()
+
+
 @training("hang")
 def test_sigterm_twice_does_not_end_a_rank_since_deepspeed_sends_it_on_top_of_ctrl_c(fake_run: FakeRun) -> None:
     (rank,) = fake_run.start_ranks(1)

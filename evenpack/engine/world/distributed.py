@@ -134,8 +134,8 @@ def joined_world(
     At the end of the block nothing may hold a DeepSpeed engine any more. After an error the groups are left as they
     are, because the other ranks may wait in one of them: the process should end by `os._exit`.
 
-    Raises: RunError if the launcher's environment is incomplete, the rank has no device, a rank does not come, the
-    ranks do not agree, or `stop_requested` before all have come.
+    Raises: RunError if the launcher's environment is incomplete, the rank has no device, a rank does not come, or the
+    ranks do not agree; StoppedEarlyError if `stop_requested` before all have come.
     """
     complete_environment(os.environ)
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -171,7 +171,8 @@ def joined_world(
 def meet(purpose: str, *, stop_requested: Callable[[], bool] = lambda: False) -> Meeting:
     """Meets the other ranks; see `Meeting`.
 
-    Raises: RunError if the launcher's environment is incomplete, a rank does not come, or `stop_requested`.
+    Raises: RunError if the launcher's environment is incomplete, or a rank does not come; StoppedEarlyError if
+        `stop_requested`.
     """
     complete_environment(os.environ)
     if "MASTER_ADDR" not in os.environ:  # DeepSpeed would ask MPI for it later

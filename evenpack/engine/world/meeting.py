@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from evenpack.errors import RunError
+from evenpack.errors import RunError, StoppedEarlyError
 
 MEETING_SECONDS = 600.0
 """Seconds for all ranks to come: importing torch from a cold network file system takes minutes on many machines."""
@@ -27,6 +27,8 @@ _CONNECT_SECONDS = 5.0
 """Seconds of one attempt to reach the store: torch hears nothing meanwhile, not even that it shall stop."""
 _READERS_SECONDS = 10.0
 _SHOWN_RANKS = 8
+_STOP_SECONDS = 3.0
+"""Seconds within which a stop request comes to all ranks: the others may hear of it after the store is gone."""
 _STOPPED = "the run was asked to stop before all ranks had come; start the same command again"
 
 
@@ -46,8 +48,8 @@ class Meeting:
 
         Meetings of one process need purposes of their own: some ranks come to the next one before all have left.
 
-        Raises: RunError if the store is not reached or lost, if a rank does not come within `patience_seconds`, or if
-        `stop_requested`.
+        Raises: RunError if the store is not reached or lost, or if a rank does not come within `patience_seconds`;
+            StoppedEarlyError if `stop_requested` before.
         """
         self.rank = rank
         self.size = size
@@ -139,9 +141,12 @@ class Meeting:
         return str(self._store.get(key).decode())
 
     def _wait(self, missing: Callable[[], list[int]]) -> None:
-        """Waits a moment. Raises: RunError after the deadline, with the ranks that are `missing`, or at a stop."""
+        """Waits a moment.
+
+        Raises: RunError after the deadline, with the ranks that are `missing`; StoppedEarlyError at a stop.
+        """
         if self._stop_requested():
-            raise RunError(_STOPPED)
+            raise StoppedEarlyError(_STOPPED)
         if time.monotonic() > self._deadline:
             raise RunError(
                 f"rank {self.rank} on {socket.gethostname()} has waited {self._patience:g} s for the others to start; "
@@ -154,6 +159,11 @@ class Meeting:
         try:
             yield
         except dist.DistError as error:
+            deadline = time.monotonic() + _STOP_SECONDS
+            while time.monotonic() < deadline:
+                if self._stop_requested():
+                    raise StoppedEarlyError(_STOPPED) from error
+                time.sleep(_POLL_SECONDS)
             raise RunError(
                 f"rank {self.rank} on {socket.gethostname()} has lost the store in which the ranks meet "
                 f"({str(error).partition(chr(10))[0]}): rank 0, which holds it unless torchrun does, has ended; its "
@@ -169,7 +179,10 @@ def _name_ranks(missing: list[int]) -> str:
 
 
 def _open_store(prefix: str, *, rank: int, patience_seconds: float, stop_requested: Callable[[], bool]) -> dist.Store:
-    """Connects to the store, in which keys begin with `prefix`. Raises: RunError if it is not reached, or at a stop."""
+    """Connects to the store, in which keys begin with `prefix`.
+
+    Raises: RunError if it is not reached, StoppedEarlyError at a stop.
+    """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     host = socket.gethostname()
     try:
@@ -183,7 +196,7 @@ def _open_store(prefix: str, *, rank: int, patience_seconds: float, stop_request
     deadline = time.monotonic() + patience_seconds
     while True:
         if stop_requested():
-            raise RunError(_STOPPED)
+            raise StoppedEarlyError(_STOPPED)
         left = deadline - time.monotonic()
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """The outcome of a run, determined from the statuses of its ranks."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def test_a_stopped_run_has_its_own_code_whatever_deepspeed_returns() -> None:
     result = verdict(rank(0, "stopped", exit_code=75), rank(1, "stopped", exit_code=75), code=-15)
     assert (result.state, result.exit_code) == ("stopped", EXIT_STOPPED)
     assert "after step 9" in result.message
+
+
+def test_a_run_that_stopped_before_all_its_ranks_had_started_is_a_stopped_one() -> None:
+    early = replace(rank(0, "stopped", exit_code=75), step=None)
+    result = verdict(early)
+    assert (result.state, result.exit_code) == ("stopped", EXIT_STOPPED)
+    assert "before the first step" in result.message
 
 
 def test_a_rank_that_died_without_a_word_is_named_though_deepspeed_returns_0() -> None:
