@@ -1,6 +1,8 @@
 """What a rank is doing, for those who watch whether it goes on."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 Activity = Literal[
@@ -26,6 +28,24 @@ ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 OnActivity = Callable[[Activity, int], None]
 """Called with what the rank begins to do, and the number of the step that it does it in; steps count from 1."""
+
+
+_saving_threads: set[threading.Thread] = set()
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """Marks that this thread writes a checkpoint, while the main thread may be anywhere."""
+    _saving_threads.add(threading.current_thread())
+    try:
+        yield
+    finally:
+        _saving_threads.discard(threading.current_thread())
+
+
+def is_saving() -> bool:
+    """Returns whether a thread of this process writes a checkpoint."""
+    return any(thread.is_alive() for thread in tuple(_saving_threads))
 
 
 def ignore_activity(activity: Activity, step: int) -> None:

@@ -7,11 +7,13 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from evenpack.engine.activity import saving
 from evenpack.errors import CheckpointError, RunError, StoppedEarlyError
 from evenpack.launcher.worker import main
 
@@ -131,6 +133,20 @@ def save_while_rank_1_fails(config, *, stop_requested, on_activity):
     raise RunError("the loss is not finite")
 
 
+def compute_while_a_thread_saves(config, *, stop_requested, on_activity):
+    """As `save_while_rank_1_fails`, but the main thread of rank 0 waits for rank 1, which has failed."""
+    if os.environ["RANK"] == "1":
+        raise RunError("the loss is not finite")
+
+    def save():
+        with saving():
+            time.sleep(11)
+            (config.run.output_dir / "saved").touch()
+
+    threading.Thread(target=save, daemon=True).start()
+    return hang(config, stop_requested=stop_requested, on_activity=on_activity)
+
+
 def break_connection_on_rank_1(config, *, stop_requested, on_activity):
     if os.environ["RANK"] == "1":
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed: the network is down")
@@ -205,6 +221,7 @@ TRAININGS = {
         loop_alone,
         loop_with_helper,
         save_while_rank_1_fails,
+        compute_while_a_thread_saves,
         refuse,
         refuse_on_rank_1,
         break_connection_on_rank_1,

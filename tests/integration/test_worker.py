@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, RunError
 from evenpack.launcher.processes.guard import EXIT_ENDED_BY_GUARD
 from evenpack.launcher.processes.launch import free_port
 from evenpack.launcher.processes.output_lock import held_output_dir
-from evenpack.launcher.processes.ranks import running_run
+from evenpack.launcher.processes.ranks import Failure, RankFolder, RankPlace, RankStatus, running_run
 from evenpack.launcher.processes.stop import StopRequest, write_stop_request
 
 Ranks = "list[subprocess.Popen[bytes]]"
@@ -161,6 +162,38 @@ def test_an_error_of_all_ranks_is_printed_once_and_without_traceback(fake_run: F
 def test_a_rank_that_waits_for_its_save_gets_longer_than_others_after_a_failure(fake_run: FakeRun) -> None:
     assert exit_codes(fake_run.start_ranks(2)) == [2, 2]
     assert (fake_run.output_dir / "saved").exists()
+
+
+@training("compute_while_a_thread_saves")
+def test_a_rank_that_saves_in_the_background_gets_longer_too(fake_run: FakeRun) -> None:
+    assert exit_codes(fake_run.start_ranks(2)) == [EXIT_ENDED_BY_GUARD, EXIT_BAD_INPUT]
+    assert (fake_run.output_dir / "saved").exists()
+
+
+@training("hang_in_python")
+def test_a_failure_is_not_forgotten_when_another_start_removes_its_file(fake_run: FakeRun) -> None:
+    (rank,) = fake_run.start_ranks(1)
+    fake_run.wait_for("step")
+    run_id = running_run(fake_run.output_dir)
+    folder = RankFolder(fake_run.output_dir, run_id)
+    elsewhere = replace(RankStatus.starting(run_id, RankPlace.of_environment({"RANK": "7"})), host="node9")
+    folder.claim_failure(Failure.of(elsewhere.ended("failed", exit_code=1, error="its device is gone")))
+    time.sleep(3.0)  # a guard looks twice a second
+    next(folder.path.glob("failure_*")).unlink()
+    assert exit_codes([rank]) == [EXIT_ENDED_BY_GUARD]
+    assert "ended because rank 7 on node9 failed: its device is gone" in fake_run.errors()
+
+
+@training("hang_in_python")
+def test_ranks_of_an_earlier_run_end_when_another_one_begins(fake_run: FakeRun) -> None:
+    """As on machines where a killed `evenpack train` has left them."""
+    (rank,) = fake_run.start_ranks(1)
+    fake_run.wait_for("step")
+    later = RankStatus.starting("later", RankPlace.of_environment({}))
+    RankFolder(fake_run.output_dir, "later").write_status(later)
+    assert exit_codes([rank]) == [EXIT_ENDED_BY_GUARD]
+    assert f"another run has begun in {fake_run.output_dir}" in fake_run.errors()
+    assert RankFolder(fake_run.output_dir, "later").read_status(0) == later
 
 
 @training("refuse_on_rank_1")

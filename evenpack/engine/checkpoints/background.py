@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from evenpack.engine.activity import saving
 from evenpack.engine.checkpoints.deferred_writes import DeferredWrite, deferring_writes
 from evenpack.engine.checkpoints.files import Checkpoint, FileRecord, TrainState, commit_files, list_files
 from evenpack.engine.checkpoints.host_copies import HostCopies
@@ -171,7 +172,8 @@ class _Flight:
         """Writes, and on rank 0 publishes; an unexpected error is raised where the results are read."""
         try:
             _give_way()
-            report = self._write()
+            with saving():
+                report = self._write()
             if not self._world.is_main and self._writes:
                 with suppress(OSError):  # it is told in `finish`
                     report.write(self._report_path(self._world.rank))
@@ -203,16 +205,22 @@ class _Flight:
             reports = [own, *self._wait_for_others()]
             for problem in (report.problem for report in reports if report.problem is not None):
                 raise SaveError(problem)
-            files = [record for report in reports for record in report.files]
-            with self._writer.explaining_failures():
-                for rank in self._others:
-                    self._report_path(rank).unlink(missing_ok=True)
-                known = {record.name for record in files}
-                files += commit_files(self._partial, [name for name in list_files(self._partial) if name not in known])
-            return self._writer.publish(self._partial, self._state, files)
+            with saving():
+                return self._writer.publish(self._partial, self._state, self._all_files(reports))
         except SaveError as error:
             self._writer.discard(self._partial)
             return error
+
+    def _all_files(self, reports: Sequence[RankReport]) -> list[FileRecord]:
+        """Returns the records of all files, also of those that DeepSpeed itself has written. Raises: SaveError."""
+        files = [record for report in reports for record in report.files]
+        with self._writer.explaining_failures():
+            for rank in self._others:
+                self._report_path(rank).unlink(missing_ok=True)
+            known = {record.name for record in files}
+            return files + commit_files(
+                self._partial, [name for name in list_files(self._partial) if name not in known]
+            )
 
     def _wait_for_others(self) -> Sequence[RankReport]:
         found: list[RankReport] = []

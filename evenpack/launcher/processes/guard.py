@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import psutil
 
+from evenpack.engine.activity import is_saving
 from evenpack.launcher.processes.deepspeed_launcher import is_deepspeed_launcher, parent_command
 from evenpack.launcher.processes.hangs import HangMonitor
 from evenpack.launcher.processes.heartbeat import Heartbeat
@@ -29,7 +30,7 @@ _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 8.0
 """Seconds for the main thread to notice the failure of another rank itself."""
 _SAVING_SECONDS = 20.0
-"""The same for a main thread that waits for a checkpoint to be on disk, which an error has left behind."""
+"""The same while this rank writes a checkpoint, or its main thread waits for one that an error has left behind."""
 _STARTING_SECONDS = 5.0
 """Seconds for a launcher to start all ranks of a machine."""
 _LEAVING_SECONDS = 30.0
@@ -65,6 +66,8 @@ class Guard(threading.Thread):
         self._heartbeat = heartbeat
         self._roll_call = RollCall(folder)
         self._hangs = None if hang_timeout_seconds is None else self._monitor(hang_timeout_seconds, token)
+        self._failure: Failure | None = None
+        """Kept, because a new run removes the file."""
         self._failure_seen: float | None = None
         self._announced = False
         self._exit_code: int | None = None
@@ -79,6 +82,7 @@ class Guard(threading.Thread):
             with suppress(OSError):
                 self._roll_call.answer(self._place.rank)
             self._check_launcher()
+            self._check_other_runs()
             self._check_stop_file()
             self._check_hangs()
             self._check_ranks()
@@ -92,13 +96,15 @@ class Guard(threading.Thread):
 
     def first_failure(self) -> Failure | None:
         """Returns the rank that failed first, if any; this rank reports a neighbour that was killed."""
-        failure = self._folder.read_failure()
-        if failure is None:
-            failure = self._neighbours.find_dead()
-            if failure is not None:
+        if self._failure is None:
+            self._failure = self._folder.read_failure()
+        if self._failure is None:
+            dead = self._neighbours.find_dead()
+            if dead is not None:
                 with suppress(OSError):
-                    failure = self._folder.claim_failure(failure)
-        return failure
+                    dead = self._folder.claim_failure(dead)
+            self._failure = dead
+        return self._failure
 
     def missing_rank(self) -> Failure | None:
         """Returns the rank that failed first, for a rank that has lost a connection; see `RollCall.call`."""
@@ -112,6 +118,10 @@ class Guard(threading.Thread):
                 self._end(f"the launcher (process {self._ancestors.parent}) has ended")
             if self._ancestors.grandparent_is_gone():
                 self._stop_flag.set()
+
+    def _check_other_runs(self) -> None:
+        if self._folder.is_others(0):
+            self._end(f"another run has begun in {self._folder.path.parent}")
 
     def _check_stop_file(self) -> None:
         request = read_stop_request(self._folder.path.parent, self._status.run_id)
@@ -137,8 +147,8 @@ class Guard(threading.Thread):
         if failure is not None:
             now = time.monotonic()
             self._failure_seen = self._failure_seen or now
-            is_saving = self._heartbeat.activity == "waiting for a save"
-            if now - self._failure_seen > (_SAVING_SECONDS if is_saving else _GRACE_SECONDS):
+            writes = is_saving() or self._heartbeat.activity == "waiting for a save"
+            if now - self._failure_seen > (_SAVING_SECONDS if writes else _GRACE_SECONDS):
                 self._neighbours.kill_hanging(failure.rank)
                 self._end(f"ended because {failure.describe()}")
         elif self._stop_flag.is_set() and not self._announced and self._place.rank == 0:

@@ -227,8 +227,15 @@ class RankFolder:
         self.run_id = run_id
 
     def write_status(self, status: RankStatus) -> None:
-        """Writes a status. Raises: OSError."""
+        """Writes a status; a final one not over that of a later run. Raises: OSError."""
+        if status.state != "running" and self.is_others(status.rank):
+            return
         write_json(self._status_file(status.rank), asdict(status))
+
+    def is_others(self, rank: int) -> bool:
+        """Returns whether the status of a rank is that of another run."""
+        values = read_json_object(self._status_file(rank)) or {}
+        return bool(values.get("run_id", self.run_id) != self.run_id)
 
     def read_status(self, rank: int) -> RankStatus | None:
         """Returns a rank's status; None if it has not written any in this run."""
