@@ -101,10 +101,13 @@ class BadSteps:
                 f"{self._keys.nan_steps_in_a_row}: the weights or a device are damaged rather than the data. Resume "
                 "from an earlier checkpoint with a lower optimizer.learning_rate"
             )
+        others = ", or all such steps by training.on_nan=skip"
+        if self._keys.on_nan == "skip":
+            others = " (training.on_nan=skip leaves out only steps whose gradient is not finite)"
         return (
             "Nothing was saved since the newest checkpoint. Look at the documents of the step; leave it out by "
-            "training.skip_steps, or all such steps by training.on_nan=skip; if they are sound, lower "
-            "optimizer.learning_rate, lengthen schedule.warmup_steps or set training.gradient_clipping, and start again"
+            f"training.skip_steps{others}; if they are sound, lower optimizer.learning_rate, lengthen "
+            "schedule.warmup_steps or set training.gradient_clipping, and start again"
         )
 
     def _write(

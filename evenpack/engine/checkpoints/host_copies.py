@@ -11,7 +11,8 @@ from torch import Tensor, UntypedStorage
 class HostCopies:
     """Copies states, each save into the memory of the one before, which must be on disk.
 
-    That memory is pinned for tensors of a GPU, and it is as large as the files that this rank writes.
+    That memory is as large as the files that this rank writes. For tensors of a GPU it is pinned, and torch rounds each
+    part up to a power of two.
     """
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ from evenpack.engine.checkpoints.files import (
     LATEST,
     PARTIAL,
     REPLACED,
+    UNIVERSAL,
     Checkpoint,
     FileRecord,
     TrainState,
@@ -55,6 +56,13 @@ class CheckpointWriter:
         self._directory = directory
         self._world = world
         self._policy = policy
+        self._resumed_step: int | None = None
+        self._saved_steps: set[int] = set()
+        """Steps whose checkpoints this start has saved."""
+
+    def resumed_at(self, step: int) -> None:
+        """Notes the step of the checkpoint that was loaded: later ones are broken, and count no more."""
+        self._resumed_step = step
 
     def save(self, engine: WritingEngine, state: TrainState) -> Checkpoint:
         """Writes a checkpoint and returns once it is on disk under its name, on all ranks.
@@ -106,6 +114,7 @@ class CheckpointWriter:
                 final.rename(aside)
             partial.rename(final)
             fsync_directory(self._directory)
+        self._saved_steps.add(state.step)
         # From here on the checkpoint is whole, and older ones must go, or a full disk would stay full.
         with _only_warning(final):
             write_text(self._directory / LATEST, f"{final.name}\n")
@@ -120,6 +129,7 @@ class CheckpointWriter:
 
     def _begin(self, partial: Path) -> None:
         with self.explaining_failures():
+            shutil.rmtree(self._directory / UNIVERSAL, ignore_errors=True)  # all have loaded it, and it is large
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             fsync_directory(self._directory.parent)
@@ -147,11 +157,16 @@ class CheckpointWriter:
                 log.warning("%s cannot be read and is left alone: %s", path, error)
                 kept.add(path)
             else:
-                whole += [found] if found is not None and found.step <= step else []
+                whole += [found] if found is not None and self._is_of_this_run(found, step) else []
         kept |= {checkpoint.path for checkpoint in self._policy.kept(whole)}
         for path in sorted({*leftovers, *candidates} - kept):
             if not remove_checkpoint(path):
                 log.warning("could not delete all of %s; the next save will try again", path)
+
+    def _is_of_this_run(self, found: Checkpoint, step: int) -> bool:
+        """Returns whether a checkpoint lies on the way to this step: one that the resume has passed over does not."""
+        was_there = self._resumed_step is None or found.step <= self._resumed_step
+        return found.step <= step and (was_there or found.step in self._saved_steps)
 
     @contextmanager
     def explaining_failures(self) -> Iterator[None]:
@@ -162,8 +177,8 @@ class CheckpointWriter:
             raise SaveError(
                 f"rank {self._world.rank} on {socket.gethostname()} failed while saving a checkpoint into "
                 f"{self._directory} ({free_space(self._directory)}): {error}\n"
-                "Older checkpoints are untouched. Remove the cause (is the disk full?), then run the same command "
-                "again: it continues from the newest."
+                "Older checkpoints are untouched. Remove the cause (is the disk full?); a run that has ended continues "
+                "from the newest by the same command"
             ) from error
 
     @contextmanager

@@ -44,3 +44,4 @@ class CheckpointStore:
     ) -> None:
         """Loads a checkpoint that `newest` returned, as `load_checkpoint` does."""
         load_checkpoint(engine, checkpoint, self._world, on_conversion=on_conversion)
+        self._writer.resumed_at(checkpoint.step)

@@ -9,7 +9,8 @@
       .step_000200.partial/      in progress, or interrupted by a kill
 
 DeepSpeed's own converter reads no ZeRO 0, cannot go between ZeRO 3 and the others, and writes everything twice. This
-one reads by `shards.py`; every rank writes a part of the parameters. The next save removes the directory.
+one reads by `shards.py`; every rank writes a part of the parameters. The next save removes the directory before it
+writes, because the disk may have no room for both.
 """
 
 import math
@@ -93,7 +94,7 @@ def make_universal(
 
 
 def _begin(partial: Path) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(partial.parent, ignore_errors=True)  # what was made of other checkpoints as well
     (partial / "zero").mkdir(parents=True)
 
 

@@ -71,7 +71,8 @@ def _host_copies(found: RunMemory) -> Iterator[str]:
     others = f", {copies.other_rank / unit:,.2f} {name} on each other" if copies.other_rank and found.ranks > 1 else ""
     yield (
         "Host memory for what a background checkpoint copies, estimated: "
-        f"{copies.first_rank / unit:,.2f} {name} on rank 0{others} (training.checkpoint_in_background)"
+        f"{copies.first_rank / unit:,.2f} {name} on rank 0{others} (training.checkpoint_in_background); "
+        "pinned for GPUs, up to twice as much"
     )
 
 

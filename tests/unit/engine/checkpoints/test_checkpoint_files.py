@@ -164,6 +164,19 @@ class TestSave:
         store.save(FileEngine(), train_state(3))
         assert names(tmp_path) == ["latest", "step_000001", "step_000003"]
 
+    def test_one_that_the_resume_has_passed_over_displaces_no_whole_one(self, tmp_path: Path):
+        save_steps(tmp_path, 4, 5)
+        flip_a_bit(tmp_path / "step_000005" / "mp_rank_00_model_states.pt")  # its size stays right
+        store = CheckpointStore(tmp_path, SOLO, keep=2)
+        found = store.newest()
+        assert found is not None
+        assert found.step == 4
+        store.load(FileEngine(), found)
+        store.save(FileEngine(), train_state(6))
+        assert names(tmp_path) == ["latest", "step_000004", "step_000006"]
+        store.save(FileEngine(), train_state(8))
+        assert names(tmp_path) == ["latest", "step_000006", "step_000008"]
+
     def test_the_same_step_can_be_saved_again(self, tmp_path: Path):
         store = save_steps(tmp_path, 1)
         store.save(FileEngine(), replace(train_state(1), fingerprint="other"))
@@ -179,6 +192,18 @@ class TestSave:
         (tmp_path / ".latest.swp").touch()
         save_steps(tmp_path, 7)
         assert names(tmp_path) == [".latest.swp", "latest", "notes", "step_000007", "step_3"]
+
+    def test_a_conversion_makes_room_before_the_first_save_writes(self, tmp_path: Path):
+        (tmp_path / ".universal" / "step_000001" / "zero").mkdir(parents=True)
+        seen: list[bool] = []
+
+        class Looking(FileEngine):
+            def save_checkpoint(self, save_dir: str, **options: Any) -> None:
+                seen.append((tmp_path / ".universal").exists())
+                super().save_checkpoint(save_dir, **options)
+
+        CheckpointStore(tmp_path, SOLO, keep=2).save(Looking(), train_state(2))
+        assert seen == [False]
 
     def test_a_full_disk_is_an_error_that_names_the_place_and_leaves_the_older_checkpoint(self, tmp_path: Path):
         class FullDisk(FileEngine):

@@ -122,6 +122,12 @@ def test_a_conversion_is_used_again_until_the_checkpoint_is_another_one(tmp_path
     assert existing_universal(again) is None, "of the same step, and not the same"
 
 
+def test_those_of_other_checkpoints_make_room_for_it(tmp_path: Path) -> None:
+    (tmp_path / ".universal" / "step_000001" / "zero").mkdir(parents=True)
+    converted = convert(saved_at_zero_0(tmp_path))
+    assert [path.name for path in (tmp_path / ".universal").iterdir()] == [converted.path.name]
+
+
 def test_the_next_save_removes_it(tmp_path: Path) -> None:
     convert(saved_at_zero_0(tmp_path))
     assert [path.name for path in find_leftovers(tmp_path)] == [".universal"]
