@@ -12,6 +12,7 @@ Loader processes import this module again, so heavy modules are imported only wh
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -256,6 +257,7 @@ class Rank:
 
     def _fail(self, error: str) -> NoReturn:
         """Ends with an error that the user can correct; one that all ranks have is printed only by rank 0."""
+        _ignore_children()
         self._record(self._status.ended("failed", exit_code=EXIT_BAD_INPUT, error=error))
         is_alone = self._place.world_size == 1 or not self._owns_files  # no rank of a run without files has a status
         shared = not is_alone and self._other_rank_reports(error)
@@ -267,6 +269,7 @@ class Rank:
 
     def _crash(self, error: BaseException) -> NoReturn:
         """Ends with any other error, and its traceback unless it only follows from another rank's end."""
+        _ignore_children()
         summary = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
         first = self._guard.missing_rank() if is_lost_connection(error) else self._wait_for_other_failure()
         if first is None:
@@ -305,6 +308,11 @@ class Rank:
                 return failure
             time.sleep(0.1)
         return None
+
+
+def _ignore_children() -> None:
+    """Lets the deaths of loaders pass, for which torch's handler would raise an error in the middle of this one's."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def share_cores(place: RankPlace) -> None:

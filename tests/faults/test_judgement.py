@@ -26,6 +26,28 @@ Traceback (most recent call last):
 EOFError: Ran out of input
 """
 """A process whose parent was killed as it started it."""
+OF_TORCHRUN = """\
+Traceback (most recent call last):
+  File "/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+             ^^^^^^
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+evenpack.launcher.worker FAILED
+Traceback (most recent call last):
+  File "/bin/torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 5 got signal: 15
+"""
+OF_DEEPSPEED = """\
+Traceback (most recent call last):
+  File "/bin/deepspeed", line 6, in <module>
+    main()
+  File "/lib/python3.11/site-packages/deepspeed/launcher/runner.py", line 634, in main
+    result.wait()
+  File "/lib/python3.11/subprocess.py", line 1264, in wait
+    return self._wait(timeout=timeout)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+KeyboardInterrupt
+"""
 
 
 def end(**changes: object) -> End:
@@ -37,7 +59,8 @@ def test_a_clear_end_is_accepted() -> None:
     require_clear(end(), SUPERVISED, silent=False)
     require_clear(end(said=""), SUPERVISED, silent=True)
     require_clear(end(exit_code=0), SUPERVISED, silent=False, may_return_0=True)
-    require_clear(end(said=TRACEBACK), UNDER_TORCHRUN, silent=False)
+    require_clear(end(said=f"error: no\n{OF_TORCHRUN}"), UNDER_TORCHRUN, silent=False)
+    require_clear(end(said=f"asked to stop\n{OF_DEEPSPEED}saved"), SUPERVISED, silent=False)
     require_clear(end(said=f"error: no\nException ignored in: <f>\n{TRACEBACK}"), SUPERVISED, silent=False)
     require_clear(end(said=f"error: no\n{UNBORN}{UNBORN}"), SUPERVISED, silent=False)
 
@@ -50,6 +73,9 @@ def test_a_clear_end_is_accepted() -> None:
         ({"said": " \n"}, "said nothing"),
         ({"said": f"error: no\n{TRACEBACK}"}, "a traceback"),
         ({"said": f"error: no\n{TRACEBACK}{UNBORN}"}, "a traceback"),
+        ({"said": f"error: no\n{TRACEBACK}{OF_TORCHRUN}"}, "a traceback"),
+        ({"said": f"error: no\n{OF_DEEPSPEED}{TRACEBACK}"}, "a traceback"),
+        ({"said": f"error: no\n[rank1]: {TRACEBACK}"}, "a traceback"),
         ({"said": f"error: no\n{TRACEBACK.replace('ValueError: y', 'EOFError: Ran out of input')}"}, "a traceback"),
     ],
 )

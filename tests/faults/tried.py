@@ -60,7 +60,7 @@ def require_clear(end: End, case: Case, *, silent: bool, may_return_0: bool = Fa
         raise BrokenError("the run ended with 0 before its last step")
     if not silent and not end.said.strip():
         raise BrokenError(f"the run ended with {end.exit_code} and said nothing")
-    if has_traceback(end.said) and case.stack != "torchrun":  # torchrun itself prints one
+    if has_traceback(end.said):
         raise BrokenError(f"a traceback instead of a message: {end.said[-2000:]}")
 
 
@@ -78,14 +78,30 @@ _UNBORN = re.compile(r"^Traceback .*\n(?: .*\n)* .* in spawn_main\n(?: .*\n)*EOF
 """What Python prints in a process whose parent is killed as it starts it: no line of evenpack has run there yet."""
 
 
+_OF_TORCHRUN = re.compile(
+    r"^Traceback .*\n(?: .*\n)*torch\.distributed\.elastic\.multiprocessing\.\S*(?:ChildFailedError|SignalException):",
+    re.MULTILINE,
+)
+"""What torchrun prints itself when a rank has failed, or when it is asked to stop."""
+
+_OF_DEEPSPEED = re.compile(
+    r"^Traceback .*\n(?: .*\n)* .*deepspeed/launcher/runner\.py.*\n(?: .*\n)*KeyboardInterrupt$", re.MULTILINE
+)
+"""What `deepspeed` prints itself at a Ctrl-C, while the ranks save."""
+
+_TRACEBACK = re.compile(r"^(?:\[rank\d+\]: )?Traceback", re.MULTILINE)
+"""With a prefix where torch has a process group."""
+
+
 def has_traceback(said: str) -> bool:
-    """Returns whether a program ended with one.
+    """Returns whether a rank, or a launcher of evenpack, ended with one.
 
     What Python ignores as it ends is not counted, nor what it prints in a process that has not begun.
     """
-    said = _UNBORN.sub("", said)
+    for allowed in (_UNBORN, _OF_TORCHRUN, _OF_DEEPSPEED):
+        said = allowed.sub("", said)
     ignored = re.findall("^Exception ignored in", said, re.MULTILINE)
-    return len(re.findall("^Traceback", said, re.MULTILINE)) > len(ignored)
+    return len(_TRACEBACK.findall(said)) > len(ignored)
 
 
 def write_tried(path: Path, tried: list[Tried]) -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -64,6 +65,8 @@ def explained_lost_loader() -> Iterator[None]:
 
 
 def _death(how: str) -> RunError:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise it once more in what follows
     return RunError(
         f"a process that loads batches has died: {how}. The kernel kills it when memory runs "
         "out, or someone did: look at `dmesg`, lower training.loader_workers, and start the same command again"

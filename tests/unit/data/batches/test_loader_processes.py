@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,20 @@ def test_a_killed_process_of_a_loader_is_explained() -> None:
 def test_a_loader_that_dies_as_a_batch_is_taken_is_explained(error: Exception) -> None:
     with pytest.raises(RunError, match="has died: the connection to it was lost"), explained_lost_loader():
         raise error
+
+
+def test_a_death_that_is_explained_is_not_raised_once_more_by_torchs_handler() -> None:
+    before = signal.signal(signal.SIGCHLD, _raise_again)
+    try:
+        with suppress(RunError), explained_lost_loader():
+            raise EOFError
+        subprocess.run(["true"], check=True)  # its end is a SIGCHLD
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _raise_again(*_: object) -> None:
+    raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
 
 
 def test_the_loader_of_a_run_explains_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
