@@ -21,7 +21,7 @@ def worker_pool(
 
     Args:
         preloaded: modules that are imported once for all workers.
-        environment: variables of the workers, in addition to those of this process.
+        environment: variables of the workers, in addition to those that this process had when it first started any.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preloaded])

@@ -37,7 +37,7 @@ from evenpack.launcher.processes.ranks import (
     plain_run_id,
 )
 from evenpack.launcher.processes.roll_call import is_lost_connection
-from evenpack.launcher.processes.stop import StopFlag, StopRequest, write_stop_request
+from evenpack.launcher.processes.stop import StopFlag, StopRequest, read_stop_request, write_stop_request
 from evenpack.launcher.processes.streams import say, survive_readers
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ EXIT_ERROR = 1
 
 _OTHERS_SECONDS = 2.0
 """Seconds that a rank with an error waits for the statuses of others, to see whether they have it too or caused it."""
+
+_SIGNALLED_SECONDS = 6.0
+"""Seconds until a guard notices that a rank of its machine has died before it had started."""
 
 _STOP_SECONDS = 2.0
 """Seconds for the guards of other ranks to find a stop request."""
@@ -193,6 +196,9 @@ class Rank:
         if self._token is None:  # otherwise `evenpack train` owns the directory
             self._own_output_dir(held)
         self._owns_files = True
+        launcher = None if self._token is None else self._token.process_if_here()
+        if launcher is not None and not launcher.is_alive():  # a later run may have the folder already
+            end_process(EXIT_ERROR)
         try:
             self._folder.path.mkdir(parents=True, exist_ok=True)
             self._folder.write_status(self._status)
@@ -238,15 +244,26 @@ class Rank:
             if time.monotonic() > deadline:
                 raise RunError(
                     f"rank 0 of this start has not written its status into {self._folder.path} within "
-                    f"{_OWNER_SECONDS:.0f} s: look at the first lines of its log, and start the same command again"
+                    f"{_OWNER_SECONDS:.0f} s: look at the first lines of its log; a script between launcher and Python "
+                    "must `exec` Python"
                 )
             time.sleep(0.02)
 
     def _stop_early(self) -> NoReturn:
-        """Ends a run that was asked to stop before its ranks had met: by a signal perhaps this rank alone."""
+        """Ends a run that was asked to stop before its ranks had met: by a signal perhaps this rank alone.
+
+        Launchers send that signal as well when another rank has failed, and then the run has.
+        """
+        output_dir = self._config.run.output_dir
+        if read_stop_request(output_dir, self._status.run_id) is None:
+            first = self._wait_for_other_failure(seconds=_SIGNALLED_SECONDS)
+            if first is not None:
+                summary = "asked to stop before all ranks had come"
+                self._record(self._status.ended("failed", exit_code=EXIT_ERROR, error=summary))
+                say(f"rank {self._place.rank} ended as well ({summary}), after {first.describe()}")
+                end_process(EXIT_ERROR)
         exit_code = _stopped_exit_code(os.environ)
         with suppress(OSError):
-            output_dir = self._config.run.output_dir
             write_stop_request(output_dir, StopRequest(run_id=self._status.run_id, at_once=False))
             self._folder.write_status(self._status.ended("stopped", exit_code=exit_code))
         if self._place.rank == 0:
@@ -300,8 +317,8 @@ class Rank:
             time.sleep(0.05)
         return False
 
-    def _wait_for_other_failure(self) -> Failure | None:
-        deadline = time.monotonic() + _OTHERS_SECONDS
+    def _wait_for_other_failure(self, *, seconds: float = _OTHERS_SECONDS) -> Failure | None:
+        deadline = time.monotonic() + seconds
         while self._place.world_size > 1 and time.monotonic() < deadline:
             failure = self._guard.first_failure()
             if failure is not None:

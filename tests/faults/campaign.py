@@ -5,6 +5,7 @@ reached its last step. A fault is survived if the run went on, or ended within a
 other than 0, and if in the end weights and order are those of the undisturbed run, bit for bit.
 """
 
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -251,7 +252,8 @@ class Campaign:
     def _is_past(self, run: SubjectRun, life: Life, damaged: Damage) -> bool:
         """Returns whether the damage did not prevent a step, and data have been verified."""
         is_verified = not damaged.is_data or "the prepared data is as it was written" in life.said()
-        return is_verified and "step " in life.said() and life.step() > run.last_saved()
+        has_stepped = re.search(r"^step \d", life.said(), re.MULTILINE)  # an error may speak of steps too
+        return is_verified and has_stepped is not None and life.step() > run.last_saved()
 
     def _ends_by_nan(self, state: _State, life: Life, spoilt: str) -> bool:
         """Judges a start in which one step is NaN; returns whether the run has ended before it. Raises: BrokenError."""

@@ -104,6 +104,15 @@ def meet_in_vain(config, *, stop_requested, on_activity):
     raise StoppedEarlyError("asked to stop")
 
 
+def crash_while_others_meet(config, *, stop_requested, on_activity):
+    """Rank 2 crashes while the others wait for it."""
+    if os.environ["RANK"] == "2":
+        while not all((config.run.output_dir / f"waits_{rank}").exists() for rank in (0, 1)):
+            time.sleep(STEP_SECONDS)
+        raise ZeroDivisionError("one by zero")
+    return meet_in_vain(config, stop_requested=stop_requested, on_activity=on_activity)
+
+
 def finish(config, *, stop_requested, on_activity):
     return Outcome("finished", config.training.steps)
 
@@ -217,6 +226,7 @@ TRAININGS = {
     for function in (
         finish,
         meet_in_vain,
+        crash_while_others_meet,
         loop,
         loop_alone,
         loop_with_helper,

@@ -129,6 +129,17 @@ def test_a_stop_before_the_ranks_have_met_ends_them_all_as_stopped_though_one_ha
     assert "error" not in fake_run.errors()
 
 
+@training("crash_while_others_meet")
+def test_a_signal_that_follows_a_crash_before_the_ranks_have_met_is_no_stop(fake_run: FakeRun) -> None:
+    """Launchers send it to the other ranks of a machine, and torchrun would not start ranks again that had stopped."""
+    ranks = fake_run.start_ranks(3)
+    assert exit_codes(ranks[2:]) == [1]
+    ranks[1].send_signal(signal.SIGTERM)
+    assert exit_codes(ranks) == [EXIT_ENDED_BY_GUARD, 1, 1]
+    assert not (fake_run.output_dir / ".stop").exists()
+    assert "rank 1 ended as well (asked to stop before all ranks had come), after rank 2 on" in fake_run.errors()
+
+
 @training("hang")
 def test_sigterm_twice_does_not_end_a_rank_since_deepspeed_sends_it_on_top_of_ctrl_c(fake_run: FakeRun) -> None:
     (rank,) = fake_run.start_ranks(1)

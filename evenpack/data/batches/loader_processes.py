@@ -6,10 +6,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from evenpack.errors import RunError
 
 _TORCH_SAYS = "DataLoader worker (pid"
+
+_silenced: list[Any] = []
+"""Handlers of SIGCHLD that were set when a death was explained."""
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,8 +45,11 @@ def begin_loader_process(_worker: int) -> None:
 def explained_loader_deaths() -> Iterator[None]:
     """Explains the death of a loader, which torch raises wherever the main thread is at that moment.
 
+    After one is explained, deaths are not raised until the end of the block.
+
     Raises: RunError instead of torch's RuntimeError.
     """
+    before = len(_silenced)
     try:
         yield
     except RuntimeError as error:
@@ -50,6 +57,9 @@ def explained_loader_deaths() -> Iterator[None]:
         if _TORCH_SAYS not in first_line:
             raise
         raise _death(first_line.rstrip(". ")) from error
+    finally:
+        while len(_silenced) > before:
+            signal.signal(signal.SIGCHLD, _silenced.pop())
 
 
 @contextmanager
@@ -66,7 +76,8 @@ def explained_lost_loader() -> Iterator[None]:
 
 def _death(how: str) -> RunError:
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise it once more in what follows
+        # torch's handler would raise it once more in what follows.
+        _silenced.append(signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL)
     return RunError(
         f"a process that loads batches has died: {how}. The kernel kills it when memory runs "
         "out, or someone did: look at `dmesg`, lower training.loader_workers, and start the same command again"

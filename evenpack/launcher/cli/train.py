@@ -58,7 +58,8 @@ def train(
     from evenpack.launcher.processes.streams import survive_readers
     from evenpack.launcher.rehearsed_ranks import RehearsedRanks
 
-    survive_readers()
+    if not dry_run:
+        survive_readers()
     config = load(run_file, overrides)
     rehearsed = RehearsedRanks(ranks=ranks, rank=rank, device=device)
     rehearsed.require_valid(dry_run=dry_run, places_given=(num_gpus, cpu_ranks, hostfile) != (None, None, None))

@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 8.0
 """Seconds for the main thread to notice the failure of another rank itself."""
 _SAVING_SECONDS = 20.0
-"""The same while this rank writes a checkpoint, or its main thread waits for one that an error has left behind."""
+"""The same while a thread writes a checkpoint, or the main one waits for it after an error."""
 _STARTING_SECONDS = 5.0
 """Seconds for a launcher to start all ranks of a machine."""
 _LEAVING_SECONDS = 30.0
@@ -66,6 +66,7 @@ class Guard(threading.Thread):
         self._heartbeat = heartbeat
         self._roll_call = RollCall(folder)
         self._hangs = None if hang_timeout_seconds is None else self._monitor(hang_timeout_seconds, token)
+        self._has_seen_own_run = place.rank == 0  # which has written it
         self._failure: Failure | None = None
         """Kept, because a new run removes the file."""
         self._failure_seen: float | None = None
@@ -120,7 +121,9 @@ class Guard(threading.Thread):
                 self._stop_flag.set()
 
     def _check_other_runs(self) -> None:
-        if self._folder.is_others(0):
+        owner = self._folder.owner_of(0)
+        self._has_seen_own_run |= owner == self._folder.run_id  # before, rank 0 may not have started
+        if self._has_seen_own_run and owner not in (self._folder.run_id, None):
             self._end(f"another run has begun in {self._folder.path.parent}")
 
     def _check_stop_file(self) -> None:

@@ -228,14 +228,14 @@ class RankFolder:
 
     def write_status(self, status: RankStatus) -> None:
         """Writes a status; a final one not over that of a later run. Raises: OSError."""
-        if status.state != "running" and self.is_others(status.rank):
+        if status.state != "running" and self.owner_of(status.rank) not in (self.run_id, None):
             return
         write_json(self._status_file(status.rank), asdict(status))
 
-    def is_others(self, rank: int) -> bool:
-        """Returns whether the status of a rank is that of another run."""
-        values = read_json_object(self._status_file(rank)) or {}
-        return bool(values.get("run_id", self.run_id) != self.run_id)
+    def owner_of(self, rank: int) -> str | None:
+        """Returns the id of the run that has written the status of a rank; None if there is no status."""
+        owner = (read_json_object(self._status_file(rank)) or {}).get("run_id")
+        return owner if isinstance(owner, str) else None
 
     def read_status(self, rank: int) -> RankStatus | None:
         """Returns a rank's status; None if it has not written any in this run."""
@@ -311,19 +311,10 @@ def plain_run_id(place: RankPlace) -> str:
     """Returns a run id for a rank of one machine that `evenpack train` has not started: one for all of a launcher."""
     if place.launched:
         with suppress(psutil.Error):
-            launcher = _find_launcher()
+            parent = psutil.Process(os.getppid())
             restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun stays, and starts the ranks again
-            return f"{socket.gethostname()}-{launcher.pid}-{launcher.create_time():.0f}-{restart}"
+            return f"{socket.gethostname()}-{parent.pid}-{parent.create_time():.0f}-{restart}"
     return uuid.uuid4().hex
-
-
-def _find_launcher() -> psutil.Process:
-    """Returns the process that gave this one its rank: between them may be a script, such as one that binds cores."""
-    found = psutil.Process(os.getppid())
-    name = next((name for name in _RANK_NAMES if name in os.environ), None)
-    while name is not None and name in found.environ() and (parent := found.parent()) is not None:
-        found = parent
-    return found
 
 
 def running_run(output_dir: Path) -> str:

@@ -40,10 +40,11 @@ def launch_result(
     if not statuses:
         end = describe_exit(launcher_code)
         return _error(f"`deepspeed` ended ({end}) before any rank had started; its output is above")
-    if any(status.state == "stopped" and status.step is None for status in statuses.values()):
+    missing = [rank for rank in range(ranks) if rank not in statuses]
+    is_early = any(status.state == "stopped" and status.step is None for status in statuses.values())
+    if is_early and (not missing or launcher_code == EXIT_STOPPED):  # no rank has failed before it had a status
         message = "stopped before the first step; run the same command again to continue"
         return LaunchResult(state="stopped", exit_code=EXIT_STOPPED, message=message, error=None)
-    missing = [rank for rank in range(ranks) if rank not in statuses]
     if missing:
         names = ", ".join(map(str, missing))
         return _error(f"no status of rank {names} in {folder}: all machines must see the same run.output_dir")

@@ -222,23 +222,6 @@ def test_children_of_one_launcher_share_a_run_id_and_lone_processes_do_not() -> 
     assert plain_run_id(ALONE) != plain_run_id(ALONE)
 
 
-def test_ranks_behind_a_script_of_their_own_share_a_run_id() -> None:
-    """As with `mpirun bind_cores.sh python -m evenpack.launcher.worker RUN.yaml`."""
-    said = (
-        "from evenpack.launcher.processes.ranks import RankPlace, plain_run_id; import os; "
-        "print(plain_run_id(RankPlace.of_environment(os.environ)))"
-    )
-    scripts = [["bash", "-c", '"$0" -c "$1"; exit 0', sys.executable, said] for _ in range(2)]
-    environments = [os.environ | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(3)]
-    commands = [*scripts, [sys.executable, "-c", said]]
-    ids = [
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        for command, environment in zip(commands, environments, strict=True)
-    ]
-    assert ids[0] == ids[1] == ids[2]
-    assert f"-{os.getpid()}-" in ids[0]
-
-
 def test_each_restart_by_torchrun_is_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the failure of the first start would end every later one."""
     launched = place_of(0, ranks=2, each=2)

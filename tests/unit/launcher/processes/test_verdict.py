@@ -36,9 +36,11 @@ def test_a_stopped_run_has_its_own_code_whatever_deepspeed_returns() -> None:
 
 def test_a_run_that_stopped_before_all_its_ranks_had_started_is_a_stopped_one() -> None:
     early = replace(rank(0, "stopped", exit_code=75), step=None)
-    result = verdict(early)
-    assert (result.state, result.exit_code) == ("stopped", EXIT_STOPPED)
-    assert "before the first step" in result.message
+    for result in (verdict(early, code=EXIT_STOPPED), verdict(early, replace(early, rank=1), code=-15)):
+        assert (result.state, result.exit_code) == ("stopped", EXIT_STOPPED)
+        assert "before the first step" in result.message
+    killed_by_launcher = verdict(early, code=256 - 9)
+    assert (killed_by_launcher.state, killed_by_launcher.exit_code) == ("failed", 1)
 
 
 def test_a_rank_that_died_without_a_word_is_named_though_deepspeed_returns_0() -> None:
