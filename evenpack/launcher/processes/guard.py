@@ -26,7 +26,10 @@ from evenpack.launcher.processes.stop import StopFlag, read_stop_request
 EXIT_ENDED_BY_GUARD = 128 + 9
 """Exit code of a rank that its guard ends."""
 
-_POLL_SECONDS = 0.5
+LOOK_SECONDS = 0.5
+"""Seconds between two looks."""
+_OWNER_SECONDS = 5.0
+"""The same for a look at whose run it is: nothing waits for the answer, and all ranks read one file."""
 _GRACE_SECONDS = 8.0
 """Seconds for the main thread to notice the failure of another rank itself."""
 _SAVING_SECONDS = 20.0
@@ -66,6 +69,7 @@ class Guard(threading.Thread):
         self._heartbeat = heartbeat
         self._roll_call = RollCall(folder)
         self._hangs = None if hang_timeout_seconds is None else self._monitor(hang_timeout_seconds, token)
+        self._owner_due = time.monotonic()
         self._has_seen_own_run = place.rank == 0  # which has written it
         self._failure: Failure | None = None
         """Kept, because a new run removes the file."""
@@ -75,20 +79,24 @@ class Guard(threading.Thread):
         self._finished = threading.Event()
 
     def run(self) -> None:
-        """Checks twice a second until `finish`, and then ensures that the process ends."""
-        while not self._finished.wait(_POLL_SECONDS):
-            self._folder.refresh()
-            with suppress(OSError):
-                self._heartbeat.keep_up()
-            with suppress(OSError):
-                self._roll_call.answer(self._place.rank)
-            self._check_launcher()
-            self._check_other_runs()
-            self._check_stop_file()
-            self._check_hangs()
-            self._check_ranks()
+        """Looks twice a second until `finish`, and then ensures that the process ends."""
+        while not self._finished.wait(LOOK_SECONDS):
+            self.look()
         time.sleep(_LEAVING_SECONDS)
         end_process(self._exit_code or 0)
+
+    def look(self) -> None:
+        """Checks everything once; ends this process if it has to."""
+        self._folder.refresh()
+        with suppress(OSError):
+            self._heartbeat.keep_up()
+        with suppress(OSError):
+            self._roll_call.answer(self._place.rank)
+        self._check_launcher()
+        self._check_other_runs()
+        self._check_stop_file()
+        self._check_hangs()
+        self._check_ranks()
 
     def finish(self, exit_code: int) -> None:
         """Tells the guard that this rank has written its final status, so that failures of others no longer matter."""
@@ -121,6 +129,10 @@ class Guard(threading.Thread):
                 self._stop_flag.set()
 
     def _check_other_runs(self) -> None:
+        now = time.monotonic()
+        if now < self._owner_due:
+            return
+        self._owner_due = now + _OWNER_SECONDS
         owner = self._folder.owner_of(0)
         self._has_seen_own_run |= owner == self._folder.run_id  # before, rank 0 may not have started
         if self._has_seen_own_run and owner not in (self._folder.run_id, None):
