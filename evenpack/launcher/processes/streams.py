@@ -1,7 +1,6 @@
 """Standard output and error that survive whoever reads them."""
 
 import io
-import os
 import sys
 from contextlib import suppress
 from typing import Any
@@ -26,13 +25,13 @@ def survive_readers() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         with suppress(OSError):  # it has no descriptor
-            descriptor = os.dup(stream.fileno())
+            descriptor = stream.fileno()  # kept: others write to it by its number
             stream.flush()
             setattr(sys, name, _lasting_text(descriptor, stream.encoding))
 
 
 def _lasting_text(descriptor: int, encoding: str) -> io.TextIOWrapper:
-    raw = LastingFile(descriptor, "w")
+    raw = LastingFile(descriptor, "w", closefd=False)
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors="replace", line_buffering=True)
 
 

@@ -48,7 +48,7 @@ def test_machines_of_a_hostfile_are_reached_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    devices = Devices(kind="hosts", ranks=2, options=(), choice="2 ranks on 2 machines")
+    devices = Devices(kind="hosts", ranks=2, options=(), choice="2 ranks on 2 machines", spans_machines=True)
     launch = LaunchPlan(command=("deepspeed",), environment={}, devices=devices, hostfile=tmp_path / "hosts", extra=())
     with pytest.raises(ConfigError, match="pdsh, which is not installed"):
         run_training(RunSection(name="a", output_dir=tmp_path / "out"), launch, object.__new__(TrainingPlan))
