@@ -5,6 +5,7 @@ Each launcher trains once to its end, and once until a rank is killed. See `two_
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,7 +211,7 @@ def test_a_machine_that_freezes_is_named(cluster: Cluster) -> None:
         os.kill(pid, signal.SIGCONT)
     run.end()
     error = run.log.partition("\nerror: ")[2]
-    assert error.startswith("rank 2 on node2 failed: no progress for ")
+    assert re.match(r"rank [23] on node2 failed: no progress for ", error)  # whichever was behind as it froze
     assert "none of the ranks 2 to 3 of its machine answers: the machine is down or not reachable" in error
 
 
