@@ -45,7 +45,7 @@ def saving() -> Iterator[None]:
 
 def is_saving() -> bool:
     """Returns whether a thread of this process writes a checkpoint."""
-    return any(thread.is_alive() for thread in tuple(_saving_threads))
+    return bool(_saving_threads)
 
 
 def ignore_activity(activity: Activity, step: int) -> None:
