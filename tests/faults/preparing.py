@@ -21,8 +21,8 @@ from faults.life import END_SECONDS, living_in
 from faults.subject import environment_of, run_to_end, write_run, write_source
 from faults.tried import BrokenError, Tried, has_traceback
 
-_NOT_COMPARED = ("tokens.journal.json",)
-"""Files that tell how the work was divided."""
+_NOT_COMPARED = ("tokens.journal.json", "tokenizer.trained_on.json")
+"""Records by which an interrupted call resumes: nothing reads those of a finished set, and its manifest omits them."""
 
 
 @dataclass(frozen=True, kw_only=True)

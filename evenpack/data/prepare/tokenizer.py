@@ -123,14 +123,14 @@ def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
     """
     try:
         before = json.loads((directory / TRAINED_ON).read_text(encoding="utf-8"))
-        checksum = before["checksum"]
-    except (OSError, ValueError, KeyError) as error:
+        checksum, section, inputs = before["checksum"], before["data"], input_files(before)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{directory} holds a tokenizer that was not trained for this run ({error}); remove {directory} "
-            "and prepare again"
+            f"{directory} holds a tokenizer that was not trained for this run, or {TRAINED_ON} is damaged "
+            f"({type(error).__name__}: {str(error).partition(chr(10))[0]}); remove {directory} and prepare again"
         ) from error
-    refuse_differences(before["data"], origin["data"], directory)
-    refuse_changed_inputs(input_files(before), input_files(origin), directory)
+    refuse_differences(section, origin["data"], directory)
+    refuse_changed_inputs(inputs, input_files(origin), directory)
     tokenizer = Tokenizer.load(directory / TOKENIZER_FOLDER)
     if tokenizer.checksum != checksum:
         raise DataError(
