@@ -1,8 +1,11 @@
 """Checksums of files, whole and in chunks, which detect damage and locate its start to within a chunk."""
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -140,3 +143,8 @@ def find_first_damage(path: Path, expected: Checksums) -> Damage | None:
     for chunk in range(len(expected.chunks)):
         found = found or find_damage(path, expected, reader, chunk=chunk)
     return found
+
+
+def checksum_of_json(content: Mapping[str, Any]) -> str:
+    """Returns the XXH3 (128 bits, hexadecimal) of an object, independent of white space and the order of keys."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

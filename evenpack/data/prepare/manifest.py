@@ -6,11 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import xxhash
 from pydantic import ValidationError, model_validator
 
 from evenpack.config import Section
-from evenpack.data.checksums import Checksums, digest_of
+from evenpack.data.checksums import Checksums, checksum_of_json, digest_of
 from evenpack.data.config import OF_THE_LOSS, DataConfig
 from evenpack.data.order.step_shape import Batching
 from evenpack.data.packing import Packing
@@ -161,7 +160,7 @@ class Manifest(Section):
     def write(self, directory: Path) -> None:
         """Writes the manifest atomically, which completes the prepared directory."""
         content = self.model_dump(mode="json")
-        write_json(directory / MANIFEST, content | {"checksum": _content_checksum(content)})
+        write_json(directory / MANIFEST, content | {"checksum": checksum_of_json(content)})
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
@@ -184,10 +183,10 @@ class Manifest(Section):
             raise DataError(
                 f"{path} is broken or of another version of evenpack: {finding}; remove {directory} and prepare again"
             ) from error
-        if checksum != _content_checksum(content):
+        if checksum != checksum_of_json(content):
             raise DataError(
                 f"{path} is damaged: its checksum is {checksum}, that of its content "
-                f"{_content_checksum(content)}; copy it again from an intact copy, or remove {directory} and "
+                f"{checksum_of_json(content)}; copy it again from an intact copy, or remove {directory} and "
                 "prepare again"
             )
         return manifest
@@ -284,14 +283,6 @@ def refuse_changed_inputs(before: Sequence[InputFile], now: Sequence[InputFile],
                 f"input file {path} has changed since {place} was prepared from it:\n"
                 f"  prepared with {_describe(earlier.get(path))}, now {_describe(current.get(path))}\n{_remedy(place)}"
             )
-
-
-def _content_checksum(content: dict[str, Any]) -> str:
-    """Returns the checksum of a manifest without its own checksum.
-
-    Independent of white space and of the order of keys.
-    """
-    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _describe(file: InputFile | None) -> str:

@@ -25,7 +25,7 @@ from evenpack.data.tokenizers.config import ExternalTokenizer, TrainedTokenizer,
 from evenpack.data.tokenizers.loading import tokenizer_inputs, train_tokenizer
 from evenpack.data.tokenizers.tokenizer import Tokenizer
 from evenpack.errors import DataError
-from evenpack.files import atomic_directory, write_json
+from evenpack.files import atomic_directory, file_checksum, write_json
 
 
 def prepare_tokenizer(
@@ -78,8 +78,10 @@ def _train(
         for name, corpus in corpora.items()
     )
     tokenizer = train_tokenizer(config.tokenizer, texts)
-    write_json(directory / TRAINED_ON, origin | {"checksum": tokenizer.checksum})
-    _save(tokenizer, folder)
+    with atomic_directory(folder) as unfinished:
+        tokenizer.save(unfinished)
+        record = {"checksum": tokenizer.checksum, "files": _file_checksums(unfinished)}
+        write_json(directory / TRAINED_ON, origin | record)
     return Tokenizer.load(folder)
 
 
@@ -124,6 +126,7 @@ def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
     try:
         before = json.loads((directory / TRAINED_ON).read_text(encoding="utf-8"))
         checksum, section, inputs = before["checksum"], before["data"], input_files(before)
+        files = before.get("files")  # None in records of older versions
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{directory} holds a tokenizer that was not trained for this run, or {TRAINED_ON} is damaged "
@@ -131,10 +134,15 @@ def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
         ) from error
     refuse_differences(section, origin["data"], directory)
     refuse_changed_inputs(inputs, input_files(origin), directory)
-    tokenizer = Tokenizer.load(directory / TOKENIZER_FOLDER)
-    if tokenizer.checksum != checksum:
+    folder = directory / TOKENIZER_FOLDER
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.checksum != checksum or files not in (None, _file_checksums(folder)):
         raise DataError(
-            f"{directory / TOKENIZER_FOLDER} is damaged: its checksum is {tokenizer.checksum}, that of the tokenizer "
-            f"which was trained for this run {checksum}; remove {directory} and prepare again"
+            f"{folder} is damaged: it is not the tokenizer that was trained for this run; remove {directory} and "
+            "prepare again"
         )
     return tokenizer
+
+
+def _file_checksums(folder: Path) -> dict[str, str]:
+    return {path.name: file_checksum(path) for path in sorted(folder.iterdir())}

@@ -1,12 +1,13 @@
 """The journal `PREFIX.journal.json`: the progress of a token file, and, once it is complete, its record."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evenpack.data.checksums import Checksums
+from evenpack.data.checksums import Checksums, checksum_of_json
 from evenpack.errors import DataError
+from evenpack.files import write_json
 
 DOCUMENT_HASHES = "document_hashes"
 """The column of every token file that was made from text."""
@@ -52,12 +53,22 @@ def read_journal(prefix: Path) -> Journal | None:
         return None
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        checksum = values.pop("checksum", None)  # None in journals of older versions
+        if checksum not in (None, checksum_of_json(values)):
+            raise ValueError(f"its content does not have its checksum {checksum}")
         checksums = {name: Checksums(**_with_tuple(found)) for name, found in values.pop("checksums").items()}
         return Journal(**values, checksums=checksums)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
-            f"{path} is not a journal of a token file ({error}); remove the folder {path.parent} and prepare again"
+            f"{path} is damaged, or no journal of a token file ({error}); remove the folder {path.parent} and prepare "
+            "again"
         ) from error
+
+
+def write_journal(prefix: Path, journal: Journal) -> None:
+    """Writes the journal of a token file, with a checksum of its content."""
+    content = asdict(journal)
+    write_json(journal_path(prefix), content | {"checksum": checksum_of_json(content)})
 
 
 def _with_tuple(checksums: dict[str, Any]) -> dict[str, Any]:

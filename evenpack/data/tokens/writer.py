@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,9 +23,16 @@ from jaxtyping import Integer, UInt64
 from evenpack.data.checksums import Checksums, digest_of, find_first_damage
 from evenpack.data.tokens.growing_file import GrowingFile, damaged_file_error
 from evenpack.data.tokens.index import bin_path, index_path, token_type, write_index
-from evenpack.data.tokens.journal import DOCUMENT_HASHES, Journal, column_path, journal_path, read_journal
+from evenpack.data.tokens.journal import (
+    DOCUMENT_HASHES,
+    Journal,
+    column_path,
+    journal_path,
+    read_journal,
+    write_journal,
+)
 from evenpack.errors import DataError, RunError
-from evenpack.files import fsync_directory, write_json
+from evenpack.files import fsync_directory
 
 HASH_COLUMN: Mapping[str, str] = {DOCUMENT_HASHES: "<u8"}
 """XXH3 (64 bits) of each document's text."""
@@ -229,7 +236,7 @@ class TokenFileWriter:
             checksums=checksums,
             state=json.loads(json.dumps(state)),  # as a resumed writer will see it
         )
-        write_json(journal_path(self.prefix), asdict(journal))
+        write_journal(self.prefix, journal)
         self._journal = journal
 
     def _cut_to_journal(self) -> None:

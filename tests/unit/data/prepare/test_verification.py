@@ -184,8 +184,27 @@ def test_prepare_does_not_certify_a_damaged_tokenizer_once_the_manifest_is_gone(
     vocabulary = content["model"]["vocab"]
     vocabulary["b"], vocabulary["c"] = vocabulary["c"], vocabulary["b"]
     path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(DataError, match="tokenizer is damaged: its checksum is"):
+    with pytest.raises(DataError, match="tokenizer is damaged: it is not the tokenizer"):
         prepare(two_sources(corpus), own_finished)
+
+
+def test_every_bit_of_a_trained_tokenizer_counts_once_the_manifest_is_gone(corpus: Path, own_finished: Path) -> None:
+    """A letter of a key that nobody reads is part of the files that an undisturbed call leaves, too."""
+    (own_finished / "manifest.json").unlink()
+    path = own_finished / "tokenizer" / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("clean_up_tokenization_spaces", "clean_up_tokenization_spaceS"))
+    with pytest.raises(DataError, match="tokenizer is damaged: it is not the tokenizer"):
+        prepare(two_sources(corpus), own_finished)
+
+
+def test_a_tokenizer_of_an_older_version_is_used_again(corpus: Path, own_finished: Path, finished: Path) -> None:
+    (own_finished / "manifest.json").unlink()
+    record = own_finished / "tokenizer.trained_on.json"
+    older = json.loads(record.read_text())
+    del older["files"]
+    record.write_text(json.dumps(older))
+    prepare(two_sources(corpus), own_finished)
+    assert (own_finished / "manifest.json").read_bytes() == (finished / "manifest.json").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["bin", "sizes", "document_hashes"])

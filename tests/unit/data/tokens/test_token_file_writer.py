@@ -1,6 +1,8 @@
 """Token files are written correctly across kills, full disks and torn writes, and wrong input is refused."""
 
+import contextlib
 import io
+import json
 import os
 import random
 import signal
@@ -329,8 +331,27 @@ def test_a_write_continues_only_with_the_same_vocabulary_and_whole_partial_files
 
     for text in ("{", "[]", '{"complete": true}'):
         (tmp_path / "tokens.journal.json").write_text(text)
-        with pytest.raises(DataError, match="is not a journal of a token file"):
+        with pytest.raises(DataError, match="is damaged, or no journal of a token file"):
             TokenFileWriter.resume(tmp_path / "tokens", vocabulary_size=50_257)
+
+
+def test_a_journal_of_which_one_bit_changed_is_refused_and_an_older_one_without_checksum_is_read(
+    tmp_path: Path,
+) -> None:
+    prefix, path = tmp_path / "tokens", tmp_path / "tokens.journal.json"
+    with TokenFileWriter(prefix, vocabulary_size=50_257) as writer:
+        writer.append_documents([np.arange(1, 30)], np.array([7], dtype=np.uint64))
+        writer.commit({"bytes_read": 128})
+    sound = path.read_bytes()
+    written = read_journal(prefix)
+    for place in range(len(sound)):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        with contextlib.suppress(DataError):
+            assert read_journal(prefix) == written, f"byte {place} of {sound!r} changes what is read"
+    older = json.loads(sound)
+    del older["checksum"]
+    path.write_text(json.dumps(older))
+    assert read_journal(prefix) == written
 
 
 def test_columns_of_any_number_of_values_grow_with_the_documents_and_are_cut_to_the_journal(tmp_path: Path) -> None:
