@@ -143,7 +143,8 @@ class PreparingFaults:
         """Tries one fault; None if the command was done before it."""
         shape = self._random.choice(SHAPES)
         files, seconds = self._preparing.reference(shape)
-        fault = self._random.choice([self._kill, self._kill, self._damage, *([self._fill] if self._disk else [])])
+        faults = [self._kill, self._damage, self._damage_unfinished, *([self._fill] if self._disk else [])]
+        fault = self._random.choice(faults)
         tried = Tried(name="", where=f"prepare; {shape}", detail="")
         preparing = self._on_disk if fault == self._fill and self._on_disk is not None else self._preparing
         command = preparing.begin(shape)
@@ -159,14 +160,14 @@ class PreparingFaults:
         return tried
 
     def _kill(self, preparing: Preparing, command: list[str], tried: Tried, seconds: float) -> Prepared | None:
-        def hit(processes: list[psutil.Process]) -> None:
-            with suppress(psutil.Error, IndexError):
-                self._random.choice(processes).send_signal(signal.SIGKILL)
-
         after = self._random.uniform(0.5, seconds)
-        called = preparing.call(command, hit=hit, after=after)
+        called = preparing.call(command, hit=self._kill_one, after=after)
         tried.name, tried.detail, tried.seconds = "SIGKILL to prepare", f"after {after:.2f} s", called.seconds
         return called if called.was_hit else None
+
+    def _kill_one(self, processes: list[psutil.Process]) -> None:
+        with suppress(psutil.Error, IndexError):
+            self._random.choice(processes).send_signal(signal.SIGKILL)
 
     def _fill(self, preparing: Preparing, command: list[str], tried: Tried, _seconds: float) -> Prepared:
         assert self._disk is not None, "filled only where there is one"
@@ -182,8 +183,24 @@ class PreparingFaults:
         preparing.call(command)
         path = random_file([preparing.data_dir], self._random)
         assert path is not None, "the data is prepared"
+        return self._call_with_damage(preparing, command, tried, path, state="prepared")
+
+    def _damage_unfinished(
+        self, preparing: Preparing, command: list[str], tried: Tried, seconds: float
+    ) -> Prepared | None:
+        """As a loss of power does, after which the last written files may be short or wrong."""
+        killed = preparing.call(command, hit=self._kill_one, after=self._random.uniform(0.5, seconds))
+        path = random_file([preparing.data_dir], self._random) if preparing.data_dir.is_dir() else None
+        if path is None:
+            return None
+        state = "interrupted" if killed.was_hit else "prepared"
+        return self._call_with_damage(preparing, command, tried, path, state=state)
+
+    def _call_with_damage(
+        self, preparing: Preparing, command: list[str], tried: Tried, path: Path, *, state: str
+    ) -> Prepared:
         action = self._random.choice(sorted(ACTIONS))
-        tried.name = f"prepared, {action}: {kind_of(path)}"
+        tried.name = f"{state}, {action}: {kind_of(path)}"
         tried.detail = f"{path.relative_to(preparing.data_dir)}: {ACTIONS[action](path, self._random)}"
         return preparing.call(command)
 
@@ -201,7 +218,7 @@ class PreparingFaults:
             return
         if called.exit_code == 0:
             raise BrokenError(f"the command ended with 0 and other files: {called.said[-300:]}")
-        if tried.name.startswith("prepared"):
+        if tried.name.startswith(("prepared", "interrupted")):
             shutil.rmtree(preparing.data_dir)  # as its message says
         again = preparing.call(command)
         if again.exit_code != 0:

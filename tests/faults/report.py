@@ -86,10 +86,12 @@ def sum_of(campaigns: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _row(name: str) -> str:
     """Returns the row of a fault: damaged files by where they are, not each by its name."""
-    match = re.fullmatch(r"(prepared, )?(truncated|one bit changed|deleted): (.*)", name)
+    match = re.fullmatch(r"(?:(prepared|interrupted), )?(truncated|one bit changed|deleted): (.*)", name)
     if match is None:
         return name
     before, action, file = match.groups()
+    if before == "interrupted":
+        return f"before a `prepare` that resumes: a file {action}"
     if before:
         return f"before another `prepare`: a prepared file {action}"
     place = "checkpoint" if file.endswith(".pt") or file == "latest" else file

@@ -139,15 +139,17 @@ def test_campaigns_add_up(tmp_path: Path) -> None:
     kill = Tried(name="SIGKILL to a rank", where="", detail="", outcome="ended clearly", seconds=4.0)
     slow = Tried(name="a slow rank", where="", detail="", outcome="went on")
     file = Tried(name="truncated: mp_rank_N_model_states.pt", where="", detail="", outcome="went on")
-    add_campaign(path, about, [kill, slow])
+    resumed = Tried(name="interrupted, deleted: tokens.idx", where="", detail="", outcome="went on")
+    add_campaign(path, about, [kill, slow, resumed])
     lost = Tried(name="SIGKILL to a rank", where="somewhere", detail="rank 1", outcome="lost", seconds=9.0)
     campaigns = add_campaign(path, about, [lost, file])
     assert json.loads(path.read_text())["campaigns"] == campaigns
     assert campaigns[1]["lost"] == [{"name": "SIGKILL to a rank", "where": "somewhere", "detail": "rank 1"}]
     text = path.with_suffix(".md").read_text()
-    assert "4 faults in 2 campaigns: 3 survived, 1 lost." in text
+    assert "5 faults in 2 campaigns: 4 survived, 1 lost." in text
     assert "| SIGKILL to a rank | 2 | 0 | 1 | 1 | 9.0 |" in text
     assert "| before a start: checkpoint truncated | 1 | 1 | 0 | 0 |  |" in text
+    assert "| before a `prepare` that resumes: a file deleted | 1 | 1 | 0 | 0 |  |" in text
 
 
 def test_campaigns_that_are_not_added_up_stay_listed(tmp_path: Path) -> None:
