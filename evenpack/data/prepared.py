@@ -9,6 +9,7 @@ from typing import Any, Literal
 import xxhash
 
 from evenpack.data.config import DataConfig, PackingConfig
+from evenpack.data.opened import note_opened
 from evenpack.data.order.mixture_schedule import MixtureSchedule
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.permutation import derive_key
@@ -51,6 +52,7 @@ class PreparedData:
         manifest = Manifest.read(directory)
         refuse_differences(manifest.data, data_section(config), directory)
         check_sizes(directory, manifest)
+        note_opened(directory)
         return cls(directory, config, manifest)
 
     def __reduce__(self) -> tuple[Any, ...]:

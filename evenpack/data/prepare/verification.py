@@ -189,21 +189,30 @@ class Verifier:
 def explained_damage(directory: Path) -> Iterator[None]:
     """Verifies a prepared directory when the block ends with an error that damaged files can lead to.
 
-    Those are all that nobody has explained, but for RuntimeError, which torch raises for lost connections and devices.
-
     Raises: DataError instead of that error if a file is damaged.
     """
     try:
         yield
-    except (EvenpackError, RuntimeError):
-        raise
     except Exception as error:
-        try:
-            verifier = Verifier(directory, Manifest.read(directory))
-            verifier.refuse(verifier.verify_smallest(seconds=_EXPLANATION_SECONDS).damages)
-        except DataError as damage:
-            raise damage from error
-        raise
+        damage = damage_behind(error, directory)
+        if damage is None:
+            raise
+        raise damage from error
+
+
+def damage_behind(error: Exception, directory: Path) -> DataError | None:
+    """Returns the damage of a prepared directory, which is read if the error is one that damaged files can lead to.
+
+    Those are all that nobody has explained, but for RuntimeError, which torch raises for lost connections and devices.
+    """
+    if isinstance(error, EvenpackError | RuntimeError):
+        return None
+    try:
+        verifier = Verifier(directory, Manifest.read(directory))
+        verifier.refuse(verifier.verify_smallest(seconds=_EXPLANATION_SECONDS).damages)
+    except DataError as damage:
+        return damage
+    return None
 
 
 def _memory_bytes() -> int:

@@ -6,9 +6,11 @@ Heavy modules are imported by the command that needs them.
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import typer
 
+from evenpack.data.opened import noted_directories
 from evenpack.errors import EvenpackError
 from evenpack.launcher.cli.arguments import SETTINGS, fail
 from evenpack.launcher.cli.budget import budget
@@ -48,6 +50,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 )
 """The commands in the order in which `--help` lists them; each has the name of its function."""
 
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+
 app = typer.Typer(
     help="Distributed pretraining on DeepSpeed: equal packs for every GPU, nearly no padding, no sequence sees "
     "another.\n\n\b\nA first run:\n  evenpack prepare demo\n  evenpack train demo",
@@ -69,12 +73,30 @@ app.add_typer(mlperf_app, name="mlperf")
 
 
 def main() -> None:
-    """Runs the command line. An error that the user can correct becomes a message and exit code 2."""
-    try:
-        app()
-    except EvenpackError as error:
-        fail(str(error))
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+    """Runs the command line. An error that the user can correct becomes a message and exit code 2.
+
+    One that nobody has explained makes it read the prepared data that the command has opened: damage is named instead.
+    """
+    with noted_directories() as opened:
+        try:
+            app()
+        except EvenpackError as error:
+            fail(str(error))
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+                fail(_cannot_write(error))
+            _fail_if_damaged(opened, error)
             raise
-        fail(f"{error.filename or 'a file'} cannot be written: {error.strerror}; free space or choose another folder")
+
+
+def _cannot_write(error: OSError) -> str:
+    return f"{error.filename or 'a file'} cannot be written: {error.strerror}; free space or choose another folder"
+
+
+def _fail_if_damaged(directories: list[Path], error: Exception) -> None:
+    for directory in directories:
+        from evenpack.data.prepare.verification import damage_behind
+
+        damage = damage_behind(error, directory)
+        if damage is not None:
+            fail(str(damage))

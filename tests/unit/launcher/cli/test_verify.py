@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from prepared_files import two_sources
 
+from evenpack.data.prepared import PreparedData
 from evenpack.launcher.cli import app as cli
 
 Verify = Callable[..., tuple[int, str, str]]
@@ -39,8 +41,8 @@ def verify(
     run_file = tmp_path / "run.yaml"
     run_file.write_text(yaml.safe_dump(values))
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evenpack", "verify", str(run_file), *arguments])
+    def run(*arguments: str, command: str = "verify") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evenpack", command, str(run_file), *arguments])
         with pytest.raises(SystemExit) as end:
             cli.main()
         captured = capsys.readouterr()
@@ -90,3 +92,27 @@ def test_what_is_not_prepared_or_of_other_data_ends_with_2(verify: Verify, own_f
     code, shown, message = verify()
     assert (code, shown) == (2, "")
     assert "has not been prepared, or only in part: run `evenpack prepare`" in message
+
+
+@pytest.mark.parametrize("command", [("budget",), ("where", "--step", "1")], ids=" ".join)
+def test_a_command_that_trips_over_a_damaged_file_names_it(
+    command: tuple[str, ...], verify: Verify, own_finished: Path
+) -> None:
+    path = own_finished / "sources" / "wiki" / "train" / "documents.npy"
+    documents = np.load(path)
+    documents[:] = 1 << 40  # none of the token file's
+    np.save(path, documents)
+    code, _, said = verify(*command[1:], command=command[0])
+    assert code == 2
+    assert f"{path} is not as it was written" in said
+    assert f"remove {own_finished} and prepare again" in said
+    assert "Traceback" not in said
+
+
+def test_an_error_without_damage_stays_what_it_is(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("not of the data")
+
+    monkeypatch.setattr(PreparedData, "view", fail)
+    with pytest.raises(IndexError, match="not of the data"):
+        verify("--step", "1", command="where")
