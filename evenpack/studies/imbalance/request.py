@@ -2,11 +2,11 @@
 
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.arguments import ImbalanceArguments
-from evenpack.studies.imbalance.logged_run import LoggedRun, log_of_run, read_logged_run
-from evenpack.studies.imbalance.reference import PUBLISHED_CLUSTER, PUBLISHED_DEVICES, PUBLISHED_LENGTHS
+from evenpack.studies.imbalance.extrapolated.reference import PUBLISHED_CLUSTER, PUBLISHED_DEVICES, PUBLISHED_LENGTHS
+from evenpack.studies.imbalance.measured.logged_run import LoggedRun, log_of_run, read_logged_run
 from evenpack.studies.imbalance.run_settings import cluster_options
-from evenpack.studies.imbalance.simulation import parse_devices
-from evenpack.studies.imbalance.step_cost import StepCost, find_cost
+from evenpack.studies.imbalance.simulated.simulation import parse_devices
+from evenpack.studies.imbalance.simulated.step_cost import StepCost, find_cost
 from evenpack.studies.plotting import require_plot
 from evenpack.studies.statistics.laws import Gumbel
 

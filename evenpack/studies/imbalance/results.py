@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from evenpack.studies.imbalance.forecast import LogForecast
-from evenpack.studies.imbalance.measured import Measured
-from evenpack.studies.imbalance.reference import ReferenceCurve
+from evenpack.studies.imbalance.extrapolated.forecast import LogForecast
+from evenpack.studies.imbalance.extrapolated.reference import ReferenceCurve
+from evenpack.studies.imbalance.measured.measurement import Measured
 from evenpack.studies.imbalance.run_settings import StepOfRun
-from evenpack.studies.imbalance.simulation import Simulation
+from evenpack.studies.imbalance.simulated.simulation import Simulation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from evenpack.engine.resolving.resolve import ResolvedRun, resolve
 from evenpack.errors import ConfigError
 from evenpack.studies.imbalance.arguments import ImbalanceArguments
-from evenpack.studies.imbalance.cluster import ClusterOptions
-from evenpack.studies.imbalance.logged_run import LoggedRun
+from evenpack.studies.imbalance.measured.logged_run import LoggedRun
+from evenpack.studies.imbalance.simulated.cluster import ClusterOptions
 from evenpack.studies.lengths.subject import Subject
 
 DEFAULT_BATCH = 32

@@ -9,12 +9,11 @@ from evenpack.data.packing import Packing, pack
 from evenpack.engine.provenance import commit_of_source
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.progress import Progress
-from evenpack.studies.imbalance.forecast import LogForecast, forecast_from_log
-from evenpack.studies.imbalance.logged_run import LoggedRun
-from evenpack.studies.imbalance.measured import Measured, measure
-from evenpack.studies.imbalance.own_log import find_log
-from evenpack.studies.imbalance.plots import plot_imbalance
-from evenpack.studies.imbalance.reference import ReferenceCurve, reference_curve
+from evenpack.studies.imbalance.extrapolated.forecast import LogForecast, forecast_from_log
+from evenpack.studies.imbalance.extrapolated.reference import ReferenceCurve, reference_curve
+from evenpack.studies.imbalance.measured.logged_run import LoggedRun
+from evenpack.studies.imbalance.measured.measurement import Measured, measure
+from evenpack.studies.imbalance.measured.own_log import find_log
 from evenpack.studies.imbalance.request import ImbalanceRequest
 from evenpack.studies.imbalance.results import ImbalanceStudy
 from evenpack.studies.imbalance.run_settings import (
@@ -24,10 +23,11 @@ from evenpack.studies.imbalance.run_settings import (
     resolved_subject,
     step_of,
 )
-from evenpack.studies.imbalance.simulation import Simulation, simulate
-from evenpack.studies.imbalance.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
-from evenpack.studies.imbalance.step_plots import plot_step_speed_ups
-from evenpack.studies.imbalance.tables import imbalance_tables
+from evenpack.studies.imbalance.shown.plots import plot_imbalance
+from evenpack.studies.imbalance.shown.step_plots import plot_step_speed_ups
+from evenpack.studies.imbalance.shown.tables import imbalance_tables
+from evenpack.studies.imbalance.simulated.simulation import Simulation, simulate
+from evenpack.studies.imbalance.simulated.step_cost import DEFAULT_COST, StepCost, estimate_for, find_cost
 from evenpack.studies.lengths.subject import Subject, long_lines
 from evenpack.studies.origins import origin_of_runs
 from evenpack.studies.statistics.laws import Gumbel

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from studied_runs import studied
 
 from evenpack.engine.config import RunConfig
-from evenpack.studies.imbalance import plots, step_plots
 from evenpack.studies.imbalance.arguments import ImbalanceArguments
-from evenpack.studies.imbalance.logged_run import is_same_device
+from evenpack.studies.imbalance.measured.logged_run import is_same_device
 from evenpack.studies.imbalance.request import ImbalanceRequest
+from evenpack.studies.imbalance.shown import plots, step_plots
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
 

@@ -9,10 +9,10 @@ import pytest
 
 from evenpack.console import _plain
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance import forecast as forecast_module
-from evenpack.studies.imbalance.forecast import Estimate, ForecastRow, LogForecast, forecast_from_log
-from evenpack.studies.imbalance.reference import single_device_gumbel
-from evenpack.studies.imbalance.step_log import StepLog
+from evenpack.studies.imbalance.extrapolated import forecast as forecast_module
+from evenpack.studies.imbalance.extrapolated.forecast import Estimate, ForecastRow, LogForecast, forecast_from_log
+from evenpack.studies.imbalance.extrapolated.reference import single_device_gumbel
+from evenpack.studies.imbalance.measured.step_log import StepLog
 from evenpack.studies.statistics import fits
 from evenpack.studies.statistics.laws import Gumbel, expected_minima
 

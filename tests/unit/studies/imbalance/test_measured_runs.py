@@ -14,13 +14,13 @@ from evenpack.engine.config import RunConfig
 from evenpack.errors import ConfigError
 from evenpack.launcher.cli import app as cli
 from evenpack.studies.imbalance.arguments import ImbalanceArguments
-from evenpack.studies.imbalance.cluster import Scheme
-from evenpack.studies.imbalance.comparable import require_comparable
-from evenpack.studies.imbalance.logged_run import read_logged_run, scheme_of
-from evenpack.studies.imbalance.measured_tables import cut_lines
+from evenpack.studies.imbalance.measured.comparable import require_comparable
+from evenpack.studies.imbalance.measured.logged_run import read_logged_run, scheme_of
+from evenpack.studies.imbalance.measured.step_log import Cut, read_step_log
 from evenpack.studies.imbalance.request import ImbalanceRequest
-from evenpack.studies.imbalance.step_cost import SHIPPED
-from evenpack.studies.imbalance.step_log import Cut, read_step_log
+from evenpack.studies.imbalance.shown.measured_tables import cut_lines
+from evenpack.studies.imbalance.simulated.cluster import Scheme
+from evenpack.studies.imbalance.simulated.step_cost import SHIPPED
 from evenpack.testing import changed, write_run_file
 
 pytestmark = pytest.mark.usefixtures("simulated_once")

@@ -5,12 +5,12 @@ import pytest
 from matplotlib.axes import Axes
 
 from evenpack.data.packing import LengthHistogram, pack
-from evenpack.studies.imbalance.cluster import UNPADDED_ARRIVAL, ClusterOptions
-from evenpack.studies.imbalance.reference import PUBLISHED_CLUSTER, single_device_gumbel
-from evenpack.studies.imbalance.simulation import simulate
-from evenpack.studies.imbalance.step_cost import DEFAULT_COST, find_cost
-from evenpack.studies.imbalance.step_histogram import StepHistogram, step_histogram
-from evenpack.studies.imbalance.step_plots import _draw
+from evenpack.studies.imbalance.extrapolated.reference import PUBLISHED_CLUSTER, single_device_gumbel
+from evenpack.studies.imbalance.shown.step_plots import _draw
+from evenpack.studies.imbalance.simulated.cluster import UNPADDED_ARRIVAL, ClusterOptions
+from evenpack.studies.imbalance.simulated.simulation import simulate
+from evenpack.studies.imbalance.simulated.step_cost import DEFAULT_COST, find_cost
+from evenpack.studies.imbalance.simulated.step_histogram import StepHistogram, step_histogram
 from evenpack.studies.lengths.published import published_histogram
 from evenpack.studies.statistics.laws import Gumbel
 

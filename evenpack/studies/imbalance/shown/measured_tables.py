@@ -7,11 +7,11 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.console import WideTable, pairs, percent, table
-from evenpack.studies.imbalance.cluster import BASELINE
-from evenpack.studies.imbalance.forecast import LogForecast
-from evenpack.studies.imbalance.measured import Measured, MeasuredSteps
-from evenpack.studies.imbalance.simulation import Simulation
-from evenpack.studies.imbalance.step_log import Cut
+from evenpack.studies.imbalance.extrapolated.forecast import LogForecast
+from evenpack.studies.imbalance.measured.measurement import Measured, MeasuredSteps
+from evenpack.studies.imbalance.measured.step_log import Cut
+from evenpack.studies.imbalance.simulated.cluster import BASELINE
+from evenpack.studies.imbalance.simulated.simulation import Simulation
 
 
 def measured_tables(measured: Measured, simulation: Simulation) -> list[RenderableType]:

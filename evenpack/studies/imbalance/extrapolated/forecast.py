@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.reference import device_counts, single_device_gumbel
-from evenpack.studies.imbalance.step_log import Cut, StepLog
+from evenpack.studies.imbalance.extrapolated.reference import device_counts, single_device_gumbel
+from evenpack.studies.imbalance.measured.step_log import Cut, StepLog
 from evenpack.studies.statistics.fits import ROUNDS, FitReport, FittedLaws, Interval, fit_laws, interval
 from evenpack.studies.statistics.laws import Gumbel, Law, expected_minima, minimum_weights
 

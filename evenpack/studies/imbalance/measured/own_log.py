@@ -6,8 +6,8 @@ from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RunRecord, read_run_record
 from evenpack.engine.resolving.resolve import ResolvedRun
 from evenpack.errors import ConfigError, DataError
-from evenpack.studies.imbalance.comparable import different_settings
-from evenpack.studies.imbalance.logged_run import LoggedRun, read_logged_run
+from evenpack.studies.imbalance.measured.comparable import different_settings
+from evenpack.studies.imbalance.measured.logged_run import LoggedRun, read_logged_run
 from evenpack.studies.imbalance.request import ImbalanceRequest
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from evenpack.studies.imbalance.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
-from evenpack.studies.imbalance.step_times import NORMAL_95, StepTimes, log_ratio
+from evenpack.studies.imbalance.simulated.cluster import BALANCED_PACKS, BASELINE, DENSE_PACKS, SCHEMES, Scheme
+from evenpack.studies.imbalance.simulated.step_times import NORMAL_95, StepTimes, log_ratio
 
 Verdict = Literal["ahead everywhere", "behind everywhere", "falls behind", "gets ahead", "undecided"]
 """The verdict over the simulated counts. Undecided: at each of them the difference is below the 95 % interval."""

@@ -18,8 +18,8 @@ from evenpack.data.order.step_shape import (
     StepShape,
 )
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.drawing import ItemKinds, squared_padding
-from evenpack.studies.imbalance.step_cost import StepCost
+from evenpack.studies.imbalance.simulated.drawing import ItemKinds, squared_padding
+from evenpack.studies.imbalance.simulated.step_cost import StepCost
 
 FEWEST_STEPS = 30
 """Least number of steps; below, an interval over steps is meaningless."""

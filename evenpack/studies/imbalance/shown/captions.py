@@ -3,11 +3,11 @@
 import textwrap
 from typing import Any
 
-from evenpack.studies.imbalance.measured import Measured
+from evenpack.studies.imbalance.measured.measurement import Measured
 from evenpack.studies.imbalance.results import ImbalanceStudy
-from evenpack.studies.imbalance.simulation import Simulation
-from evenpack.studies.imbalance.step_cost import StepCost
-from evenpack.studies.imbalance.styles import LOG_STYLE, MEASURED, PUBLISHED_STYLE
+from evenpack.studies.imbalance.shown.styles import LOG_STYLE, MEASURED, PUBLISHED_STYLE
+from evenpack.studies.imbalance.simulated.simulation import Simulation
+from evenpack.studies.imbalance.simulated.step_cost import StepCost
 from evenpack.studies.plotting import INK
 
 _LINE_CHARACTERS = 230

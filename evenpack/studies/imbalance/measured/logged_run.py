@@ -10,8 +10,8 @@ from evenpack.engine.config import RunConfig
 from evenpack.engine.reporting.metrics import METRICS
 from evenpack.engine.reporting.run_record import RUN_RECORD, RunRecord, read_run_record
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.cluster import Scheme
-from evenpack.studies.imbalance.step_log import StepLog, read_step_log
+from evenpack.studies.imbalance.measured.step_log import StepLog, read_step_log
+from evenpack.studies.imbalance.simulated.cluster import Scheme
 
 _ASSIGNED = {
     "arrival": "by arrival",

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from evenpack.errors import DataError
-from evenpack.studies.imbalance.log_formats import LoggedStep, read_steps
+from evenpack.studies.imbalance.measured.log_formats import LoggedStep, read_steps
 
 MINIMUM_STEPS = 50
 """Least number of steps; fewer show too little of the tail that decides at many devices."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from evenpack.studies.imbalance.captions import measured_label, simulated_label
-from evenpack.studies.imbalance.cluster import UNPADDED_ARRIVAL
 from evenpack.studies.imbalance.results import ImbalanceStudy
-from evenpack.studies.imbalance.step_histogram import StepHistogram
-from evenpack.studies.imbalance.styles import MEASURED, colour
+from evenpack.studies.imbalance.shown.captions import measured_label, simulated_label
+from evenpack.studies.imbalance.shown.styles import MEASURED, colour
+from evenpack.studies.imbalance.simulated.cluster import UNPADDED_ARRIVAL
+from evenpack.studies.imbalance.simulated.step_histogram import StepHistogram
 from evenpack.studies.plotting import COLOURS, INK, figure_as_png, write_footer, write_title
 from evenpack.studies.statistics.laws import Gumbel
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from evenpack.studies.imbalance.cluster import SCHEMES, Scheme
+from evenpack.studies.imbalance.simulated.cluster import SCHEMES, Scheme
 from evenpack.studies.plotting import INK
 
 _SHADES = {

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.studies.imbalance.cluster import Scheme
-from evenpack.studies.imbalance.comparable import require_comparable
-from evenpack.studies.imbalance.logged_run import LoggedRun, is_same_device
-from evenpack.studies.imbalance.step_cost import StepCost
-from evenpack.studies.imbalance.step_histogram import StepHistogram, step_histogram
-from evenpack.studies.imbalance.step_log import Cut
+from evenpack.studies.imbalance.measured.comparable import require_comparable
+from evenpack.studies.imbalance.measured.logged_run import LoggedRun, is_same_device
+from evenpack.studies.imbalance.measured.step_log import Cut
+from evenpack.studies.imbalance.simulated.cluster import Scheme
+from evenpack.studies.imbalance.simulated.step_cost import StepCost
+from evenpack.studies.imbalance.simulated.step_histogram import StepHistogram, step_histogram
 from evenpack.studies.statistics.fits import ROUNDS, Interval, interval, resampled
 
 

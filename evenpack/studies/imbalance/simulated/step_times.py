@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float64
 
-from evenpack.studies.imbalance.cluster import BASELINE, Scheme
-from evenpack.studies.imbalance.drawing import ItemKinds
+from evenpack.studies.imbalance.simulated.cluster import BASELINE, Scheme
+from evenpack.studies.imbalance.simulated.drawing import ItemKinds
 
 NORMAL_95 = 1.959964
 """Standard errors on either side that contain 95 % of a normal law."""

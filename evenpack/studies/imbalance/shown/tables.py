@@ -7,14 +7,14 @@ from rich.console import RenderableType
 
 from evenpack import console
 from evenpack.console import WideTable, pairs, percent, table
-from evenpack.studies.imbalance.cluster import SCHEMES
-from evenpack.studies.imbalance.crossings import Crossing
-from evenpack.studies.imbalance.measured_tables import forecast_tables, measured_tables
-from evenpack.studies.imbalance.reference import ReferenceCurve
+from evenpack.studies.imbalance.extrapolated.reference import ReferenceCurve
 from evenpack.studies.imbalance.results import ImbalanceStudy
 from evenpack.studies.imbalance.run_settings import StepOfRun
-from evenpack.studies.imbalance.simulation import Simulation
-from evenpack.studies.imbalance.step_times import SimulationRow
+from evenpack.studies.imbalance.shown.measured_tables import forecast_tables, measured_tables
+from evenpack.studies.imbalance.simulated.cluster import SCHEMES
+from evenpack.studies.imbalance.simulated.crossings import Crossing
+from evenpack.studies.imbalance.simulated.simulation import Simulation
+from evenpack.studies.imbalance.simulated.step_times import SimulationRow
 
 
 def imbalance_tables(study: ImbalanceStudy) -> list[RenderableType]:

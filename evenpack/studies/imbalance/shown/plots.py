@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from evenpack.studies.imbalance.captions import caption, legend
-from evenpack.studies.imbalance.cluster import (
+from evenpack.studies.imbalance.extrapolated.forecast import LogForecast
+from evenpack.studies.imbalance.extrapolated.reference import ReferenceCurve
+from evenpack.studies.imbalance.measured.measurement import Measured
+from evenpack.studies.imbalance.results import ImbalanceStudy
+from evenpack.studies.imbalance.shown.captions import caption, legend
+from evenpack.studies.imbalance.shown.styles import LOG, LOG_STYLE, MEASURED, PUBLISHED, PUBLISHED_STYLE, colour
+from evenpack.studies.imbalance.simulated.cluster import (
     BALANCED_PACKS,
     BASELINE,
     DENSE_PACKS,
@@ -19,13 +24,8 @@ from evenpack.studies.imbalance.cluster import (
     UNPADDED_ARRIVAL,
     Scheme,
 )
-from evenpack.studies.imbalance.forecast import LogForecast
-from evenpack.studies.imbalance.measured import Measured
-from evenpack.studies.imbalance.reference import ReferenceCurve
-from evenpack.studies.imbalance.results import ImbalanceStudy
-from evenpack.studies.imbalance.simulation import Simulation
-from evenpack.studies.imbalance.step_times import STEPS_WITHIN, SimulationRow
-from evenpack.studies.imbalance.styles import LOG, LOG_STYLE, MEASURED, PUBLISHED, PUBLISHED_STYLE, colour
+from evenpack.studies.imbalance.simulated.simulation import Simulation
+from evenpack.studies.imbalance.simulated.step_times import STEPS_WITHIN, SimulationRow
 from evenpack.studies.plotting import figure_as_png, label_ends, write_footer, write_title
 
 _BANDS = (BALANCED_PACKS, UNPADDED_ARRIVAL)

@@ -5,7 +5,7 @@ from typing import Any
 
 from evenpack.engine.reporting.run_record import RunRecord
 from evenpack.errors import ConfigError
-from evenpack.studies.imbalance.logged_run import LoggedRun
+from evenpack.studies.imbalance.measured.logged_run import LoggedRun
 from evenpack.studies.report.comparison import differing
 
 _FORM = (

@@ -1,0 +1,1 @@
+"""Laws of the slowest device, from one number of devices to others."""

@@ -1,0 +1,1 @@
+"""Measured runs: the steps of their logs, their rates and waiting, and speed-ups between comparable runs."""
