@@ -16,6 +16,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationError,
+    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
@@ -48,6 +49,21 @@ class Section(BaseModel):
         allow_inf_nan=False,
         validate_default=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_true_as_number(cls, values: Any) -> Any:
+        """Refuses what Pydantic takes for 1 or 0."""
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, bool) and key in cls.model_fields and _takes_numbers(cls.model_fields[key].annotation):
+                raise ValueError(f"{key} is a number, found {str(value).lower()}")
+        return values
+
+
+def _takes_numbers(annotation: Any) -> bool:
+    """Returns whether a field may be an integer or float and may not be true or false."""
+    kinds = _open_union(annotation)
+    return (int in kinds or float in kinds) and bool not in kinds
 
 
 SectionT = TypeVar("SectionT", bound=Section)

@@ -91,6 +91,8 @@ def test_what_one_reading_overrides_is_in_the_next_as_the_file_has_it(run_file: 
         ("optimizer.learning_rate=-1", "greater than 0"),
         ("training.steps=0", "greater than or equal to 1"),
         ("training.steps=2.5", "valid integer"),
+        ("training.steps=true", "training: steps is a number, found true"),
+        ("data.validation_fraction=false", "data: validation_fraction is a number, found false"),
         ("training.packs_per_micro_batch=3", "must divide"),
         ("schedule.warmup_steps=11", "warmup_steps (11) is above training.steps (10)"),
         ("training.stop_after_steps=11", "stop_after_steps (11) is above"),

@@ -1,5 +1,8 @@
 """Processes that load batches: their signals, and what is said when one of them, or the rank that it serves, ends."""
 
+import multiprocessing
+import multiprocessing.connection
+import os
 import signal
 import sys
 import threading
@@ -32,13 +35,22 @@ def begin_loader_process(_worker: int) -> None:
     """Makes this process one that loads batches: `worker_init_fn` of torch's DataLoader.
 
     It ignores the first stop signal, which `deepspeed` sends to loaders too: a run needs batches until its step ends. A
-    second SIGTERM ends it, which is how torch ends loaders that do not exit.
+    second SIGTERM ends it, which is how torch ends loaders that do not exit. It ends with its rank, also with one that
+    died before this call: torch watches whichever parent it finds then.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     sys.excepthook = _say_nothing_of_lost_connections
+    rank = multiprocessing.parent_process()
+    assert rank is not None, "torch starts it by multiprocessing"
+    threading.Thread(target=_end_with, args=(rank.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 @contextmanager

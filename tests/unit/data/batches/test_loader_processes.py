@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from tiny_run import lone_world, tiny_gpt2_run
@@ -49,6 +51,52 @@ if __name__ == "__main__":
     taker.join()
     loader.join()
 """
+
+
+DIES_AS_ITS_LOADER_STARTS = """
+import os, signal, sys, time
+from pathlib import Path
+from torch.utils.data import DataLoader
+from evenpack.data.batches.loader_processes import begin_loader_process
+
+class SlowToArrive:
+    def __init__(self, told):
+        self.told = told
+    def __reduce__(self):
+        return arrive, (self.told, os.getpid())
+    def __getitem__(self, index):
+        return index
+
+def arrive(told, rank):
+    while os.getppid() == rank:
+        time.sleep(0.01)
+    Path(told).write_text(str(os.getpid()))
+    return SlowToArrive(told)
+
+if __name__ == "__main__":
+    loader = DataLoader(SlowToArrive(sys.argv[1]), sampler=[0], batch_size=None, num_workers=1,
+                        multiprocessing_context="spawn", worker_init_fn=begin_loader_process)
+    batches = iter(loader)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_loader_ends_when_its_rank_has_died_before_it_could_watch_it(tmp_path: Path) -> None:
+    """Once the rank is gone, another process is the parent of the loader, which torch would watch instead."""
+    script, told = tmp_path / "script.py", tmp_path / "loader"
+    script.write_text(DIES_AS_ITS_LOADER_STARTS)
+    subprocess.run([sys.executable, script, told], check=False, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60.0
+    while not (told.is_file() and told.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    loader = int(told.read_text())
+    try:
+        psutil.Process(loader).wait(timeout=30.0)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        os.kill(loader, signal.SIGKILL)
+        raise
 
 
 @pytest.mark.parametrize(("process", "says"), [("loader", False), ("other", True)])
