@@ -25,7 +25,7 @@ from evenpack.engine.activity import OnActivity
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
 from evenpack.launcher.processes.deepspeed_launcher import parent_command
 from evenpack.launcher.processes.devices import cpu_cores, settle_accelerator
-from evenpack.launcher.processes.guard import Guard, end_process
+from evenpack.launcher.processes.guard import Ancestors, Guard, end_process
 from evenpack.launcher.processes.heartbeat import Heartbeat
 from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.ranks import (
@@ -90,6 +90,7 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     """Runs one rank and returns its exit code. `train` replaces evenpack's own loop."""
     options = _parser().parse_intermixed_args(arguments)
     place = RankPlace.of_environment(os.environ, parent_command())
+    ancestors = Ancestors() if place.launched else None  # as early as can be: a parent that is gone cannot be missed
     survive_readers()
     share_cores(place)
     try:
@@ -97,16 +98,17 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     except EvenpackError as error:
         _refuse(error, place)
         if place.spans_machines:  # on the others it may be right
-            _tell_others(error, place, options.evenpack_run)
+            _tell_others(error, place, options.evenpack_run, ancestors)
         return EXIT_BAD_INPUT
     try:
-        meeting = _meeting(place, options.evenpack_run)
+        meeting = _meeting(place, options.evenpack_run, ancestors)
     except EvenpackError as error:
         _refuse(error, place)
         return EXIT_BAD_INPUT
     token = options.evenpack_run
     run_id = token.run_id if token is not None else plain_run_id(place) if meeting is None else meeting.id
-    return Rank(config, place, token, run_id=run_id, meeting=meeting).run(train or _train)
+    rank = Rank(config, place, token, run_id=run_id, ancestors=ancestors, meeting=meeting)
+    return rank.run(train or _train)
 
 
 def _refuse(error: EvenpackError, place: RankPlace) -> None:
@@ -114,28 +116,35 @@ def _refuse(error: EvenpackError, place: RankPlace) -> None:
         say(f"error: {error}" if place.rank == 0 else f"rank {place.rank}: error: {error}")
 
 
-def _tell_others(error: EvenpackError, place: RankPlace, token: LaunchToken | None) -> None:
+def _tell_others(
+    error: EvenpackError, place: RankPlace, token: LaunchToken | None, ancestors: Ancestors | None
+) -> None:
     """Meets the others as a rank that starts does, so that they end with this error instead of waiting."""
     settle_accelerator()
     from evenpack.engine.world.distributed import tell_that_rank_cannot_start
 
     with suppress(EvenpackError):
-        meeting = _meeting(place, token)
+        meeting = _meeting(place, token, ancestors)
         tell_that_rank_cannot_start(str(error))
         del meeting
 
 
-def _meeting(place: RankPlace, token: LaunchToken | None) -> "Meeting | None":
-    """Meets ranks of other machines, for an id of the run that `evenpack train` has not given. Raises: RunError.
+def _meeting(place: RankPlace, token: LaunchToken | None, ancestors: Ancestors | None) -> "Meeting | None":
+    """Meets ranks of other machines, for an id of the run that `evenpack train` has not given.
 
     Rank 0 may hold the others' store, so the meeting must live as long as this process.
+
+    Raises: RunError if they do not meet, or the launcher ends meanwhile.
     """
-    if token is not None or not place.spans_machines:
+    if token is not None or ancestors is None or not place.spans_machines:
         return None
     settle_accelerator()
     from evenpack.engine.world.distributed import meet
 
-    return meet("run id")
+    try:
+        return meet("run id", stop_requested=ancestors.parent_is_gone)
+    except StoppedEarlyError as error:
+        raise RunError(f"the launcher (process {ancestors.parent}) has ended") from error
 
 
 class Rank:
@@ -148,6 +157,7 @@ class Rank:
         token: LaunchToken | None,
         *,
         run_id: str,
+        ancestors: Ancestors | None,
         meeting: "Meeting | None" = None,
     ) -> None:
         """`meeting`: where ranks of several machines have met that `evenpack train` has not started."""
@@ -167,6 +177,7 @@ class Rank:
             place,
             folder=self._folder,
             token=token,
+            ancestors=ancestors,
             stop=self._stop,
             heartbeat=self._heartbeat,
             hang_timeout_seconds=timeout,

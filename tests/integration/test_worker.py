@@ -34,6 +34,10 @@ def training(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("fake_run", [name], indirect=True)
 
 
+def imports_torch(process: psutil.Process) -> bool:
+    return any("libtorch" in one.path for one in process.memory_maps())
+
+
 def exit_codes(ranks: Ranks) -> list[int]:
     return [rank.wait(timeout=HANGS_SECONDS) for rank in ranks]
 
@@ -296,6 +300,25 @@ def test_ranks_end_when_their_launcher_is_killed(fake_run: FakeRun) -> None:
     launcher.wait()
     fake_run.wait_until_nothing_lives()
     assert "the launcher (process" in fake_run.status(0)["error"]
+
+
+@training("hang")
+def test_a_rank_that_waits_for_another_machine_ends_when_its_launcher_is_killed(fake_run: FakeRun) -> None:
+    """Else it would train alone with the others, once they come, and no process would wait for it."""
+    place = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    script = (
+        "import subprocess, sys, os, time\n"
+        f"subprocess.Popen([sys.executable, {str(HERE / 'fake_worker.py')!r}, {str(fake_run.run_file)!r}], "
+        f"env={{**os.environ, **{place | {'MASTER_PORT': str(free_port())}!r}}})\n"
+        "time.sleep(1000)"
+    )
+    launcher = fake_run.start(["-c", script])
+    wait_until(lambda: any(imports_torch(rank) for rank in fake_run.living()), "a rank that is about to meet")
+    launcher.kill()
+    launcher.wait()
+    fake_run.wait_until_nothing_lives()
+    assert f"the launcher (process {launcher.pid}) has ended" in fake_run.errors()
+    assert "Traceback" not in fake_run.errors()
 
 
 @training("hang")

@@ -42,6 +42,31 @@ _LAST_WORD_SECONDS = 5.0
 """Seconds for a file system to store the reason why the guard ends this rank."""
 
 
+class Ancestors:
+    """The launcher that started this rank, and the process that started it.
+
+    If the parent has ended, no process waits for this rank any more. If only the grandparent has ended, as after a
+    SIGTERM to `deepspeed`, the parent still waits: there is time to save. Other launchers are parents themselves, and
+    what has started them (a shell, a job daemon) may end while the run goes on.
+    """
+
+    def __init__(self) -> None:
+        self.parent = os.getppid()
+        self._watches_grandparent = is_deepspeed_launcher(parent_command())
+        self._grandparent = self._find_grandparent()
+
+    def parent_is_gone(self) -> bool:
+        return os.getppid() != self.parent
+
+    def grandparent_is_gone(self) -> bool:
+        return self._watches_grandparent and self._find_grandparent() != self._grandparent
+
+    def _find_grandparent(self) -> int | None:
+        with suppress(psutil.Error):
+            return int(psutil.Process(self.parent).ppid())
+        return None
+
+
 class Guard(threading.Thread):
     """Watches the launcher, the stop file and the other ranks of this machine."""
 
@@ -52,6 +77,7 @@ class Guard(threading.Thread):
         *,
         folder: RankFolder,
         token: LaunchToken | None,
+        ancestors: Ancestors | None,
         stop: StopFlag,
         heartbeat: Heartbeat,
         hang_timeout_seconds: float | None,
@@ -64,7 +90,7 @@ class Guard(threading.Thread):
         self._stop_flag = stop
         self._say = say
         self._launcher = None if token is None else token.process_if_here()
-        self._ancestors = Ancestors() if place.launched else None
+        self._ancestors = ancestors
         self._neighbours = Neighbours(status, place, folder)
         self._heartbeat = heartbeat
         self._roll_call = RollCall(folder)
@@ -183,31 +209,6 @@ class Guard(threading.Thread):
             self._folder.write_status(status)
             self._folder.claim_failure(Failure.of(status))  # informs the machines that cannot see this failure
         end_process(EXIT_ENDED_BY_GUARD)
-
-
-class Ancestors:
-    """The launcher that started this rank, and the process that started it.
-
-    If the parent has ended, no process waits for this rank any more. If only the grandparent has ended, as after a
-    SIGTERM to `deepspeed`, the parent still waits: there is time to save. Other launchers are parents themselves, and
-    what has started them (a shell, a job daemon) may end while the run goes on.
-    """
-
-    def __init__(self) -> None:
-        self.parent = os.getppid()
-        self._watches_grandparent = is_deepspeed_launcher(parent_command())
-        self._grandparent = self._find_grandparent()
-
-    def parent_is_gone(self) -> bool:
-        return os.getppid() != self.parent
-
-    def grandparent_is_gone(self) -> bool:
-        return self._watches_grandparent and self._find_grandparent() != self._grandparent
-
-    def _find_grandparent(self) -> int | None:
-        with suppress(psutil.Error):
-            return int(psutil.Process(self.parent).ppid())
-        return None
 
 
 class Neighbours:
