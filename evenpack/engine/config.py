@@ -46,7 +46,7 @@ class RunSection(Section):
 class DeepSpeedSection(Section):
     """Settings of DeepSpeed that are not derived from other sections."""
 
-    zero_stage: int = Field(default=0, strict=True)
+    zero_stage: int = 0
     """ZeRO stage: what is divided among the ranks. 0: nothing; 1: the optimizer's state; 2: the gradients, too; 3: the
     parameters, too. It may change when a run is resumed."""
     extra: dict[str, Any] = Field(default_factory=dict)

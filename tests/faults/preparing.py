@@ -219,7 +219,7 @@ class PreparingFaults:
         if called.exit_code == 0:
             raise BrokenError(f"the command ended with 0 and other files: {called.said[-300:]}")
         if tried.name.startswith(("prepared", "interrupted")):
-            shutil.rmtree(preparing.data_dir)  # as its message says
+            shutil.rmtree(preparing.data_dir, ignore_errors=True)  # as its message says; without sources it is gone
         again = preparing.call(command)
         if again.exit_code != 0:
             raise BrokenError(f"the same command ended with {again.exit_code}: {again.said[-600:]}")

@@ -106,7 +106,7 @@ def test_what_one_reading_overrides_is_in_the_next_as_the_file_has_it(run_file: 
         ("model.token_types=2", "model.token_types: no such key"),
         ("model.mlm_reduction=token", "model.mlm_reduction: no such key"),
         ("deepspeed.zero_stage=4", "deepspeed.zero_stage"),
-        ("deepspeed.zero_stage=true", "deepspeed.zero_stage: Input should be a valid integer, found True"),
+        ("deepspeed.zero_stage=true", "deepspeed: zero_stage is a number, found true"),
         ("training.steps", "not of the form section.key=value"),
         ("training.steps.x=3", "single value, not a section"),
         ("run={}", "run.name: this key is required"),
