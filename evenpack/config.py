@@ -55,15 +55,29 @@ class Section(BaseModel):
     def _refuse_true_as_number(cls, values: Any) -> Any:
         """Refuses what Pydantic takes for 1 or 0."""
         for key, value in values.items() if isinstance(values, dict) else ():
-            if isinstance(value, bool) and key in cls.model_fields and _takes_numbers(cls.model_fields[key].annotation):
-                raise ValueError(f"{key} is a number, found {str(value).lower()}")
+            found = _first_bool(value)
+            if found is not None and key in cls.model_fields and _takes_numbers(cls.model_fields[key].annotation):
+                raise ValueError(f"{key} takes numbers, found {str(found).lower()}")
         return values
 
 
 def _takes_numbers(annotation: Any) -> bool:
     """Returns whether a field may be an integer or float and may not be true or false."""
-    kinds = _open_union(annotation)
+    kinds = _plain_types(annotation)
     return (int in kinds or float in kinds) and bool not in kinds
+
+
+def _plain_types(annotation: Any) -> set[Any]:
+    """Returns the types at all depths of a field, but not those of sections in it."""
+    arguments = typing.get_args(annotation)
+    return set().union(*map(_plain_types, arguments)) if arguments else {annotation}
+
+
+def _first_bool(value: Any) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((part for part in parts if isinstance(part, bool)), None)
 
 
 SectionT = TypeVar("SectionT", bound=Section)

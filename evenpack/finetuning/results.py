@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evenpack.config import Section
+from evenpack.data.checksums import checksum_of_json
 from evenpack.errors import ConfigError, DataError
 from evenpack.files import read_json_object, write_json
 
@@ -101,11 +102,14 @@ class ResultFolder:
         values = read_json_object(path)
         if values is None:
             return None
+        checksum = values.pop("checksum", None)  # None in results of older versions
         try:
+            if checksum not in (None, checksum_of_json(values)):
+                raise ValueError(f"its content does not have its checksum {checksum}")
             return SeedResult.model_validate(values)
         except ValueError as error:
             raise DataError(
-                f"{path} is not a result of this version: remove it, and the seed is trained again"
+                f"{path} is damaged, or no result of this version: remove it, and the seed is trained again"
             ) from error
 
     def seeds_done(self, seeds: Sequence[int]) -> int:
@@ -114,7 +118,8 @@ class ResultFolder:
 
     def write(self, result: SeedResult) -> None:
         """Marks the seed as done."""
-        write_json(self._path(result.seed), result.model_dump(mode="json"))
+        values = result.model_dump(mode="json")
+        write_json(self._path(result.seed), values | {"checksum": checksum_of_json(values)})
 
     def write_summary(self, summary: Summary) -> None:
         """Writes the results of the command."""

@@ -25,7 +25,7 @@ from evenpack.engine.activity import OnActivity
 from evenpack.errors import EXIT_BAD_INPUT, EXIT_STOPPED, EvenpackError, RunError, StoppedEarlyError
 from evenpack.launcher.processes.deepspeed_launcher import parent_command
 from evenpack.launcher.processes.devices import cpu_cores, settle_accelerator
-from evenpack.launcher.processes.guard import Ancestors, Guard, end_process
+from evenpack.launcher.processes.guard import Ancestors, EarlyWatch, Guard, end_process
 from evenpack.launcher.processes.heartbeat import Heartbeat
 from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.ranks import (
@@ -90,18 +90,20 @@ def main(arguments: Sequence[str] | None = None, *, train: TrainFunction | None 
     """Runs one rank and returns its exit code. `train` replaces evenpack's own loop."""
     options = _parser().parse_intermixed_args(arguments)
     place = RankPlace.of_environment(os.environ, parent_command())
-    ancestors = Ancestors() if place.launched else None  # as early as can be: a parent that is gone cannot be missed
     survive_readers()
+    ancestors = Ancestors() if place.launched else None
+    if ancestors is not None:
+        EarlyWatch(ancestors, place.rank, say=say).start()
     share_cores(place)
     try:
         config = _load_config(options.run_file, options.overrides)
     except EvenpackError as error:
         _refuse(error, place)
         if place.spans_machines:  # on the others it may be right
-            _tell_others(error, place, options.evenpack_run, ancestors)
+            _tell_others(error, place, options.evenpack_run)
         return EXIT_BAD_INPUT
     try:
-        meeting = _meeting(place, options.evenpack_run, ancestors)
+        meeting = _meeting(place, options.evenpack_run)
     except EvenpackError as error:
         _refuse(error, place)
         return EXIT_BAD_INPUT
@@ -116,35 +118,28 @@ def _refuse(error: EvenpackError, place: RankPlace) -> None:
         say(f"error: {error}" if place.rank == 0 else f"rank {place.rank}: error: {error}")
 
 
-def _tell_others(
-    error: EvenpackError, place: RankPlace, token: LaunchToken | None, ancestors: Ancestors | None
-) -> None:
+def _tell_others(error: EvenpackError, place: RankPlace, token: LaunchToken | None) -> None:
     """Meets the others as a rank that starts does, so that they end with this error instead of waiting."""
     settle_accelerator()
     from evenpack.engine.world.distributed import tell_that_rank_cannot_start
 
     with suppress(EvenpackError):
-        meeting = _meeting(place, token, ancestors)
+        meeting = _meeting(place, token)
         tell_that_rank_cannot_start(str(error))
         del meeting
 
 
-def _meeting(place: RankPlace, token: LaunchToken | None, ancestors: Ancestors | None) -> "Meeting | None":
-    """Meets ranks of other machines, for an id of the run that `evenpack train` has not given.
+def _meeting(place: RankPlace, token: LaunchToken | None) -> "Meeting | None":
+    """Meets ranks of other machines, for an id of the run that `evenpack train` has not given. Raises: RunError.
 
     Rank 0 may hold the others' store, so the meeting must live as long as this process.
-
-    Raises: RunError if they do not meet, or the launcher ends meanwhile.
     """
-    if token is not None or ancestors is None or not place.spans_machines:
+    if token is not None or not place.spans_machines:
         return None
     settle_accelerator()
     from evenpack.engine.world.distributed import meet
 
-    try:
-        return meet("run id", stop_requested=ancestors.parent_is_gone)
-    except StoppedEarlyError as error:
-        raise RunError(f"the launcher (process {ancestors.parent}) has ended") from error
+    return meet("run id")
 
 
 class Rank:

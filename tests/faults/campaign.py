@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from evenpack.errors import CheckpointError
 from faults.at_rest import Damage, damage_a_file
 from faults.converting import ConvertingFaults
 from faults.disks import remove_small_disk, small_disk
 from faults.life import END_SECONDS, Life
 from faults.preparing import PreparingFaults
 from faults.running import RUNNING_FAULTS, Injected, RunningFault, wait_for_moment, write_spoil
-from faults.subject import CASES, STEPS, Case, Stack, Subject, SubjectRun
+from faults.subject import CASES, STEPS, Case, Result, Stack, Subject, SubjectRun
 from faults.tried import BrokenError, MissedError, OtherResultError, Tried, require_clear, require_saved
 
 _SMALL_DISK_MEGABYTES = 8
@@ -116,7 +117,7 @@ class Campaign:
         try:
             while not self._live(state, deadline=deadline):
                 pass
-            if not run.result().equals(reference, after=state.logged_after):
+            if not self._result(state).equals(reference, after=state.logged_after):
                 raise OtherResultError("the run ended with other weights or another order than the undisturbed run")
         except BrokenError as problem:
             kept = self._keep(run)
@@ -126,6 +127,14 @@ class Campaign:
             self._say(str(state.tried[-1]))
         self.tried.extend(state.tried)
         shutil.rmtree(run.folder, ignore_errors=True)
+
+    def _result(self, state: _State) -> Result:
+        """Returns what the run has computed; it is started once more if its last checkpoint lost a file as it ended."""
+        try:
+            return state.run.result()
+        except CheckpointError:
+            self._live(state, deadline=0.0)
+            return state.run.result()
 
     def _live(self, state: _State, *, deadline: float) -> bool:
         """Starts the run once; returns whether it has reached its end."""

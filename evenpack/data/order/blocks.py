@@ -33,6 +33,8 @@ from evenpack.files import write_json
 _DESCRIPTION = "blocks.json"
 _SORTED = "block_sorted_sequences.npy"
 
+_ARRAYS = "block_*.npy"
+
 Packer = Callable[[LengthHistogram], Packing]
 
 
@@ -161,3 +163,8 @@ def _cumulated(sizes: list[int]) -> Int64[np.ndarray, " B_plus_1"]:
 
 def _array_names() -> list[str]:
     return [field.name for field in fields(Blocks) if field.name not in ("pack_length", "algorithms")]
+
+
+def block_files(directory: Path) -> list[Path]:
+    """Returns the files of stored blocks that exist in a folder."""
+    return [path for pattern in (_DESCRIPTION, _ARRAYS) for path in directory.glob(pattern)]

@@ -18,7 +18,7 @@ import numpy as np
 
 from evenpack.data.config import PackingConfig
 from evenpack.data.order.blocked_plan import BlockedPlan
-from evenpack.data.order.blocks import Blocks, open_blocks
+from evenpack.data.order.blocks import Blocks, block_files, open_blocks
 from evenpack.data.order.pack_stream import PackStream
 from evenpack.data.order.plan import PackPlan, sequence_id_type, sort_chunks_by_length
 from evenpack.data.order.sequential_plan import SequentialPlan
@@ -54,6 +54,12 @@ def store_plan(directory: Path, view: SequenceView, config: PackingConfig, *, pa
     }
     write_text(directory / _PACKING, json.dumps(content) + "\n")
     return packing
+
+
+def remove_plan(directory: Path) -> None:
+    """Removes a stored plan of either form."""
+    for path in (directory / _PACKING, directory / _HISTOGRAM, directory / _SORTED, *block_files(directory)):
+        path.unlink(missing_ok=True)
 
 
 def pack_view(view: SequenceView, config: PackingConfig, *, pack_length: int) -> Packing:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
+from evenpack.data.checksums import find_first_damage
 from evenpack.data.config import ConcatRecipe, DataConfig, DocumentsRecipe, PaddingRecipe
 from evenpack.data.prepare.manifest import TOKENIZER_FOLDER, TRAINED_ON
 from evenpack.data.prepare.origins import tokens_origin, training_origin
@@ -70,7 +71,11 @@ def find_tokens(config: DataConfig) -> dict[str, KnownTokens] | None:
         journal = read_journal(prefix)
         if journal is None or not journal.complete:
             return None
-        is_held_out = held_out(np.load(hashes_path(prefix)), source, config.validation_fraction)
+        hashes = hashes_path(prefix)
+        damage = find_first_damage(hashes, journal.checksums[hashes.name])
+        if damage is not None:
+            raise DataError(f"{damage.describe()}; remove the folder {prefix.parent} and prepare again")
+        is_held_out = held_out(np.load(hashes), source, config.validation_fraction)
         known[name] = KnownTokens(
             token_file=TokenFile(prefix),
             training_documents=np.flatnonzero(~is_held_out),

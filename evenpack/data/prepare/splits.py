@@ -4,7 +4,7 @@ from pathlib import Path
 
 from evenpack.data.config import DataConfig
 from evenpack.data.order.blocks import store_blocks
-from evenpack.data.order.stored_plan import packed, store_plan
+from evenpack.data.order.stored_plan import packed, remove_plan, store_plan
 from evenpack.data.packing import LengthHistogram, Packing
 from evenpack.data.prepare.manifest import SPLITS, FileRecord, PackingSummary, SplitRecord
 from evenpack.data.sequences import PAIRS, SequenceView, length_chunks
@@ -19,6 +19,7 @@ def store_split(folder: Path, view: SequenceView, config: DataConfig, *, split: 
 
     Raises: PackingError if they cannot be packed so.
     """
+    remove_plan(folder)  # of another order, that an interrupted call may have stored here
     if view.count == 0:
         return SplitRecord(accounting=view.accounting, packing=None)
     if split == "train" and not isinstance(config.shuffle, PermutationShuffle):

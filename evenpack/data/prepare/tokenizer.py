@@ -6,6 +6,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from evenpack.data.checksums import checksum_of_json
 from evenpack.data.config import DataConfig
 from evenpack.data.prepare.manifest import (
     TOKENIZER_FOLDER,
@@ -81,7 +82,8 @@ def _train(
     with atomic_directory(folder) as unfinished:
         tokenizer.save(unfinished)
         record = {"checksum": tokenizer.checksum, "files": _file_checksums(unfinished)}
-        write_json(directory / TRAINED_ON, origin | record)
+        content = origin | record
+        write_json(directory / TRAINED_ON, content | {"record_checksum": checksum_of_json(content)})
     return Tokenizer.load(folder)
 
 
@@ -125,9 +127,11 @@ def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
     """
     try:
         before = json.loads((directory / TRAINED_ON).read_text(encoding="utf-8"))
-        checksum, section, inputs = before["checksum"], before["data"], input_files(before)
-        files = before.get("files")  # None in records of older versions
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        vouched = before.pop("record_checksum", None)  # None in records of older versions, which have no "files" either
+        if (vouched is None) != ("files" not in before) or vouched not in (None, checksum_of_json(before)):
+            raise ValueError(f"its content does not have its checksum {vouched}")
+        checksum, section, inputs, files = before["checksum"], before["data"], input_files(before), before.get("files")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{directory} holds a tokenizer that was not trained for this run, or {TRAINED_ON} is damaged "
             f"({type(error).__name__}: {str(error).partition(chr(10))[0]}); remove {directory} and prepare again"
@@ -145,4 +149,4 @@ def _trained_before(directory: Path, origin: Origin) -> Tokenizer:
 
 
 def _file_checksums(folder: Path) -> dict[str, str]:
-    return {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
+    return {path.name: file_checksum(path) for path in sorted(folder.iterdir()) if path.is_file()}

@@ -22,7 +22,7 @@ from evenpack.data.prepare.manifest import FileRecord, Manifest
 from evenpack.data.prepare.progress import PrepareState, Progress
 from evenpack.data.prepare.shared_tokens import remedy
 from evenpack.data.tokens.index import read_index
-from evenpack.errors import DataError, EvenpackError
+from evenpack.errors import DataError, EvenpackError, NotPreparedError
 
 _MOST_THREADS = 8
 
@@ -210,6 +210,8 @@ def damage_behind(error: Exception, directory: Path) -> DataError | None:
     try:
         verifier = Verifier(directory, Manifest.read(directory))
         verifier.refuse(verifier.verify_smallest(seconds=_EXPLANATION_SECONDS).damages)
+    except NotPreparedError:
+        return None  # it was for a while, and has been removed
     except DataError as damage:
         return damage
     return None

@@ -106,6 +106,7 @@ class CheckpointWriter:
         """
         final = self._directory / checkpoint_name(state.step)
         with self.explaining_failures():
+            _require_files(partial, files)
             saved_at = write_manifest(partial, state, files)
             if final.exists():
                 # No rename swaps two directories, so the old one is moved aside to where `find_candidates` finds it.
@@ -202,3 +203,15 @@ def _only_warning(checkpoint: Path) -> Iterator[None]:
         yield
     except OSError as error:
         log.warning("checkpoint %s is whole, but not all of %s is up to date: %s", checkpoint, checkpoint.parent, error)
+
+
+def _require_files(partial: Path, files: Sequence[FileRecord]) -> None:
+    """Checks that no file has gone since its rank wrote it: whole checkpoints are removed for the new one.
+
+    Raises: OSError naming the first.
+    """
+    for record in files:
+        path = partial / record.name
+        found = path.stat().st_size
+        if found != record.size:
+            raise OSError(f"{path} was written with {record.size:,} bytes and has {found:,} now")

@@ -23,7 +23,7 @@ from evenpack.engine.reporting.metrics import (
 from evenpack.engine.reporting.mlperf_log import MlperfLog
 from evenpack.engine.reporting.save_cost import SaveCost, save_totals
 from evenpack.engine.reporting.step_totals import StepTotals
-from evenpack.engine.reporting.summary import run_summary
+from evenpack.engine.reporting.summary import run_summary, whole_steps
 from evenpack.engine.reporting.trackers.tracker import RunLog
 from evenpack.engine.reporting.trackers.trackers import Trackers
 from evenpack.models.common.device_peaks import device_peak_flops
@@ -198,7 +198,7 @@ class Journal:
         if self._outputs is None:
             return
         output_dir = self._run.config.run.output_dir
-        records = read_metrics(output_dir / METRICS)
+        records = whole_steps(read_metrics(output_dir / METRICS))
         if records:
             summary = run_summary(self._run, records, state=state, step=step, reached_accuracy=reached_accuracy)
             summary["checkpoints"] = save_totals(records, self._saves)

@@ -192,7 +192,7 @@ def truncate_log(path: Path, *, samples: int) -> bool:
 
     Raises: RunError if there is no log, or it lacks the start of the run; DataError if it cannot be read.
     """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True) if path.exists() else []
     events = parse_events(path, [line for line in lines if line.endswith("\n")])  # a kill may have torn the last one
     if not any(event["key"] == "run_start" for _, event in events):
         raise RunError(

@@ -1,5 +1,6 @@
 """Computes summary.json, the results of a run, from its metrics.jsonl."""
 
+import logging
 import statistics
 from collections import Counter
 from typing import Any
@@ -8,7 +9,25 @@ import torch
 
 from evenpack.engine.build import Run
 
+log = logging.getLogger(__name__)
+
 _LOSSES = ("token_loss", "next_sentence_loss")
+_OF_EVERY_STEP = {"tokens", "slots", "sequences"}
+_OF_TRAINED_STEPS = {"loss", "tokens_per_second", "step_seconds"}
+
+
+def whole_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the records that have all that a summary reads; a warning names the steps of others.
+
+    A bit that has changed in the name of a key leaves a record that can be read.
+    """
+    whole = []
+    for record in records:
+        if (_OF_EVERY_STEP if "skipped" in record else _OF_EVERY_STEP | _OF_TRAINED_STEPS) <= record.keys():
+            whole.append(record)
+        else:
+            log.warning("the record of step %s in the log is damaged: summary.json leaves it out", record["step"])
+    return whole
 
 
 def run_summary(

@@ -52,11 +52,16 @@ class Ancestors:
 
     def __init__(self) -> None:
         self.parent = os.getppid()
+        self.are_guarded = threading.Event()
+        """Set once the rank's guard watches them."""
         self._watches_grandparent = is_deepspeed_launcher(parent_command())
         self._grandparent = self._find_grandparent()
 
     def parent_is_gone(self) -> bool:
         return os.getppid() != self.parent
+
+    def describe_end(self) -> str:
+        return f"the launcher (process {self.parent}) has ended"
 
     def grandparent_is_gone(self) -> bool:
         return self._watches_grandparent and self._find_grandparent() != self._grandparent
@@ -65,6 +70,26 @@ class Ancestors:
         with suppress(psutil.Error):
             return int(psutil.Process(self.parent).ppid())
         return None
+
+
+class EarlyWatch(threading.Thread):
+    """Ends a rank whose launcher has ended, from the start of the process on.
+
+    A rank meets others, and waits for an output directory, before its guard can know where to write what.
+    """
+
+    def __init__(self, ancestors: Ancestors, rank: int, *, say: Callable[[str], None]) -> None:
+        super().__init__(name="evenpack early watch", daemon=True)
+        self._ancestors = ancestors
+        self._rank = rank
+        self._say = say
+
+    def run(self) -> None:
+        while not self._ancestors.are_guarded.wait(LOOK_SECONDS):
+            if self._ancestors.parent_is_gone():
+                with suppress(OSError):
+                    self._say(f"rank {self._rank}: {self._ancestors.describe_end()}")
+                end_process(EXIT_ENDED_BY_GUARD)
 
 
 class Guard(threading.Thread):
@@ -106,6 +131,8 @@ class Guard(threading.Thread):
 
     def run(self) -> None:
         """Looks twice a second until `finish`, and then ensures that the process ends."""
+        if self._ancestors is not None:
+            self._ancestors.are_guarded.set()
         while not self._finished.wait(LOOK_SECONDS):
             self.look()
         time.sleep(_LEAVING_SECONDS)
@@ -150,7 +177,7 @@ class Guard(threading.Thread):
             self._end(f"`evenpack train` (process {self._launcher.pid}) has ended")
         if self._ancestors is not None:
             if self._ancestors.parent_is_gone():
-                self._end(f"the launcher (process {self._ancestors.parent}) has ended")
+                self._end(self._ancestors.describe_end())
             if self._ancestors.grandparent_is_gone():
                 self._stop_flag.set()
 

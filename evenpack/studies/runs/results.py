@@ -5,10 +5,11 @@ metrics.jsonl   a run's own log: the step that it has reached
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from evenpack.data.checksums import checksum_of_json
 from evenpack.engine.checkpoints.continuation import with_defaults
 from evenpack.engine.checkpoints.files import find_changed_keys
 from evenpack.engine.reporting.metrics import METRICS
@@ -43,7 +44,11 @@ class RunResult:
 
     def write(self, output_dir: Path) -> None:
         output_dir.mkdir(parents=True, exist_ok=True)
-        write_json(output_dir / RESULT, asdict(self))
+        content = json.loads(json.dumps(asdict(self)))  # as it will be read
+        write_json(output_dir / RESULT, content | {"checksum": checksum_of_json(content)})
+
+
+_KEYS = {field.name for field in fields(RunResult)}
 
 
 def read_result(run: Job) -> RunResult | None:
@@ -51,10 +56,14 @@ def read_result(run: Job) -> RunResult | None:
 
     Raises: ConfigError if the run has finished with other settings than the study has now.
     """
-    values = read_json_object(run.output_dir / RESULT)
+    path = run.output_dir / RESULT
+    values = read_json_object(path)
     if values is None:
         return None
-    result = RunResult(state=values["state"], message=values["message"], config=values["config"])
+    content = {key: value for key, value in values.items() if key != "checksum"}
+    if content.keys() != _KEYS or values.get("checksum", checksum_of_json(content)) != checksum_of_json(content):
+        return None  # damaged: the command is given again, and finds what it has done
+    result = RunResult(**content)
     changed = find_changed_keys(with_defaults(result.config, type(run.config)), run.config.model_dump(mode="json"))
     changed = {key: pair for key, pair in changed.items() if key not in _PLACES}
     if result.state == "finished" and changed:

@@ -14,11 +14,13 @@ from prepared_files import (
     StoppedError,
     contents,
     save_tokenizer,
+    sentence_documents,
     sentences,
     two_sources,
     write_jsonl,
 )
 
+from evenpack.data.config import DataConfig
 from evenpack.data.prepare.manifest import Manifest
 from evenpack.data.prepare.prepare import prepare
 from evenpack.errors import DataError
@@ -176,3 +178,26 @@ def test_a_source_that_the_run_does_not_have_is_not_left_lying(corpus: Path, tmp
         prepare(config, directory, progress=StopAfter(2))
     with pytest.raises(DataError, match="sources/code was begun by an interrupted call"):
         prepare(config.model_copy(update={"sources": {"wiki": config.sources["wiki"]}}), directory)
+
+
+@pytest.mark.parametrize("before", ["blocks", "permutation"])
+def test_a_plan_of_another_order_that_an_interrupted_call_has_stored_is_removed(
+    before: str, own_corpus: Path, tmp_path: Path
+) -> None:
+    """Pairs are the same in every order, so they are kept."""
+    write_jsonl(own_corpus / "wiki.jsonl", sentence_documents(120, seed=1))
+    write_jsonl(own_corpus / "code.jsonl", sentence_documents(60, seed=2))
+
+    def config(shuffle: str) -> DataConfig:
+        return two_sources(
+            own_corpus,
+            tokenizer={"kind": "train_word_pieces", "vocabulary_size": 120},
+            recipe={"kind": "sentence_pairs", "max_sequence_length": 64},
+            shuffle={"kind": shuffle, **({"block_tokens": 1024} if shuffle == "blocks" else {})},
+        )
+
+    after = "permutation" if before == "blocks" else "blocks"
+    prepare(config(before), tmp_path / "resumed")
+    (tmp_path / "resumed" / "manifest.json").unlink()
+    resumed = prepare(config(after), tmp_path / "resumed")
+    assert resumed.files == prepare(config(after), tmp_path / "data").files

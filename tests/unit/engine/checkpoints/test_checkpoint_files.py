@@ -29,11 +29,12 @@ from evenpack.engine.checkpoints.files import (
     write_manifest,
 )
 from evenpack.engine.checkpoints.loading import newest_whole, whole_at
+from evenpack.engine.checkpoints.saving import CheckpointWriter
 from evenpack.engine.checkpoints.store import CheckpointStore
 from evenpack.engine.checkpoints.weights import load_model_weights
 from evenpack.engine.config import RunConfig
 from evenpack.engine.world.distributed import World
-from evenpack.errors import CheckpointError, RunError
+from evenpack.errors import CheckpointError, RunError, SaveError
 
 SOLO = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 WEIGHTS = {"embedding.weight": torch.arange(12.0).view(3, 4), "head.bias": torch.ones(3, dtype=torch.bfloat16)}
@@ -107,6 +108,10 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+def files_of(directory: Path) -> list[str]:
+    return [record.name for record in read_manifest(directory / "step_000001").files]
+
+
 def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -129,6 +134,22 @@ class TestSave:
         assert found.state == train_state(200)
         assert names(tmp_path / "checkpoints") == ["latest", "step_000200"]
         assert (tmp_path / "checkpoints" / "latest").read_text() == "step_000200\n"
+
+    @pytest.mark.parametrize("damage", ["truncated", "gone"])
+    def test_a_file_that_goes_before_the_checkpoint_has_its_name_leaves_the_older_one(
+        self, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        store = save_steps(tmp_path, 1, keep=1)
+        publish = CheckpointWriter.publish
+
+        def publish_without(writer: Any, partial: Path, state: TrainState, files: Any) -> Checkpoint:
+            DAMAGE[damage](partial / files[0].name)
+            return publish(writer, partial, state, files)
+
+        monkeypatch.setattr(CheckpointWriter, "publish", publish_without)
+        with pytest.raises(SaveError, match=rf"{files_of(tmp_path)[0]}"):
+            store.save(FileEngine(), train_state(2))
+        assert names(tmp_path) == ["latest", "step_000001"]
 
     def test_the_manifest_lists_every_other_file(self, tmp_path: Path):
         save_steps(tmp_path, 1)

@@ -1,6 +1,8 @@
 """summary.json has the results of a run."""
 
-from evenpack.engine.reporting.summary import computed_alike
+import pytest
+
+from evenpack.engine.reporting.summary import computed_alike, whole_steps
 
 
 def test_a_rate_is_of_the_steps_that_as_many_ranks_computed_as_the_last() -> None:
@@ -9,3 +11,16 @@ def test_a_rate_is_of_the_steps_that_as_many_ranks_computed_as_the_last() -> Non
     earlier = [{"step": 1}, {"step": 2}]
     assert computed_alike(earlier) == earlier, "of a version that did not tell"
     assert computed_alike([]) == []
+
+
+def test_a_record_in_whose_keys_a_bit_has_changed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    every = {"tokens": 9, "slots": 10, "sequences": 2}
+    trained = {**every, "loss": 1.0, "tokens_per_second": 3.0, "step_seconds": 3.0}
+    whole = [{"step": 1, **trained}, {"step": 2, **every, "skipped": {"packs": 1}}]
+    damaged = [
+        {"step": 3, **{key.replace("lot", "lou"): value for key, value in trained.items()}},
+        {"step": 4, **every},
+    ]
+    assert whole_steps([*whole, *damaged]) == whole
+    assert "the record of step 3 in the log is damaged" in caplog.text
+    assert "step 4" in caplog.text

@@ -116,3 +116,17 @@ def test_an_error_without_damage_stays_what_it_is(verify: Verify, monkeypatch: p
     monkeypatch.setattr(PreparedData, "view", fail)
     with pytest.raises(IndexError, match="not of the data"):
         verify("--step", "1", command="where")
+
+
+def test_data_that_is_gone_again_hides_no_error(
+    verify: Verify, own_finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the data of `evaluate --data FILE`, which is temporary."""
+
+    def fail(*_: object) -> None:
+        shutil.rmtree(own_finished)
+        raise IndexError("not of the data")
+
+    monkeypatch.setattr(PreparedData, "view", fail)
+    with pytest.raises(IndexError, match="not of the data"):
+        verify("--step", "1", command="where")

@@ -115,6 +115,13 @@ def test_a_corpus_that_has_changed_or_is_half_tokenised_is_not_known(tmp_path: P
     known = find_tokens(run.data)
     assert known is not None
     assert known["one"].token_file.documents == 200
+    (hashes,) = tmp_path.glob("tokens/one_*/document_hashes.npy")
+    whole = hashes.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        hashes.write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"{hashes}.*remove the folder {hashes.parent} and prepare again"):
+            find_tokens(run.data)
+    hashes.write_bytes(whole)
     (index,) = tmp_path.glob("tokens/one_*/tokens.idx")
     whole = index.read_bytes()
     index.write_bytes(whole[:-8])

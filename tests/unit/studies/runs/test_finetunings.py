@@ -123,11 +123,26 @@ def test_a_fine_tuning_finished_with_other_settings_is_refused_but_files_may_mov
     assert [describe_state(one) for one in moved] == ["finished"] * 4
     result = moved[0].output_dir / RESULT
     values = json.loads(result.read_text())
-    del values["config"]["training"]["dropout"]
+    del values["config"]["training"]["dropout"], values["checksum"]
     result.write_text(json.dumps(values))
     assert describe_state(moved[0]) == "finished", "a key that is newer than the result"
     with pytest.raises(ConfigError, match=r"finetune/feeling was trained with training\.epochs 3, and .* now has 4"):
         describe_state(finetunings_of(path, "finetune.feeling.settings={training.epochs: 4}")[0])
+
+
+@pytest.mark.parametrize(
+    "change", [("state", "stat3"), ("finished", "finishe`"), ('"config"', '"confih"'), ("epochs", "epochr")]
+)
+def test_a_result_in_which_one_bit_has_changed_is_none(tmp_path: Path, change: tuple[str, str]) -> None:
+    """The command is given again then, and finds what it has done."""
+    path = write_tuned_study(tmp_path)
+    train(path, FakeMachine())
+    (first, *others) = finetunings_of(path)
+    result = first.output_dir / RESULT
+    result.write_text(result.read_text().replace(*change, 1))
+    assert describe_state(first) != "finished"
+    assert [describe_state(one) for one in others] == ["finished"] * 3
+    assert {one.state for one in train(path, FakeMachine()).values()} == {"finished"}
 
 
 @pytest.mark.parametrize("key", ["run.seeds", "run.output_dir", "data.folder", "training.initialize_from"])
