@@ -31,6 +31,7 @@ from evenpack.launcher.cli.study import STUDIES
 from evenpack.launcher.cli.train import train
 from evenpack.launcher.cli.verify import verify
 from evenpack.launcher.cli.where import where
+from evenpack.launcher.processes.lifeline import end_with_starter
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     new,
@@ -77,6 +78,7 @@ def main() -> None:
 
     One that nobody has explained makes it read the prepared data that the command has opened: damage is named instead.
     """
+    end_with_starter()
     with noted_directories() as opened:
         try:
             app()

@@ -37,8 +37,9 @@ def finetune(run_file: FinetuneFile, overrides: Overrides = None, *, as_json: As
         from evenpack import console, progress
         from evenpack.finetuning.run import finetune as run_finetuning
         from evenpack.finetuning.views import result_tables
+        from evenpack.launcher.processes.output_lock import held_output_dir
 
-        with progress.Progress(console.messages()) as shown:
+        with held_output_dir(config.run.output_dir), progress.Progress(console.messages()) as shown:
             summary = run_finetuning(config, shown)
         report.value = summary
         report.shown += [*result_tables(summary), console.text(f"Wrote {config.run.output_dir}/results.json")]

@@ -1,7 +1,7 @@
 """This machine in the form that studies of runs use: groups of devices, each with one `evenpack` command at a time.
 
 Each command is a process of its own, in a session of its own: a terminal's Ctrl-C reaches only the study, which passes
-it on to `evenpack train`.
+it on to `evenpack train`. If the study is killed, they end as after a SIGTERM.
 """
 
 import os
@@ -17,6 +17,7 @@ from pathlib import Path
 from evenpack.errors import ConfigError
 from evenpack.launcher.processes.devices import cpu_cores, cuda_devices
 from evenpack.launcher.processes.launch import local_devices
+from evenpack.launcher.processes.lifeline import Lifeline
 from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.stop import on_stop_signals
 from evenpack.launcher.processes.streams import say
@@ -32,6 +33,7 @@ class DeviceGroup:
     train_options: tuple[str, ...]
     environment: dict[str, str]
     """Environment variables in addition to those of this process."""
+    lifeline: Lifeline
     started: Callable[[subprocess.Popen[bytes]], None]
     """Called with each started process."""
 
@@ -42,7 +44,8 @@ class DeviceGroup:
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [*_COMMAND, command, str(run_file), *overrides, *options, *of_devices],
-                env={**os.environ, **self.environment},
+                env={**os.environ, **self.environment, **self.lifeline.environment},
+                pass_fds=self.lifeline.pass_fds,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -57,6 +60,7 @@ class ThisMachine:
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._lifeline = Lifeline()
         self._asked_to_stop = False
 
     @property
@@ -92,6 +96,7 @@ class ThisMachine:
             ranks=len(devices),
             train_options=("--num-gpus", str(len(devices))),
             environment={"CUDA_VISIBLE_DEVICES": ",".join(devices)},
+            lifeline=self._lifeline,
             started=self._processes.append,
         )
 
@@ -100,6 +105,7 @@ class ThisMachine:
             ranks=cores,
             train_options=("--cpu-ranks", str(cores)),
             environment={"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+            lifeline=self._lifeline,
             started=self._processes.append,
         )
 

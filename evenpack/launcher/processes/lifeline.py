@@ -1,0 +1,40 @@
+"""A pipe through which a command notices that the process which started it has ended, however it ended."""
+
+import os
+import signal
+import threading
+from contextlib import suppress
+
+_VARIABLE = "EVENPACK_LIFELINE"
+
+
+class Lifeline:
+    """The starting process's end; the kernel closes it with the process."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variable that a started command reads."""
+        return {_VARIABLE: str(self._read)}
+
+    @property
+    def pass_fds(self) -> tuple[int, ...]:
+        """The descriptor that a started command inherits."""
+        return (self._read,)
+
+
+def end_with_starter() -> None:
+    """Sends this process a SIGTERM when the holder of its lifeline ends; without a lifeline it does nothing."""
+    descriptor = os.environ.pop(_VARIABLE, "")  # it is not for the processes that this one starts
+    if descriptor.isdecimal():
+        with suppress(OSError):
+            os.set_inheritable(int(descriptor), False)
+            threading.Thread(target=_end_with, args=(int(descriptor),), name="lifeline", daemon=True).start()
+
+
+def _end_with(descriptor: int) -> None:
+    with suppress(OSError):
+        os.read(descriptor, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
