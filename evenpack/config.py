@@ -70,6 +70,10 @@ def _takes_numbers(annotation: Any) -> bool:
 def _plain_types(annotation: Any) -> set[Any]:
     """Returns the types at all depths of a field, but not those of sections in it."""
     arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Annotated:
+        arguments = arguments[:1]
+    elif typing.get_origin(annotation) is typing.Literal:
+        arguments = tuple(map(type, arguments))
     return set().union(*map(_plain_types, arguments)) if arguments else {annotation}
 
 
