@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from evenpack.launcher.processes.guard import LOOK_SECONDS, Guard
+from evenpack.launcher.processes.guard import LOOK_SECONDS, Ancestors, Guard
 from evenpack.launcher.processes.heartbeat import Heartbeat
 from evenpack.launcher.processes.ranks import ProcessIdentity, RankFolder, RankPlace, RankStatus
 from evenpack.launcher.processes.stop import StopFlag
@@ -60,6 +60,7 @@ def measure(output_dir: Path, pids: list[int], *, looks: int) -> dict[str, float
         places[0],
         folder=folder,
         token=None,
+        ancestors=Ancestors(),
         stop=StopFlag(),
         heartbeat=heartbeat,
         hang_timeout_seconds=_TIMEOUT_SECONDS,

@@ -1,7 +1,9 @@
 """Fine-tuning from a run file to its results, one seed after another."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +21,18 @@ from evenpack.progress import Piece, Progress
 log = logging.getLogger(__name__)
 
 
-def finetune(config: FinetuneConfig, progress: Progress) -> Summary:
+def finetune(
+    config: FinetuneConfig, progress: Progress, *, hold: Callable[[Path], AbstractContextManager[None]]
+) -> Summary:
     """Trains and evaluates each seed that has no result yet, or whose requested model was not saved.
 
-    All input is read and checked before anything is written. Raises: ConfigError, CheckpointError or DataError for
-    invalid input, or an output directory with results of other settings.
+    All input is read and checked before anything is written.
+
+    Args:
+        hold: makes the output directory, and keeps other processes from writing into it.
+
+    Raises: ConfigError, CheckpointError or DataError for invalid input, or an output directory with results of other
+        settings; and what `hold` raises.
     """
     require_metrics()
     pretrained = read_pretrained(config)
@@ -32,25 +41,28 @@ def finetune(config: FinetuneConfig, progress: Progress) -> Summary:
     data = read_task(config.data, config.folder, pretrained.tokenizer)
     settings = _settings(config, pretrained, data)
     folder = ResultFolder(config.run.output_dir)
-    folder.open(settings)
-    finetuning = Finetuning(config=config, data=data, padding_token=pretrained.tokenizer.padding_id, device=_device())
+    with hold(folder.directory):
+        folder.open(settings)
+        finetuning = Finetuning(
+            config=config, data=data, padding_token=pretrained.tokenizer.padding_id, device=_device()
+        )
 
-    def train(seed: int) -> SeedResult:
-        model = new_finetuned(config, pretrained, seed)
-        result = train_seed(finetuning, model, seed, on_step=_Shown(progress, seed).update)
-        models.save(model, seed)
-        folder.write(result)
-        return result
+        def train(seed: int) -> SeedResult:
+            model = new_finetuned(config, pretrained, seed)
+            result = train_seed(finetuning, model, seed, on_step=_Shown(progress, seed).update)
+            models.save(model, seed)
+            folder.write(result)
+            return result
 
-    done = {seed: _done_before(folder, seed) or train(seed) for seed in config.run.seeds}
-    summary = _summarise(config, data, settings, done)
-    while missing := models.missing(summary):
-        log.info("seed %d is trained again, because its model was not saved", missing[0])
-        done[missing[0]] = train(missing[0])
+        done = {seed: _done_before(folder, seed) or train(seed) for seed in config.run.seeds}
         summary = _summarise(config, data, settings, done)
-    models.settle(summary)
-    folder.write_summary(summary)
-    return summary
+        while missing := models.missing(summary):
+            log.info("seed %d is trained again, because its model was not saved", missing[0])
+            done[missing[0]] = train(missing[0])
+            summary = _summarise(config, data, settings, done)
+        models.settle(summary)
+        folder.write_summary(summary)
+        return summary
 
 
 def _done_before(folder: ResultFolder, seed: int) -> SeedResult | None:

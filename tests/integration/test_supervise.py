@@ -14,6 +14,7 @@ from fake_runs import HERE, FakeRun
 
 from evenpack.launcher.processes import supervise as module
 from evenpack.launcher.processes.launch import Devices, LaunchPlan
+from evenpack.launcher.processes.lifeline import Lifeline, end_with_starter
 from evenpack.launcher.processes.supervise import session_processes, supervise
 from evenpack.launcher.processes.verdict import LaunchResult
 
@@ -68,6 +69,32 @@ def test_a_later_signal_kills_with_its_own_code(tmp_path: Path) -> None:
     assert (result.state, result.exit_code) == ("failed", 143)
     assert said[-1] == "stopping immediately"
     assert run.living() == []
+
+
+def test_a_study_that_is_killed_while_its_runs_save_cuts_no_save_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study has passed on a signal; its end is no second one, and a second one still counts."""
+    run = FakeRun.create(tmp_path, "hang_in_python")
+    living = []
+
+    def stop_study() -> None:
+        send(signal.SIGTERM)
+        time.sleep(1.0)
+        study = Lifeline()
+        with monkeypatch.context() as patch:
+            for name, value in study.environment.items():
+                patch.setenv(name, value)
+            end_with_starter()
+        os.close(study._write)
+        time.sleep(2.0)
+        living.extend(run.living())
+        send(signal.SIGTERM)
+
+    result, said = supervise_with(run, stop_study)
+    assert living != []
+    assert (result.state, result.exit_code) == ("failed", 143)
+    assert said[-1] == "stopping immediately"
 
 
 def test_ranks_are_asked_directly_where_the_disk_takes_no_stop_file(

@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 _LOSSES = ("token_loss", "next_sentence_loss")
 _OF_EVERY_STEP = {"tokens", "slots", "sequences"}
+_OF_SKIPPED = ("packs", "sequences", "tokens")
 _OF_TRAINED_STEPS = {"loss", "tokens_per_second", "step_seconds"}
 
 
@@ -23,11 +24,20 @@ def whole_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     whole = []
     for record in records:
-        if (_OF_EVERY_STEP if "skipped" in record else _OF_EVERY_STEP | _OF_TRAINED_STEPS) <= record.keys():
+        if _is_whole(record):
             whole.append(record)
         else:
             log.warning("the record of step %s in the log is damaged: summary.json leaves it out", record["step"])
     return whole
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    if not record.keys() >= _OF_EVERY_STEP:
+        return False
+    if "skipped" not in record:
+        return record.keys() >= _OF_TRAINED_STEPS
+    skipped = record["skipped"]
+    return isinstance(skipped, dict) and set(_OF_SKIPPED) <= skipped.keys()
 
 
 def run_summary(
@@ -61,7 +71,7 @@ def run_summary(
         "tokens": tokens,
         "sequences": sum(record["sequences"] for record in records),
         "skipped": {"steps": len(skipped), "not_finite": sum("not_finite" in step for step in skipped)}
-        | {name: sum(step[name] for step in skipped) for name in ("packs", "sequences", "tokens")},
+        | {name: sum(step[name] for step in skipped) for name in _OF_SKIPPED},
         "padding_share": 1.0 - tokens / slots if slots else 0.0,
         "tokens_per_second": _median(alike, "tokens_per_second"),
         "step_seconds_median": _median(alike, "step_seconds"),
@@ -84,7 +94,7 @@ def _losses_apart(trained: list[dict[str, Any]]) -> dict[str, float | None]:
     if not trained or "token_loss" not in trained[0]:
         return {}
     ends = {"first": trained[0], "last": trained[-1]}
-    return {f"{end}_{name}": record[name] for end, record in ends.items() for name in _LOSSES}
+    return {f"{end}_{name}": record.get(name) for end, record in ends.items() for name in _LOSSES}
 
 
 def _added(records: list[dict[str, Any]], name: str) -> dict[str, int]:

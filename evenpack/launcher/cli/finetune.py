@@ -39,7 +39,7 @@ def finetune(run_file: FinetuneFile, overrides: Overrides = None, *, as_json: As
         from evenpack.finetuning.views import result_tables
         from evenpack.launcher.processes.output_lock import held_output_dir
 
-        with held_output_dir(config.run.output_dir), progress.Progress(console.messages()) as shown:
-            summary = run_finetuning(config, shown)
+        with progress.Progress(console.messages()) as shown:
+            summary = run_finetuning(config, shown, hold=held_output_dir)
         report.value = summary
         report.shown += [*result_tables(summary), console.text(f"Wrote {config.run.output_dir}/results.json")]

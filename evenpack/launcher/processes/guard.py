@@ -87,6 +87,7 @@ class EarlyWatch(threading.Thread):
     def run(self) -> None:
         while not self._ancestors.are_guarded.wait(LOOK_SECONDS):
             if self._ancestors.parent_is_gone():
+                end_in_any_case()
                 with suppress(OSError):
                     self._say(f"rank {self._rank}: {self._ancestors.describe_end()}")
                 end_process(EXIT_ENDED_BY_GUARD)
@@ -226,9 +227,7 @@ class Guard(threading.Thread):
 
     def _end(self, reason: str) -> None:
         """Ends this process immediately, because the main thread may be anywhere."""
-        last_resort = threading.Timer(_LAST_WORD_SECONDS, os._exit, args=(EXIT_ENDED_BY_GUARD,))
-        last_resort.daemon = True
-        last_resort.start()
+        end_in_any_case()
         status = self._status.ended("failed", exit_code=EXIT_ENDED_BY_GUARD, error=reason)
         with suppress(OSError):
             self._say(f"rank {self._place.rank}: {reason}")
@@ -314,6 +313,13 @@ class Neighbours:
 
 def _say_nothing(_message: str) -> None:
     """Leaves the warning to another process."""
+
+
+def end_in_any_case() -> None:
+    """Ends this process in a few seconds, should a file system or a terminal not take its last words."""
+    last_resort = threading.Timer(_LAST_WORD_SECONDS, os._exit, args=(EXIT_ENDED_BY_GUARD,))
+    last_resort.daemon = True
+    last_resort.start()
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -1,5 +1,6 @@
 """A pipe through which a command notices that the process which started it has ended, however it ended."""
 
+import fcntl
 import os
 import signal
 import threading
@@ -7,12 +8,18 @@ from contextlib import suppress
 
 _VARIABLE = "EVENPACK_LIFELINE"
 
+_FIRST_FREE = 3
+"""Lower descriptors are the standard streams of a started command, also where this process has closed its own."""
+
+_has_ended = threading.Event()
+"""Set with the signal that the end of the starter causes, until its handler asks."""
+
 
 class Lifeline:
     """The starting process's end; the kernel closes it with the process."""
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe()
+        self._read, self._write = (_moved(end) for end in os.pipe())
 
     @property
     def environment(self) -> dict[str, str]:
@@ -34,7 +41,21 @@ def end_with_starter() -> None:
             threading.Thread(target=_end_with, args=(int(descriptor),), name="lifeline", daemon=True).start()
 
 
+def take_end_of_starter() -> bool:
+    """Returns, in the handler of a SIGTERM, whether the end of the starter has caused it, and nobody's impatience."""
+    was_set = _has_ended.is_set()
+    _has_ended.clear()
+    return was_set
+
+
 def _end_with(descriptor: int) -> None:
     with suppress(OSError):
         os.read(descriptor, 1)
+        _has_ended.set()
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _moved(descriptor: int) -> int:
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+    os.close(descriptor)
+    return moved

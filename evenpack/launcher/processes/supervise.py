@@ -19,6 +19,7 @@ import psutil
 from evenpack.errors import EXIT_BAD_INPUT
 from evenpack.launcher.processes.hangs import HangMonitor
 from evenpack.launcher.processes.launch import LaunchPlan
+from evenpack.launcher.processes.lifeline import take_end_of_starter
 from evenpack.launcher.processes.output_lock import held_output_dir
 from evenpack.launcher.processes.ranks import LaunchToken, RankFolder, RankStatus
 from evenpack.launcher.processes.roll_call import RollCall
@@ -140,6 +141,9 @@ class _Supervisor:
         )
 
     def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
+        is_repeat = bool(self._signals)
+        if take_end_of_starter() and is_repeat:
+            return  # a study that was asked to stop, and passed it on, is gone before its runs have saved
         self._signals.append((time.monotonic(), number))
 
     def _watch(self, child: int) -> None:
